@@ -1,0 +1,31 @@
+# make repro   build everything: install, download, train, evaluate, export, summary
+# make test    run the tests
+# make chat    talk to the exported model
+# make ui      look at the runs in MLflow
+
+PYTHON ?= python3
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+unexport MLFLOW_RUN_ID PYTHONPATH PYTHONHOME
+
+.PHONY: help setup repro test chat ui deps clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+setup:
+	@$(PYTHON) tools/install.py
+
+repro: setup
+	@python -m athanor.pipeline.repro
+
+test: setup
+	@python -m pytest -q
+
+chat: setup
+	@python -m athanor.serving.terminal
+
+ui: setup
+	@python -m athanor.pipeline.ui
+
+deps: setup
+	@python -m athanor.pipeline.closure --fix

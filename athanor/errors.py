@@ -1,0 +1,37 @@
+"""Errors a user can act on: what happened, where, and how to fix it."""
+
+from __future__ import annotations
+
+
+class AthanorError(Exception):
+    """A problem with input, parameters or the machine, told in one line.
+
+    Stages print the message without a traceback and exit with status 1, so
+    the message has to stand on its own: name the file, row or parameter in
+    `where`, and the next thing to do in `fix`.
+    """
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what, self.where, self.fix = what, where, fix
+        text = f"{where}: {what}" if where else what
+        super().__init__(f"{text}. Fix: {fix}" if fix else text)
+
+
+class ParamsError(AthanorError):
+    """params.yaml (or a preset) says something the schema does not allow."""
+
+
+class InputError(AthanorError):
+    """A source, file or artifact is missing, empty, unreadable or inconsistent."""
+
+
+class GateError(AthanorError):
+    """A stage's own check on its real output failed; nothing was published."""
+
+    def __init__(self, gate: str, what: str, *, where: str = "", fix: str = "") -> None:
+        self.gate = gate
+        super().__init__(f"gate '{gate}' failed: {what}", where=where, fix=fix)
+
+
+class Interrupted(AthanorError):
+    """The work was asked to stop and saved its state; the stage exits with status 75."""

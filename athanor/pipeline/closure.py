@@ -1,0 +1,143 @@
+"""Which code a stage depends on: the static import closure of its module, cut at athanor/pipeline.
+
+`dvc.yaml` lists code dependencies one file at a time, so that a change in
+evaluation never re-trains and a change in the model does. This module computes
+the list, compares it with dvc.yaml and, with --fix, rewrites it:
+
+    python -m athanor.pipeline.closure [--fix]
+
+Only the standard library's `ast` looks at the code; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import sha256_bytes, write_text
+from athanor.errors import AthanorError
+
+PACKAGES = ("stages", "athanor")
+CUT = "athanor.pipeline"
+
+
+def module_path(root: Path, module: str) -> Path | None:
+    """The file of a module of this repository, or None for anything else."""
+    base = root.joinpath(*module.split("."))
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+def imports(root: Path, module: str, tree: ast.AST) -> set[str]:
+    """Modules of this repository that `module` imports anywhere, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                raise AthanorError("relative import", where=f"{module}:{node.lineno}", fix="import by full name")
+            base = node.module or ""
+            found.add(base)
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("__import__", "importlib.import_module"):
+            raise AthanorError(
+                "dynamic import hides a dependency", where=f"{module}:{node.lineno}", fix="import by name"
+            )
+    return {name for name in found if name.split(".")[0] in PACKAGES and module_path(root, name)}
+
+
+def closure(root: Path, module: str) -> list[str]:
+    """Paths, relative to root and sorted, of every file whose change may change what `module` does.
+
+    Package `__init__` files count when they are not empty.
+    """
+    seen: set[str] = set()
+    files: set[str] = set()
+    queue = [module]
+    while queue:
+        name = queue.pop()
+        if name in seen or name == CUT or name.startswith(CUT + "."):
+            continue
+        seen.add(name)
+        path = module_path(root, name)
+        if path is None:
+            raise AthanorError("no such module", where=name)
+        text = path.read_text(encoding="utf-8")
+        if path.name != "__init__.py" or text.strip():
+            files.add(path.relative_to(root).as_posix())
+        queue += imports(root, name, ast.parse(text))
+        parts = name.split(".")
+        queue += [".".join(parts[:i]) for i in range(1, len(parts)) if module_path(root, ".".join(parts[:i]))]
+    return sorted(files)
+
+
+def code_digest(root: Path, module: str) -> str:
+    """Digest of the closure's syntax trees: comments, layout and docstrings do not count."""
+    lines = []
+    for file in closure(root, module):
+        tree = ast.parse((root / file).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = node.body[0] if node.body else None
+                if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                    node.body = node.body[1:] or [ast.Pass()]
+        lines.append(f"{file} {ast.dump(tree)}")
+    return sha256_bytes("\n".join(lines).encode())
+
+
+def stage_module(command: str) -> str:
+    """The module of `python -m stages.<name>`, the only command a stage may have."""
+    words = command.split()
+    if words[:2] != ["python", "-m"] or len(words) != 3 or not words[2].startswith("stages."):
+        raise AthanorError(f"command is '{command}'", where="dvc.yaml", fix="use python -m stages.<name>")
+    return words[2]
+
+
+def compare(root: Path, fix: bool = False) -> list[str]:
+    """Differences between dvc.yaml and the closures, in words; empty when they agree.
+
+    With `fix`, dvc.yaml is rewritten with its comments kept.
+    """
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.width = 120
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    path = root / "dvc.yaml"
+    graph: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"))
+    problems = []
+    for name, stage in graph["stages"].items():
+        expected = closure(root, stage_module(stage["cmd"]))
+        deps = list(stage.get("deps", []))
+        declared = [dep for dep in deps if dep.endswith(".py")]
+        problems += [f"{name}: missing code dependency {file}" for file in expected if file not in declared]
+        problems += [f"{name}: superfluous code dependency {file}" for file in declared if file not in expected]
+        if fix:
+            stage["deps"] = [dep for dep in deps if not dep.endswith(".py")] + expected
+    if fix and problems:
+        import io
+
+        out = io.StringIO()
+        yaml.dump(graph, out)
+        write_text(path, out.getvalue())
+    return problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="check the code dependencies in dvc.yaml")
+    parser.add_argument("--fix", action="store_true", help="rewrite them")
+    args = parser.parse_args()
+    problems = compare(Path.cwd(), args.fix)
+    for line in problems:
+        print(("fixed: " if args.fix else "") + line)
+    return 1 if problems and not args.fix else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

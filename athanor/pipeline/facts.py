@@ -1,0 +1,116 @@
+"""Facts about where a run happens: Git, DVC, hardware, versions. None of them may enter an output."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import digest
+from athanor.params.strict import read_yaml
+
+PACKAGES = ("torch", "numpy", "dvc", "mlflow", "sentencepiece", "pyarrow", "datasets", "transformers")
+
+
+def git(root: Path, *args: str) -> str:
+    """Output of a Git command, or "" outside a repository."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def provenance(root: Path, params_digest: str) -> dict[str, Any]:
+    """Commit, branch, experiment and the key that groups the runs of one configuration.
+
+    The key is (experiment or branch)@commit/params: stable across resumes and
+    computed without stored state.
+    """
+    commit = git(root, "rev-parse", "HEAD")
+    branch = git(root, "symbolic-ref", "--short", "-q", "HEAD") or "detached"
+    experiment = os.environ.get("DVC_EXP_NAME", "")
+    baseline = os.environ.get("DVC_EXP_BASELINE_REV") or commit or "uncommitted"
+    dirty = git(root, "status", "--porcelain", "--untracked-files=no", "--", "*.py", "params.yaml", "dvc.yaml")
+    return {
+        "commit": commit,
+        "branch": branch,
+        "experiment": experiment,
+        "dirty": bool(dirty),
+        "key": f"{experiment or branch}@{baseline[:7]}/{params_digest[:8]}",
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """Host, CPU, memory, and versions of the packages that decide results, without importing them."""
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = lines[0].split(":", 1)[1].strip() if lines else model
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return {
+        "host": platform.node(),
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+class Graph:
+    """dvc.yaml and dvc.lock as a stage sees them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        path = root / "dvc.yaml"
+        self.stages: dict[str, Any] = read_yaml(path)["stages"] if path.is_file() else {}
+
+    def sections(self, stage: str) -> list[str] | None:
+        """Sections of params.yaml that a stage declares; None when the graph does not know the stage."""
+        if stage not in self.stages:
+            return None
+        return [str(name) for name in self.stages[stage].get("params", [])]
+
+    def outputs(self, stage: str) -> list[str]:
+        return [str(out) if isinstance(out, str) else next(iter(out)) for out in self.stages[stage].get("outs", [])]
+
+    def upstream(self, stage: str) -> list[str]:
+        """Every stage that `stage` depends on, directly or not, in dvc.yaml order."""
+        makers = {out: name for name in self.stages for out in self.outputs(name)}
+        found: set[str] = set()
+        queue = [stage] if stage in self.stages else []
+        while queue:
+            for dep in self.stages[queue.pop()].get("deps", []):
+                maker = makers.get(dep)
+                if maker and maker not in found:
+                    found.add(maker)
+                    queue.append(maker)
+        return [name for name in self.stages if name in found]
+
+    def input_hashes(self, stage: str) -> dict[str, str]:
+        """DVC's hash of every data dependency of a stage, from the lock entries of the stages before it."""
+        path = self.root / "dvc.lock"
+        if stage not in self.stages or not path.is_file():
+            return {}
+        locked = {
+            out["path"]: out.get("md5", "")
+            for entry in read_yaml(path).get("stages", {}).values()
+            for out in entry.get("outs", [])
+        }
+        return {dep: locked[dep] for dep in self.stages[stage].get("deps", []) if dep in locked}
+
+
+def params_digest(values: dict[str, Any]) -> str:
+    return digest(values)

@@ -1,0 +1,81 @@
+"""Settings of this machine that cannot change results beyond floating-point reassociation.
+
+They live in `machine.yaml` (git-ignored) or the environment, never in
+params.yaml: moving to another computer must not make the cache stale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from athanor.errors import ParamsError
+from athanor.params.strict import build, param, read_yaml
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How this machine runs a stage.
+
+    device: auto, cpu, cuda, mps (auto takes an accelerator when torch sees one).
+    threads: compute threads, 0 for every core this process may use.
+    workers: processes for data work, 0 for one per core.
+    micro_batch_tokens: tokens per forward pass, 0 to let the trainer choose.
+    log_every_steps: how often training scalars are fetched from the device.
+    save_every_seconds: how often a long stage writes a checkpoint.
+    """
+
+    device: str = param(choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = param(min=0, max=1024)
+    workers: int = param(min=0, max=1024)
+    micro_batch_tokens: int = param(min=0)
+    log_every_steps: int = param(min=1)
+    save_every_seconds: float = param(min=1)
+
+
+DEFAULTS = {
+    "device": "auto",
+    "threads": 0,
+    "workers": 0,
+    "micro_batch_tokens": 0,
+    "log_every_steps": 10,
+    "save_every_seconds": 60.0,
+}
+
+
+def anchor() -> Path:
+    """The main checkout, also from inside DVC's temporary experiment directories.
+
+    DVC exports DVC_ROOT to every stage; it names the main repository even when
+    the stage runs in a clone under `.dvc/tmp`, so slots, journals and the
+    tracking database that hang off it are shared by all experiments.
+    """
+    return Path(os.environ.get("DVC_ROOT") or Path.cwd()).resolve()
+
+
+def cores() -> int:
+    """Cores this process may use; respects taskset and containers' cpusets."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine() -> Machine:
+    """Settings from ATHANOR_<NAME> variables, else machine.yaml, else the defaults."""
+    path = anchor() / "machine.yaml"
+    values = dict(DEFAULTS)
+    if path.is_file():
+        values |= read_yaml(path)
+    for field in dataclasses.fields(Machine):
+        text = os.environ.get(f"ATHANOR_{field.name.upper()}")
+        if text is None:
+            continue
+        kind = type(DEFAULTS[field.name])
+        try:
+            values[field.name] = kind(text)
+        except ValueError:
+            raise ParamsError(
+                f"expected {kind.__name__}, found {text!r}", where=f"environment ATHANOR_{field.name.upper()}"
+            ) from None
+    settings = build(Machine, values, "machine")
+    return dataclasses.replace(settings, threads=settings.threads or cores(), workers=settings.workers or cores())

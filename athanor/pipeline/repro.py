@@ -1,0 +1,36 @@
+"""`dvc repro` with a summary at the end.
+
+    python -m athanor.pipeline.repro [arguments of dvc repro]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from athanor.pipeline import ship, summary
+
+SHIP_SECONDS = 60.0
+
+
+def main() -> int:
+    root = Path.cwd()
+    since_ms, before = int(time.time() * 1000), summary.runs(root)
+    status = subprocess.call([sys.executable, "-m", "dvc", "repro", *sys.argv[1:]])
+    left = ship.wait(root, SHIP_SECONDS)
+    sys.stdout.write(summary.text(root, before, since_ms))
+    if left:
+        print(f"Tracking  {left} runs are still to be shipped to MLflow; the next run or `make ui` does it")
+    if status:
+        print(
+            "\ndvc repro did not finish: the message of the stage is above. Finished stages are kept;"
+            " mend the cause and run it again, long stages resume where they were.",
+            file=sys.stderr,
+        )
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""A stage's run: parameters in, journal and metrics out, errors told in one line.
+
+    def run(run: Run) -> None: ...
+
+    if __name__ == "__main__":
+        stage_main("clean", run)
+
+Exit status: 0 done, 1 an error the user can act on, 75 stopped on request with
+its state saved (DVC records nothing for a non-zero exit, so nothing half-done
+can be cached).
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from athanor.artifacts import digest, read_json, rounded, write_json, write_text
+from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
+from athanor.params.strict import build, read_yaml
+from athanor.pipeline import facts
+from athanor.pipeline.closure import code_digest
+from athanor.pipeline.journal import Journal, now_ms
+from athanor.pipeline.machine import anchor
+from athanor.pipeline.progress import Progress, duration
+from athanor.pipeline.slots import Slot
+
+T = TypeVar("T")
+PARAMS = Path("params.yaml")
+
+
+class Run:
+    """What a stage body gets to work with. Created by `stage_main`."""
+
+    def __init__(self, stage: str, module: str) -> None:
+        self.stage, self.module = stage, module
+        self.name = stage.replace("-", "_")  # file names and metric prefixes
+        self.root, self.anchor = Path.cwd(), anchor()
+        self.started = time.monotonic()
+        self._stop = False
+        self._values = read_yaml(PARAMS)
+        self._graph = facts.Graph(self.root)
+        self._facts: dict[str, Any] = {}
+        self._metrics: dict[str, float] = {}
+        self._journal: Journal | None = None
+
+    # -- parameters ---------------------------------------------------------
+
+    def params(self, section: str, schema: type[T]) -> T:
+        """One declared section of params.yaml as its dataclass."""
+        declared = self._graph.sections(self.stage)
+        if declared is not None and section not in declared:
+            raise ParamsError(
+                f"stage {self.stage} reads section '{section}' but does not declare it", where="dvc.yaml"
+            )
+        if section not in self._values:
+            raise ParamsError(f"section '{section}' is missing", where=str(PARAMS), fix="copy it from presets/")
+        return build(schema, self._values[section], section)
+
+    # -- results ------------------------------------------------------------
+
+    def metrics(self, values: Mapping[str, Any]) -> None:
+        """Write metrics/<stage>.json. Facts that repeat exactly only: DVC hashes the file."""
+        clean = rounded(values)
+        write_json(self.root / "metrics" / f"{self.name}.json", clean)
+        self._metrics = dict(_flatten(clean))
+
+    def plot(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write plots/<name>.tsv from rows with equal keys, in the given order."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, list(rows[0]), delimiter="\t", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rounded(dict(row)) for row in rows)
+        path = self.root / "plots" / f"{name}.tsv"
+        write_text(path, out.getvalue())
+        self.attach(path)
+
+    def fact(self, **values: Any) -> None:
+        """Add to metrics/runs/<stage>.json, the leaf file for timings, hosts and other things that vary."""
+        self._facts |= values
+
+    def attach(self, path: str | os.PathLike[str]) -> None:
+        """Keep a copy of a small file with the run; it becomes a tracking artifact."""
+        shutil.copyfile(path, self.journal.folder / "files" / Path(path).name)
+
+    # -- while working ------------------------------------------------------
+
+    def log(self, step: int, **values: float) -> None:
+        """Append numbers at a step to the journal; they become curves in the tracking UI."""
+        self.journal.scalars(step, values)
+
+    def note(self, text: str) -> None:
+        """Tell the user something worth knowing, on the terminal and in the journal."""
+        print(f"{self.stage}: {text}", file=sys.stderr, flush=True)
+        self.journal.event("note", text=text)
+
+    def progress(self, total: float | None, desc: str = "", unit: str = "") -> Progress:
+        return Progress(total, desc or self.stage, unit)
+
+    def stop_requested(self) -> bool:
+        """True once SIGTERM, SIGINT or SIGUSR1 arrived: save and raise `Interrupted`."""
+        return self._stop
+
+    def slot(self, inputs: Mapping[str, Any]) -> Slot:
+        """The checkpoint slot for this configuration; the code's own digest is added to `inputs`.
+
+        A resumed slot continues the journal it was begun with, so that the
+        tracking UI shows one run however often it was interrupted.
+        """
+        folder = self.anchor / ".athanor" / "slots" / self.name
+        slot = Slot(folder, {**inputs, "code": code_digest(self.root, self.module)}, self._adopt_journal)
+        self.fact(slot=slot.fingerprint)
+        return slot
+
+    def _adopt_journal(self, slot: Slot) -> None:
+        marker = slot.path / "run.json"
+        if marker.is_file() and not slot.done and self._journal is None:
+            earlier = self.anchor / ".athanor" / "runs" / read_json(marker)["run"]
+            if earlier.is_dir():
+                (earlier / "end.json").unlink(missing_ok=True)
+                self._open_journal(earlier.name)
+                self.journal.event("resumed", pid=os.getpid())
+                return
+        write_json(marker, {"run": self.journal.folder.name})
+
+    # -- life cycle ---------------------------------------------------------
+
+    @property
+    def journal(self) -> Journal:
+        """Opened at first use, because a slot may hold an earlier journal to continue."""
+        if self._journal is None:
+            self._open_journal(f"{self.name}-{now_ms()}-{os.getpid()}")
+        return self._journal
+
+    def _open_journal(self, run_id: str) -> None:
+        self._journal = Journal(self.anchor / ".athanor" / "runs" / run_id)
+        meta_path = self.journal.folder / "meta.json"
+        sections = self._graph.sections(self.stage) or list(self._values)
+        meta = read_json(meta_path) if meta_path.is_file() else {
+            "run": run_id,
+            "stage": self.stage,
+            "started_ms": now_ms(),
+            "resumed": -1,
+            "params": dict(_flatten({name: self._values[name] for name in sections if name in self._values})),
+            "inputs": self._graph.input_hashes(self.stage),
+            "made_by": self._made_by(),
+            "hardware": facts.hardware(),
+            **facts.provenance(self.root, digest(_plain(self._values))),
+        }
+        write_json(meta_path, {**meta, "pid": os.getpid(), "resumed": meta["resumed"] + 1})
+
+    def _made_by(self) -> dict[str, str]:
+        """Upstream stage to the run that made the bytes in the workspace, cached or not."""
+        makers = {}
+        for stage in self._graph.upstream(self.stage):
+            path = self.root / "metrics" / "runs" / f"{stage.replace('-', '_')}.json"
+            if path.is_file():
+                makers[stage] = read_json(path)["run"]
+        return makers
+
+    def on_signal(self, *_: object) -> None:
+        if not self._stop:
+            print(f"{self.stage}: stopping after this step, progress is kept", file=sys.stderr, flush=True)
+        self._stop = True
+
+    def finish(self) -> None:
+        seconds = time.monotonic() - self.started
+        leaf = {"run": self.journal.folder.name, "seconds": round(seconds, 2), "ended_ms": now_ms(), "facts": self._facts}
+        hardware = read_json(self.journal.folder / "meta.json")["hardware"]
+        write_json(
+            self.root / "metrics" / "runs" / f"{self.name}.json",
+            {**leaf, "host": hardware["host"], "cpu": hardware["cpu"], "python": hardware["python"]},
+        )
+        self.journal.close("FINISHED", metrics=self._metrics, facts=_jsonable(self._facts), seconds=seconds)
+        print(f"{self.stage}: done in {duration(seconds)}", file=sys.stderr, flush=True)
+
+    def fail(self, status: str, message: str) -> None:
+        self.journal.event("error", text=message)
+        self.journal.close(status, metrics=self._metrics, error=message, seconds=time.monotonic() - self.started)
+
+
+def stage_main(stage: str, body: Callable[[Run], None]) -> None:
+    """Run a stage's body as a process: check params.yaml whole, open the run, map errors to exit codes."""
+    sys.exit(execute(stage, body))
+
+
+def execute(stage: str, body: Callable[[Run], None]) -> int:
+    from athanor.pipeline.schema import check_file
+
+    run = None
+    try:
+        check_file(PARAMS)
+        run = Run(stage, f"stages.{_module_name(body)}")
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, run.on_signal)
+        _ship()
+        body(run)
+        run.finish()
+        return 0
+    except Interrupted as error:
+        return _report(run, stage, "KILLED", str(error), 75)
+    except AthanorError as error:
+        return _report(run, stage, "FAILED", str(error), 1)
+    except MemoryError as error:
+        text = InputError(f"out of memory ({error})" if str(error) else "out of memory", where=stage)
+        return _report(run, stage, "FAILED", f"{text}. Fix: use smaller inputs or a smaller model", 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            _report(run, stage, "FAILED", repr(error), 1)
+            raise
+        free = shutil.disk_usage(Path.cwd()).free / 2**20
+        where = error.filename or str(Path.cwd())
+        text = f"{where}: the disk is full ({free:.0f} MiB free). Fix: free some space and run dvc repro again"
+        return _report(run, stage, "FAILED", text, 1)
+    except BaseException as error:
+        _report(run, stage, "FAILED", repr(error), 1)
+        raise
+    finally:
+        _ship()
+
+
+def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:
+    print(f"{stage}: {message}", file=sys.stderr, flush=True)
+    if run is not None:
+        try:
+            run.fail(status, message)
+        except OSError as error:  # the disk may be full; the message above is what matters
+            print(f"{stage}: the journal could not be closed ({error})", file=sys.stderr, flush=True)
+    return code
+
+
+def _ship() -> None:
+    """Start the shipper in the background if none runs; tracking trouble never stops a stage."""
+    from athanor.pipeline.ship import start_detached
+
+    start_detached(anchor())
+
+
+def _module_name(body: Callable[[Run], None]) -> str:
+    file = sys.modules[body.__module__].__file__ or ""
+    return Path(file).stem
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Leaves of nested mappings and lists as dotted names."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _flatten(item, f"{prefix}.{number}")
+    else:
+        yield prefix, value
+
+
+def _plain(value: Any) -> Any:
+    """A YAML value as plain JSON types."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _jsonable(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value if isinstance(value, (int, float, str, bool, type(None))) else str(value) for key, value in values.items()}

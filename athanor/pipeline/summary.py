@@ -1,0 +1,86 @@
+"""What the pipeline made, for a person: stages with times, scores with errors, where things are.
+
+    python -m athanor.pipeline.summary
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import read_json
+from athanor.pipeline.facts import Graph
+from athanor.pipeline.progress import duration
+
+
+def leaf(root: Path, stage: str) -> dict[str, Any] | None:
+    """metrics/runs/<stage>.json, or None before the stage ever ran."""
+    path = root / "metrics" / "runs" / f"{stage.replace('-', '_')}.json"
+    return read_json(path) if path.is_file() else None
+
+
+def runs(root: Path) -> dict[str, str]:
+    """Stage to the id of the run that made what is in the workspace."""
+    leaves = {stage: leaf(root, stage) for stage in Graph(root).stages}
+    return {stage: facts["run"] for stage, facts in leaves.items() if facts}
+
+
+def outcome(stage: str, before: dict[str, str], after: dict[str, str], since_ms: int) -> str:
+    """ran, cached (nothing to do), restored (from DVC's run cache) or missing."""
+    if stage not in after:
+        return "missing"
+    if before.get(stage) == after[stage]:
+        return "cached"
+    stamp = re.search(r"-(\d{13})-", after[stage])
+    # A resumed run keeps its first id, so age alone cannot tell it from a restored one.
+    return "ran" if stamp and int(stamp[1]) >= since_ms else "restored"
+
+
+def text(root: Path, before: dict[str, str] | None = None, since_ms: int = 0) -> str:
+    after = runs(root)
+    lines = ["", "Stages"]
+    for stage in Graph(root).stages:
+        facts = leaf(root, stage)
+        seconds = duration(facts["seconds"]) if facts else "-"
+        state = outcome(stage, after if before is None else before, after, since_ms)
+        if state == "restored" and facts and facts.get("ended_ms", 0) >= since_ms > 0:
+            state = "ran (resumed)"
+        lines.append(f"  {stage:<16} {state:<14} {seconds:>14}")
+    total = sum(facts["seconds"] for facts in map(lambda stage: leaf(root, stage), after) if facts)
+    lines.append(f"  {'all':<16} {'':<14} {duration(total):>14}")
+    lines += _scores(root)
+    if (root / "models" / "export" / "MODEL_CARD.md").is_file():
+        lines += ["", "Model     models/export  (hf/ for transformers, *.gguf for llama.cpp, MODEL_CARD.md)"]
+        lines += ["Chat      make chat", "Runs      make ui      (MLflow: parameters, curves, every stage of every run)"]
+    return "\n".join(lines) + "\n"
+
+
+def _scores(root: Path) -> list[str]:
+    path = root / "metrics" / "eval.json"
+    if not path.is_file():
+        return []
+    metrics = read_json(path)
+    lines = ["", "Validation, bits per byte (± standard error); lower is better"]
+    for source, row in sorted(metrics["bpb"]["sources"].items()):
+        lines.append(
+            f"  {source:<16} base {row['base']['bpb']:.3f} ± {row['base']['stderr']:.3f}   "
+            f"sft {row['sft']['bpb']:.3f} ± {row['sft']['stderr']:.3f}   "
+            f"gzip {row['gzip']:.3f}   xz {row['xz']:.3f}"
+        )
+    lines += ["", "Battery, held-out items (± standard error; floor = best constant answer)"]
+    for category, row in sorted(metrics["battery"]["sft"].items()):
+        lines.append(
+            f"  {category:<24} {row['score']:6.1%} ± {row['stderr']:.1%}   floor {row['floor']:6.1%}   n {row['n']}"
+        )
+    return lines
+
+
+def main() -> int:
+    sys.stdout.write(text(Path.cwd()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
