@@ -93,7 +93,8 @@ class Graph:
         queue = [stage] if stage in self.stages else []
         while queue:
             for dep in self.stages[queue.pop()].get("deps", []):
-                maker = makers.get(dep)
+                # A dependency may be one file of an output directory.
+                maker = next((makers[str(path)] for path in (Path(dep), *Path(dep).parents) if str(path) in makers), "")
                 if maker and maker not in found:
                     found.add(maker)
                     queue.append(maker)

@@ -1,0 +1,50 @@
+# One file for CPU, CUDA and ROCm: the base image brings torch (or does not, for CPU).
+#
+#   docker build -t athanor .                                              CPU
+#   docker build -t athanor --build-arg BASE=pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime .
+#   docker build -t athanor --build-arg BASE=rocm/pytorch:latest .
+#
+#   docker run --stop-timeout 300 -v athanor-data:/work/data -v athanor-models:/work/models \
+#     -v athanor-state:/work/.athanor -v athanor-cache:/work/.dvc/cache -v athanor-site:/work/.dvc/site athanor
+#
+# The volumes hold what is worth keeping: outputs, checkpoint slots and journals
+# (with the tracking database), DVC's cache and its state.
+ARG BASE=python:3.12-slim
+FROM ${BASE}
+
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends git make tini util-linux python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+
+# Not root: root ignores the read-only bit of cached outputs, and a stage that
+# wrote through a hard link would corrupt DVC's cache.
+RUN useradd --create-home --uid 1000 athanor
+WORKDIR /work
+RUN chown athanor /work
+USER athanor
+
+# Dependencies first, so that a change of code does not install them again.
+# tools/install.py keeps a torch that the base image already has.
+COPY --chown=athanor requirements.txt ./
+COPY --chown=athanor tools/install.py tools/
+ARG TORCH_INDEX=
+RUN TORCH_INDEX=${TORCH_INDEX} python3 tools/install.py
+
+COPY --chown=athanor . .
+# A queued experiment needs a Git repository; a build context without .git gets one.
+RUN git rev-parse -q --verify HEAD >/dev/null 2>&1 \
+    || (git init -q -b main && git add -A && git -c user.name=athanor -c user.email=athanor@localhost commit -qm image)
+
+# DVC's state database lives in /var/tmp by default and would be lost with the
+# container: every start would hash all data again.
+ENV DVC_SITE_CACHE_DIR=/work/.dvc/site \
+    MLFLOW_TRACKING_URI=sqlite:////work/.athanor/mlflow.db \
+    PATH=/work/.venv/bin:${PATH} \
+    PYTORCH_ALLOC_CONF=expandable_segments:True
+VOLUME ["/work/data", "/work/models", "/work/.athanor", "/work/.dvc/cache", "/work/.dvc/site"]
+
+# SIGINT reaches dvc and the stage (tini -g): dvc waits while the stage saves.
+# SIGTERM would end dvc at once and the kernel would kill the trainer with it.
+STOPSIGNAL SIGINT
+ENTRYPOINT ["tini", "-g", "--", "tools/entry.sh"]
+CMD ["make", "repro"]

@@ -1,0 +1,267 @@
+"""Finding evaluation items in training text.
+
+What counts as the item
+    The words of its prompt (system message left out), followed by the words of
+    an accepted answer; one sequence for each accepted answer. Case and
+    punctuation do not count, digits do.
+
+Two ways to be found
+    n-gram. The text shares `ngram_words` (13) consecutive words with an item,
+    and the n-gram is *item specific*: it is not one of more than
+    `max_ngram_items` items and not in more than `max_ngram_documents` of the
+    texts searched. Otherwise it is a template, a licence header or
+    boilerplate. Exercises from one template share long stretches of words by
+    design and differ in their numbers, so these counts are taken over the
+    n-gram's family: n-grams with at most one number that agree in all else are
+    one family, since a single number is shared by chance all the time; an
+    n-gram with two numbers or more is a family of its own. In an item of a
+    fact category (recall of what the corpus teaches) only n-grams inside the
+    prompt count: the answer is the fact and not the item, and so is the name
+    it follows.
+    whole. The text contains an item's sequence from end to end. Frequency does
+    not matter: an item copied a thousand times is still leaked. For documents
+    this means prompt with answer, or the prompt alone if it has at least
+    `ngram_words` words (a short prompt alone, "What is a list?", proves
+    nothing). For conversations (`prompts_alone`) it means the prompt alone,
+    inside the text from `MIN_PROMPT_WORDS` words on, and any prompt that makes
+    up a whole text or, in `conversation_matches`, a whole user message.
+    Here arithmetic operators before a number are words too ("7 - 5" is not
+    "7 + 5"), because the n-gram hashes, which lack them, are only used to find
+    the place and the texts are then compared.
+
+Dropping texts lowers document frequencies, which may make another n-gram item
+specific; the search is repeated until nothing more is found, so that a second
+search of what is left finds nothing.
+
+Limits: a paraphrase is not found, nor an item shorter than 13 words with the
+answer changed, in documents; text without spaces between words (Chinese,
+Japanese) counts as one word per run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from athanor.corpus.conversations import Item, Message
+from athanor.corpus.words import WORD_PATTERN, Tokens, Words, fold, ngrams, stream, tokenise, window_sums
+
+NGRAM_WORDS = 13
+MAX_NGRAM_DOCUMENTS = 10
+MAX_NGRAM_ITEMS = 1
+MIN_PROMPT_WORDS = 4
+BATCH_CHARS = 1_000_000
+
+_NUMBER = stream(31, 1)[0]  # stands for any number
+_COMPARED = re.compile(WORD_PATTERN.pattern + r"|[-+*/=<>%^](?=[ \t(]*[0-9])")
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What a search found in one text, before frequencies are known."""
+
+    ngrams: np.ndarray  # int64, distinct numbers of n-grams of the index
+    families: np.ndarray  # int64, distinct numbers of families of the index
+    whole: int  # number of the item contained whole, or -1
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """A word sequence to be found from end to end."""
+
+    item: int
+    text: str  # compared words, each with a space on both sides
+    words: int
+    prompt_alone: bool
+
+
+@dataclass(frozen=True)
+class _Grams:
+    """The item-specific n-grams."""
+
+    hashes: np.ndarray  # uint64 [n-grams], sorted
+    owners: np.ndarray  # int64 [n-grams], number of an item that has it
+    family: np.ndarray  # int64 [n-grams], place in `families`
+    families: np.ndarray  # uint64 [families], sorted
+    shared: int  # families left out because several items have them
+
+
+class ItemIndex:
+    """The battery's items, ready to be searched for. Build it with `from_items`."""
+
+    def __init__(
+        self, items: Sequence[Item], grams: _Grams, anchors: dict[int, dict[int, list[_Sequence]]], ngram_words: int
+    ) -> None:
+        self.items = items
+        self.ngram_words = ngram_words
+        self.shared_ngrams = grams.shared
+        self._grams = grams
+        self._anchors = anchors  # number of words -> hash of a sequence's first words -> sequences
+        self._anchor_hashes = {size: np.array(sorted(table), np.uint64) for size, table in anchors.items()}
+
+    @classmethod
+    def from_items(
+        cls, items: Iterable[Item], *, ngram_words: int = NGRAM_WORDS, max_ngram_items: int = MAX_NGRAM_ITEMS,
+        fact_categories: Collection[str] = (),
+    ) -> ItemIndex:
+        items = list(items)
+        found: dict[int, tuple[int, int]] = {}  # n-gram -> its family and an item
+        owners: dict[int, set[int]] = {}  # family -> items
+        anchors: dict[int, dict[int, list[_Sequence]]] = {}
+        for number, item in enumerate(items):
+            prompt = prompt_text(item.prompt)
+            asked = len(ngrams(tokenise([prompt]).words, ngram_words).hashes)
+            for alone, text in ((True, prompt), *((False, f"{prompt}\n{answer}") for answer in item.accepted)):
+                tokens = tokenise([text])
+                grams, families = _families(tokens, ngram_words)
+                upto = asked if item.category in fact_categories else len(grams.hashes)
+                for gram, family in zip(grams.hashes[:upto].tolist(), families[:upto].tolist(), strict=True):
+                    found.setdefault(gram, (family, number))
+                    owners.setdefault(family, set()).add(number)
+                words = len(tokens.words.hashes)
+                size = min(words, ngram_words)
+                if size:
+                    anchor = int(ngrams(tokens.words, size).hashes[0])
+                    sequence = _Sequence(number, compared(text), words, alone)
+                    anchors.setdefault(size, {}).setdefault(anchor, []).append(sequence)
+        families = sorted(family for family, having in owners.items() if len(having) <= max_ngram_items)
+        place = {family: n for n, family in enumerate(families)}
+        specific = sorted((gram, place[family], item) for gram, (family, item) in found.items() if family in place)
+        columns = [[row[n] for row in specific] for n in range(3)]
+        grams = _Grams(
+            np.array(columns[0], np.uint64), np.array(columns[2], np.int64), np.array(columns[1], np.int64),
+            np.array(families, np.uint64), len(owners) - len(families),
+        )
+        return cls(items, grams, anchors, ngram_words)
+
+    def matches(
+        self, texts: Sequence[str], *, max_ngram_documents: int = MAX_NGRAM_DOCUMENTS, prompts_alone: bool = True
+    ) -> list[str | None]:
+        """For each text the id of an item it contains, or None.
+
+        Pass the whole training set at once: document frequencies are counted
+        over `texts`. `prompts_alone` is meant for conversations (see above).
+        """
+        hits = [hit for batch in batches(texts) for hit in self.scan(batch, prompts_alone=prompts_alone)]
+        found = self.resolve(hits, max_ngram_documents=max_ngram_documents)
+        return [None if number is None else self.items[number].id for number in found]
+
+    def conversation_matches(
+        self, conversations: Sequence[Sequence[Message]], *, max_ngram_documents: int = MAX_NGRAM_DOCUMENTS
+    ) -> list[str | None]:
+        """Like `matches`, for conversations given as messages; also finds a short prompt as a whole user message."""
+        found = self.matches(
+            ["\n".join(m.content for m in messages) for messages in conversations],
+            max_ngram_documents=max_ngram_documents,
+        )
+        prompts: dict[str, str] = {}
+        for item in self.items:
+            prompts.setdefault(compared(prompt_text(item.prompt)), item.id)
+        for number, messages in enumerate(conversations):
+            if found[number] is None:
+                asked = (prompts.get(compared(m.content)) for m in messages if m.role == "user")
+                found[number] = next((item for item in asked if item is not None), None)
+        return found
+
+    def scan(self, texts: Sequence[str], tokens: Tokens | None = None, *, prompts_alone: bool) -> list[Hits]:
+        """Search each text of a batch; `tokens` are `tokenise(texts)` if at hand."""
+        tokens = tokenise(texts) if tokens is None else tokens
+        grams, families = _families(tokens, self.ngram_words)
+        owner = grams.owner
+        hits = _by_text(owner, _find(grams.hashes, self._grams.hashes), len(texts))
+        seen = _by_text(owner, _find(families, self._grams.families), len(texts))
+        whole = self._whole(texts, tokens.words, grams, prompts_alone)
+        return [Hits(*found) for found in zip(hits, seen, whole, strict=True)]
+
+    def _whole(self, texts: Sequence[str], words: Words, grams: Words, prompts_alone: bool) -> list[int]:
+        found = [-1] * len(texts)
+        folded: dict[int, str] = {}
+        for size, hashes in self._anchor_hashes.items():
+            sized = grams if size == self.ngram_words else ngrams(words, size)
+            place = _find(sized.hashes, hashes)
+            hit = np.flatnonzero(place >= 0)
+            for text, anchor in sorted(set(zip(sized.owner[hit].tolist(), place[hit].tolist(), strict=True))):
+                for sequence in self._anchors[size][int(hashes[anchor])] if found[text] < 0 else ():
+                    inside = folded.setdefault(text, compared(texts[text]))
+                    enough = MIN_PROMPT_WORDS if prompts_alone else self.ngram_words
+                    if sequence.prompt_alone and sequence.words < enough:
+                        same = prompts_alone and sequence.text == inside
+                    else:
+                        same = sequence.text in inside
+                    if same:
+                        found[text] = sequence.item
+                        break
+        return found
+
+    def resolve(self, hits: Sequence[Hits], *, max_ngram_documents: int) -> list[int | None]:
+        """For each text the number of an item it contains, or None, with frequencies counted over all of `hits`."""
+        found: list[int | None] = [hit.whole if hit.whole >= 0 else None for hit in hits]
+        frequency = np.zeros(len(self._grams.families), np.int64)
+        suspects = []
+        for number, hit in enumerate(hits):
+            if found[number] is None:
+                frequency[hit.families] += 1
+                if len(hit.ngrams):
+                    suspects.append(number)
+        while True:
+            guilty = []
+            for number in suspects:
+                mine = hits[number].ngrams
+                rare = mine[frequency[self._grams.family[mine]] <= max_ngram_documents]
+                if len(rare):
+                    found[number] = int(self._grams.owners[rare].min())
+                    guilty.append(number)
+            if not guilty:
+                return found
+            for number in guilty:
+                frequency[hits[number].families] -= 1
+            suspects = [number for number in suspects if found[number] is None]
+
+
+def prompt_text(prompt: Sequence[Message]) -> str:
+    """What an item asks, without its system message."""
+    return "\n".join(message.content for message in prompt if message.role != "system")
+
+
+def compared(text: str) -> str:
+    """The words and operators of a text, lower-cased, with one space on each side."""
+    return " " + " ".join(_COMPARED.findall(fold(text))) + " "
+
+
+def batches(texts: Sequence[str], chars: int = BATCH_CHARS) -> Iterable[Sequence[str]]:
+    """Consecutive runs of texts of about `chars` characters together."""
+    start = size = 0
+    for number, text in enumerate(texts):
+        size += len(text)
+        if size >= chars:
+            yield texts[start : number + 1]
+            start, size = number + 1, 0
+    if start < len(texts):
+        yield texts[start:]
+
+
+def _families(tokens: Tokens, size: int) -> tuple[Words, np.ndarray]:
+    """The n-grams of a batch and the family hash of each: itself, or with its only number made anonymous."""
+    grams = ngrams(tokens.words, size)
+    masked = ngrams(Words(np.where(tokens.numeric, _NUMBER, tokens.words.hashes), tokens.words.offsets), size)
+    several = window_sums(tokens.words, tokens.numeric, size) > 1
+    return grams, np.where(several, grams.hashes, masked.hashes)
+
+
+def _by_text(owner: np.ndarray, place: np.ndarray, texts: int) -> list[np.ndarray]:
+    """The distinct places found in each text; -1 is none."""
+    hit = np.flatnonzero(place >= 0)
+    pairs = np.unique(np.stack([owner[hit], place[hit]], axis=1), axis=0)
+    cuts = np.searchsorted(pairs[:, 0], np.arange(texts + 1))
+    return [pairs[cuts[text] : cuts[text + 1], 1] for text in range(texts)]
+
+
+def _find(hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """int64 [hashes]: place of each in a sorted array, -1 where it is not."""
+    if not len(ordered) or not len(hashes):
+        return np.full(len(hashes), -1, np.int64)
+    place = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
+    return np.where(ordered[place] == hashes, place, -1)

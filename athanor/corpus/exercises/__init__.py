@@ -1,0 +1,1 @@
+"""Embedded exercises: generated conversations whose answers can be checked exactly."""

@@ -1,0 +1,142 @@
+"""Exercises with numbers: plain and worked sums, comparison, word problems.
+
+Worked answers write out one column per line, ones first, because a small
+model learns a single-digit table and a copying rule in minutes, but not a
+two-digit sum in its head (plain `addition` is kept to show that).
+"""
+
+from __future__ import annotations
+
+import random
+
+from athanor.corpus.exercises.exercise import Exercise, exact, numeric
+from athanor.corpus.exercises.words import NAMES, THINGS
+
+PLAIN = (
+    "What is {a} + {b}?",
+    "{a} + {b} =",
+    "How much is {a} plus {b}?",
+    "Calculate {a} + {b}. Only the result, please.",
+)
+WORKED_SUM = (
+    "Add {a} and {b} step by step.",
+    "Work out {a} + {b} and show the steps.",
+    "Compute {a} + {b} column by column.",
+    "Show me how to add {a} and {b}.",
+)
+WORKED_DIFFERENCE = (
+    "Subtract {b} from {a} step by step.",
+    "Work out {a} - {b} and show the steps.",
+    "Compute {a} - {b} column by column.",
+    "Show me how to take {b} away from {a}.",
+)
+LARGER = (
+    "Which is larger, {x} or {y}?",
+    "Which number is bigger: {x} or {y}?",
+    "Give me the greater of {x} and {y}.",
+    "What is the maximum of {x} and {y}?",
+)
+SMALLER = (
+    "Which is smaller, {x} or {y}?",
+    "Which number is less: {x} or {y}?",
+    "Give me the lesser of {x} and {y}.",
+    "What is the minimum of {x} and {y}?",
+)
+GAIN = (
+    "{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?",
+    "There are {a} {things} in a box. {name} puts in {b} more. How many {things} are in the box?",
+    "{name} found {a} {things} on Monday and {b} on Tuesday. How many {things} is that in total?",
+    "A shop sold {a} {things} in the morning and {b} in the evening. How many {things} did it sell?",
+)
+LOSS = (
+    "{name} has {a} {things} and gives away {b}. How many {things} are left?",
+    "There are {a} {things} in a box. {name} takes out {b}. How many {things} remain?",
+    "{name} had {a} {things} and lost {b} of them. How many {things} does {name} still have?",
+    "A shop had {a} {things} and sold {b}. How many {things} does it have left?",
+)
+
+
+def sum_steps(a: int, b: int) -> str:
+    """The column steps of a + b, one line per column, ones first."""
+    lines, carry = [], 0
+    for x, y in zip(_digits(a, b), _digits(b, a), strict=True):
+        total = x + y + carry
+        lines.append(f"{x} + {y}{' + 1' if carry else ''} = {total}")
+        carry = total // 10
+    return "\n".join(lines)
+
+
+def difference_steps(a: int, b: int) -> str:
+    """The column steps of a - b (a >= b), one line per column, ones first; a borrow makes the column ten larger."""
+    lines, borrow = [], 0
+    for x, y in zip(_digits(a, b), _digits(b, a), strict=True):
+        top = x - borrow
+        borrow = int(top < y)
+        lines.append(f"{top + 10 * borrow} - {y} = {top + 10 * borrow - y}")
+    return "\n".join(lines)
+
+
+def _digits(number: int, other: int) -> list[int]:
+    width = max(len(str(number)), len(str(other)))
+    return [int(digit) for digit in reversed(str(number).zfill(width))]
+
+
+def _sum_key(a: int, b: int) -> str:
+    return f"sum:{min(a, b)}+{max(a, b)}"
+
+
+def _two(rng: random.Random) -> tuple[int, int]:
+    return rng.randint(10, 99), rng.randint(10, 99)
+
+
+def _falling(rng: random.Random) -> tuple[int, int]:
+    a, b = _two(rng)
+    return (max(a, b), min(a, b)) if a != b else (a + 1, b) if a < 99 else (a, b - 1)
+
+
+def addition(rng: random.Random, number: int, battery: bool) -> Exercise:
+    a, b = _two(rng)
+    return numeric(rng.choice(PLAIN).format(a=a, b=b), str(a + b), _sum_key(a, b), a + b)
+
+
+def worked_addition(rng: random.Random, number: int, battery: bool) -> Exercise:
+    a, b = _two(rng)
+    reply = f"{sum_steps(a, b)}\nAnswer: {a + b}"
+    return numeric(rng.choice(WORKED_SUM).format(a=a, b=b), reply, _sum_key(a, b), a + b)
+
+
+def worked_subtraction(rng: random.Random, number: int, battery: bool) -> Exercise:
+    a, b = _falling(rng)
+    reply = f"{difference_steps(a, b)}\nAnswer: {a - b}"
+    return numeric(rng.choice(WORKED_DIFFERENCE).format(a=a, b=b), reply, f"difference:{a}-{b}", a - b)
+
+
+def comparison(rng: random.Random, number: int, battery: bool) -> Exercise:
+    """Two numbers of up to three digits, more often than not of equal length; either may stand first."""
+    digits = rng.choice((1, 2, 2, 3, 3, 3))
+    x = rng.randint(10 ** (digits - 1), 10**digits - 1)
+    other = digits if rng.random() < 0.7 else rng.choice((1, 2, 3))
+    y = rng.randint(10 ** (other - 1), 10**other - 1)
+    if x == y:
+        y += 1
+    # The answer's place alternates with the draw, so "always the first" scores one half.
+    low, high = sorted((x, y))
+    want, wordings = (high, LARGER) if rng.random() < 0.5 else (low, SMALLER)
+    first, second = (want, low + high - want) if rng.random() < 0.5 else (low + high - want, want)
+    prompt = rng.choice(wordings).format(x=first, y=second)
+    return exact(prompt, str(want), f"compare:{low},{high}", (str(low + high - want), f"{low} and {high}"))
+
+
+def word_problems(rng: random.Random, number: int, battery: bool) -> Exercise:
+    """One step, gain or loss, two-digit numbers; the reply names the sum and works it out by columns."""
+    facts = {"name": rng.choice(NAMES), "things": rng.choice(THINGS)}
+    if rng.random() < 0.5:
+        a, b = _two(rng)
+        key, sign, steps, result = _sum_key(a, b), "+", sum_steps(a, b), a + b
+        wording = rng.choice(GAIN)
+    else:
+        a, b = _falling(rng)
+        key, sign, steps, result = f"difference:{a}-{b}", "-", difference_steps(a, b), a - b
+        wording = rng.choice(LOSS)
+    reply = f"{a} {sign} {b}\n{steps}\nAnswer: {result}"
+    return numeric(wording.format(a=a, b=b, **facts), reply, key, result)

@@ -1,0 +1,137 @@
+"""Training conversations and battery items from the same generators, divided by content key before anything else."""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Callable, Iterable
+
+from athanor.corpus.conversations import Conversation, Item, Message
+from athanor.corpus.documents import split_of
+from athanor.corpus.exercises import arithmetic, dialogue, facts, functions, lists
+from athanor.corpus.exercises.exercise import MADE_HERE, Draw, Exercise
+from athanor.errors import ParamsError
+from athanor.params.battery import BatteryParams
+from athanor.params.instruct import ExercisesSource
+
+CATEGORIES: dict[str, Draw] = {
+    "addition": arithmetic.addition,
+    "comparison": arithmetic.comparison,
+    "copying": lists.copying,
+    "counting": lists.counting,
+    "docstring_recall": facts.docstring_recall,
+    "error_meaning": facts.error_meaning,
+    "http_status": facts.http_status,
+    "list_format": lists.list_format,
+    "list_pick": lists.list_pick,
+    "list_reverse": lists.list_reverse,
+    "memory": dialogue.memory,
+    "module_recall": facts.module_recall,
+    "python_functions": functions.python_functions,
+    "sorting": lists.sorting,
+    "word_problems": arithmetic.word_problems,
+    "worked_addition": arithmetic.worked_addition,
+    "worked_subtraction": arithmetic.worked_subtraction,
+}
+MAX_MISSES = 20_000  # draws in a row without a new exercise before a category counts as exhausted
+MAX_PARTS = 3  # exercises in one multi-turn conversation
+MAX_MULTI_TURN_CHARS = 500  # keeps joined conversations inside a context of 256 tokens
+
+
+def is_held_out(exercise: Exercise, battery: BatteryParams) -> bool:
+    """Whether an exercise belongs to the battery; a pure function of its key, the seed and the fraction."""
+    if exercise.held_out is not None:
+        return exercise.held_out
+    return split_of(f"battery/{battery.seed}/{exercise.key}", battery.held_out_fraction) == "val"
+
+
+def draw_exercises(category: str, count: int, seed: str, held_out: bool, battery: BatteryParams) -> list[Exercise]:
+    """`count` exercises of one side of the line; battery ones have distinct prompts.
+
+    ParamsError when the category does not hold so many.
+    """
+    if category not in CATEGORIES:
+        near = difflib.get_close_matches(category, CATEGORIES, n=1, cutoff=0.0)
+        raise ParamsError("unknown exercise category", where=f"categories.{category}", fix=f"did you mean '{near[0]}'?")
+    rng = random.Random(f"{seed}/{category}/{'battery' if held_out else 'training'}")
+    made: list[Exercise] = []
+    seen: set[tuple[Message, ...]] = set()
+    number = misses = 0
+    while len(made) < count and misses < MAX_MISSES:
+        exercise = CATEGORIES[category](rng, number, held_out)
+        number += 1
+        # Facts are few and meant to repeat in training; everything else is asked once.
+        repeats = exercise.held_out is False
+        if is_held_out(exercise, battery) == held_out and (repeats or exercise.prompt not in seen):
+            seen.add(exercise.prompt)
+            made.append(exercise)
+            misses = 0
+        else:
+            misses += 1
+    if len(made) == count:
+        return made
+    raise ParamsError(
+        f"only {len(made)} different exercises, {count} wanted", where=f"categories.{category}", fix="lower the count"
+    )
+
+
+def training_conversations(
+    source: ExercisesSource, seed: int, val_fraction: float, battery: BatteryParams
+) -> list[Conversation]:
+    """All conversations of an exercises source, in a seeded order, none of them held out for the battery.
+
+    Train and validation are divided by exercise key; the parts of a
+    multi-turn conversation all lie on one side.
+    """
+    rng = random.Random(f"{seed}/{source.name}/build")
+    pool = [
+        exercise
+        for category, count in sorted(source.categories.items())
+        for exercise in draw_exercises(category, count, f"{seed}/{source.name}", False, battery)
+    ]
+    split: Callable[[Exercise], str] = lambda exercise: split_of(f"validation/{seed}/{exercise.key}", val_fraction)  # noqa: E731
+    made = [_conversation([exercise], split(exercise), source, rng) for exercise in pool]
+    sides = {"train": [], "val": []}
+    for exercise in pool:
+        sides[split(exercise)].append(exercise)
+    for _ in range(source.multi_turn_rows):
+        side = "val" if len(sides["val"]) >= MAX_PARTS and rng.random() < val_fraction else "train"
+        parts, room = [], MAX_MULTI_TURN_CHARS
+        for exercise in rng.sample(sides[side], min(rng.choice((1, 2, 2, MAX_PARTS)), len(sides[side]))):
+            size = sum(len(message.content) for message in exercise.prompt) + len(exercise.reply)
+            if not parts or size <= room:
+                parts.append(exercise)
+                room -= size
+        made.append(_conversation(parts, side, source, rng, chatty=True))
+    rng.shuffle(made)
+    return made
+
+
+def _conversation(
+    parts: list[Exercise], split: str, source: ExercisesSource, rng: random.Random, chatty: bool = False
+) -> Conversation:
+    messages: list[Message] = []
+    if rng.random() < source.system_fraction:
+        messages.append(Message("system", rng.choice(dialogue.SYSTEM)))
+    if chatty and rng.random() < 0.2:
+        messages += dialogue.small_talk(rng, 1)
+    for part in parts:
+        messages += [*part.prompt, Message("assistant", part.reply)]
+    if chatty and (len(parts) == 1 or rng.random() < 0.5):
+        messages += dialogue.small_talk(rng, 0 if rng.random() < 0.7 else 2)
+    licenses = sorted({part.license for part in parts} | {MADE_HERE})
+    return Conversation(tuple(messages), source.name, " AND ".join(licenses), split, _joined(part.key for part in parts))
+
+
+def _joined(keys: Iterable[str]) -> str:
+    return " | ".join(keys)
+
+
+def battery_items(battery: BatteryParams) -> list[Item]:
+    """The held-out items, sorted by category and id."""
+    items = [
+        Item(category, e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests)
+        for category, count in sorted(battery.categories.items())
+        for e in draw_exercises(category, count, str(battery.seed), True, battery)
+    ]
+    return sorted(items, key=lambda item: (item.category, item.id))

@@ -1,0 +1,205 @@
+"""Exercises on facts of the running Python interpreter: the facts are trained, the wording of the question is held out.
+
+Every fact stands in training in several wordings; the battery asks in
+wordings that no training row uses. Answers are short enough (at most
+MAX_WORDS words) that no 13-gram can join an item to a document.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import errno
+import functools
+import http
+import math
+import os
+import random
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from athanor.corpus.exercises.exercise import FROM_PYTHON, Exercise, ask, exact
+from athanor.errors import InputError
+
+MAX_WORDS = 11
+MIN_FACTS = 20
+HELD_OUT_WORDINGS = 2  # the last ones of each list below
+
+STATUS = (
+    "What does HTTP status {name} mean?",
+    "HTTP {name}?",
+    "Name the HTTP status {name}.",
+    "The server answered {name}. What does that mean?",
+    "What is the meaning of HTTP code {name}?",
+    "Explain the status code {name}.",
+    "I got a {name} response. What is it?",
+    "Which HTTP status has the number {name}?",
+    "My browser shows error {name}. What is that called?",
+    "Translate HTTP response code {name} into words.",
+)
+ERROR = (
+    "What does the error {name} mean?",
+    "Explain {name}.",
+    "When is {name} raised?",
+    "What is {name}?",
+    "{name}?",
+    "My program stopped with {name}. What does that mean?",
+    "Tell me the meaning of {name}.",
+    "What is the message of {name}?",
+    "I keep getting {name}, please explain it.",
+    "Could you say what {name} stands for?",
+)
+MODULE = (
+    "What is the Python module {name} for?",
+    "What does the {name} module do?",
+    "Describe the module {name}.",
+    "Why would I import {name}?",
+    "Tell me about the {name} module.",
+    "import {name} - what do I get?",
+    "Summarise the standard library module {name}.",
+    "What can I find in {name}?",
+    "Give a short description of the library {name}.",
+    "I saw {name} in some code. Which purpose does that module serve?",
+)
+DOCSTRING = (
+    "What does {name} do?",
+    "Explain {name} in one sentence.",
+    "Describe {name} briefly.",
+    "{name}?",
+    "Give me the summary of {name}.",
+    "What is {name} for?",
+    "I forgot what {name} does.",
+    "Tell me about {name}.",
+    "Could you remind me how {name} is documented?",
+    "In one line, which job has {name}?",
+)
+# Modules whose public functions are asked about; read as source, never imported.
+FUNCTION_MODULES = (
+    "bisect", "calendar", "colorsys", "contextlib", "copy", "fnmatch", "functools", "glob", "gzip", "heapq", "json",
+    "keyword", "os", "posixpath", "pprint", "random", "shlex", "shutil", "statistics", "string", "tempfile",
+    "textwrap", "threading", "warnings", "webbrowser",
+)  # fmt: skip
+
+
+def _stdlib() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def summary(docstring: str | None) -> str | None:
+    """The first sentence of a docstring as one line, or None if it is no plain short sentence."""
+    if not docstring:
+        return None
+    first = " ".join(docstring.strip().split("\n\n")[0].split())
+    first = re.sub(r"^[\w.]+(\.py)?\s*(--?|:|\u2013)\s+", "", first)
+    first = re.split(r"(?<=[a-z)])\.\s", first, maxsplit=1)[0].rstrip(".")
+    usable = 2 <= len(first.split()) <= MAX_WORDS and len(first) <= 90 and first.isascii() and first[0].isalpha()
+    signature = re.match(r"\w+\(", first)
+    if not usable or signature or "->" in first or "==" in first or ">>>" in first or "~" in first:
+        return None
+    return first[0].upper() + first[1:] + "."
+
+
+def _docstrings_of(path: Path) -> Iterator[tuple[str, str | None]]:
+    """("", module docstring) and (name, docstring) of the public top-level functions in a source file."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"not readable as Python source ({error})", where=str(path)) from None
+    yield "", ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node.name, ast.get_docstring(node)
+
+
+def _source(module: str) -> Path | None:
+    for path in (_stdlib() / f"{module}.py", _stdlib() / module / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+@functools.cache
+def status_facts() -> tuple[tuple[str, str], ...]:
+    return tuple((str(status.value), f"{status.value} {status.phrase}") for status in sorted(http.HTTPStatus))
+
+
+@functools.cache
+def error_facts() -> tuple[tuple[str, str], ...]:
+    """Built-in exceptions with their docstrings, and the errno names of common failures."""
+    facts = {}
+    for name, value in sorted(vars(builtins).items()):
+        if isinstance(value, type) and issubclass(value, BaseException) and value.__name__ == name:
+            facts[name] = summary(value.__doc__)
+    for number, name in sorted(errno.errorcode.items()):
+        facts[name] = os.strerror(number) + "." if number <= 40 and name.isalpha() else None
+    return _usable(facts, "errors")
+
+
+@functools.cache
+def module_facts() -> tuple[tuple[str, str], ...]:
+    facts = {}
+    for name in sorted(sys.stdlib_module_names):
+        path = None if name.startswith("_") or name in {"this", "antigravity", "idlelib"} else _source(name)
+        if path is not None:
+            text = summary(next(_docstrings_of(path))[1])
+            facts[name] = None if text is None or text.startswith(name.capitalize() + " ") else text
+    return _usable(facts, "modules")
+
+
+@functools.cache
+def docstring_facts() -> tuple[tuple[str, str], ...]:
+    """Summaries of built-in functions, methods of built-in types, math, and functions of the library's source."""
+    facts = {}
+    for owner, prefix in ((builtins, ""), (str, "str."), (list, "list."), (dict, "dict."), (set, "set."), (math, "math.")):
+        for name, value in sorted(vars(owner).items()):
+            if not name.startswith("_") and callable(value) and not isinstance(value, type):
+                facts[prefix + name] = summary(value.__doc__)
+    for module in FUNCTION_MODULES:
+        path = _source(module)
+        for name, docstring in _docstrings_of(path) if path else ():
+            if name:
+                facts[f"{module.replace('posixpath', 'os.path')}.{name}"] = summary(docstring)
+    return _usable(facts, "docstrings")
+
+
+def _usable(facts: dict[str, str | None], what: str) -> tuple[tuple[str, str], ...]:
+    """Facts with an answer of their own (an answer shared by several names tells nothing apart)."""
+    answers = [answer for answer in facts.values() if answer]
+    kept = tuple((name, answer) for name, answer in sorted(facts.items()) if answer and answers.count(answer) == 1)
+    if len(kept) < MIN_FACTS:
+        raise InputError(
+            f"only {len(kept)} usable {what} in this interpreter's standard library",
+            where=str(_stdlib()),
+            fix="use a full CPython installation with sources, and do not run Python with -OO",
+        )
+    return kept
+
+
+def _fact(facts: tuple[tuple[str, str], ...], wordings: tuple[str, ...], kind: str, rng, number: int, battery: bool) -> Exercise:
+    # Training goes round the facts, so that each one is seen equally often; the battery draws a sample.
+    name, answer = rng.choice(facts) if battery else facts[number % len(facts)]
+    choice = wordings[-HELD_OUT_WORDINGS:] if battery else wordings[:-HELD_OUT_WORDINGS]
+    wording = rng.choice(choice)
+    position = facts.index((name, answer))
+    near = (facts[position - 1][1], facts[(position + 1) % len(facts)][1], answer.rsplit(" ", 1)[0])
+    made = exact(ask(wording.format(name=name)), answer, f"{kind}:{name}:{wordings.index(wording)}", near)
+    return Exercise(**{**vars(made), "held_out": battery, "license": FROM_PYTHON})
+
+
+def http_status(rng: random.Random, number: int, battery: bool) -> Exercise:
+    return _fact(status_facts(), STATUS, "status", rng, number, battery)
+
+
+def error_meaning(rng: random.Random, number: int, battery: bool) -> Exercise:
+    return _fact(error_facts(), ERROR, "error", rng, number, battery)
+
+
+def module_recall(rng: random.Random, number: int, battery: bool) -> Exercise:
+    return _fact(module_facts(), MODULE, "module", rng, number, battery)
+
+
+def docstring_recall(rng: random.Random, number: int, battery: bool) -> Exercise:
+    return _fact(docstring_facts(), DOCSTRING, "docstring", rng, number, battery)

@@ -1,0 +1,131 @@
+"""Exercises with short lists: copying, counting, formats, order and picking.
+
+All of them share one key, the sorted items, so a list held out for one
+request is held out for every other.
+"""
+
+from __future__ import annotations
+
+import random
+
+from athanor.corpus.exercises.exercise import Exercise, ask, exact, numeric
+from athanor.corpus.exercises.words import WORDS
+
+COPY = (
+    "Repeat after me: {text}",
+    "Say exactly this: {text}",
+    "Copy this text: {text}",
+    "Write the following words again: {text}",
+)
+COUNT = (
+    "How many words are in this list: {list}?",
+    "Count the items: {list}",
+    "How many items are there? {list}",
+    "What is the length of this list: {list}?",
+)
+BULLETS = (
+    "Write {listed} as a bullet list.",
+    "Make a bulleted list of {listed}.",
+    "Put these into bullet points: {list}",
+    "Bullet points, please: {list}",
+)
+NUMBERED = (
+    "Write {listed} as a numbered list.",
+    "Number these items: {list}",
+    "Make a numbered list of {listed}.",
+    "List these with numbers: {list}",
+)
+COMMAS = (
+    "Write {spaced} separated by commas.",
+    "Join these words with commas: {spaced}",
+    "Turn this into a comma-separated list: {spaced}",
+    "Put commas between these words: {spaced}",
+)
+REVERSE = (
+    "Reverse this list: {list}",
+    "Write these in reverse order: {list}",
+    "Give me this list backwards: {list}",
+    "Put these words in the opposite order: {list}",
+)
+ORDINALS = ("first", "second", "third", "last")
+PICK = (
+    "What is the {which} word in this list: {list}?",
+    "Give me the {which} item of: {list}",
+    "Which word comes {which} in {list}?",
+    "Take the {which} element from this list: {list}",
+)
+SORT = (
+    "Sort these numbers: {list}",
+    "Put these numbers in ascending order: {list}",
+    "Order these from smallest to largest: {list}",
+    "Arrange these numbers in increasing order: {list}",
+)
+
+
+def _words(rng: random.Random, low: int, high: int) -> list[str]:
+    return rng.sample(WORDS, rng.randint(low, high))
+
+
+def _key(items: list[str]) -> str:
+    return "list:" + ",".join(sorted(items))
+
+
+def _listed(items: list[str]) -> str:
+    return ", ".join(items[:-1]) + " and " + items[-1]
+
+
+def copying(rng: random.Random, number: int, battery: bool) -> Exercise:
+    words = _words(rng, 3, 6)
+    text = " ".join(words)
+    wrong = (" ".join(words[:-1]), " ".join(reversed(words)))
+    return exact(rng.choice(COPY).format(text=text), text, _key(words), wrong)
+
+
+def counting(rng: random.Random, number: int, battery: bool) -> Exercise:
+    words = _words(rng, 2, 7)
+    prompt = rng.choice(COUNT).format(list=", ".join(words))
+    return numeric(prompt, str(len(words)), _key(words), len(words))
+
+
+def list_format(rng: random.Random, number: int, battery: bool) -> Exercise:
+    words = _words(rng, 3, 5)
+    forms = {
+        "bullets": "\n".join(f"- {word}" for word in words),
+        "numbers": "\n".join(f"{place}. {word}" for place, word in enumerate(words, 1)),
+        "commas": ", ".join(words),
+    }
+    form = rng.choice(sorted(forms))
+    wordings = {"bullets": BULLETS, "numbers": NUMBERED, "commas": COMMAS}[form]
+    prompt = rng.choice(wordings).format(listed=_listed(words), list=", ".join(words), spaced=" ".join(words))
+    reply = forms.pop(form)
+    accepted = (reply, reply.replace("- ", "* ")) if form == "bullets" else (reply,)
+    rejected = (*forms.values(), reply + reply[-1], " ".join(words[1:]))
+    return Exercise(ask(prompt), reply, _key(words), "list", reply, accepted, rejected)
+
+
+def list_reverse(rng: random.Random, number: int, battery: bool) -> Exercise:
+    words = _words(rng, 3, 4)
+    reply = ", ".join(reversed(words))
+    prompt = rng.choice(REVERSE).format(list=", ".join(words))
+    rejected = (", ".join(words), ", ".join(list(reversed(words))[:-1]))
+    return Exercise(ask(prompt), reply, _key(words), "list", reply, (reply,), rejected)
+
+
+def list_pick(rng: random.Random, number: int, battery: bool) -> Exercise:
+    words = _words(rng, 3, 5)
+    which = rng.choice(ORDINALS)
+    answer = words[-1] if which == "last" else words[ORDINALS.index(which)]
+    prompt = rng.choice(PICK).format(which=which, list=", ".join(words))
+    others = tuple(word for word in words if word != answer)
+    return exact(prompt, answer, _key(words), (others[0], others[-1], " ".join(words)))
+
+
+def sorting(rng: random.Random, number: int, battery: bool) -> Exercise:
+    numbers = rng.sample(range(1, 100), 3)
+    if numbers == sorted(numbers):
+        numbers.reverse()  # a sorted list would let copying pass
+    reply = ", ".join(map(str, sorted(numbers)))
+    prompt = rng.choice(SORT).format(list=", ".join(map(str, numbers)))
+    rejected = (", ".join(map(str, sorted(numbers, reverse=True))), ", ".join(map(str, numbers)), str(min(numbers)))
+    rejected = tuple(text for text in rejected if text != reply)
+    return Exercise(ask(prompt), reply, _key(list(map(str, numbers))), "list", reply, (reply,), rejected)

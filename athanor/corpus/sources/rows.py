@@ -1,0 +1,195 @@
+"""Rows of local data files: text, Markdown, JSON lines and Parquet, plain or compressed.
+
+Reads bytes and decodes strictly: what cannot be read is an InputError that
+names the file and the line or row, never a row less.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from athanor.artifacts import sha256_bytes, sha256_file
+from athanor.errors import InputError
+
+TEXT = (".txt", ".md")
+JSON_LINES = (".jsonl", ".ndjson")
+PARQUET = ".parquet"
+COMPRESSED = (".gz", ".zst")
+JSON_ESCAPE_BYTES = 6  # a byte of text takes at most this many in a JSON string: \u0000
+
+
+def find(globs: Sequence[str]) -> list[tuple[str, Path]]:
+    """Files matched by the globs as (name for provenance, path), each file once, in a fixed order.
+
+    The name is relative to the part of the glob before its first wildcard, so
+    that an absolute glob leaves no trace of the machine. InputError for a glob
+    that matches nothing, and for a file of an unknown type.
+    """
+    found: list[tuple[str, Path]] = []
+    seen: set[Path] = set()
+    for pattern in globs:
+        path = Path(pattern).expanduser()
+        matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
+        matches = [match for match in matches if match.is_file()]
+        if not matches:
+            raise InputError("no file matches", where=pattern, fix="correct the glob in params.yaml or add the files")
+        base = _fixed_part(path)
+        for match in matches:
+            _kind(match)
+            if match.resolve() not in seen:
+                seen.add(match.resolve())
+                found.append((match.relative_to(base).as_posix(), match))
+    return found
+
+
+def digest_of(files: Sequence[tuple[str, Path]]) -> str:
+    """One digest over names and contents."""
+    return sha256_bytes("".join(f"{name}\0{sha256_file(path)}\n" for name, path in files).encode())
+
+
+def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of one file as (where, row). `where` is `file:line`, or `file row N` for Parquet.
+
+    A text file is one row, its text under `columns[0]`. Only `columns` are
+    read; one that is missing is an InputError.
+    """
+    kind = _kind(path)
+    try:
+        if kind == PARQUET:
+            yield from _parquet_rows(path, columns)
+            return
+        with _open(path) as file:
+            if kind in TEXT:
+                yield str(path), {columns[0]: _text(file, path, max_document_bytes)}
+            else:
+                yield from _json_rows(file, path, columns, max_document_bytes)
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+        raise InputError(f"cannot be read ({error})", where=str(path), fix="repair or replace the file") from None
+    except Exception as error:
+        if type(error).__name__ == "ZstdError":
+            raise InputError(f"cannot be read ({error})", where=str(path), fix="repair or replace the file") from None
+        raise
+
+
+def check_text(value: Any, where: str, column: str, max_document_bytes: int) -> str:
+    """The text of a row; null counts as empty. InputError for other types, lone surrogates and excessive size."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InputError(f"column '{column}' holds {type(value).__name__}, not text", where=where)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        code = f"U+{ord(value[error.start]):04X}"
+        raise InputError(f"the text holds a lone surrogate ({code})", where=where, fix="repair the row") from None
+    if size > max_document_bytes:
+        raise too_large(where, max_document_bytes)
+    return value
+
+
+def too_large(where: str, max_document_bytes: int) -> InputError:
+    return InputError(
+        f"a document is larger than max_document_bytes ({max_document_bytes:,})",
+        where=where,
+        fix="split the document, or raise max_document_bytes",
+    )
+
+
+def _fixed_part(pattern: Path) -> Path:
+    parts = pattern.parts
+    plain = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return Path(*parts[:plain])
+
+
+def _kind(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED and suffixes[-2:-1] != [PARQUET]:
+        suffixes.pop()
+    kind = suffixes[-1] if suffixes else ""
+    if kind not in (*TEXT, *JSON_LINES, PARQUET):
+        allowed = ", ".join((*TEXT, *JSON_LINES, PARQUET))
+        raise InputError(f"unknown file type '{kind}'", where=str(path), fix=f"use {allowed} (text also .gz or .zst)")
+    return kind
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix.lower() == ".zst":
+        import zstandard
+
+        return io.BufferedReader(zstandard.open(path, "rb"), 1 << 20)
+    return open(path, "rb")
+
+
+def _text(file: IO[bytes], path: Path, max_document_bytes: int) -> str:
+    data = file.read(max_document_bytes + 4)  # a byte order mark does not count
+    text = _decode(data.removeprefix(b"\xef\xbb\xbf"), str(path), 1)
+    return check_text(text, str(path), "text", max_document_bytes)
+
+
+def _decode(data: bytes, where: str, line: int | None = None) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if line is not None:
+            where = f"{where}:{line + data.count(10, 0, error.start)}"
+        byte = f"byte 0x{data[error.start]:02x}"
+        raise InputError(f"not valid UTF-8 ({byte})", where=where, fix="convert the file: iconv -t UTF-8") from None
+
+
+def _json_rows(
+    file: IO[bytes], path: Path, columns: Sequence[str], max_document_bytes: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    limit = JSON_ESCAPE_BYTES * max_document_bytes + (1 << 20)
+    number = 0
+    while line := file.readline(limit):
+        number += 1
+        where = f"{path}:{number}"
+        if len(line) == limit:
+            raise too_large(where, max_document_bytes)
+        text = _decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
+        if not text.strip():
+            continue  # a blank line at the end, as editors leave it
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"not valid JSON ({error})", where=where, fix="one JSON object on each line") from None
+        if not isinstance(row, dict):
+            raise InputError("not a JSON object", where=where, fix="one JSON object on each line")
+        for column in columns:
+            if column not in row:
+                raise _no_column(column, list(row), where)
+        yield where, {column: row[column] for column in columns}
+
+
+def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    file = pq.ParquetFile(path)
+    for column in columns:
+        if column not in file.schema_arrow.names:
+            raise _no_column(column, file.schema_arrow.names, str(path))
+    number = 0
+    for batch in file.iter_batches(batch_size=256, columns=list(columns)):
+        try:
+            rows = batch.to_pylist()
+        except UnicodeDecodeError as error:
+            where = f"{path} rows {number + 1} to {number + batch.num_rows}"
+            raise InputError(f"not valid UTF-8 ({error})", where=where, fix="write the file again") from None
+        for row in rows:
+            number += 1
+            yield f"{path} row {number}", row
+
+
+def _no_column(column: str, present: Sequence[str], where: str) -> InputError:
+    names = ", ".join(sorted(present)) or "none"
+    return InputError(f"column '{column}' is missing", where=where, fix=f"name one that exists; found: {names}")

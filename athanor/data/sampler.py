@@ -1,0 +1,129 @@
+"""Stateless samplers: the batch at a token position is a pure function of (seed, position, data).
+
+Nothing is drawn and nothing is remembered, so a resumed run, another
+micro-batch size or another number of workers reads the same samples.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from athanor.artifacts import manifest_digest
+from athanor.data.order import permutation
+from athanor.data.rows import PackedRows
+from athanor.data.shards import open_train
+from athanor.errors import InputError, ParamsError
+
+NO_DOCUMENT = -1  # document id of padding
+
+
+class PretrainBatch(NamedTuple):
+    """int64 [B, context + 1]: inputs are [:, :-1], targets [:, 1:]. Equal document ids mean the same document."""
+
+    tokens_BS: np.ndarray
+    document_BS: np.ndarray
+
+
+class SftBatch(NamedTuple):
+    """[B, context + 1]: ids int64; mask uint8, 1 = supervised as a target; document int64.
+
+    Each conversation of a row has its own document id; padding has -1 and mask 0.
+    """
+
+    tokens_BS: np.ndarray
+    mask_BS: np.ndarray
+    document_BS: np.ndarray
+
+
+class _Sampler:
+    """Common part: `samples` fixed windows or rows, one permutation of them per epoch."""
+
+    def __init__(self, folder: str | Path, context_tokens: int, seed: int, samples: int) -> None:
+        self.context_tokens, self.seed, self.samples = context_tokens, seed, samples
+        self.tokens_per_epoch = samples * context_tokens
+        self.manifest = manifest_digest(folder)
+        self._orders: dict[int, np.ndarray] = {}
+
+    def epoch(self, position_tokens: int) -> float:
+        """How many times the data has been seen after `position_tokens`."""
+        return position_tokens / self.tokens_per_epoch
+
+    def sample_numbers(self, position_tokens: int, batch_tokens: int) -> list[int]:
+        """The samples that make the batch at this position, in order."""
+        for name, value in (("position_tokens", position_tokens), ("batch_tokens", batch_tokens)):
+            if value % self.context_tokens or value < 0:
+                raise ParamsError(
+                    f"{name} {value} is not a multiple of the context", fix=f"use multiples of {self.context_tokens}"
+                )
+        first = position_tokens // self.context_tokens
+        numbers = []
+        for index in range(first, first + batch_tokens // self.context_tokens):
+            epoch, rank = divmod(index, self.samples)
+            if epoch not in self._orders:
+                # A batch touches two epochs at most unless the data is tiny; older orders are not needed again.
+                self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}
+                self._orders[epoch] = permutation(self.samples, self.seed, epoch)
+            numbers.append(int(self._orders[epoch][rank]))
+        return numbers
+
+
+class PretrainSampler(_Sampler):
+    """Windows of `context_tokens` + 1 over the training stream, each once per epoch.
+
+    Neighbouring windows share one token, so every token but the first of the
+    stream is a target exactly once; a tail shorter than a window is left out.
+    """
+
+    def __init__(self, folder: str | Path, context_tokens: int, seed: int) -> None:
+        self._stream = open_train(folder)
+        samples = (self._stream.tokens - 1) // context_tokens
+        if samples < 1:
+            raise InputError(
+                f"{self._stream.tokens} tokens are fewer than one window of {context_tokens + 1}",
+                where=str(folder),
+                fix="add text or lower the context length",
+            )
+        super().__init__(folder, context_tokens, seed, samples)
+
+    def batch(self, position_tokens: int, batch_tokens: int) -> PretrainBatch:
+        """The batch that starts `position_tokens` into training; both count target tokens."""
+        numbers = self.sample_numbers(position_tokens, batch_tokens)
+        width = self.context_tokens + 1
+        starts_B = np.array(numbers, dtype=np.int64) * self.context_tokens
+        tokens_BS = np.stack([self._stream.read(int(start), width) for start in starts_B])
+        return PretrainBatch(tokens_BS, self._stream.document_of(starts_B[:, None] + np.arange(width)))
+
+
+class SftSampler(_Sampler):
+    """Packed rows of whole conversations, each once per epoch.
+
+    `split` is "train" or "val"; positions count `context_tokens` for a row, padding included.
+    """
+
+    def __init__(self, folder: str | Path, context_tokens: int, seed: int, split: str = "train") -> None:
+        self._rows = PackedRows(folder, split)
+        if self._rows.context_tokens != context_tokens:
+            raise ParamsError(
+                f"rows are packed for a context of {self._rows.context_tokens}, the model has {context_tokens}",
+                where=str(folder),
+                fix="set sft_data.context_tokens to the model's context_tokens",
+            )
+        super().__init__(folder, context_tokens, seed, len(self._rows))
+
+    def batch(self, position_tokens: int, batch_tokens: int) -> SftBatch:
+        """The batch that starts `position_tokens` into training."""
+        numbers = self.sample_numbers(position_tokens, batch_tokens)
+        shape = (len(numbers), self.context_tokens + 1)
+        tokens_BS = np.full(shape, self._rows.pad, dtype=np.int64)
+        mask_BS = np.zeros(shape, dtype=np.uint8)
+        document_BS = np.full(shape, NO_DOCUMENT, dtype=np.int64)
+        for row, number in enumerate(numbers):
+            at = 0
+            for place, (ids, mask) in enumerate(self._rows.conversations(number)):
+                end = at + len(ids)
+                tokens_BS[row, at:end], mask_BS[row, at:end], document_BS[row, at:end] = ids, mask, place
+                at = end
+        return SftBatch(tokens_BS, mask_BS, document_BS)

@@ -1,0 +1,88 @@
+"""The shards' gate: properties of the files as they were written, read back from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from athanor.errors import GateError
+
+# Whole documents are indivisible, so a stretch of the stream may miss its share
+# by a few of them; three of the longest is above every case seen in simulation.
+SLACK_DOCUMENTS = 3
+FIX = "run dvc repro --force shard; if it fails again, this is a bug"
+
+
+def check_disjoint(train: Collection[bytes], val: Collection[bytes]) -> None:
+    """No document content in both splits."""
+    both = set(train) & set(val)
+    if both:
+        raise GateError(
+            "split",
+            f"{len(both)} documents are in both train and val, for example {min(both).hex()}",
+            where="data/clean",
+            fix="deduplicate across the split in clean",
+        )
+
+
+def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: int, sources: int) -> dict[str, Any]:
+    """Check every shard below `folder` and count what is in it.
+
+    Returns `shards`: int64 [shards, sources] tokens, `documents`: int64 [sources], `longest` document in
+    tokens, and `histogram`: int64 [vocab] of ids. Without source files everything counts as source 0.
+    """
+    by_shard, documents, longest = [], np.zeros(sources, dtype=np.int64), 0
+    histogram = np.zeros(vocab_size, dtype=np.int64)
+    for path in sorted(folder.glob("*.bin")):
+        where = f"{path.parent.name}/{path.name}"
+        tokens = np.memmap(path, dtype=dtype, mode="r")
+        starts = np.load(path.with_suffix(".idx.npy")).astype(np.int64)
+        lengths = np.diff(starts)
+        if starts[0] != 0 or starts[-1] != len(tokens) or (lengths < 2).any():
+            raise GateError("counts", "document offsets do not add up to the tokens", where=where, fix=FIX)
+        if int(tokens.max()) >= vocab_size:
+            raise GateError("ids", f"id {int(tokens.max())} with a vocabulary of {vocab_size}", where=where, fix=FIX)
+        counts = np.bincount(tokens, minlength=vocab_size)
+        ends_right = (tokens[starts[:-1]] == bos).all() and (tokens[starts[1:] - 1] == eos).all()
+        if not ends_right or counts[bos] != len(lengths) or counts[eos] != len(lengths):
+            raise GateError(
+                "boundaries", "documents are not each one <|bos|>, text, one <|eos|>", where=where, fix=FIX
+            )
+        source_path = path.with_suffix(".src.npy")
+        numbers = np.load(source_path) if source_path.is_file() else np.zeros(len(lengths), dtype=np.uint8)
+        by_shard.append(np.bincount(numbers, weights=lengths, minlength=sources).astype(np.int64))
+        documents += np.bincount(numbers, minlength=sources)
+        longest = max(longest, int(lengths.max()))
+        histogram += counts
+    return {"shards": np.array(by_shard), "documents": documents, "longest": longest, "histogram": histogram}
+
+
+def check_shares(
+    shards: np.ndarray, names: Sequence[str], targets: Sequence[float], tolerance: float, longest: int
+) -> None:
+    """Each source's share is its target within `tolerance`, in all shards together and in each.
+
+    `shards` is int64 [shards, sources]. The tolerance widens by what indivisible documents can do to a stretch.
+    """
+    for label, row in [("all shards", shards.sum(axis=0)), *((f"shard {i:05d}", row) for i, row in enumerate(shards))]:
+        total = int(row.sum())
+        allowed = tolerance + SLACK_DOCUMENTS * longest / total
+        for name, tokens, target in zip(names, row.tolist(), targets, strict=True):
+            if abs(tokens / total - target) > allowed:
+                raise GateError(
+                    "shares",
+                    f"source '{name}' makes up {tokens / total:.4f}, target {target:.4f} ± {allowed:.4f}",
+                    where=label,
+                    fix="raise shard.shard_tokens or shard.share_tolerance",
+                )
+
+
+def check_epochs(taken: Mapping[str, int], unique: Mapping[str, int], max_epochs: Mapping[str, float]) -> None:
+    """No source is repeated more often than its cap; `taken` and `unique` are tokens with and without repeats."""
+    for name, tokens in taken.items():
+        epochs = tokens / unique[name]
+        if epochs > max_epochs[name] * (1 + 1e-9):
+            raise GateError("epochs", f"source '{name}' is seen {epochs:.3f} times, cap {max_epochs[name]}", fix=FIX)

@@ -1,0 +1,126 @@
+"""Token shards: little-endian id files with document offsets, written once and read by memory map.
+
+    train/00000.bin       ids, uint16 where the vocabulary fits, else uint32
+    train/00000.idx.npy   uint64 [documents + 1]: where each document starts, and the end
+    train/00000.src.npy   uint8 [documents]: number of each document's source in the manifest
+    val/<source>/00000.bin, 00000.idx.npy
+
+A document never crosses a shard. Every document is `<|bos|>` ids `<|eos|>`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from athanor.artifacts import read_manifest
+from athanor.errors import InputError
+
+KIND, VERSION = "shards", 1
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest of uint16 and uint32 that holds every id."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+class ShardWriter:
+    """Write documents in the given order into numbered shards of about `shard_tokens`.
+
+    A shard is closed by the document that reaches the limit, so documents stay whole.
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype, shard_tokens: int, *, sources: bool) -> None:
+        self._folder, self._dtype, self._limit, self._sources = folder, dtype, shard_tokens, sources
+        self._file: Any = None
+        self._starts: list[int] = [0]
+        self._source_numbers: list[int] = []
+        self.shards = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, ids: np.ndarray, source: int = 0) -> None:
+        if self._file is None:
+            self._file = open(self._folder / f"{self.shards:05d}.bin", "wb")
+        self._file.write(np.ascontiguousarray(ids, dtype=self._dtype).data)
+        self._starts.append(self._starts[-1] + len(ids))
+        self._source_numbers.append(source)
+        if self._starts[-1] >= self._limit:
+            self.close()
+
+    def close(self) -> None:
+        if self._file is None:
+            return
+        self._file.close()
+        stem = self._folder / f"{self.shards:05d}"
+        np.save(f"{stem}.idx.npy", np.array(self._starts, dtype=np.uint64))
+        if self._sources:
+            np.save(f"{stem}.src.npy", np.array(self._source_numbers, dtype=np.uint8))
+        self._file, self._starts, self._source_numbers = None, [0], []
+        self.shards += 1
+
+
+class TokenStream:
+    """The shards of one folder as a single stream of tokens and documents, memory-mapped.
+
+    `tokens` and `documents` are totals; `starts` is int64 [documents + 1], the
+    position of each document in the stream and the end of the last.
+    """
+
+    def __init__(self, folder: str | Path, dtype: np.dtype) -> None:
+        paths = sorted(Path(folder).glob("*.bin"))
+        if not paths:
+            raise InputError("no token shards", where=str(folder), fix="dvc repro shard")
+        self._maps: list[np.ndarray] = []
+        starts, base = [], 0
+        for path in paths:
+            index = np.load(path.with_suffix(".idx.npy")).astype(np.int64)
+            if path.stat().st_size != int(index[-1]) * dtype.itemsize:
+                raise InputError("length differs from its document index", where=str(path), fix="dvc checkout --force")
+            self._maps.append(np.memmap(path, dtype=dtype, mode="r"))
+            starts.append(index[:-1] + base)
+            base += int(index[-1])
+        self.starts = np.concatenate([*starts, np.array([base], dtype=np.int64)])
+        self._bases = np.cumsum([0, *[len(m) for m in self._maps]])
+        self.tokens, self.documents = base, len(self.starts) - 1
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """`count` ids from stream position `start`, across shard ends, as int64."""
+        if start < 0 or start + count > self.tokens:
+            raise IndexError(f"tokens {start} to {start + count} of {self.tokens}")
+        out = np.empty(count, dtype=np.int64)
+        done, shard = 0, int(np.searchsorted(self._bases, start, side="right")) - 1
+        while done < count:
+            offset = start + done - int(self._bases[shard])
+            part = self._maps[shard][offset : offset + count - done]
+            out[done : done + len(part)] = part
+            done, shard = done + len(part), shard + 1
+        return out
+
+    def document_of(self, positions: np.ndarray) -> np.ndarray:
+        """Ordinal of the document that holds each stream position, int64."""
+        return np.searchsorted(self.starts, positions, side="right") - 1
+
+    def document(self, number: int) -> np.ndarray:
+        """Ids of one document, with its `<|bos|>` and `<|eos|>`."""
+        start, end = int(self.starts[number]), int(self.starts[number + 1])
+        return self.read(start, end - start)
+
+
+def read_shards_manifest(folder: str | Path) -> dict[str, Any]:
+    return read_manifest(folder, KIND, VERSION)
+
+
+def open_train(folder: str | Path) -> TokenStream:
+    """The training stream of a data/shards folder."""
+    manifest = read_shards_manifest(folder)
+    return TokenStream(Path(folder) / "train", np.dtype(manifest["dtype"]))
+
+
+def open_val(folder: str | Path) -> dict[str, TokenStream]:
+    """The validation stream of each source that has held-out documents, in order of name."""
+    manifest = read_shards_manifest(folder)
+    dtype = np.dtype(manifest["dtype"])
+    names = sorted(name for name, facts in manifest["val"].items() if facts["documents"])
+    return {name: TokenStream(Path(folder) / "val" / name, dtype) for name in names}

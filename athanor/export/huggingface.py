@@ -1,0 +1,120 @@
+"""The Hugging Face directory: weights, configuration, tokenizer and template, as transformers reads them.
+
+Every key is written out, also where it equals a default: a default that is
+not our value is a model that loads and is wrong (rotary base: logits off by
+1.9; tied embeddings: by 2.4).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from athanor.artifacts import write_bytes, write_json, write_text
+from athanor.errors import GateError
+from athanor.export.hf_tokenizer import tokenizer_config, tokenizer_json
+from athanor.export.source import Source
+from athanor.training.tensorfile import write_tensors
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+OWN = "athanor.json"
+
+
+def model_config(source: Source, dtype: str) -> dict[str, Any]:
+    """Content of config.json."""
+    config, controls = source.config, source.controls
+    values = {
+        "architectures": ["Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"],
+        "model_type": source.architecture,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.dim,
+        "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.context_tokens,
+        "rms_norm_eps": config.norm_eps,
+        # Version 4 reads the first, version 5 the second; with neither the base is silently 10000.
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "tie_word_embeddings": True,  # without it a random output matrix, and no error
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "bos_token_id": controls["bos"],
+        "eos_token_id": [controls["eos"], controls["stop"]],
+        "pad_token_id": controls["pad"],
+        "dtype": dtype,
+        "torch_dtype": dtype,
+    }
+    if config.qk_norm:
+        values |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": config.layers}
+    else:
+        values |= {"mlp_bias": False, "pretraining_tp": 1}
+    return values
+
+
+def generation_config(source: Source) -> dict[str, Any]:
+    """Content of generation_config.json: greedy, as evaluated, ending at <|stop|> or <|eos|>."""
+    controls = source.controls
+    return {
+        "bos_token_id": controls["bos"],
+        "eos_token_id": [controls["eos"], controls["stop"]],
+        "pad_token_id": controls["pad"],
+        "do_sample": False,
+        "max_new_tokens": max(1, source.config.context_tokens // 2),
+    }
+
+
+def own_facts(source: Source, dtype: str) -> dict[str, Any]:
+    """Content of athanor.json: what our own loader checks before it believes the directory."""
+    return {
+        "name": source.name,
+        "model": source.config.to_dict(),
+        "dtype": dtype,
+        "tokenizer_digest": source.tokenizer.digest,
+        "template_hash": source.template_hash,
+        "control_ids": source.controls,
+        "lineage": dict(source.lineage),
+    }
+
+
+def write_huggingface(folder: str | Path, source: Source, dtype: str) -> None:
+    """Write the directory. Equal sources make equal bytes."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    check_names(source)
+    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in source.weights.items()}
+    for name, tensor in weights.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise GateError("finite weights", f"{name} overflows {dtype}", fix="export.dtype: float32")
+    write_tensors(folder / "model.safetensors", weights, {"format": "pt"})
+    write_json(folder / "config.json", model_config(source, dtype))
+    write_json(folder / "generation_config.json", generation_config(source))
+    # The vocabulary in id order and on one line: readable by tools, and a fifth of the size of an indented one.
+    text = json.dumps(tokenizer_json(source), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    write_text(folder / "tokenizer.json", text + "\n")
+    write_json(folder / "tokenizer_config.json", tokenizer_config(source))
+    write_text(folder / "chat_template.jinja", source.template)
+    write_bytes(folder / "tokenizer.model", source.vocabulary.proto)
+    write_json(folder / OWN, own_facts(source, dtype))
+
+
+def check_names(source: Source) -> None:
+    """GateError for a weight that transformers would drop or invent: it only logs such names."""
+    config = source.config
+    parts = ["input_layernorm", "post_attention_layernorm"]
+    parts += [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    parts += ["self_attn.q_norm", "self_attn.k_norm"] if config.qk_norm else []
+    expected = {f"model.layers.{n}.{part}.weight" for n in range(config.layers) for part in parts}
+    expected |= {"model.embed_tokens.weight", "model.norm.weight"}
+    odd = sorted(expected ^ set(source.weights))
+    if odd:
+        kind = "Qwen3" if config.qk_norm else "Llama"
+        raise GateError("mapped weights", f"transformers' {kind} does not match the weights at '{odd[0]}'")

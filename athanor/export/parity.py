@@ -1,0 +1,286 @@
+"""Do the exported files behave like the model? Checked on the files themselves, by the runtimes that will run them.
+
+A file can load, answer fluently and still be wrong, so nothing here trusts
+that something loaded: token ids, logits and greedy answers are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from athanor.errors import GateError
+from athanor.evaluation.generate import GREEDY, generate
+from athanor.export import llamacpp
+from athanor.export.huggingface import DTYPES
+from athanor.export.probes import Probe
+from athanor.export.source import Source
+from athanor.export.vocabulary import SPACE
+from athanor.model.transformer import Transformer
+from athanor.tokenizer.chat import prompt_ids
+from athanor.training.weights import fill
+
+FIX = "do not use the files; run `python -m pytest tests/export` and report what it says"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One greedy answer: ids with the end token if one was made; at each step the margin between the two
+    best logits and the log probability of the chosen id."""
+
+    ids: list[int]
+    margins: list[float]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What our own code says about a probe; every runtime is compared with it."""
+
+    texts: list[list[int]]  # with <|bos|> in front, as every runtime must add it
+    conversations: list[list[int]]
+    limits: list[int]
+    answers: list[Answer]
+    logits: list[Tensor]  # per window: [T, V]
+
+
+@dataclass(frozen=True)
+class Limits:
+    logit_tolerance: float
+    margin_logits: float
+
+
+def rebuilt(source: Source, dtype: str) -> Transformer:
+    """The model with its weights rounded to `dtype` as the export stores them, computing in fp32."""
+    with torch.device("meta"):
+        model = Transformer(source.config)
+    fill(model, {name: weight.to(DTYPES[dtype]).float() for name, weight in source.weights.items()}, source.name)
+    return model.eval()
+
+
+@torch.inference_mode()
+def expect(source: Source, model: Transformer, probe: Probe, new_tokens: int) -> Expected:
+    """Ask our own tokenizer, template, sampler and model."""
+    tokenizer, context = source.tokenizer, source.config.context_tokens
+    limits = [min(new_tokens, context - len(ids)) for ids in probe.prompts]
+    stops = (tokenizer.eos, tokenizer.stop)
+    made = generate(model, probe.prompts, max_new_tokens=new_tokens, stop_ids=stops, sampling=GREEDY)
+    answers = []
+    for prompt, generation in zip(probe.prompts, made, strict=True):
+        ids = [*generation.ids, *([] if generation.end is None else [generation.end])]
+        logits_TV = model(torch.tensor([[*prompt, *ids][:-1]]))[0, len(prompt) - 1 :]
+        best = logits_TV.topk(2).values
+        logprobs = logits_TV.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)]
+        answers.append(Answer(ids, (best[:, 0] - best[:, 1]).tolist(), logprobs.tolist()))
+    return Expected(
+        texts=[[tokenizer.bos, *ids] for ids in tokenizer.encode_batch(probe.texts)],
+        conversations=[prompt_ids(tokenizer, messages) for messages in probe.conversations],
+        limits=limits,
+        answers=answers,
+        logits=[model(torch.tensor([ids]))[0] for ids in probe.windows],
+    )
+
+
+def check_transformers(folder: str | Path, probe: Probe, expected: Expected, limits: Limits) -> dict[str, Any]:
+    """Load the directory with transformers and compare everything; GateError on the first difference."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    gate = "transformers parity"
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+    )
+    # transformers invents missing weights and drops unknown ones; all it does is log.
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if loading[kind]:
+            raise GateError(gate, f"{kind.replace('_', ' ')}: {sorted(map(str, loading[kind]))[:3]}", fix=FIX)
+    worst = 0.0
+    with torch.inference_mode():
+        for ids, logits_TV in zip(probe.windows, expected.logits, strict=True):
+            worst = max(worst, float((model(torch.tensor([ids])).logits[0] - logits_TV).abs().max()))
+    if not worst <= limits.logit_tolerance:
+        raise GateError(gate, f"logits differ by {worst:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX)
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    # The split: control symbols in a text are text, as our encoder has it.
+    found = [tokenizer.encode(text, split_special_tokens=True) for text in probe.texts]
+    _same_ids(gate, "text", probe.texts, expected.texts, found)
+    for text, ids in zip(probe.texts, expected.texts, strict=True):
+        if tokenizer.decode(ids, skip_special_tokens=True) != text:
+            raise GateError(gate, f"decoding does not give back {_short(text)}", fix=FIX)
+    chats = [[{"role": m.role, "content": m.content} for m in messages] for messages in probe.conversations]
+    found = [
+        list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False))
+        for chat in chats
+    ]
+    _same_ids(gate, "conversation", chats, expected.conversations, found)
+
+    ties = 0
+    for number, prompt in enumerate(probe.prompts):
+        ids_BT = torch.tensor([prompt])
+        with torch.inference_mode():
+            out = model.generate(
+                ids_BT, attention_mask=torch.ones_like(ids_BT), max_new_tokens=expected.limits[number]
+            )[0, len(prompt) :].tolist()
+        ties += _same_answer(gate, number, expected.answers[number], out, 2 * limits.logit_tolerance)
+    return {
+        "windows": len(probe.windows),
+        "logit_difference_below": bound(worst),
+        "texts": len(probe.texts),
+        "conversations": len(chats),
+        "prompts": len(probe.prompts),
+        "prompts_with_ties": ties,
+    }
+
+
+def check_llama_cpp(
+    path: str | Path,
+    file_type: str,
+    source: Source,
+    probe: Probe,
+    expected: Expected,
+    limits: Limits,
+    *,
+    threads: int,
+    timeout_seconds: float,
+) -> dict[str, Any]:
+    """Load a GGUF file in llama.cpp and compare; GateError on the first difference, NotInstalled without it.
+
+    f32 runs in llama.cpp's exact mode and must agree to `logit_tolerance`;
+    other types run with its defaults and may differ where two ids nearly tie.
+    """
+    gate, exact = f"llama.cpp parity of {file_type}", file_type == "f32"
+    # llama.cpp reads a literal U+2581 as a space, and no key can stop it.
+    texts = [number for number, text in enumerate(probe.texts) if SPACE not in text]
+    chats = [n for n, chat in enumerate(probe.conversations) if not any(SPACE in m.content for m in chat)]
+    # A full window leaves no room for the next token.
+    windows = [ids[: source.config.context_tokens - 1] for ids in probe.windows]
+    reply = llamacpp.ask(
+        path,
+        texts=[probe.texts[number] for number in texts],
+        conversations=[probe.conversations[number] for number in chats],
+        prompts=probe.prompts,
+        limits=expected.limits,
+        windows=windows,
+        context_tokens=source.config.context_tokens,
+        vocab_size=source.config.vocab_size,
+        exact=exact,
+        threads=threads,
+        timeout_seconds=timeout_seconds,
+    )
+    _same_ids(gate, "text", [probe.texts[n] for n in texts], [expected.texts[n] for n in texts], reply["texts"])
+    wanted = [expected.conversations[number] for number in chats]
+    _same_ids(gate, "conversation", [probe.conversations[n] for n in chats], wanted, reply["conversations"])
+
+    worst = divergence = 0.0
+    agree = 0
+    for ids, logits_TV, top in zip(windows, expected.logits, reply["windows"], strict=True):
+        wanted_V = logits_TV[len(ids) - 1].log_softmax(-1)
+        found_V = torch.full_like(wanted_V, math.nan)
+        for number, logprob in top:
+            found_V[number] = logprob
+        if bool(found_V.isnan().any()):
+            raise GateError(gate, f"log probabilities of {int(found_V.isnan().sum())} ids are missing", fix=FIX)
+        worst = max(worst, float((wanted_V - found_V).abs().max()))
+        divergence = max(divergence, float((wanted_V.exp() * (wanted_V - found_V)).sum()))
+        agree += int(wanted_V.argmax()) == int(found_V.argmax())
+    if exact and not worst <= limits.logit_tolerance:
+        raise GateError(
+            gate, f"log probabilities differ by {worst:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX
+        )
+
+    ties = 0
+    margin = 2 * limits.logit_tolerance if exact else limits.margin_logits
+    for number, (answer, got) in enumerate(zip(expected.answers, reply["greedy"], strict=True)):
+        # Its answers leave out the token that ended them.
+        out = got["ids"]
+        if got["ended"] and len(out) < len(answer.ids) and answer.ids[: len(out)] == out:
+            last = answer.ids[len(out)]
+            out = [*out, last if last in (source.tokenizer.eos, source.tokenizer.stop) else -1]
+        ties += _same_answer(gate, number, answer, out, margin)
+    return {
+        "texts": len(texts),
+        "conversations": len(chats),
+        "windows": len(windows),
+        "windows_same_best": agree,
+        "logprob_difference_below": bound(worst),
+        "kl_below": bound(max(divergence, 0.0)),
+        "prompts": len(probe.prompts),
+        "prompts_with_ties": ties,
+    }
+
+
+def bound(value: float) -> float:
+    """The power of ten that a maximum stays under: the same on every run, also where the last digit is not."""
+    return 0.0 if value == 0 else float(f"1e{math.ceil(math.log10(value))}")
+
+
+def _same_ids(
+    gate: str, kind: str, inputs: Sequence[Any], expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]
+) -> None:
+    wrong = [n for n, (ours, theirs) in enumerate(zip(expected, found, strict=True)) if list(ours) != list(theirs)]
+    if wrong:
+        first = wrong[0]
+        at = next(
+            (n for n, (a, b) in enumerate(zip(expected[first], found[first], strict=False)) if a != b),
+            min(len(expected[first]), len(found[first])),
+        )
+        raise GateError(
+            gate,
+            f"{len(wrong)} of {len(inputs)} {kind}s give other token ids, first {_short(inputs[first])} at token {at}: "
+            f"{list(expected[first][at : at + 4])} here, {list(found[first][at : at + 4])} there",
+            fix=FIX,
+        )
+
+
+def _same_answer(gate: str, number: int, answer: Answer, found: Sequence[int], margin: float) -> int:
+    """0 for the same ids, 1 if they part at a near-tie; GateError otherwise."""
+    for step, ours in enumerate(answer.ids):
+        theirs = found[step] if step < len(found) else None
+        if theirs == ours:
+            continue
+        if answer.margins[step] <= margin:
+            return 1
+        raise GateError(
+            gate,
+            f"greedy answer {number} parts at token {step}: {ours} here, {theirs} there, "
+            f"with a margin of {answer.margins[step]:.3g} between the two best logits (allowed {margin:g})",
+            fix=FIX,
+        )
+    if len(found) > len(answer.ids):
+        raise GateError(gate, f"greedy answer {number} goes on after token {len(answer.ids)}", fix=FIX)
+    return 0
+
+
+def _short(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def summary(parity: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows (runtime, result) for the model card."""
+    rows = []
+    for name, facts in sorted(parity.items()):
+        if isinstance(facts, str):
+            rows.append((name, facts))
+            continue
+        difference = facts.get("logit_difference_below", facts.get("logprob_difference_below"))
+        ties = facts["prompts_with_ties"]
+        part = f", {ties} of them parting at a near-tie" if ties else ""
+        rows.append(
+            (
+                name,
+                f"{facts['texts']} texts and {facts['conversations']} conversations with equal token ids; "
+                f"{facts['prompts']} equal greedy answers{part}; "
+                + (f"differences below {difference:g}" if difference else "logits equal in every bit"),
+            )
+        )
+    return rows

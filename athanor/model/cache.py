@@ -1,0 +1,96 @@
+"""Preallocated keys and values for decoding in batches of rows of unequal length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from athanor.model.config import ModelConfig
+
+
+class KVCache:
+    """Keys and values of up to `length` tokens for each of `batch` rows, all layers.
+
+    A token's slot is its position in its row, so a row has no holes whatever
+    the padding was, and "may see" is simply slot ≤ position. One spare slot
+    at the end takes the padding; it is never read.
+
+    `length` (attribute) counts the tokens placed so far in the longest row
+    that could exist: every call adds its width. It needs no look at device
+    memory, and may exceed the true longest row, never fall short of it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch: int,
+        length: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if not 0 < length <= config.context_tokens:
+            raise ValueError(f"cache length must be from 1 to the context of {config.context_tokens}, not {length}")
+        shape = (config.layers, batch, config.kv_heads, length + 1, config.head_dim)
+        self.keys_LBKSE = torch.zeros(shape, device=device, dtype=dtype)
+        self.values_LBKSE = torch.zeros(shape, device=device, dtype=dtype)
+        self.capacity = length
+        self.length = 0
+        self._slots_BT: Tensor | None = None  # of the call under way; None = the next slots, same in every row
+        self._start = 0
+
+    @property
+    def batch(self) -> int:
+        return self.keys_LBKSE.shape[1]
+
+    def place(self, width: int, positions_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Reserve slots for `width` new tokens per row.
+
+        Returns their positions for the rotary table ([T] or [B, T], padding
+        clamped to 0) and the attention mask [B or 1, 1, T, S], or None where
+        plain causal attention says the same.
+        """
+        self._start, self.length = self.length, self.length + width
+        if self.length > self.capacity and positions_BT is None:
+            self.length = self._start
+            raise ValueError(f"{self._start + width} tokens do not fit into a cache of {self.capacity}")
+        self.length = min(self.length, self.capacity)
+        device = self.keys_LBKSE.device
+        if positions_BT is None:
+            self._slots_BT = None
+            positions_T = torch.arange(self._start, self.length, device=device)
+            if self._start == 0 or width == 1:
+                return positions_T, None
+            return positions_T, self._visible(positions_T[None])
+        self._slots_BT = torch.where(positions_BT < 0, self.capacity, positions_BT)
+        # Padding looks at slot 0 rather than at nothing: a softmax over nothing is NaN.
+        positions_BT = positions_BT.clamp(min=0)
+        return positions_BT, self._visible(positions_BT)
+
+    def store(self, layer: int, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one layer's new keys and values; returns all of the layer's, [B, K, S, E]."""
+        keys, values = self.keys_LBKSE[layer], self.values_LBKSE[layer]
+        if self._slots_BT is None:
+            keys[:, :, self._start : self.length] = k_BKTE
+            values[:, :, self._start : self.length] = v_BKTE
+        else:
+            rows_B1 = torch.arange(self.batch, device=keys.device)[:, None]
+            keys[rows_B1, :, self._slots_BT] = k_BKTE.transpose(1, 2).to(keys.dtype)
+            values[rows_B1, :, self._slots_BT] = v_BKTE.transpose(1, 2).to(values.dtype)
+        return keys[:, :, : self.length], values[:, :, : self.length]
+
+    def keep(self, rows: list[int] | Tensor) -> None:
+        """Keep only these rows, in this order: finished answers leave the batch, a prefix can be copied."""
+        index = torch.as_tensor(rows, dtype=torch.int64, device=self.keys_LBKSE.device)
+        self.keys_LBKSE = self.keys_LBKSE[:, index]
+        self.values_LBKSE = self.values_LBKSE[:, index]
+
+    def truncate(self, length: int) -> None:
+        """Forget what lies at `length` and after, in every row."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate a cache of {self.length} tokens to {length}")
+        self.length = length
+
+    def _visible(self, positions_BT: Tensor) -> Tensor:
+        slots_S = torch.arange(self.length, device=positions_BT.device)
+        return (slots_S <= positions_BT[..., None])[:, None]

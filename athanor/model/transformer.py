@@ -1,0 +1,204 @@
+"""The decoder: Llama's arithmetic, Hugging Face's parameter names, nothing else.
+
+Knows nothing of devices, parallelism or training. Shapes: B rows, T tokens,
+S key slots, D width, H query heads, K key-value heads, E head width, V ids.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from athanor.model.cache import KVCache
+from athanor.model.config import ModelConfig
+
+INIT_STD = 0.02
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension, statistics in fp32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+def rotary_table(config: ModelConfig, length: int, device: torch.device | None = None) -> Tensor:
+    """Cosines and sines of every position: [length, 2, E/2], fp32.
+
+    Computed in fp32 like Hugging Face does, so that exports agree bit for bit.
+    """
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float() / config.head_dim
+    frequency_E = 1.0 / (config.rope_theta**exponent)
+    angle_TE = torch.arange(length, device=device).float()[:, None] * frequency_E
+    return torch.stack((angle_TE.cos(), angle_TE.sin()), 1)
+
+
+def rotate(x_BTHE: Tensor, table: Tensor) -> Tensor:
+    """Rotary positions, half rotation: element i pairs with i + E/2. Table: [T or B,T, 2, E/2]."""
+    cos, sin = table[..., None, 0, :], table[..., None, 1, :]
+    first, second = x_BTHE.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x_BTHE.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with optional per-head RMSNorm on queries and keys."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim = layer, config.head_dim
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.grouped = config.heads != config.kv_heads
+        self.q_proj = nn.Linear(config.dim, queries, bias=False)
+        self.k_proj = nn.Linear(config.dim, keys, bias=False)
+        self.v_proj = nn.Linear(config.dim, keys, bias=False)
+        self.o_proj = nn.Linear(queries, config.dim, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+
+    def forward(self, x_BTD: Tensor, table: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
+        q_BTHE = self.q_proj(x_BTD).unflatten(-1, (-1, self.head_dim))
+        k_BTKE = self.k_proj(x_BTD).unflatten(-1, (-1, self.head_dim))
+        v_BTKE = self.v_proj(x_BTD).unflatten(-1, (-1, self.head_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
+        q = rotate(q_BTHE, table).transpose(1, 2)
+        k, v = rotate(k_BTKE, table).transpose(1, 2), v_BTKE.transpose(1, 2)
+        causal = mask is None
+        if cache is not None:
+            k, v = cache.store(self.layer, k, v)
+            causal = causal and k.shape[2] == q.shape[2]  # one new token may see every slot
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.grouped)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.up_proj = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.down_proj = nn.Linear(config.ffn_dim, config.dim, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.dim, config.norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
+
+    def forward(self, x_BTD: Tensor, table: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), table, mask, cache)
+        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+
+
+class Decoder(nn.Module):
+    """The part that Hugging Face calls `model`: embedding, blocks, final norm."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+
+
+class Transformer(nn.Module):
+    """A decoder with tied embeddings. Build, then `initialise(generator)` or load weights."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        self.register_buffer("rotary", rotary_table(config, config.context_tokens), persistent=False)
+
+    def restore_rotary(self) -> None:
+        """Recompute the position table; needed after building on the meta device."""
+        self.rotary = rotary_table(self.config, self.config.context_tokens, self.head_weight.device)
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw N(0, 0.02) weights; those that write to the residual stream are damped by 1/sqrt(2·layers)."""
+        damped = INIT_STD / (2 * self.config.layers) ** 0.5
+        for name, weight in self.named_parameters():
+            if weight.dim() < 2:
+                weight.fill_(1.0)
+            else:
+                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+                weight.normal_(0.0, damped if residual else INIT_STD, generator=generator)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output matrix [V, D]: the embedding itself."""
+        return self.model.embed_tokens.weight
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        *,
+        document_BT: Tensor | None = None,
+        positions_BT: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Logits [B, T, V] of the next id at every position; arguments as in `hidden`."""
+        h_BTD = self.hidden(ids_BT, document_BT=document_BT, positions_BT=positions_BT, cache=cache)
+        return F.linear(h_BTD, self.head_weight)
+
+    def hidden(
+        self,
+        ids_BT: Tensor,
+        *,
+        document_BT: Tensor | None = None,
+        positions_BT: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Final hidden states [B, T, D], after the last norm.
+
+        Without a cache, positions run 0..T-1 along the row. `document_BT`
+        (integers) confines attention to equal numbers; positions still run on
+        over a document's start, because rotary attention only sees differences.
+
+        With a cache, tokens continue every row at `cache.length`; rows of
+        unequal length pass `positions_BT` instead: the place of each token in
+        its own row, -1 for padding (left or right). Padding is never attended
+        to, and its own output means nothing.
+        """
+        T = ids_BT.shape[1]
+        mask: Tensor | None = None
+        if cache is not None:
+            if document_BT is not None:
+                raise ValueError("a cache holds one document per row; document_BT is for rows without a cache")
+            positions_BT, mask = cache.place(T, positions_BT)
+            table = self.rotary[positions_BT]
+        elif positions_BT is not None:
+            raise ValueError("positions_BT needs a cache; rows without one count from 0")
+        else:
+            table = self.rotary[:T]
+            if T > self.config.context_tokens:
+                raise ValueError(f"{T} tokens exceed the context of {self.config.context_tokens}")
+            if document_BT is not None:
+                mask = block_mask(document_BT)
+        x_BTD = self.model.embed_tokens(ids_BT)
+        for block in self.model.layers:
+            x_BTD = block(x_BTD, table, mask, cache)
+        return self.model.norm(x_BTD)
+
+
+def block_mask(document_BT: Tensor) -> Tensor:
+    """Which positions may see which: same document and not later. Bool [B, 1, T, T]."""
+    T = document_BT.shape[1]
+    causal_TT = torch.ones(T, T, dtype=torch.bool, device=document_BT.device).tril()
+    same_BTT = document_BT[:, :, None] == document_BT[:, None, :]
+    return (same_BTT & causal_TT)[:, None]

@@ -1,0 +1,29 @@
+"""Parameters of the battery: the held-out questions every model is scored on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from athanor.errors import ParamsError
+from athanor.params.strict import param
+
+
+@dataclass(frozen=True)
+class BatteryParams:
+    """Section `battery`.
+
+    `held_out_fraction` of all exercise keys never appears in training; the
+    items are drawn from them. Changing it or `seed` changes the training
+    exercises too, since both sides come from one split.
+    """
+
+    seed: int = param(min=0, max=2**32 - 1)
+    held_out_fraction: float = param(min=0.01, max=0.5)
+    categories: dict[str, int]  # items per category
+
+    def __post_init__(self) -> None:
+        if not self.categories:
+            raise ParamsError("the battery has no categories", where="categories", fix="copy them from presets/")
+        for name, count in self.categories.items():
+            if count < 1:
+                raise ParamsError(f"{count} is out of range", where=f"categories.{name}", fix="use a value ≥ 1")

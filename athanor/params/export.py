@@ -1,0 +1,46 @@
+"""Parameters of the export: which files to publish and how strictly the runtimes must agree."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from athanor.errors import ParamsError
+from athanor.params.strict import param
+
+
+@dataclass(frozen=True)
+class ExportParams:
+    """name: goes into the GGUF files and the model card.
+
+    dtype: of the weights in the Hugging Face directory; the parity check rounds our own weights the same way.
+    llama_cpp: `required` fails without the xllamacpp package, `if_installed` says loudly that nothing was checked.
+    parity_prompts: held-out prompts that every runtime decodes greedily, `parity_new_tokens` each.
+    parity_texts: random texts, besides a fixed list of nasty ones, whose token ids must agree.
+    parity_windows: windows of held-out text (full context) whose logits are compared.
+    logit_tolerance: largest |logit difference| between torch and transformers; for llama.cpp at f32 the largest
+        |difference| of a log probability.
+    margin_logits: f16 and q8_0 may pick another token only where the two best logits are closer than this.
+    """
+
+    name: str
+    dtype: str = param(choices=("float32", "float16", "bfloat16"))
+    gguf_types: tuple[Literal["f32", "f16", "q8_0"], ...]
+    llama_cpp: str = param(choices=("required", "if_installed", "off"))
+    llama_cpp_timeout_seconds: float = param(min=1, max=86400)
+    parity_prompts: int = param(min=1, max=10000)
+    parity_new_tokens: int = param(min=1, max=4096)
+    parity_texts: int = param(min=1, max=100000)
+    parity_windows: int = param(min=1, max=1000)
+    logit_tolerance: float = param(min=1e-9, max=1)
+    margin_logits: float = param(min=0, max=10)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise ParamsError(f"'{self.name}' is not a plain name", where="name", fix="use letters, digits, . _ -")
+        # llama.cpp changes how it tokenises around special tokens for models with such a name.
+        if re.search(r"phi-?3|jina", self.name.lower()):
+            raise ParamsError(f"llama.cpp treats a model named '{self.name}' specially", where="name")
+        if not self.gguf_types or len(set(self.gguf_types)) != len(self.gguf_types):
+            raise ParamsError("expected one or more different file types", where="gguf_types", fix="[f16, q8_0]")

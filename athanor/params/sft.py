@@ -1,0 +1,37 @@
+"""The `sft` section of params.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from athanor.errors import ParamsError
+from athanor.params.strict import param
+
+
+@dataclass(frozen=True)
+class SftParams:
+    seed: int = param(min=0)  # of the order of rows
+    epochs: float = param(min=0.01, max=1000)  # passes over the packed rows, rounded down to whole steps
+    batch_tokens: int = param(min=16)  # per optimiser step, padding included; a multiple of the context
+    lr: float = param(min=1e-7, max=0.1)
+    final_lr_fraction: float = param(min=0.0, max=1.0)  # of lr, reached exactly at the last step
+    schedule: str = param(choices=("wsd", "cosine"))
+    warmup_fraction: float = param(min=0.0, max=0.9)  # of all steps
+    cooldown_fraction: float = param(min=0.01, max=1.0)  # of all steps, at the end; wsd only
+    beta1: float = param(min=0.0, max=0.9999)
+    beta2: float = param(min=0.0, max=0.99999)
+    eps: float = param(min=1e-15, max=1e-3)
+    weight_decay: float = param(min=0.0, max=1.0)
+    grad_clip: float = param(min=1e-3)
+    z_loss: float = param(min=0.0, max=0.1)
+    precision: str = param(choices=("fp32", "bf16", "fp16"))
+    validations_per_epoch: float = param(min=0.0, max=1000)  # 0: at the end only
+    validation_max_conversations: int = param(min=1)
+
+    def __post_init__(self) -> None:
+        if self.schedule == "wsd" and self.warmup_fraction + self.cooldown_fraction > 1:
+            raise ParamsError(
+                "warmup and cooldown together are longer than the run",
+                where="cooldown_fraction",
+                fix=f"use ≤ {1 - self.warmup_fraction:g}",
+            )

@@ -1,0 +1,31 @@
+"""The `tokenizer` section of params.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from athanor.errors import ParamsError
+from athanor.params.strict import param
+
+VOCAB_MULTIPLE = 64
+
+
+@dataclass(frozen=True)
+class TokenizerParams:
+    """How the BPE is trained. What makes it lossless is fixed in code and not a knob."""
+
+    vocab_size: int = param(min=320, max=1 << 20)  # a multiple of 64, all kinds of ids counted
+    sample_bytes: int = param(min=1000)  # UTF-8 bytes of training text it is trained on at most
+    check_bytes: int = param(min=1000)  # bytes per source that the gate encodes on top of the fuzz set
+    character_coverage: float = param(min=0.98, max=1.0)  # rarer characters are spelled in bytes
+    max_piece_chars: int = param(min=1, max=64)
+    split_by_unicode_script: bool  # false lets a piece join letters and punctuation: shorter code
+
+    def __post_init__(self) -> None:
+        if self.vocab_size % VOCAB_MULTIPLE:
+            down = self.vocab_size // VOCAB_MULTIPLE * VOCAB_MULTIPLE
+            raise ParamsError(
+                f"{self.vocab_size} is not a multiple of {VOCAB_MULTIPLE}",
+                where="vocab_size",
+                fix=f"use {down} or {down + VOCAB_MULTIPLE}",
+            )

@@ -1,0 +1,102 @@
+"""Load the exported Hugging Face directory with our own reader: its weights, its tokenizer, its template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from athanor.artifacts import read_json
+from athanor.errors import InputError
+from athanor.model.config import ModelConfig
+from athanor.model.transformer import Transformer
+from athanor.tokenizer.chat import template_hash
+from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
+from athanor.training.tensorfile import read_tensors
+from athanor.training.weights import WEIGHTS, fill
+
+OWN, CONFIG, GENERATION = "athanor.json", "config.json", "generation_config.json"
+MAKE_IT = "make the model first: make repro"
+QK_NORM = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+
+
+def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple[Transformer, Tokenizer]:
+    """The exported model in evaluation mode, computing in fp32, and its tokenizer.
+
+    InputError if the directory is missing or incomplete, or if its model was
+    trained with another tokenizer or another chat template than this code
+    renders: it would answer, and worse.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError("no exported model here", where=str(folder), fix=MAKE_IT)
+    facts = _read(folder, OWN)
+    tokenizer = _tokenizer(folder)
+    for what, expected, found in (
+        ("tokenizer", facts.get("tokenizer_digest"), tokenizer.digest),
+        ("chat template", facts.get("template_hash"), template_hash(tokenizer)),
+    ):
+        if expected != found:
+            raise InputError(
+                f"the model was trained with another {what} ({expected}) than the one here ({found})",
+                where=str(folder / OWN),
+                fix="export it again: dvc repro export",
+            )
+    config = model_config(_read(folder, CONFIG), str(folder / CONFIG))
+    with torch.device("meta"):
+        model = Transformer(config)
+    path = folder / WEIGHTS
+    fill(model, {name: tensor.float() for name, tensor in read_tensors(path).items()}, str(path))
+    return model.to(device).eval(), tokenizer
+
+
+def model_config(values: Mapping[str, Any], where: str) -> ModelConfig:
+    """The shape from a Hugging Face config.json; InputError for an architecture that is not ours."""
+    kind = (values.get("architectures") or ["none"])[0]
+    rope = values.get("rope_parameters") or {"rope_type": "default", "rope_theta": values.get("rope_theta")}
+    foreign = [
+        kind not in QK_NORM and f"architecture {kind}",
+        not values.get("tie_word_embeddings") and "untied embeddings",
+        bool(values.get("attention_bias") or values.get("mlp_bias")) and "biases",
+        values.get("hidden_act") != "silu" and f"activation {values.get('hidden_act')}",
+        rope.get("rope_type", "default") != "default" and f"rope type {rope.get('rope_type')}",
+    ]
+    if any(foreign):
+        named = ", ".join(text for text in foreign if text)
+        raise InputError(f"cannot run a model with {named}", where=where, fix="use a directory made by the export stage")
+    try:
+        return ModelConfig(
+            vocab_size=values["vocab_size"],
+            layers=values["num_hidden_layers"],
+            dim=values["hidden_size"],
+            heads=values["num_attention_heads"],
+            kv_heads=values["num_key_value_heads"],
+            head_dim=values["head_dim"],
+            ffn_dim=values["intermediate_size"],
+            context_tokens=values["max_position_embeddings"],
+            rope_theta=float(rope["rope_theta"]),
+            norm_eps=values["rms_norm_eps"],
+            qk_norm=QK_NORM[kind],
+        )
+    except (KeyError, TypeError) as error:
+        raise InputError(f"a key is missing or odd ({error})", where=where, fix="export it again: dvc repro export") from None
+
+
+def decoding_defaults(folder: str | Path) -> dict[str, Any]:
+    """Content of the export's generation_config.json: the decoding settings the model ships with."""
+    return _read(Path(folder), GENERATION)
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    if not (folder / name).is_file():
+        raise InputError("not a directory made by the export stage, the file is missing", where=str(folder / name), fix=MAKE_IT)
+    return read_json(folder / name)
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    path = folder / MODEL_FILE
+    if not path.is_file():
+        raise InputError("file not found", where=str(path), fix="export it again: dvc repro export")
+    return Tokenizer(path.read_bytes(), str(path))

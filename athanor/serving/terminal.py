@@ -1,0 +1,193 @@
+"""Chat with the exported model in a terminal.
+
+    python -m athanor.serving.terminal [--model DIR] [--system TEXT] [--temperature 0.7 ...]
+
+Ctrl-C stops an answer, Ctrl-D leaves. With input from a pipe, each line is a
+message and only the answers go to standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+
+from athanor.errors import AthanorError
+from athanor.evaluation.generate import Sampling
+from athanor.pipeline.machine import machine
+from athanor.serving.chat import Chat
+from athanor.serving.loading import decoding_defaults, load_export
+from athanor.training.device import prepare
+
+DEFAULT_MODEL = "models/export/hf"
+HELP = """\
+/system TEXT   set the system message (without TEXT: remove it)
+/reset         forget the conversation
+/help          this list
+/exit          leave, as does Ctrl-D; Ctrl-C stops an answer"""
+
+
+class Terminal:
+    """Reads lines, prints answers. Ctrl-C while a line is typed drops the line; while answering, the answer."""
+
+    def __init__(self, chat: Chat) -> None:
+        self.chat = chat
+        self.typed = sys.stdin.isatty()
+        self.shown = sys.stdout.isatty()
+        self.answering = self.stop = False
+        self.forgotten = 0
+
+    def run(self) -> None:
+        """Until /exit or the end of the input."""
+        before = signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            self._loop()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _loop(self) -> None:
+        while True:
+            try:
+                line = input("you: " if self.typed else "").strip()
+                if line in ("/exit", "/quit"):
+                    return
+                if line.startswith("/"):
+                    self.command(line)
+                elif line:
+                    self.answer(line)
+            except EOFError:
+                if self.typed:
+                    print()
+                return
+            except KeyboardInterrupt:
+                print(self.dim(" (Ctrl-D leaves)") if self.typed else "", flush=True)
+            except AthanorError as error:
+                print(str(error), file=sys.stderr, flush=True)
+
+    def command(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        if name == "/reset":
+            self.chat.reset()
+            self.forgotten = 0
+            self.say("The conversation is forgotten.")
+        elif name == "/system":
+            self.chat.system = rest.strip()
+            self.say("System message set." if self.chat.system else "System message removed.")
+        else:
+            if name != "/help":
+                self.say(f"No command {name}.")
+            self.say(HELP)
+
+    def answer(self, text: str) -> None:
+        if self.typed:
+            print("model: ", end="", flush=True)
+        started = time.monotonic()
+        self.stop, self.answering = False, True
+        pieces = self.chat.answer(text)
+        try:
+            for piece in pieces:
+                sys.stdout.write(printable(piece))
+                sys.stdout.flush()
+                if self.stop:
+                    break
+        except AthanorError:
+            if self.typed:
+                print(flush=True)  # the error gets a line of its own
+            raise
+        finally:
+            pieces.close()
+            self.answering = False
+        print(flush=True)
+        if self.chat.forgotten > self.forgotten:
+            self.say(f"(the context is full; the oldest {self.chat.forgotten} exchanges are no longer seen)")
+            self.forgotten = self.chat.forgotten
+        if self.shown:
+            rate = self.chat.tokens / max(time.monotonic() - started, 1e-9)
+            how = "stopped, " if self.stop else "cut at the limit, " if self.chat.cut else ""
+            print(self.dim(f"{how}{self.chat.tokens} tokens, {rate:,.0f} tokens/s"), flush=True)
+
+    def say(self, text: str) -> None:
+        """Something that is not an answer: beside it on a terminal, on standard error for a pipe."""
+        print(self.dim(text) if self.shown else text, file=sys.stdout if self.shown else sys.stderr, flush=True)
+
+    def dim(self, text: str) -> str:
+        return text if "NO_COLOR" in os.environ or not self.shown else f"\033[2m{text}\033[0m"
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        # A flag while answering: an exception could strike in the middle of a history update.
+        if self.answering:
+            self.stop = True
+        else:
+            raise KeyboardInterrupt
+
+
+def printable(text: str) -> str:
+    """Text with control and direction characters made visible, so that a model cannot steer the terminal."""
+    return "".join("\ufffd" if _steers(c) else c for c in text)
+
+
+def _steers(c: str) -> bool:
+    code = ord(c)
+    control = (code < 0x20 and c not in "\n\t") or 0x7F <= code < 0xA0
+    return control or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m athanor.serving.terminal", description="Chat in the terminal.")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help=f"exported directory (default {DEFAULT_MODEL})")
+    parser.add_argument("--system", default="", help="system message")
+    parser.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: as exported)")
+    parser.add_argument("--top-k", type=int, help="sample among the k likeliest tokens")
+    parser.add_argument("--top-p", type=float, help="sample among the likeliest tokens that make up this probability")
+    parser.add_argument("--min-p", type=float, help="leave out tokens below this share of the likeliest one")
+    parser.add_argument("--seed", type=int, help="equal seeds give equal answers")
+    parser.add_argument("--max-new-tokens", type=int, help="longest answer")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    for stream in (sys.stdin, sys.stdout):
+        stream.reconfigure(encoding="utf-8", errors="replace")
+    try:
+        settings = machine()
+        model, tokenizer = load_export(options.model, prepare(settings.device, settings.threads))
+        defaults = decoding_defaults(options.model)
+        # An export that does not sample carries no temperature: greedy, as it was evaluated.
+        shipped = defaults if defaults.get("do_sample") else {}
+        chosen = {
+            name: value
+            for name in ("temperature", "top_k", "top_p", "min_p", "seed")
+            if (value := getattr(options, name)) is not None
+        }
+        chat = Chat(
+            model,
+            tokenizer,
+            sampling=Sampling.from_dict({"seed": secrets.randbelow(2**31), **shipped, **chosen}),
+            max_new_tokens=max(1, options.max_new_tokens or defaults["max_new_tokens"]),
+            system=options.system,
+        )
+    except AthanorError as error:
+        print(f"chat: {error}", file=sys.stderr)
+        return 1
+    terminal = Terminal(chat)
+    if terminal.typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401  line editing and history for input()
+        size = f"{model.config.parameter_count() / 1e6:.1f}M parameters, context {model.config.context_tokens} tokens"
+        terminal.say(f"{options.model} ({size}). /help for commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+    try:
+        terminal.run()
+    except BrokenPipeError:  # the reader of the pipe has gone; nothing may be flushed to it at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Checkpoints that are whole or ignored: `step_00000123/` with tensors, state and checksums."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from athanor.artifacts import digest, new_dir, read_json, sha256_file, write_json
+from athanor.errors import InputError
+from athanor.training.tensorfile import read_tensors, write_tensors
+
+TENSORS, STATE = "tensors.safetensors", "state.json"
+KEEP = 2
+_NAME = re.compile(r"step_(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+    path: Path
+
+
+def save(
+    folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, pinned: bool = False
+) -> Path:
+    """Write the checkpoint of a step, then drop all but the newest two and the pinned.
+
+    Appears under its name only when every byte is on the disk; an error (a
+    full disk) leaves the earlier ones as they were.
+    """
+    path = folder / f"step_{step:08d}"
+    with new_dir(path) as temporary:
+        checksum = write_tensors(temporary / TENSORS, tensors)
+        content = {"step": step, "pinned": pinned, "tensors_sha256": checksum, "state": dict(state)}
+        write_json(temporary / STATE, {**content, "checksum": digest(content)})
+    for old in steps(folder)[KEEP:]:
+        if not _pinned(old):
+            shutil.rmtree(old)
+    return path
+
+
+def steps(folder: Path) -> list[Path]:
+    """Checkpoint folders, newest first, without looking inside."""
+    found = [path for path in folder.glob("step_*") if path.is_dir() and _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def load(path: Path) -> Checkpoint:
+    """Read one checkpoint; InputError if any byte of it is missing or changed."""
+    content = _state(path)
+    tensors = path / TENSORS
+    if not tensors.is_file() or sha256_file(tensors) != content["tensors_sha256"]:
+        raise InputError("missing or damaged", where=str(tensors))
+    return Checkpoint(content["step"], read_tensors(tensors), content["state"], path)
+
+
+def latest(folder: Path, on_damaged: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint, or None; each damaged one on the way is told to `on_damaged`.
+
+    Also clears what a killed writer left half-done. The caller must be the
+    folder's only writer.
+    """
+    for scrap in folder.glob(".step_*.tmp"):
+        shutil.rmtree(scrap)
+    for path in steps(folder):
+        try:
+            return load(path)
+        except InputError as error:
+            on_damaged(f"checkpoint ignored ({error}); using the one before it")
+    return None
+
+
+def _state(path: Path) -> dict[str, Any]:
+    content = read_json(path / STATE)
+    claimed = content.pop("checksum", None) if isinstance(content, dict) else None
+    if claimed is None or claimed != digest(content):
+        raise InputError("damaged", where=str(path / STATE))
+    return content
+
+
+def _pinned(path: Path) -> bool:
+    try:
+        return bool(_state(path)["pinned"])
+    except InputError:
+        return False

@@ -1,0 +1,33 @@
+"""The compute device, prepared once before the first operation."""
+
+from __future__ import annotations
+
+import torch
+
+from athanor.errors import InputError
+
+# Tokens per forward pass when the machine settings leave it open. On a CPU
+# larger ones only spill the caches; an accelerator wants more at once.
+MICRO_BATCH_TOKENS = {"cpu": 1024, "mps": 4096, "cuda": 16384}
+
+
+def prepare(name: str, threads: int) -> torch.device:
+    """The device called `name` (auto, cpu, cuda, mps), with threads set and denormals flushed on the CPU.
+
+    Call before any tensor work: worker threads inherit the denormal mode from
+    the thread that starts them. Without it, Adam's moments of ids that no
+    longer occur decay into denormals and slow its step down twentyfold.
+    """
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not usable.get(name, False):
+        raise InputError(f"torch cannot use device '{name}' here", where="machine.device", fix="use auto or cpu")
+    return torch.device(name)
+
+
+def micro_batch(device: torch.device, asked_tokens: int, row_tokens: int, batch_tokens: int) -> int:
+    """Rows per forward pass for a setting of `asked_tokens` (0: choose), at most the batch."""
+    return max(1, min(asked_tokens or MICRO_BATCH_TOKENS[device.type], batch_tokens) // row_tokens)

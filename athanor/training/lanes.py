@@ -1,0 +1,93 @@
+"""Forward and backward of a step's micro-batches, several at once on a CPU.
+
+Small models gain little from splitting each operation over cores, and lose
+everything to barriers when another program wants one of the cores. Here every
+micro-batch runs on one core from end to end, and its gradients are added in a
+fixed order. So the sum has the same bits for any number of threads.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from athanor.model.config import ModelConfig
+from athanor.model.transformer import Transformer
+from athanor.training.loss import Targets
+
+MAX_LANES = 8
+_GRADIENT_BYTES = 1 << 30  # that all lanes together may hold
+
+
+def lane_count(config: ModelConfig, device: torch.device) -> int:
+    """Lanes for a model: decided by its size, never by the machine's cores, which must not change results.
+
+    One lane means the usual way: one micro-batch after the other, each
+    operation on all threads or on the accelerator.
+    """
+    if device.type != "cpu":
+        return 1
+    return max(1, min(MAX_LANES, _GRADIENT_BYTES // (4 * config.parameter_count())))
+
+
+class Lanes:
+    """Replicas of a model that share its weights and have gradients of their own.
+
+    Use as a context manager. On a CPU with more than one lane it sets torch to
+    one thread per operation, for the pool of `threads` to run side by side.
+    """
+
+    def __init__(self, model: Transformer, threads: int) -> None:
+        self.model = model
+        self.count = lane_count(model.config, model.head_weight.device)
+        self.replicas = [model, *(_share(model) for _ in range(self.count - 1))]
+        if self.count > 1:
+            torch.set_num_threads(1)
+            self._pool = ThreadPoolExecutor(min(threads, self.count), initializer=_flush_denormals)
+
+    def __enter__(self) -> Lanes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.count > 1:
+            self._pool.shutdown()
+
+    def backward(self, batches: Sequence[Targets], loss_of: Callable[[Transformer, Targets], Tensor]) -> Tensor:
+        """Add up gradients of `loss_of` over all batches in the model's `.grad`; returns the summed loss.
+
+        Gradients start from nothing. `loss_of` runs forward and backward of one
+        batch on the replica it is given and returns the loss, detached.
+        """
+        for replica in self.replicas:
+            replica.zero_grad(set_to_none=True)
+
+        def run(lane: int) -> Tensor:
+            total = torch.zeros((), device=self.model.head_weight.device)
+            for batch in batches[lane :: self.count]:
+                total += loss_of(self.replicas[lane], batch)
+            return total
+
+        used = min(self.count, len(batches))
+        if used <= 1:
+            return run(0)
+        losses = list(self._pool.map(run, range(used)))
+        sums = [weight.grad for weight in self.model.parameters()]
+        for replica in self.replicas[1:used]:
+            torch._foreach_add_(sums, [weight.grad for weight in replica.parameters()])
+            replica.zero_grad(set_to_none=True)
+        return torch.stack(losses).sum()
+
+
+def _share(model: Transformer) -> Transformer:
+    """A copy of the module tree whose parameters and buffers are the same memory."""
+    memo: dict[int, object] = {id(weight): nn.Parameter(weight.detach()) for weight in model.parameters()}
+    memo |= {id(buffer): buffer for buffer in model.buffers()}
+    return copy.deepcopy(model, memo)
+
+
+def _flush_denormals() -> None:
+    torch.set_flush_denormal(True)  # a mode of the thread, not of the process

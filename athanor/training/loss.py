@@ -1,0 +1,74 @@
+"""The one loss: cross-entropy of supervised targets, summed.
+
+Training divides the sum by the number of supervised targets of the whole
+step. A mean of micro-batch means would weigh a token by how few others its
+micro-batch happened to supervise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from athanor.model.transformer import Transformer
+
+
+class Targets(NamedTuple):
+    """Rows of ids and what to predict from them.
+
+    ids_BT int64; document_BT int64 or None (one document per row, or padding
+    at the end only); where_N: flat positions in [B·T] whose next id is
+    supervised; next_N: those ids. Found on the host, so the output layer runs
+    for supervised positions alone and the device is never asked for a count.
+    """
+
+    ids_BT: Tensor
+    document_BT: Tensor | None
+    where_N: Tensor
+    next_N: Tensor
+
+    def to(self, device: torch.device) -> Targets:
+        return Targets(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+
+
+def supervised(document_BS: np.ndarray, mask_BS: np.ndarray | None) -> np.ndarray:
+    """Which of the T = S - 1 targets count: bool [B, T].
+
+    A target has to lie in the document of the id before it: nothing in a
+    document tells what the next one in the row starts with.
+    """
+    inside_BT = (document_BS[:, 1:] == document_BS[:, :-1]) & (document_BS[:, 1:] >= 0)
+    return inside_BT if mask_BS is None else inside_BT & (mask_BS[:, 1:] != 0)
+
+
+def targets(
+    tokens_BS: np.ndarray, document_BS: np.ndarray, mask_BS: np.ndarray | None, *, document_mask: bool
+) -> Targets:
+    """Targets for rows of S = T + 1 ids, their document numbers and an optional loss mask."""
+    where_N = np.flatnonzero(supervised(document_BS, mask_BS))
+    inputs_BT = document_BS[:, :-1]
+    several = document_mask and bool((inputs_BT != inputs_BT[:, :1]).any())
+    return Targets(
+        torch.from_numpy(np.ascontiguousarray(tokens_BS[:, :-1])),
+        torch.from_numpy(np.ascontiguousarray(inputs_BT)) if several else None,
+        torch.from_numpy(where_N),
+        torch.from_numpy(tokens_BS[:, 1:].reshape(-1)[where_N]),
+    )
+
+
+def token_losses(model: Transformer, batch: Targets, *, z_loss: float = 0.0) -> Tensor:
+    """Cross-entropy in nats of every supervised target, fp32 [N], in the order of `where_N`.
+
+    `z_loss` adds that many times the squared log-sum-exp of the logits, which
+    keeps them from drifting upwards in training.
+    """
+    h_BTD = model.hidden(batch.ids_BT, document_BT=batch.document_BT)
+    logits_NV = F.linear(h_BTD.flatten(0, 1).index_select(0, batch.where_N), model.head_weight).float()
+    losses_N = F.cross_entropy(logits_NV, batch.next_N, reduction="none")
+    if z_loss:
+        losses_N = losses_N + z_loss * logits_NV.logsumexp(-1).square()
+    return losses_N

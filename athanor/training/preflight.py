@@ -1,0 +1,123 @@
+"""Checks before the first step: a model that learns wrongly is cheaper to find here than after a week.
+
+They work on a copy of the model and draw no random numbers, so training goes
+on exactly as if they had not run.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor
+
+from athanor.errors import GateError
+from athanor.model.transformer import Transformer
+from athanor.training.loss import Targets, token_losses
+
+INITIAL_LOSS_TOLERANCE = 0.1
+OVERFIT_STEPS = 40
+OVERFIT_SHARE = 0.5  # of the initial loss that has to be gone by then
+_PROBE_TOKENS = 64
+
+
+def preflight(model: Transformer, batch: Targets, *, fresh: bool = True) -> dict[str, float]:
+    """Run the gates on a small batch; GateError names the first that fails. Returns what was measured.
+
+    `fresh` says the weights are untrained: then the first loss must be ln V
+    and must fall quickly. Trained weights may have nothing left to learn.
+    """
+    probe = copy.deepcopy(model).float()
+    first = probe_gradients(probe, batch)
+    check_reach(probe, batch.ids_BT)
+    if not fresh:
+        return {"initial_loss": first}
+    check_initial_loss(first, model.config.vocab_size)
+    return {"initial_loss": first, "overfit_loss": check_overfits(probe, batch, first)}
+
+
+def check_initial_loss(loss: float, vocab_size: int) -> None:
+    """An untrained model must know nothing and claim nothing: its loss is ln V."""
+    if not abs(loss - math.log(vocab_size)) <= INITIAL_LOSS_TOLERANCE:
+        raise GateError(
+            "initial loss",
+            f"the untrained model's loss is {loss:.3f}, ln V is {math.log(vocab_size):.3f}",
+            fix="check the initialisation and that targets are the next ids",
+        )
+
+
+def probe_gradients(model: Transformer, batch: Targets) -> float:
+    """Every parameter must get a finite gradient that is not all zero; returns the loss."""
+    model.zero_grad(set_to_none=True)
+    loss = token_losses(model, batch).mean()
+    loss.backward()
+    for name, weight in model.named_parameters():
+        if weight.grad is None or not bool(weight.grad.any()):
+            raise GateError("gradients", f"parameter {name} gets none", fix="connect it to the loss or remove it")
+        if not bool(torch.isfinite(weight.grad).all()):
+            raise GateError("gradients", f"parameter {name} gets one that is not finite", fix="check the batch")
+    return float(loss.detach())
+
+
+def check_reach(model: Transformer, ids_BT: Tensor) -> None:
+    """No position may depend on a later one, nor on another document; on every earlier one of its own it must."""
+    ids_1T = ids_BT[:1, :_PROBE_TOKENS]
+    T = ids_1T.shape[1]
+    border, position = T // 2, T - T // 4 - 1
+    document_1T = (torch.arange(T, device=ids_1T.device) >= border).long()[None]
+    for document, first in ((None, 0), (document_1T, border)):
+        reached_T = _influence(model, ids_1T, document, position)
+        if bool(reached_T[position + 1 :].any()):
+            raise GateError("causality", f"position {position} depends on later ids", fix="check the attention mask")
+        if bool(reached_T[:first].any()):
+            raise GateError(
+                "document mask", f"position {position} depends on the document before", fix="check the block mask"
+            )
+        if not bool(reached_T[first : position + 1].all()):
+            raise GateError("attention", f"position {position} cannot see all ids before it", fix="check the mask")
+
+
+def _influence(model: Transformer, ids_1T: Tensor, document_1T: Tensor | None, position: int) -> Tensor:
+    """Which input positions have a gradient to the hidden state at `position`: bool [T]."""
+    seen: list[Tensor] = []
+
+    def keep(_module: object, _inputs: object, out: Tensor) -> Tensor:
+        seen.append(out.detach().requires_grad_(True))
+        return seen[0]
+
+    hook = model.model.embed_tokens.register_forward_hook(keep)
+    try:
+        h_1TD = model.hidden(ids_1T, document_BT=document_1T)
+    finally:
+        hook.remove()
+    # Uneven weights: a plain sum of a normed vector could lose a direction.
+    direction_D = torch.arange(1.0, h_1TD.shape[-1] + 1, device=ids_1T.device)
+    (gradient_1TD,) = torch.autograd.grad((h_1TD[0, position] * direction_D).sum(), seen[0])
+    return gradient_1TD[0].ne(0).any(-1)
+
+
+def check_overfits(model: Transformer, batch: Targets, first: float) -> float:
+    """Half of the loss on one small batch must be gone after a few steps; returns what is left.
+
+    Steps along the gradient's sign: as good as Adam here, and without its
+    memory. Trains `model`, so pass a copy.
+    """
+    rate = 2e-3 * min(1.0, 192 / model.config.dim)
+    loss = first
+    for step in range(OVERFIT_STEPS):
+        if step:
+            probe_gradients(model, batch)
+        with torch.no_grad():
+            for weight in model.parameters():
+                assert weight.grad is not None
+                weight.sub_(weight.grad.sign(), alpha=rate * (1 - step / OVERFIT_STEPS))
+        with torch.no_grad():
+            loss = float(token_losses(model, batch).mean())
+        if loss <= OVERFIT_SHARE * first:
+            return loss
+    raise GateError(
+        "overfit",
+        f"the loss on one small batch is still {loss:.3f} after {OVERFIT_STEPS} steps from {first:.3f}",
+        fix="check targets, loss and gradients",
+    )

@@ -1,0 +1,42 @@
+"""Learning-rate schedules: pure functions of the tokens trained on, so a resume cannot shift them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warmup to `peak`, then by `shape`:
+
+    wsd: constant until `cooldown_tokens` before the end, then
+         final + (peak - final) · (1 - sqrt(share of the cooldown done)).
+    cosine: half a cosine from peak to `final`.
+
+    A step is given the rate at its end, so the first step already learns and
+    the last one uses `final` exactly. Until the cooldown, wsd does not look at
+    `total_tokens`: a longer run has the same trunk.
+    """
+
+    shape: str
+    peak: float
+    final: float
+    warmup_tokens: int
+    cooldown_tokens: int
+    total_tokens: int
+
+    @property
+    def cooldown_start(self) -> int:
+        """Tokens at which the rate begins to fall: the last moment from which a longer run can continue."""
+        return self.total_tokens - self.cooldown_tokens if self.shape == "wsd" else self.warmup_tokens
+
+    def rate(self, tokens: int) -> float:
+        """Learning rate of the step that ends at `tokens`."""
+        if tokens <= self.warmup_tokens:
+            return self.peak * tokens / self.warmup_tokens
+        if tokens <= self.cooldown_start:
+            return self.peak
+        done = min(1.0, (tokens - self.cooldown_start) / (self.total_tokens - self.cooldown_start))
+        left = 1 - math.sqrt(done) if self.shape == "wsd" else (1 + math.cos(math.pi * done)) / 2
+        return self.final + (self.peak - self.final) * left

@@ -1,0 +1,68 @@
+"""What a checkpoint holds: weights, optimiser, loss scale, random states, and where the run stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from athanor.model.transformer import Transformer
+from athanor.training.checkpoint import Checkpoint
+from athanor.training.curve import Curve
+from athanor.training.optimizer import load_optimizer, optimizer_tensors
+from athanor.training.precision import LossScale
+
+
+class RunState:
+    """Where a run stands: everything that a checkpoint holds besides tensors."""
+
+    def __init__(self, steps: int) -> None:
+        self.step = 0
+        self.skipped = 0
+        self.skipped_in_a_row = 0
+        self.supervised = 0
+        self.curve = Curve(steps)
+        self.validations: list[dict[str, Any]] = []
+
+    def state(self) -> dict[str, Any]:
+        return {**vars(self), "curve": self.curve.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        vars(self).update({**state, "curve": Curve.load(state["curve"])})
+
+
+def run_tensors(model: Transformer, optimizer: torch.optim.AdamW, scale: LossScale) -> dict[str, Tensor]:
+    """Every tensor that decides how the run goes on."""
+    tensors = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
+    tensors |= {f"optimizer.{name}": value for name, value in optimizer_tensors(model, optimizer).items()}
+    tensors |= {f"scale.{name}": value for name, value in scale.tensors().items()}
+    tensors["rng.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors |= {f"rng.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    return tensors
+
+
+@torch.no_grad()
+def restore(
+    saved: Checkpoint,
+    model: Transformer,
+    optimizer: torch.optim.AdamW,
+    scale: LossScale,
+    progress: RunState,
+) -> None:
+    """Put a checkpoint's content into parts built for the same configuration."""
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {name[len(prefix) :]: tensor for name, tensor in saved.tensors.items() if name.startswith(prefix)}
+
+    weights = part("model.")
+    for name, weight in model.named_parameters():
+        weight.copy_(weights[name])
+    load_optimizer(model, optimizer, part("optimizer."))
+    scale.load(part("scale."))
+    torch.set_rng_state(saved.tensors["rng.cpu"])
+    if torch.cuda.is_available():
+        states = part("rng.cuda.")
+        for number in range(min(len(states), torch.cuda.device_count())):
+            torch.cuda.set_rng_state(states[str(number)], number)
+    progress.load(saved.state)

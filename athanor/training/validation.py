@@ -1,0 +1,190 @@
+"""Scores of held-out text: bits per byte of documents, loss of conversations, with standard errors.
+
+Every sequence is scored on its own from its first id. One longer than the
+context is read in overlapping windows; each target counts once, in the first
+window that holds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from athanor.errors import InputError
+from athanor.model.transformer import Transformer
+from athanor.training.loss import Targets, token_losses
+from athanor.training.precision import autocast
+
+BATCH_TOKENS = 4096  # fixed, because the grouping of rows decides the last bits of a sum
+
+
+@dataclass(frozen=True)
+class BitsPerByte:
+    """`bpb` = bits / bytes over all documents; `stderr` treats documents as the sample (None if there is one)."""
+
+    bits: float
+    bytes: int
+    documents: int
+    tokens: int
+    bpb: float
+    stderr: float | None
+
+
+@dataclass(frozen=True)
+class MeanLoss:
+    """Nats per supervised target over all conversations; `stderr` as in BitsPerByte."""
+
+    loss: float
+    stderr: float | None
+    conversations: int
+    tokens: int
+
+
+def bits_per_byte(
+    model: Transformer,
+    documents: Sequence[np.ndarray],
+    token_bytes: np.ndarray,
+    context_tokens: int,
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    precision: str = "fp32",
+    threads: int = 1,
+) -> BitsPerByte:
+    """Score documents (ids with `<|bos|>` and `<|eos|>`).
+
+    Bits count every target, the end included; bytes are those of the text
+    (`token_bytes` is 0 for control ids). InputError when there is no text.
+    """
+    nats_D, counts_D = sequence_nats(model, documents, None, context_tokens, batch_tokens, precision, threads)
+    bytes_D = np.array([int(token_bytes[document].sum()) for document in documents], dtype=np.float64)
+    if not bytes_D.sum() > 0:
+        raise InputError("no held-out text to score", where="validation", fix="raise the validation share or add text")
+    ratio, stderr = ratio_and_error(nats_D / math.log(2), bytes_D)
+    bits = float(nats_D.sum() / math.log(2))
+    return BitsPerByte(bits, int(bytes_D.sum()), len(documents), int(counts_D.sum()), ratio, stderr)
+
+
+def pooled(scores: Mapping[str, BitsPerByte]) -> BitsPerByte:
+    """All sources together, each with its own bytes; their errors are independent."""
+    bits, size = sum(score.bits for score in scores.values()), sum(score.bytes for score in scores.values())
+    errors = [None if score.stderr is None else score.stderr * score.bytes for score in scores.values()]
+    error = None if None in errors else math.hypot(*errors) / size
+    documents, tokens = (sum(getattr(score, name) for score in scores.values()) for name in ("documents", "tokens"))
+    return BitsPerByte(bits, size, documents, tokens, bits / size, error)
+
+
+def conversation_loss(
+    model: Transformer,
+    conversations: Sequence[tuple[np.ndarray, np.ndarray]],
+    context_tokens: int,
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    precision: str = "fp32",
+    threads: int = 1,
+) -> MeanLoss:
+    """Score the supervised targets of conversations, each an (ids, mask) pair."""
+    ids, masks = [ids for ids, _ in conversations], [mask for _, mask in conversations]
+    nats_D, counts_D = sequence_nats(model, ids, masks, context_tokens, batch_tokens, precision, threads)
+    if not counts_D.sum():
+        raise InputError("no held-out supervised token to score", where="validation", fix="add conversations")
+    ratio, stderr = ratio_and_error(nats_D, counts_D.astype(np.float64))
+    return MeanLoss(ratio, stderr, len(conversations), int(counts_D.sum()))
+
+
+def ratio_and_error(parts: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
+    """sum(parts) / sum(sizes) and its standard error over the samples, by linearisation (delta method).
+
+    None for a single sample: it says nothing about spread, and 0 would claim certainty.
+    """
+    n, total = len(parts), float(sizes.sum())
+    ratio = float(parts.sum()) / total
+    if n < 2:
+        return ratio, None
+    residual = parts - ratio * sizes
+    return ratio, math.sqrt(n / (n - 1) * float((residual**2).sum())) / total
+
+
+def sequence_nats(
+    model: Transformer,
+    sequences: Sequence[np.ndarray],
+    masks: Sequence[np.ndarray] | None,
+    context_tokens: int,
+    batch_tokens: int = BATCH_TOKENS,
+    precision: str = "fp32",
+    threads: int = 1,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Summed cross-entropy (float64, nats) and number of counted targets (int64) of each sequence.
+
+    `masks` (1 = supervised as a target) limits which targets count. Windows of
+    similar length share a batch of at most `batch_tokens`, padded on the right,
+    where a causal model cannot see.
+    """
+    device = model.head_weight.device
+    nats_D = np.zeros(len(sequences))
+    counts_D = np.zeros(len(sequences), dtype=np.int64)
+    windows = [
+        (number, start, end, first)
+        for number, ids in enumerate(sequences)
+        for start, end, first in spans(len(ids) - 1, context_tokens)
+    ]
+    windows.sort(key=lambda window: window[1] - window[2])
+    groups, at = [], 0
+    while at < len(windows):
+        width = windows[at][2] - windows[at][1]
+        groups.append(windows[at : at + max(1, batch_tokens // width)])
+        at += len(groups[-1])
+
+    def score(group: list[tuple[int, int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        owner_N, batch = _padded(group, sequences, masks)
+        if not len(owner_N):
+            return owner_N, np.zeros(0)
+        with torch.no_grad(), autocast(precision, device):
+            return owner_N, token_losses(model, batch.to(device)).double().cpu().numpy()
+
+    # Side by side where torch keeps to one thread per operation; added up in order either way.
+    workers = threads if device.type == "cpu" and torch.get_num_threads() == 1 else 1
+    with ThreadPoolExecutor(workers, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
+        for owner_N, losses_N in pool.map(score, groups) if workers > 1 else map(score, groups):
+            np.add.at(nats_D, owner_N, losses_N)
+            np.add.at(counts_D, owner_N, 1)
+    return nats_D, counts_D
+
+
+def _padded(
+    group: list[tuple[int, int, int, int]], sequences: Sequence[np.ndarray], masks: Sequence[np.ndarray] | None
+) -> tuple[np.ndarray, Targets]:
+    """A batch of windows padded on the right, and the sequence number of each of its targets."""
+    width = group[0][2] - group[0][1]
+    ids_BT = np.zeros((len(group), width), dtype=np.int64)
+    where, following, owner = [], [], []
+    for row, (number, start, end, first) in enumerate(group):
+        ids = sequences[number]
+        ids_BT[row, : end - start] = ids[start:end]
+        positions = np.arange(first, end)  # of the id that predicts
+        if masks is not None:
+            positions = positions[masks[number][positions + 1] != 0]
+        where.append(row * width + positions - start)
+        following.append(ids[positions + 1].astype(np.int64))
+        owner.append(np.full(len(positions), number))
+    parts = (torch.from_numpy(np.concatenate(part)) for part in (where, following))
+    return np.concatenate(owner), Targets(torch.from_numpy(ids_BT), None, *parts)
+
+
+def spans(inputs: int, context_tokens: int) -> Iterator[tuple[int, int, int]]:
+    """Windows (start, end, first) over `inputs` positions: reads start..end, scores the targets of first..end.
+
+    Each window after the first starts half a context later, the last one as
+    late as it can, so every target after the first window has at least half a
+    context before it.
+    """
+    start, first = 0, 0
+    while first < inputs:
+        end = min(start + context_tokens, inputs)
+        yield start, end, first
+        first = end
+        start = min(start + max(1, context_tokens // 2), max(0, inputs - context_tokens))

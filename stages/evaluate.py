@@ -1,0 +1,127 @@
+"""Measure the base and the chat model: bits per byte of held-out text, and the battery of held-out questions."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from athanor.artifacts import manifest_digest, new_dir, write_manifest, write_text
+from athanor.corpus.conversations import read_items
+from athanor.corpus.documents import read_documents
+from athanor.errors import InputError, Interrupted
+from athanor.evaluation.battery import ask
+from athanor.evaluation.bpb import bpb_facts, choose, encode, model_rates
+from athanor.evaluation.compression import compression_rates
+from athanor.evaluation.report import Answer, answer_rows, health, samples_markdown, score_table, table_rows
+from athanor.evaluation.scoring import check_items
+from athanor.model.transformer import Transformer
+from athanor.params.eval import EvalParams
+from athanor.pipeline.machine import machine
+from athanor.pipeline.run import Run, stage_main
+from athanor.tokenizer.chat import template_hash
+from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.training.device import prepare
+from athanor.training.weights import load_model
+
+CLEAN, BATTERY, TOKENIZER, OUT = Path("data/clean"), Path("data/battery"), Path("models/tokenizer"), Path("data/eval")
+MODELS = {"base": Path("models/base"), "sft": Path("models/sft")}
+
+
+def run(run: Run) -> None:
+    p, settings = run.params("eval", EvalParams), machine()
+    device = prepare(settings.device, settings.threads)
+    clock = Clock(run)
+
+    # No figure from a scorer that cannot tell right from wrong.
+    items = list(read_items(BATTERY / "items.jsonl"))
+    if not items:
+        raise InputError("the battery has no items", where=str(BATTERY), fix="run dvc repro download")
+    check_items(items, workers=settings.workers)
+    clock.lap("check_items_seconds")
+
+    tokenizer = Tokenizer.load(TOKENIZER)
+    held_out = choose(read_documents(CLEAN / "val.parquet"), p.bpb_max_bytes_per_source, p.seed)
+    tools = compression_rates({source: [doc.text for doc in docs] for source, docs in held_out.items()})
+    encoded = {source: encode(tokenizer, docs) for source, docs in held_out.items()}
+    clock.lap("compression_seconds")
+
+    rates, answers = {}, {}
+    with run.progress(2 * len(MODELS), "eval", "part") as progress:
+        for name, folder in MODELS.items():
+            if run.stop_requested():
+                raise Interrupted("stopped on request; nothing is kept, the next run measures again")
+            model = load(folder, tokenizer).to(device)
+            rates[name] = model_rates(model, tokenizer, encoded)
+            clock.lap(f"{name}_bpb_seconds")
+            progress.update(1)
+            answers[name] = ask(
+                name,
+                model,
+                tokenizer,
+                items,
+                max_new_tokens=p.max_new_tokens,
+                batch_rows=p.batch_rows,
+                workers=settings.workers,
+            )
+            seconds = clock.lap(f"{name}_battery_seconds")
+            run.fact(**{f"{name}_battery_tokens_per_second": round(sum(a.tokens for a in answers[name]) / seconds)})
+            progress.update(1)
+
+    tables = {name: score_table(items, answers[name]) for name in MODELS}
+    said = [answer for name in MODELS for answer in answers[name]]
+    write(items, said, p.samples_per_category)
+    run.metrics(
+        {
+            "bpb": bpb_facts(rates, tools),
+            "battery": tables,
+            "health": {name: health(answers[name]) for name in MODELS},
+        }
+    )
+    run.plot("eval_battery", table_rows(tables))
+    run.attach(OUT / "samples.md")
+
+
+def load(folder: Path, tokenizer: Tokenizer) -> Transformer:
+    """A model made with this very tokenizer and chat template; InputError for any other."""
+    model, facts = load_model(folder)
+    for key, expected in (("tokenizer_digest", tokenizer.digest), ("template_hash", template_hash(tokenizer))):
+        if facts.get(key) != expected:
+            raise InputError(
+                f"the model was trained with another {key.replace('_', ' ')} ({facts.get(key)}, now {expected})",
+                where=str(folder),
+                fix="run dvc repro",
+            )
+    return model
+
+
+def write(items: list, said: list[Answer], samples_per_category: int) -> None:
+    rows = answer_rows(items, said)
+    with new_dir(OUT) as folder:
+        lines = (json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows)
+        write_text(folder / "battery.jsonl", "".join(lines))
+        write_text(folder / "samples.md", samples_markdown(items, said, samples_per_category))
+        write_manifest(
+            folder,
+            kind="eval",
+            version=1,
+            counts={"items": len(items), "answers": len(said)},
+            parents={str(path): manifest_digest(path) for path in (CLEAN, BATTERY, TOKENIZER, *MODELS.values())},
+        )
+
+
+class Clock:
+    """Times of the parts, for the leaf file."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.last = run, time.monotonic()
+
+    def lap(self, name: str) -> float:
+        now = time.monotonic()
+        seconds, self.last = now - self.last, now
+        self.run.fact(**{name: round(seconds, 2)})
+        return max(seconds, 1e-9)
+
+
+if __name__ == "__main__":
+    stage_main("eval", run)

@@ -1,0 +1,115 @@
+"""Write the chat model for transformers and llama.cpp, check that every runtime agrees with ours, and its card."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from athanor.artifacts import (
+    manifest_digest,
+    new_dir,
+    read_json,
+    read_manifest,
+    sha256_file,
+    write_json,
+    write_manifest,
+    write_text,
+)
+from athanor.corpus.documents import read_documents
+from athanor.export.card import CardInputs, model_card
+from athanor.export.probes import battery_prompts, make_probe
+from athanor.export.publish import check_files, write_files
+from athanor.export.source import load_source
+from athanor.params.export import ExportParams
+from athanor.params.pretrain import PretrainParams
+from athanor.params.sft import SftParams
+from athanor.pipeline.machine import machine
+from athanor.pipeline.run import Run, stage_main
+
+MODEL, TOKENIZER, OUT = Path("models/sft"), Path("models/tokenizer"), Path("models/export")
+VAL, BATTERY = Path("data/clean/val.parquet"), Path("data/eval/battery.jsonl")
+MANIFESTS = {
+    "raw": Path("data/raw"),
+    "instruct": Path("data/instruct"),
+    "clean": Path("data/clean"),
+    "tokenizer": TOKENIZER,
+    "shards": Path("data/shards"),
+    "sft_data": Path("data/sft"),
+    "base": Path("models/base"),
+    "sft": MODEL,
+    "eval": Path("data/eval"),
+}
+METRICS = ("train_tokenizer", "pretrain", "sft", "eval")
+
+
+def run(run: Run) -> None:
+    params = run.params("export", ExportParams)
+    threads = machine().threads
+    torch.set_num_threads(threads)
+    lineage = {name: manifest_digest(folder) for name, folder in MANIFESTS.items()}
+    source = load_source(MODEL, TOKENIZER, params.name, lineage)
+    probe = make_probe(
+        source.tokenizer,
+        context_tokens=source.config.context_tokens,
+        documents=(document.text for document in read_documents(VAL)),
+        conversations=battery_prompts(BATTERY),
+        prompts=params.parity_prompts,
+        texts=params.parity_texts,
+        windows=params.parity_windows,
+    )
+    counts = {"parameters": source.config.parameter_count()}
+    # Nothing appears under models/export before every check has passed.
+    with new_dir(OUT) as folder:
+        write_files(folder, source, params)
+        started = time.monotonic()
+        parity = check_files(folder, source, probe, params, threads=threads, note=run.note)
+        run.fact(parity_seconds=round(time.monotonic() - started, 2))
+        write_json(folder / "parity.json", parity)
+        files = weights(folder)
+        write_text(folder / "MODEL_CARD.md", model_card(source, card_inputs(run, lineage, parity, files)))
+        write_manifest(folder, kind="export", version=1, counts=counts, parents=lineage)
+    checked = {name: facts for name, facts in parity.items() if isinstance(facts, dict)}
+    run.metrics(
+        {
+            **counts,
+            "bytes": {name: facts["bytes"] for name, facts in files.items()},
+            "parity": checked,
+            "llama_cpp_checked": int("llama_cpp_f32" in checked),
+        }
+    )
+    run.attach(OUT / "MODEL_CARD.md")
+    run.attach(OUT / "parity.json")
+
+
+def weights(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and hash of the files that hold weights."""
+    found = [folder / "hf" / "model.safetensors", *sorted(folder.glob("*.gguf"))]
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in found
+    }
+
+
+def card_inputs(run: Run, lineage: dict[str, str], parity: dict[str, Any], files: dict[str, Any]) -> CardInputs:
+    metrics = {name: Path("metrics") / f"{name}.json" for name in METRICS}
+    digests = {f"{MANIFESTS[name].as_posix()}/manifest.json": digest for name, digest in lineage.items()}
+    digests |= {path.as_posix(): sha256_file(path) for path in metrics.values()}
+    return CardInputs(
+        manifests={name: read_manifest(MANIFESTS[name], name, 1) for name in ("raw", "instruct", "clean", "shards")},
+        metrics={name: read_json(path) for name, path in metrics.items()},
+        params={
+            "pretrain": asdict(run.params("pretrain", PretrainParams)),
+            "sft": asdict(run.params("sft", SftParams)),
+        },
+        parity=parity,
+        files=files,
+        digests=digests,
+    )
+
+
+if __name__ == "__main__":
+    stage_main("export", run)

@@ -1,0 +1,242 @@
+"""The whole cleaning: every drop has its reason, counts add up, order does not matter, gates go red."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from athanor.corpus import cleaning
+from athanor.corpus.audit import audit, measure_duplicates
+from athanor.corpus.conversations import Item, Message
+from athanor.corpus.documents import KINDS, Document
+from athanor.corpus.funnel import IN, OUT, Funnel
+from athanor.errors import GateError, ParamsError
+from athanor.params.clean import CleanParams
+from athanor.params.strict import load_section
+
+ROOT = Path(__file__).resolve().parents[2]
+PARAMS = load_section(ROOT / "presets" / "micro.yaml", "clean", CleanParams)
+ITEM = Item(
+    "stories",
+    (Message("user", "Mira has 14 red marbles and 9 blue ones in a jar. She gives 5 to Tom. How many are left?"),),
+    "exact", "18", ("18",), ("17", "19"),
+)
+INDEX = cleaning.item_index([ITEM], PARAMS)
+VOCABULARY = """the of and a to in is was that for it with as on be at by this had from they not but which
+have one you were river garden window letter kettle morning table brother kitchen winter summer street music
+paper finger mountain island bridge silver copper engine market cotton butter ladder pocket basket needle candle mirror saddle anchor
+harbour""".split()
+
+
+def prose(seed: int, words: int = 120) -> str:
+    rng = random.Random(seed)
+    return "\n".join(" ".join(rng.choices(VOCABULARY, k=12)).capitalize() + "." for _ in range(words // 12))
+
+
+def document(text: str, source: str = "books", kind: str = "prose", split: str = "train", **meta) -> Document:
+    return Document(text, source, kind, "MIT", split, meta)
+
+
+def reasons(cleaned: cleaning.Cleaned) -> dict[str, str]:
+    return {drop.id: drop.rule for drop in cleaned.drops}
+
+
+def corpus() -> dict[str, list[Document]]:
+    books = [document(prose(seed), part=seed) for seed in range(30)]
+    books += [document(prose(100 + seed), split="val", part=seed) for seed in range(5)]
+    books.append(document(prose(3), part=99))  # exact
+    books.append(document(prose(4).replace(".", "!") + " End", part=98))  # near, and longer
+    books.append(document(prose(100), part=97))  # of validation, exact
+    books.append(document(prose(101) + "\nThe end.", part=96))  # of validation, near
+    books.append(document("Too short."))
+    books.append(document(f"{prose(50)}\n{ITEM.prompt[0].content}\n{prose(51)}"))
+    web = [document(prose(200 + seed), "web", "web") for seed in range(10)]
+    web.append(document(prose(5), "web", "web"))  # the other source has it too
+    return {"books": books, "web": web}
+
+
+def test_every_drop_has_its_reason():
+    raw = corpus()
+    cleaned = cleaning.clean(raw, [ITEM], PARAMS)
+    books, found = raw["books"], reasons(cleaned)
+    assert found == {
+        books[4].id: "near_duplicate",  # the copy is longer
+        books[37].id: "exact_duplicate_of_val",
+        books[38].id: "near_duplicate_of_val",
+        books[39].id: "too_few_words",
+        books[40].id: "evaluation_item",
+        books[3].id: "exact_duplicate",
+        raw["web"][10].id: "exact_duplicate",
+    }
+    assert len(cleaned.drops) == 7 and len(cleaned.val) == 5
+    assert next(d for d in cleaned.drops if d.rule == "evaluation_item").detail == ITEM.id
+    assert cleaned.report["contaminated"]["by_category"] == {"stories": 1}
+    assert cleaned.report["duplicates"]["found"] == 0
+    # What stays keeps its order: sources by rank, then as they came.
+    gone = {4, 35, 37, 38, 39, 40, 51}  # 51 is the last one of web
+    assert cleaned.train == [d for n, d in enumerate(books + raw["web"]) if d.split == "train" and n not in gone]
+
+
+def outcome(cleaned: cleaning.Cleaned) -> tuple:
+    kept = sorted(d.id + json.dumps(d.meta) for d in cleaned.train + cleaned.val)
+    return kept, cleaned.drops, cleaned.funnel.rows(), cleaned.report
+
+
+def test_the_order_of_documents_and_the_size_of_batches_do_not_matter(monkeypatch):
+    expected = outcome(cleaning.clean(corpus(), [ITEM], PARAMS))
+    for seed in range(3):
+        raw = corpus()
+        for documents in raw.values():
+            random.Random(seed).shuffle(documents)
+        monkeypatch.setattr(cleaning, "BATCH_BYTES", 10 ** (seed + 2))
+        assert outcome(cleaning.clean(dict(reversed(raw.items())), [ITEM], PARAMS)) == expected
+
+
+def test_source_priority_decides_across_sources():
+    first = dataclasses.replace(PARAMS, source_priority=("web",))
+    cleaned = cleaning.clean(corpus(), [ITEM], first)
+    shared = document(prose(5)).id
+    assert [d.source for d in cleaned.train if d.id == shared] == ["web"]
+    assert [d.source for d in cleaned.drops if d.id == shared] == ["books"]
+    assert cleaned.train[0].source == "web"
+    with pytest.raises(ParamsError, match="source_priority.*'wed'.*books, web"):
+        cleaning.clean(corpus(), [ITEM], dataclasses.replace(PARAMS, source_priority=("wed",)))
+
+
+def test_the_funnel_adds_up_and_a_lost_document_turns_it_red():
+    funnel = cleaning.clean(corpus(), [ITEM], PARAMS).funnel
+    for source in funnel.sources:
+        lost = sum(row[1] for row in funnel.dropped(source))
+        assert funnel.documents(source, IN) - lost == funnel.documents(source, OUT)
+    funnel.add("books", OUT, -1, -700)
+    with pytest.raises(GateError, match="adds up.*source books|source books.*adds up"):
+        funnel.check()
+
+
+def test_normalisation_is_counted_and_remembered():
+    text = "def f():\r\n    return '\u2581'\r\n" + "".join(f"\ndef g{n}(x):\r\n\treturn x + {n}\r\n" for n in range(9))
+    raw = {"code": [document(text, "code", "code", module="m")]}
+    cleaned = cleaning.clean(raw, [], relaxed())
+    (kept,) = cleaned.train
+    assert kept.text == text.replace("\r\n", "\n").replace("\u2581", "_")
+    assert kept.meta == {"module": "m", "raw_id": raw["code"][0].id}
+    rows = {row["step"]: row["bytes"] for row in cleaned.funnel.rows()}
+    assert rows["in"] - rows["normalised"] == rows["out"] == len(kept.text.encode())
+
+
+def test_an_empty_source_names_the_rule_that_emptied_it():
+    raw = {**corpus(), "chat": [document("Hi.", "chat"), document("Yes.", "chat"), document("+ = " * 30, "chat")]}
+    with pytest.raises(GateError, match="source chat.*no document is left of 3.*too_few_words"):
+        cleaning.clean(raw, [ITEM], PARAMS)
+
+
+def test_a_stripped_indent_turns_the_gate_red(monkeypatch):
+    text = "def f(x):\n    return x\n\x00" * 20
+    cleaning.clean({"code": [document(text, "code", "code")]}, [], relaxed())
+    monkeypatch.setattr(cleaning, "normalise", lambda text, kind: "\n".join(line.strip() for line in text.split("\n")))
+    with pytest.raises(GateError, match="indents"):
+        cleaning.clean({"code": [document(text, "code", "code")]}, [], relaxed())
+
+
+def relaxed() -> CleanParams:
+    off = {"max_repeated_line_fraction": None, "max_repeated_ngram_fraction": None, "max_top_ngram_fraction": None}
+    code = dataclasses.replace(PARAMS.rules.code, **off)
+    return dataclasses.replace(PARAMS, rules=dataclasses.replace(PARAMS.rules, code=code))
+
+
+@pytest.mark.parametrize("size", [1, 2, 13])
+def test_the_audit_finds_long_repetition(size):
+    looped = prose(1) + " ".join(" ".join(f"loop{n}" for n in range(size)) for _ in range(32))
+    with pytest.raises(GateError, match="no long repetition.*32 times"):
+        audit([document(prose(2)), document(looped)], [], PARAMS, INDEX)
+    audit([document(prose(2)), document(looped.rsplit(" ", size)[0])], [], PARAMS, INDEX)
+
+
+def test_the_audit_finds_duplicates_and_items():
+    clean = [document(prose(seed)) for seed in range(60)]
+    assert measure_duplicates(clean, 60, PARAMS)["duplicates"] == {"checked": 60, "found": 0, "fraction": 0.0}
+    with pytest.raises(GateError, match="no duplicates.*1 documents equal"):
+        audit([*clean, clean[0]], [], PARAMS, INDEX)
+    with pytest.raises(GateError, match="duplicate rate.*2 of 61"):
+        audit(clean, [document(clean[7].text + "\nThe end.", split="val")], PARAMS, INDEX)
+    with pytest.raises(GateError, match=f"no evaluation item.*{ITEM.id} of category stories"):
+        audit([*clean, document(ITEM.prompt[0].content + prose(70))], [], PARAMS, INDEX)
+
+
+def test_a_document_of_50_mb_in_one_line_is_dropped_in_bounded_memory():
+    huge = document("word " * 10_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    swept = cleaning.sweep([huge, document(prose(1))], PARAMS, INDEX)
+    assert [drop.rule for drop in swept.drops] == ["too_long"] and len(swept.kept) == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+LARGE = {"word": "a" * 3_999_999, "words": "ab " * 1_300_000, "lines": "\n" * 3_000_000, "dashes": "\u2014" * 1_300_000}
+
+
+@pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("kind", ["prose", "code"])
+def test_large_odd_documents_get_a_verdict(text, kind):
+    swept = cleaning.sweep([document(text, kind=kind)], PARAMS, INDEX)
+    assert len(swept.drops) == 1
+
+
+SPECIAL = ["", "\x00", "\x00\x00 \n", "\ufeff", " \n\t" * 50, "\u2581", "\U0010ffff"]
+SPECIAL += ["[" * 300, "0 " * 200, "\u0300" * 100]
+ODD = st.one_of(
+    st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=200),
+    st.sampled_from(SPECIAL),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(ODD, st.sampled_from(KINDS)), max_size=12))
+def test_nothing_crashes_and_no_good_document_is_lost(rows):
+    good = document(prose(1))
+    odd = [document(text, kind=kind) for text, kind in rows]
+    cleaned = cleaning.clean({"books": [*odd, good]}, [ITEM], PARAMS)
+    assert good.id in {d.id for d in cleaned.train}
+    assert len(cleaned.drops) + len(cleaned.train) == len(odd) + 1
+
+
+def test_rows_of_the_funnel_are_sorted_and_complete():
+    funnel = Funnel()
+    funnel.add("b", IN, 3, 30)
+    funnel.add("b", "small", 1, 5)
+    funnel.add("b", "large", 1, 20)
+    funnel.add("b", OUT, 1, 5)
+    funnel.add("a", IN, 1, 10)
+    funnel.add("a", OUT, 1, 10)
+    assert [(row["source"], row["step"]) for row in funnel.rows()] == [
+        *(("a", step) for step in ("in", "normalised", "out")),
+        *(("b", step) for step in ("in", "normalised", "large", "small", "out")),
+    ]
+
+
+def test_equal_results_in_another_process():
+    """No hash seed, no global random state: two fresh interpreters agree."""
+    code = (
+        "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
+        "import test_cleaning as t\n"
+        "from athanor.artifacts import digest\n"
+        "kept, drops, rows, report = t.outcome(t.cleaning.clean(t.corpus(), [t.ITEM], t.PARAMS))\n"
+        "print(digest([kept, [list(vars(d).values()) for d in drops], rows, report]))\n"
+    )
+    here = str(Path(__file__).parent)
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(ROOT), here], env={"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1

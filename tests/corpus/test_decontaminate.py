@@ -1,0 +1,175 @@
+"""Planted items are found in any dress, templates and boilerplate are not mistaken for items."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from athanor.corpus.conversations import Item, Message
+from athanor.corpus.decontaminate import ItemIndex, batches, compared
+
+
+def item(prompt: str, answer: str, category: str = "sums", system: str = "") -> Item:
+    messages = ((Message("system", system),) if system else ()) + (Message("user", prompt),)
+    return Item(category, messages, "exact", answer, (answer,), ("no", "never"))
+
+
+STORY = "Mira has 14 red marbles and 9 blue ones in a jar. She gives 5 of them to Tom. How many marbles are left?"
+LONG = item(STORY, "18 marbles are left.", "stories")
+SHORT = item("What is 37 + 58?", "95")
+RECALL = item(
+    "Which task is shutil.copyfile for?",
+    "Copy data from one path to another in the most efficient way possible, following symbolic links if asked to.",
+    "recall",
+)
+ITEMS = [LONG, SHORT, RECALL]
+FILLER = "The weather in the valley was fine, and nobody had expected the river to rise so quickly after the storm."
+
+
+@pytest.fixture(scope="module")
+def index() -> ItemIndex:
+    return ItemIndex.from_items(ITEMS, fact_categories=("recall",))
+
+
+def one(index: ItemIndex, text: str, **options) -> str | None:
+    return index.matches([FILLER, text, FILLER], **options)[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        STORY,
+        f"{FILLER}\n\n{STORY} 18 marbles are left. {FILLER}",
+        STORY.upper(),
+        STORY.replace(".", " --").replace("?", "!").replace(" ", "  \n"),
+        "# mira, has: 14 red marbles; and 9 'blue' ones (in a jar) -- SHE etc.",  # 13 words of it are enough
+    ],
+)
+@pytest.mark.parametrize("prompts_alone", [True, False])
+def test_a_long_item_is_found_in_any_dress(index, text, prompts_alone):
+    assert one(index, text, prompts_alone=prompts_alone) == LONG.id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FILLER,
+        "Mira has 14 red marbles and 9 blue ones in a jar, nobody.",  # 12 words in common
+        STORY.replace("14", "17").replace("9", "8").replace("5", "3"),  # its twin with other numbers
+        "What is 37 - 58?\n95",
+        "What is 37 + 59?\n95",
+        "What is 137 + 58?\n95",
+        "What is 37?",
+        "",
+        "!?",
+    ],
+)
+def test_natural_text_is_not_found(index, text):
+    assert one(index, text) is None
+
+
+def test_a_short_item_needs_prompt_and_answer_in_documents_and_only_the_prompt_in_conversations(index):
+    for text in ("what is 37 + 58\n95", f"{FILLER} What is 37 + 58? 95. {FILLER}"):
+        assert one(index, text, prompts_alone=False) == SHORT.id
+    assert one(index, "What is 37 + 58? It is 94.", prompts_alone=False) is None
+    assert one(index, "What is 37 + 58? It is 94.") == SHORT.id
+
+
+def test_facts_may_be_in_the_corpus_but_the_question_may_not():
+    page = f"shutil.copyfile(src, dst)\n\n{RECALL.accepted[0]}"
+    asked = f"Which task is shutil.copyfile for?\n{RECALL.accepted[0]}"
+    with_facts = ItemIndex.from_items(ITEMS, fact_categories=("recall",))
+    without = ItemIndex.from_items(ITEMS)
+    assert with_facts.matches([page, asked], prompts_alone=False) == [None, RECALL.id]
+    assert without.matches([page, asked], prompts_alone=False) == [RECALL.id, RECALL.id]
+    chat = [Message("user", "Say what shutil.copyfile is for"), Message("assistant", RECALL.accepted[0])]
+    assert with_facts.conversation_matches([chat]) == [None]
+
+
+def template(name: str, first: int, second: int, third: int) -> str:
+    return (
+        f"{name} has {first} red marbles and {second} blue ones in a jar that stands on the table in the kitchen. "
+        f"{name} gives {third} of them to Tom. How many marbles are left?"
+    )
+
+
+def test_exercises_of_one_template_are_not_contaminated_but_the_item_itself_is():
+    rng = random.Random(1)
+    names = ["Mira", "Ben", "Ada", "Leo"]
+    draws = ((rng.choice(names), rng.randint(10, 99), rng.randint(10, 99), rng.randint(1, 9)) for _ in range(430))
+    rows = sorted(set(draws))
+    rng.shuffle(rows)
+    items = [item(template(*row), str(row[1] + row[2] - row[3]), "stories") for row in rows[:20]]
+    index = ItemIndex.from_items(items)
+    training = [f"{template(*row)}\n{row[1] + row[2] - row[3]}" for row in rows[20:]]
+    leaked = 77
+    training[leaked] = f"{items[3].prompt[0].content}\n{items[3].answer}"
+    found = index.matches(training)
+    assert found[leaked] == items[3].id
+    # A row may share name and two numbers with an item by chance; most rows share the template only.
+    assert sum(hit is not None for hit in found) < 0.1 * len(training)
+    assert index.shared_ngrams > 0
+    kept = [text for text, hit in zip(training, found, strict=True) if hit is None]
+    assert index.matches(kept) == [None] * len(kept)
+
+
+def test_boilerplate_in_an_item_flags_nothing_and_a_whole_item_is_found_however_frequent():
+    licence = "Permission is hereby granted free of charge to anyone obtaining a copy of this software and its files"
+    index = ItemIndex.from_items([item(f"Continue this text: {licence}", "to deal in the software")])
+    pages = [f"{FILLER} {number}\n{licence}\n{number}" for number in range(12)]
+    assert index.matches(pages, max_ngram_documents=11) == [None] * 12
+    assert None not in index.matches(pages, max_ngram_documents=12)
+    copies = [f"Continue this text: {licence} ({number})" for number in range(40)]
+    assert None not in index.matches(pages + copies)[12:]
+
+
+def test_what_is_left_is_clean_although_frequencies_fell():
+    gram = " ".join(f"word{n}" for n in range(13))
+    other = " ".join(f"term{n}" for n in range(13))
+    index = ItemIndex.from_items([item(f"{gram} and", "so"), item(f"{other} but", "not")])
+    texts = [gram + f" {n}" for n in range(11)] + [other]
+    texts[0] += " " + other
+    found = index.matches(texts)
+    assert None not in found  # without the second look, the first n-gram stays in ten texts
+    assert index.matches(texts[1:11]) != [None] * 10
+
+
+def test_several_turns_and_short_prompts_in_conversations():
+    turns = Item(
+        "memory",
+        (
+            Message("user", "I am Ruth and I keep a snake."),
+            Message("assistant", "Hello Ruth!"),
+            Message("user", "Which animal?"),
+        ),
+        "exact", "a snake", ("A snake.",), ("A dog.", "None."),
+    )
+    rule = "You are a careful assistant who always answers with a number and nothing more than that."
+    hello = item("Count: cat", "3", "counting", system=rule)
+    index = ItemIndex.from_items([turns, hello])
+    same = [*turns.prompt, Message("assistant", "A snake.")]
+    other = [Message("user", "I am Ben and I keep a snake."), *turns.prompt[1:], Message("assistant", "A snake.")]
+    assert index.conversation_matches([same, other]) == [turns.id, None]
+    chat = [Message("user", "Hi"), Message("assistant", "Hello!")]
+    chat += [Message("user", "count CAT!"), Message("assistant", "4")]
+    longer = [Message("user", "Count: cat food"), Message("assistant", "4")]
+    system = [hello.prompt[0], Message("user", "Count: dogs"), Message("assistant", "4")]
+    assert index.conversation_matches([chat, longer, system]) == [hello.id, None, None]
+
+
+def test_operators_count_where_numbers_follow():
+    assert compared("What is 7 − 5?") == compared("what is 7 - 5") == " what is 7 - 5 "
+    assert compared("A well-known (fact), **bold**.") == " a well known fact bold "
+    assert compared("3 × (4+5)") == " 3 * 4 + 5 "
+
+
+def test_an_empty_battery_finds_nothing():
+    index = ItemIndex.from_items([])
+    assert index.matches(["text", ""]) == [None, None] and index.matches([]) == []
+
+
+def test_batching_loses_nothing():
+    texts = ["a" * n for n in (0, 5, 30, 1, 1, 8)]
+    for size in (1, 7, 100):
+        assert [text for batch in batches(texts, size) for text in batch] == texts

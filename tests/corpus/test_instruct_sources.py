@@ -1,0 +1,236 @@
+"""Docstring pairs, identity, messages files, and the gate that keeps the battery out."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from athanor.corpus.conversations import Conversation, Item, Message, check_messages
+from athanor.corpus.exercises import facts
+from athanor.corpus.instruct import docstrings, identity, leaks, messages
+from athanor.corpus.sources.stdlib import Module
+from athanor.errors import GateError, InputError, ParamsError
+from athanor.params.instruct import DOCSTRING_KINDS, DocstringsSource, IdentitySource, MessagesSource
+from athanor.params.strict import build
+
+SOURCE = '''"""Tools for counting the sheep of a flock."""
+
+def count(sheep, twice=False):
+    """Return the number of sheep in the flock.
+
+    More text that no short answer holds.
+
+    sheep -- any collection of animals to be counted
+    other -- this one is no parameter of the function
+
+    >>> flock = ["Dolly", "Molly"]
+    >>> count(flock)
+    2
+    >>> count(flock, True)
+    4
+    >>> count()
+    Traceback (most recent call last):
+    TypeError: count() missing argument
+    >>> flock.sort
+    <built-in method sort of list object at 0x7f00>
+    """
+    n = len(sheep)  # every animal
+    return n * 2 if twice else n
+
+def _hidden():
+    """Return nothing that anybody should ask about."""
+
+class Flock:
+    """A flock of sheep that knows its shepherd."""
+
+    def lead(self, way):
+        """tiny."""
+
+def shout():
+    """Say something loud to all the sheep."""
+    raise NotImplementedError
+'''
+
+
+def pairs(source=SOURCE, name="farm.sheep"):
+    return list(docstrings.module_pairs(Module(name, "x.py", source, ast.parse(source))))
+
+
+def params(**changes):
+    values = {"type": "docstrings", "name": "docstrings", "max_rows": dict.fromkeys(DOCSTRING_KINDS, 1000)}
+    values |= {"max_rows_per_module": 100, "max_chars": 600, "min_rows": 1}
+    return build(DocstringsSource, values | changes, "instruct.sources[0]")
+
+
+def test_every_kind_of_pair():
+    found = {}
+    for pair in pairs():
+        found.setdefault(pair.kind, []).append((pair.prompt, pair.answer))
+    code = "def count(sheep, twice=False):\n    n = len(sheep)\n    return n * 2 if twice else n"
+    assert found["module"][0][1] == "Tools for counting the sheep of a flock."
+    assert [answer for _, answer in found["summary"]] == [
+        "Return the number of sheep in the flock.",
+        "A flock of sheep that knows its shepherd.",
+        "Say something loud to all the sheep.",
+    ]
+    assert [answer for _, answer in found["code"]] == [code]  # not the function that only raises
+    assert found["docstring"][0][0].endswith(code) and found["docstring"][0][1] == found["summary"][0][1]
+    assert ("farm.sheep.count(sheep, twice=False)") in [answer for _, answer in found["signature"]]
+    assert [answer for _, answer in found["parameter"]] == ["Any collection of animals to be counted."]
+    assert [answer for _, answer in found["doctest"]] == ["2", "4"]
+    assert all('>>> flock = ["Dolly", "Molly"]\n>>> count(' in prompt for prompt, _ in found["doctest"])
+    assert not any("hidden" in prompt for rows in found.values() for prompt, _ in rows)
+    assert pairs(name="farm._sheep") == []
+
+
+def test_pairs_do_not_depend_on_other_modules_and_split_by_module():
+    made = docstrings.conversations(params(), pairs() + pairs(name="barn.cows"), 0.5)
+    alone = docstrings.conversations(params(), pairs(), 0.5)
+    # Equal answers, such as the code, stay: only summaries said of many names are dropped.
+    assert {row.id for row in alone} <= {row.id for row in made}
+    assert {row.key for row in made} == {"farm.sheep", "barn.cows"}
+    assert all(len({row.split for row in made if row.key == key}) == 1 for key in ("farm.sheep", "barn.cows"))
+
+
+def test_caps_and_repeated_answers():
+    many = [docstrings.Pair("summary", f"m{n % 3}", f"What is m{n}?", f"Answer number {n}.") for n in range(30)]
+    many += [docstrings.Pair("summary", "m9", f"What is x{n}?", "Return the value.") for n in range(3)]
+    many += [docstrings.Pair("code", "m8", "Write it.", "x" * 600)]
+    assert len(docstrings.conversations(params(), many, 0.1)) == 30
+    per_module = docstrings.conversations(params(max_rows_per_module=4), many, 0.1)
+    assert Counter(row.key for row in per_module) == {"m0": 4, "m1": 4, "m2": 4}
+    few = docstrings.conversations(params(max_rows={"summary": 7}), many, 0.1)
+    assert len(few) == 7 and few == docstrings.conversations(params(max_rows={"summary": 7}), many[::-1], 0.1)
+
+
+def test_wordings_of_the_battery_are_not_used():
+    ours = (*docstrings.SUMMARY, *docstrings.CLASS, *docstrings.MODULE, *docstrings.TOPIC)
+    ours = {wording.format(name="N", kind="K") for wording in ours}
+    for wordings in (facts.DOCSTRING, facts.MODULE, facts.ERROR, facts.STATUS):
+        assert ours.isdisjoint(wording.format(name="N") for wording in wordings[-facts.HELD_OUT_WORDINGS :])
+
+
+def test_answers_agree_with_the_facts_that_the_battery_asks():
+    known = [(name, answer) for name, answer in facts.module_facts() if len(answer.split()) >= docstrings.MIN_WORDS]
+    assert len(known) > 20
+    for name, answer in known:
+        assert docstrings.summary_of(f"{answer}\n\nMore.") == answer, name
+
+
+def test_keywords_are_explained_by_their_page():
+    page = '\nThe "with" statement\n****\n\nThe "with" statement is used to wrap blocks. It has more.\n\nThe end.'
+    assert [(p.module, p.answer) for p in docstrings.topic_pairs({"with": page})] == [
+        ("topic:with", "The with statement is used to wrap blocks.")
+    ]
+
+
+def test_unknown_kind_is_a_params_error():
+    with pytest.raises(ParamsError, match="max_rows.sumary: unknown kind. Fix: one of summary"):
+        params(max_rows={"sumary": 1})
+
+
+def test_identity():
+    source = IdentitySource("identity", "identity", 10, 1)
+    made = identity.conversations(source, 1, 0.1)
+    assert 150 <= len(made) <= 300 and made == identity.conversations(source, 1, 0.1)
+    assert made != identity.conversations(source, 2, 0.1)
+    for row in made:
+        check_messages(row.messages, "identity")
+        assert sum(len(message.content) for message in row.messages) < 500
+    asked = {"train": set(), "val": set()}
+    for row in made:
+        asked[row.split] |= {message.content for message in row.messages[::2]}
+    assert asked["train"].isdisjoint(asked["val"]) and asked["val"]
+    answers = " ".join(row.messages[1].content for row in made)
+    assert "I am Athanor" in answers and answers.count("I don't know") >= 40
+    assert len(identity.conversations(IdentitySource("identity", "identity", 2, 1), 1, 0.1)) < len(made) / 2
+
+
+def test_invented_names_never_repeat():
+    import random
+
+    names = identity.invented(random.Random(0))
+    assert len({next(names) for _ in range(4000)}) == 4000
+
+
+def chats(path, **changes):
+    values = {"type": "messages", "name": "chats", "files": str(path), "hub_id": None, "hub_config": None}
+    values |= {"revision": None, "hub_split": "train", "column": "messages", "max_rows": 100}
+    values |= {"min_rows": 1, "license": "CC0-1.0"}
+    return build(MessagesSource, values | changes, "instruct.sources[0]")
+
+
+def chat(*turns):
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[n % 2], "content": text, "extra": 1} for n, text in enumerate(turns)]}
+
+
+def test_messages_from_jsonl_and_parquet_are_equal(tmp_path):
+    rows = [chat("a", "b"), chat("a\n\nUser: c", "d", "e", "f"), chat("a", "b")]
+    rows[1]["messages"].insert(0, {"role": "system", "content": "be short"})
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain = [{"messages": [{"role": m["role"], "content": m["content"]} for m in row["messages"]]} for row in rows]
+    pq.write_table(pa.Table.from_pylist(plain), tmp_path / "a.parquet")
+    from_json = list(messages.conversations(chats(tmp_path / "a.jsonl"), 0.5))
+    assert from_json == list(messages.conversations(chats(tmp_path / "a.parquet"), 0.5))
+    assert [m.role for m in from_json[1].messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert from_json[1].messages[1].content == "a\n\nUser: c"
+    assert from_json[0] == from_json[2] and from_json[0].key == from_json[0].id
+    assert len(list(messages.conversations(chats(tmp_path / "*.jsonl", max_rows=2), 0.5))) == 2
+
+
+def test_messages_from_a_directory(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.jsonl").write_text(json.dumps(chat("a", "b")) + "\n")
+    (tmp_path / "README.md").write_text("not data")
+    assert len(list(messages.conversations(chats(tmp_path), 0.5))) == 1
+    (tmp_path / "deep" / "a.jsonl").unlink()
+    with pytest.raises(InputError, match="no file matches"):
+        list(messages.conversations(chats(tmp_path), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (chat("a"), r"roles are \['user'\]"),
+        (chat("a", "b", "c"), "roles are"),
+        (chat("a", "  "), "a message is empty"),
+        ({"messages": [{"role": "human", "content": "a"}]}, "the role 'human'. Fix: use system, user, assistant"),
+        ({"messages": [{"role": "user", "content": None}]}, "the content of a message is NoneType"),
+        ({"messages": "User: hi"}, "not a list of messages but str"),
+        ({"conversations": []}, "column 'messages' is missing"),
+        (chat("a", "\ud800"), "lone surrogate"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, row, message):
+    (tmp_path / "a.jsonl").write_text(json.dumps(chat("a", "b")) + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(InputError, match=f"a.jsonl:2: .*{message}"):
+        list(messages.conversations(chats(tmp_path / "a.jsonl"), 0.5))
+
+
+def test_hub_conversations_need_a_commit():
+    with pytest.raises(ParamsError, match="revision: .*does not pin"):
+        chats("x", **{"files": None, "hub_id": "owner/name", "revision": "main"})
+
+
+def test_battery_question_in_training_is_a_failed_gate():
+    ask, answer = Message("user", "What is 2 + 2?"), Message("assistant", "4")
+    name, hello = Message("user", "I am Ada."), Message("assistant", "Hello Ada!")
+    scoring = {"kind": "exact", "answer": "4", "accepted": ("4",), "rejected": ("5", "6")}
+    items = [Item("sums", (ask,), **scoring), Item("memory", (name, hello, ask), **scoring)]
+
+    def row(*content):
+        return {"mine": [Conversation(content, "mine", "CC0-1.0", "train", "k")]}
+
+    assert leaks.check(row(name, hello, Message("user", "What is 2 + 3?"), answer), items) == 2
+    for leaking in ((ask, answer), (Message("system", "s"), ask, answer), (name, hello, ask, answer)):
+        with pytest.raises(GateError, match=r"battery held out.*\(sums|memory\).*'mine': 'What is 2 \+ 2"):
+            leaks.check(row(*leaking), items)
+    with pytest.raises(GateError, match="memory"):
+        leaks.check(row(name, hello, ask, answer), items[1:])
+    assert leaks.check(row(name, Message("assistant", "Hi."), ask, answer), items[1:]) == 2

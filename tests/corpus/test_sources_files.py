@@ -1,0 +1,150 @@
+"""Local files: every format, every compression, every defect told with its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from athanor.corpus.documents import read_documents, split_of
+from athanor.corpus.sources import files, rows
+from athanor.corpus.sources.collect import write_source
+from athanor.errors import GateError, InputError, ParamsError
+from athanor.params.download import DownloadParams, FilesSource
+from athanor.params.strict import build
+
+TEXTS = ["one\n\ntwo  \r\n\tthree", "U+2028 \u2028 and <|doc|>", "é" * 10, "\ttab first"]
+
+
+def source(*globs, **changes):
+    values = dict(
+        type="files", name="mine", kind="prose", license="CC0-1.0", globs=list(globs), text_column="text",
+        max_document_bytes=1 << 20, min_chars=1, min_documents=1, min_bytes=1,
+    )  # fmt: skip
+    return build(FilesSource, values | changes, "download.sources[0]")
+
+
+def read(*globs, **changes):
+    made = source(*globs, **changes)
+    return list(files.documents(made, rows.find(made.globs), 0.5))
+
+
+def jsonl(texts):
+    return "".join(json.dumps({"text": text, "other": 1}, ensure_ascii=False) + "\n" for text in texts).encode()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.txt", "a.md.gz", "a.txt.zst"])
+def test_texts_come_back_exactly(tmp_path, name):
+    texts = TEXTS if "jsonl" in name or "parquet" in name else TEXTS[:1]
+    data = jsonl(texts) if "jsonl" in name else texts[0].encode()
+    if name.endswith(".parquet"):
+        pq.write_table(pa.table({"text": texts, "x": [1] * len(texts)}), tmp_path / name)
+    else:
+        packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get((tmp_path / name).suffix, lambda raw: raw)(data)
+        (tmp_path / name).write_bytes(packed)
+    found = read(str(tmp_path / "*"))
+    assert [document.text for document in found] == texts
+    assert [document.meta for document in found] == [{"file": name, "row": row} for row in range(len(texts))]
+    assert all(document.split == split_of(document.id, 0.5) for document in found)
+
+
+def test_order_and_names_do_not_depend_on_where_the_files_lie(tmp_path):
+    for folder in ("x", "y/deeper"):
+        (tmp_path / folder / "sub").mkdir(parents=True)
+        (tmp_path / folder / "b.txt").write_text("b")
+        (tmp_path / folder / "sub" / "a.txt").write_text("a")
+    first, second = (read(str(tmp_path / folder / "**" / "*.txt")) for folder in ("x", "y/deeper"))
+    assert first == second and [document.meta["file"] for document in first] == ["b.txt", "sub/a.txt"]
+    doubled = read(str(tmp_path / "x" / "**" / "*.txt"), str(tmp_path / "x" / "b.txt"))
+    assert len(doubled) == 2
+
+
+def test_a_line_of_fifty_megabytes(tmp_path):
+    text = "a long line " * 4_400_000
+    (tmp_path / "big.jsonl").write_bytes(jsonl([text, "small"]))
+    found = read(str(tmp_path / "big.jsonl"), max_document_bytes=64 << 20)
+    assert [document.text for document in found] == [text, "small"]
+    with pytest.raises(InputError, match=r"big.jsonl:1: a document is larger than max_document_bytes \(1,048,576\)"):
+        read(str(tmp_path / "big.jsonl"))
+    (tmp_path / "big.txt").write_text(text)
+    assert read(str(tmp_path / "big.txt"), max_document_bytes=64 << 20)[0].text == text
+    with pytest.raises(InputError, match="big.txt: a document is larger"):
+        read(str(tmp_path / "big.txt"))
+
+
+def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "\x00" * 100}) + "\n")
+    assert len(read(str(tmp_path / "a.jsonl"), max_document_bytes=100)[0].text) == 100
+    with pytest.raises(InputError, match="larger"):
+        read(str(tmp_path / "a.jsonl"), max_document_bytes=99)
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"x" * 100)
+    assert read(str(tmp_path / "a.txt"), max_document_bytes=100)[0].text == "x" * 100
+    with pytest.raises(InputError, match="larger"):
+        read(str(tmp_path / "a.txt"), max_document_bytes=99)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", b"fine\nfine\nbad \xff\n", r"a.txt:3: not valid UTF-8 \(byte 0xff\)"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl:2: not valid UTF-8"),
+        ("a.jsonl", b'{"text": "a"}\n{"text"\n', "a.jsonl:2: not valid JSON"),
+        ("a.jsonl", b'{"text": "a"}\n["text"]\n', "a.jsonl:2: not a JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n{"body": "a"}\n', "a.jsonl:2: column 'text' is missing.*found: body"),
+        ("a.jsonl", b'{"text": 7}\n', "a.jsonl:1: column 'text' holds int"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl:1: the text holds a lone surrogate \(U\+D800\)"),
+        ("a.jsonl.gz", b"no gzip", "a.jsonl.gz: cannot be read"),
+        ("a.jsonl.gz", gzip.compress(jsonl(["a" * 99]))[:-9], "a.jsonl.gz: cannot be read"),
+        ("a.jsonl.zst", b"no zstandard", "a.jsonl.zst: cannot be read"),
+        ("a.parquet", b"PAR1 but no more", "a.parquet: cannot be read"),
+        ("a.docx", b"x", "a.docx: unknown file type '.docx'.*Fix: use .txt"),
+    ],
+)
+def test_defects_are_told_with_their_place(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=message):
+        read(str(tmp_path / "*"))
+
+
+def test_parquet_without_the_column(tmp_path):
+    pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="a.parquet: column 'text' is missing.*found: body"):
+        read(str(tmp_path / "a.parquet"))
+
+
+def test_truncated_zst_is_not_a_shorter_corpus(tmp_path):
+    packed = zstandard.compress(jsonl([f"{number} " * 50 for number in range(5000)]))
+    (tmp_path / "a.jsonl.zst").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(InputError, match="a.jsonl.zst"):
+        read(str(tmp_path / "a.jsonl.zst"))
+
+
+def test_glob_without_files(tmp_path):
+    with pytest.raises(InputError, match=r"\*\.txt: no file matches. Fix:"):
+        read(str(tmp_path / "*.txt"))
+
+
+def test_gate_on_size_and_count_of_what_is_left_out(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["long enough", "no", "", "  \n        "]))
+    documents = read(str(tmp_path / "a.jsonl"))
+    tally = write_source(tmp_path / "mine.parquet", documents, min_chars=5, min_documents=1, min_bytes=11)
+    assert (tally.documents, tally.bytes, tally.left_out) == (1, 11, 3)
+    assert [d.text for d in read_documents(tmp_path / "mine.parquet")] == ["long enough"]
+    with pytest.raises(GateError, match="source 'mine' gave 1 documents, its minimum is 2"):
+        write_source(tmp_path / "mine.parquet", documents, min_chars=5, min_documents=2, min_bytes=1)
+    with pytest.raises(GateError, match="gave 11 bytes, its minimum is 12"):
+        write_source(tmp_path / "mine.parquet", documents, min_chars=5, min_documents=1, min_bytes=12)
+
+
+def test_source_names_are_unique_and_usable():
+    one = dict(vars(source("a.txt")))
+    with pytest.raises(ParamsError, match="two sources are named 'mine'"):
+        build(DownloadParams, {"val_fraction": 0.1, "sources": [one, one]}, "download")
+    with pytest.raises(ParamsError, match="'a/b' is no usable file name"):
+        build(DownloadParams, {"val_fraction": 0.1, "sources": [one | {"name": "a/b"}]}, "download")
+    with pytest.raises(ParamsError, match="did you mean 'files'"):
+        build(DownloadParams, {"val_fraction": 0.1, "sources": [one | {"type": "file"}]}, "download")

@@ -1,0 +1,162 @@
+"""The hub source on a local data set: budgets, resuming, and errors told."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from athanor.artifacts import sha256_file
+from athanor.corpus.documents import write_documents
+from athanor.corpus.sources import huggingface
+from athanor.errors import InputError, Interrupted, ParamsError
+from athanor.params.download import HuggingFaceSource
+from athanor.params.strict import build
+
+
+def source(dataset, **changes):
+    values = dict(
+        type="huggingface", name="hub", kind="web", license="MIT", dataset=str(dataset), config=None, split="train",
+        revision=None, text_column="text", max_document_bytes=10_000, skip_documents=0, max_documents=None,
+        max_bytes=None, checkpoint_documents=11, min_chars=1, min_documents=1, min_bytes=1,
+    )  # fmt: skip
+    return build(HuggingFaceSource, values | changes, "download.sources[0]")
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for number in range(3):
+        texts = [f"document {number}.{row} " * (1 + row % 5) for row in range(40)]
+        table = pa.table({"text": texts, "score": list(range(40))})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=7)
+    return folder
+
+
+def result(made, folder, tmp_path):
+    path = tmp_path / "out.parquet"
+    write_documents(path, huggingface.documents(folder))
+    return sha256_file(path), [document.text.split()[1] for document in huggingface.documents(folder)]
+
+
+def test_everything_in_order(dataset, tmp_path):
+    made = source(dataset)
+    counts = huggingface.fetch(made, tmp_path / "work", 0.1)
+    _, names = result(made, tmp_path / "work", tmp_path)
+    assert counts["documents"] == counts["rows"] == 120
+    assert names == [f"{number}.{row}" for number in range(3) for row in range(40)]
+
+
+def test_interrupted_and_resumed_is_uninterrupted(dataset, tmp_path):
+    made = source(dataset, skip_documents=5, max_documents=100, min_chars=20)
+    whole = huggingface.fetch(made, tmp_path / "whole", 0.1)
+    for after in (1, 7, 23, 40):
+        calls = iter(range(1, 1000))
+        with pytest.raises(Interrupted, match="run again to continue"):
+            huggingface.fetch(made, tmp_path / "parts", 0.1, stop=lambda: next(calls) == after)
+    assert huggingface.fetch(made, tmp_path / "parts", 0.1) == whole
+    assert result(made, tmp_path / "parts", tmp_path) == result(made, tmp_path / "whole", tmp_path)
+
+
+def test_killed_between_part_and_state_repeats_that_part_only(dataset, tmp_path):
+    made = source(dataset)
+    huggingface.fetch(made, tmp_path / "whole", 0.1)
+
+    class Killed(BaseException):
+        pass
+
+    def die(size, seen=[0]):  # noqa: B006  (counts calls)
+        seen[0] += 1
+        if seen[0] == 30:
+            raise Killed
+
+    with pytest.raises(Killed):
+        huggingface.fetch(made, tmp_path / "parts", 0.1, tick=die)
+    state = json.loads((tmp_path / "parts" / "state.json").read_text())
+    assert state["rows"] == 22 and not state["done"]
+    (tmp_path / "parts" / f"part-{state['parts']:05d}.parquet").write_bytes(b"torn")  # written, not yet counted
+    with pytest.raises(InputError, match="not finished"):
+        list(huggingface.documents(tmp_path / "parts"))
+    huggingface.fetch(made, tmp_path / "parts", 0.1)
+    assert result(made, tmp_path / "parts", tmp_path) == result(made, tmp_path / "whole", tmp_path)
+
+
+def test_finished_fetch_needs_no_data_set(dataset, tmp_path):
+    made = source(dataset)
+    counts = huggingface.fetch(made, tmp_path / "work", 0.1)
+    for file in dataset.iterdir():
+        file.unlink()
+    assert huggingface.fetch(made, tmp_path / "work", 0.1) == counts
+
+
+def test_budgets_and_skip(dataset, tmp_path):
+    counts = huggingface.fetch(source(dataset, max_bytes=500), tmp_path / "a", 0.1)
+    sizes = [len(document.text) for document in huggingface.documents(tmp_path / "a")]
+    assert counts["bytes"] == sum(sizes) >= 500 > sum(sizes[:-1])
+    huggingface.fetch(source(dataset, skip_documents=38, max_documents=4), tmp_path / "b", 0.1)
+    first, *_, last = huggingface.documents(tmp_path / "b")
+    assert first.text.startswith("document 0.38") and last.text.startswith("document 1.1")
+    assert first.meta == {"row": 38}
+
+
+def test_jsonl_directory(tmp_path):
+    (tmp_path / "set").mkdir()
+    rows = "".join(json.dumps({"text": f"row {row}"}) + "\n" for row in range(5))
+    (tmp_path / "set" / "train.jsonl").write_text(rows)
+    counts = huggingface.fetch(source(tmp_path / "set"), tmp_path / "work", 0.1)
+    assert counts["documents"] == 5
+
+
+def test_local_digest_follows_content(dataset):
+    before = huggingface.local_digest(str(dataset))
+    assert huggingface.local_digest(str(dataset)) == before
+    assert huggingface.local_digest("owner/name") is None
+    (dataset / "0.parquet").write_bytes(b"other")
+    assert huggingface.local_digest(str(dataset)) != before
+
+
+def test_errors_are_told(dataset, tmp_path):
+    with pytest.raises(InputError, match="column 'body' is missing.*found: score, text"):
+        huggingface.fetch(source(dataset, text_column="body"), tmp_path / "a", 0.1)
+    with pytest.raises(InputError, match="no such directory"):
+        huggingface.fetch(source(tmp_path / "nowhere"), tmp_path / "b", 0.1)
+    with pytest.raises(InputError, match="split 'test'.*Fix: correct the split"):
+        huggingface.fetch(source(dataset, split="test"), tmp_path / "c", 0.1)
+    with pytest.raises(InputError, match="row 1: a document is larger than max_document_bytes"):
+        huggingface.fetch(source(dataset, max_document_bytes=5), tmp_path / "d", 0.1)
+
+
+def test_a_torn_file_fails_the_source_and_keeps_progress(dataset, tmp_path):
+    good = (dataset / "2.parquet").read_bytes()
+    (dataset / "2.parquet").write_bytes(good[:8] + b"\0" * (len(good) // 2) + good[8 + len(good) // 2 :])
+    with pytest.raises(InputError, match=r"after (80|\d+) rows.*run dvc repro again to continue"):
+        huggingface.fetch(source(dataset), tmp_path / "work", 0.1)
+    state = json.loads((tmp_path / "work" / "state.json").read_text())
+    assert state["rows"] == 77 and not state["done"]
+    (dataset / "2.parquet").write_bytes(good)
+    assert huggingface.fetch(source(dataset), tmp_path / "work", 0.1)["documents"] == 120
+
+
+def test_offline_and_gated(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="owner/name: the hub cannot be reached.*Fix: check the network"):
+        huggingface.open_stream("owner/name", None, "train", "0" * 40, "text")
+
+    class GatedRepoError(OSError):
+        pass
+
+    told = str(huggingface.explain(GatedRepoError("Access to dataset x is restricted"), "x", "train"))
+    assert "gated" in told and "HF_TOKEN" in told
+
+
+@pytest.mark.parametrize("revision", [None, "main", "v1.0", "0123abc", "G" * 40])
+def test_hub_ids_need_a_commit(revision):
+    with pytest.raises(ParamsError, match=r"revision: .*does not pin.*Fix: use the 40 hex digits"):
+        source("owner/name", revision=revision)
+    assert source("owner/name", revision="0" * 40).revision == "0" * 40

@@ -1,0 +1,62 @@
+"""The vectorised tokeniser finds the words the pattern defines, whatever the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from athanor.corpus.words import ngrams, shingles, tokenise, word_hashes, words_of
+
+ODDITIES = list(" \t\n_-.,'AZaz09éÉß×−„“”’…\u00a0\u3000\u2028·中文")
+TRICKY = st.sampled_from([*ODDITIES, "", "don't", "x" * 5000])
+TEXTS = st.lists(st.one_of(TRICKY, st.characters(exclude_categories=["Cs"])), max_size=30).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(TEXTS, max_size=5))
+def test_hashes_are_those_of_the_words_of_the_pattern(texts):
+    found = tokenise(texts).words
+    assert len(found) == len(texts)
+    for number, text in enumerate(texts):
+        expected = words_of(text)
+        assert found.of(number).tolist() == (word_hashes(expected).tolist() if expected else [])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=5))
+def test_a_text_has_the_same_hashes_in_any_batch(texts):
+    batch = tokenise(texts)
+    for number, text in enumerate(texts):
+        alone = tokenise([text])
+        assert np.array_equal(batch.words.of(number), alone.words.of(0))
+        assert np.array_equal(batch.units.of(number), alone.units.of(0))
+        assert batch.mean_word_bytes[number] == alone.mean_word_bytes[0]
+
+
+def test_the_definition_does_not_drift():
+    # Any change here changes which documents count as duplicates: bump the artifact version.
+    assert [hex(value) for value in word_hashes(["a", "athanor", "naïve"])] == DEFINITION
+
+
+DEFINITION = ["0xc6e5a397ce9b81f4", "0x9e751d02013bd928", "0xd39b608b324035ca"]
+
+
+def test_different_words_have_different_hashes():
+    words = [f"{a}{b}{c}" for a in "abcdefghij" for b in "0123456789" for c in "klmnopqrst"]
+    words += [word * 2 for word in words] + ["x" * n for n in range(1, 300)]
+    assert len(set(word_hashes(words).tolist())) == len(set(words))
+
+
+def test_ngrams_stay_inside_their_text():
+    words = tokenise(["one two three", "", "four", "one two three four"]).words
+    grams = ngrams(words, 3)
+    assert grams.counts.tolist() == [1, 0, 0, 2]
+    assert grams.of(0)[0] == grams.of(3)[0] != grams.of(3)[1]
+    assert len(set(ngrams(tokenise(["a b c d", "b a c d", "a b d c"]).words, 4).hashes.tolist())) == 3
+
+
+def test_short_texts_have_one_shingle():
+    found = shingles(tokenise(["", "one", "one two", "two one", "a b c d e", "a b c d e f", "ONE, two!"]).words, 5)
+    assert found.counts.tolist() == [0, 1, 1, 1, 1, 2, 1]
+    assert found.of(2)[0] == found.of(6)[0] != found.of(3)[0]

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from athanor.data.sampler import NO_DOCUMENT, PretrainSampler, SftSampler
+from athanor.errors import InputError, ParamsError
+
+T = 16
+
+
+def test_each_window_once_per_epoch_and_every_target_once(shard_folder, shard_documents):
+    stream = np.concatenate(shard_documents)
+    sampler = PretrainSampler(shard_folder, T, seed=1)
+    for epoch in range(2):
+        tokens, _ = sampler.batch(epoch * sampler.tokens_per_epoch, sampler.tokens_per_epoch)
+        expected = [stream[i * T : i * T + T + 1].tolist() for i in range((len(stream) - 1) // T)]
+        assert sorted(tokens.tolist()) == sorted(expected)
+
+
+def test_epochs_and_seeds_differ_in_order(shard_folder):
+    sampler, other = PretrainSampler(shard_folder, T, seed=1), PretrainSampler(shard_folder, T, seed=2)
+    n = sampler.tokens_per_epoch
+    first = sampler.batch(0, n).tokens_BS
+    assert not np.array_equal(first, sampler.batch(n, n).tokens_BS)
+    assert not np.array_equal(first, other.batch(0, n).tokens_BS)
+    assert sampler.epoch(n // 2 * 3) == pytest.approx(1.5, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_a_batch_is_a_pure_function_of_its_position(shard_folder, sft_folder, kind):
+    def make():
+        return PretrainSampler(shard_folder, T, 1) if kind == "pretrain" else SftSampler(sft_folder, 31, 1)
+
+    sampler = make()
+    t = sampler.context_tokens
+    start = sampler.tokens_per_epoch - 4 * t  # crosses into the next epoch
+    whole = sampler.batch(start, 8 * t)
+    for position in (5, 0, 7, 3):  # any order, a new process each time
+        single = make().batch(start + position * t, t)
+        for a, b in zip(single, whole, strict=True):
+            assert np.array_equal(a[0], b[position])
+    again = sampler.batch(start, 8 * t)  # and after other positions were read
+    assert all(np.array_equal(a, b) for a, b in zip(again, whole, strict=True))
+
+
+def test_document_ids_change_exactly_where_documents_do(shard_folder):
+    tokens, documents = PretrainSampler(shard_folder, T, 1).batch(0, 20 * T)
+    starts = tokens[:, 1:] == 2
+    assert np.array_equal(np.diff(documents, axis=1) == 1, starts)
+    assert starts.any()
+
+
+def test_positions_off_the_grid_and_too_little_data_are_errors(shard_folder):
+    sampler = PretrainSampler(shard_folder, T, 1)
+    for position, batch in ((1, T), (0, T + 1), (-T, T)):
+        with pytest.raises(ParamsError, match="multiple of the context"):
+            sampler.batch(position, batch)
+    with pytest.raises(InputError, match="fewer than one window"):
+        PretrainSampler(shard_folder, 100_000, 1)
+
+
+def test_sft_rows_hold_whole_isolated_conversations(sft_folder):
+    sampler = SftSampler(sft_folder, 31, seed=1)
+    ids, mask, documents = sampler.batch(0, sampler.tokens_per_epoch)
+    assert ids.shape == mask.shape == documents.shape == (sampler.samples, 32)
+    seen = []
+    for row in range(len(ids)):
+        for place in range(documents[row].max() + 1):
+            part = ids[row][documents[row] == place]
+            assert part[0] == 2 and part[-1] == 7 and (part == 2).sum() == 1
+            assert mask[row][documents[row] == place].tolist() == [0] * 5 + [1] * (len(part) - 5)
+            seen.append(int(part[2]) - 20)
+    assert sorted(seen) == sorted([*range(30), 29])
+
+
+def test_padding_belongs_to_no_document_and_is_not_supervised(sft_folder):
+    sampler = SftSampler(sft_folder, 31, seed=1)
+    ids, mask, documents = sampler.batch(0, sampler.tokens_per_epoch)
+    padding = documents == NO_DOCUMENT
+    assert padding.any()
+    assert (ids[padding] == 0).all() and (mask[padding] == 0).all()
+    assert not (ids[~padding] == 0).any()
+
+
+def test_rows_packed_for_another_context_are_refused(sft_folder):
+    with pytest.raises(ParamsError, match="packed for a context of 31"):
+        SftSampler(sft_folder, 64, seed=1)
+
+
+def test_the_data_package_needs_nothing_but_numpy():
+    code = (
+        "import sys, pkgutil, importlib, athanor.data\n"
+        "for m in pkgutil.iter_modules(athanor.data.__path__): importlib.import_module('athanor.data.' + m.name)\n"
+        "bad = {'torch', 'pyarrow', 'sentencepiece', 'safetensors', 'ruamel', 'yaml'} & set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

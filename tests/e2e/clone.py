@@ -1,0 +1,57 @@
+"""A real clone of this repository, to run commands in as a user would."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """A user's environment: this Python's tools on PATH, none of the test run's own settings."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_", "OMP_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**clean, "PATH": path, **more}
+
+
+class Clone:
+    """A checkout to run commands in."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run(self, *command: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            command, cwd=self.path, env=environment(**env), capture_output=True, text=True, timeout=600
+        )
+        if check and done.returncode:
+            raise AssertionError(f"{command} exited {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
+        return done
+
+    def dvc(self, *words: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+        return self.run(sys.executable, "-m", "dvc", *words, check=check, **env)
+
+
+def make_clone(path: Path) -> Clone:
+    """The files Git knows or would take, as one commit, with presets/micro.yaml as params.yaml."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file() and name != "dvc.lock" and not name.startswith(("metrics/", "plots/")):
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, path / name)
+    shutil.copyfile(ROOT / "presets" / "micro.yaml", path / "params.yaml")
+    clone = Clone(path)
+    clone.run("git", "init", "-q", "-b", "main")
+    commit(clone, "start")
+    return clone
+
+
+def commit(clone: Clone, message: str) -> None:
+    clone.run("git", "add", "-A")
+    clone.run("git", "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", message)

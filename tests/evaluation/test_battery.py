@@ -1,0 +1,152 @@
+"""The battery: every item counts once, wrong endings are seen, floors and errors stand beside scores, two processes agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from athanor.corpus.conversations import Item, Message
+from athanor.errors import GateError, InputError
+from athanor.evaluation.battery import ask
+from athanor.evaluation.report import answer_rows, health, repeats, samples_markdown, score_table, table_rows
+from tests.evaluation.tiny import always_says, items, make_model, save, silence, write_tiny_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def answers(model, tokenizer, name="sft", max_new_tokens=12):
+    return ask(name, model, tokenizer, items(), max_new_tokens=max_new_tokens, batch_rows=3, workers=1)
+
+
+def test_a_model_that_stops_at_once_gives_empty_wrong_answers(tokenizer):
+    said = answers(always_says(tokenizer, tokenizer.stop), tokenizer)
+    assert [a.text for a in said] == [""] * 8 and not any(a.correct for a in said)
+    rates = health(said)
+    assert (rates["stop"]["rate"], rates["empty"]["rate"], rates["fake_turn"]["rate"]) == (1, 1, 0)
+    table = score_table(items(), said)
+    assert table["all"]["n"] == 8 and table["all"]["score"] == 0
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "bos"])
+def test_a_turn_made_up_by_the_model_is_seen_and_is_not_a_stop(tokenizer, role):
+    said = answers(always_says(tokenizer, getattr(tokenizer, role)), tokenizer)
+    rates = health(said)
+    assert (rates["fake_turn"]["rate"], rates["stop"]["rate"]) == (1, 0)
+
+
+def test_the_end_of_a_document_is_no_stop_either(tokenizer):
+    rates = health(answers(always_says(tokenizer, tokenizer.eos), tokenizer))
+    assert (rates["fake_turn"]["rate"], rates["stop"]["rate"]) == (0, 0)
+
+
+def test_a_model_that_repeats_itself_is_cut_and_seen(tokenizer):
+    (letter,) = tokenizer.encode("e")
+    said = answers(always_says(tokenizer, letter), tokenizer)
+    assert {a.text for a in said} == {"e" * 12} and {a.tokens for a in said} == {12}
+    rates = health(said)
+    assert (rates["repetition"]["rate"], rates["stop"]["rate"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        ([], False),
+        ([5, 5, 5], False),
+        ([5, 5, 5, 5], True),
+        ([1, 2, 1, 2, 1, 2], False),
+        ([9, 1, 2, 1, 2, 1, 2, 1, 2], True),
+        ([1, 2, 1, 2, 1, 2, 1], False),
+        (list(range(8)) * 4, True),
+        (list(range(8)) * 4 + [1], True),
+        (list(range(9)) * 4, False),  # longer than the longest n-gram looked for
+        ([1, 1, 1, 2] * 3 + [1], False),
+        ([3, 1, 3, 1, 3, 2, 3, 1, 3, 1], False),
+    ],
+)
+def test_repeats(ids, found):
+    assert repeats(ids) is found
+
+
+def test_a_prompt_longer_than_the_context_names_its_item(tokenizer):
+    long = Item("sum", (Message("user", "word " * 200),), "numeric", "1", ("1",), ("2", "3"))
+    with pytest.raises(InputError, match=f"sum/{long.id}"):
+        ask("sft", make_model(tokenizer), tokenizer, [long], max_new_tokens=5, batch_rows=4, workers=1)
+
+
+def test_scores_stand_beside_floor_and_error(tokenizer):
+    said = answers(silence(make_model(tokenizer), tokenizer), tokenizer)
+    right = {item.id: item.category in ("sum", "copy") for item in items()}
+    said = [replace(answer, correct=right[answer.item]) for answer in said]
+    table = score_table(items(), said)
+    assert list(table) == ["code", "copy", "list", "sum", "all"]
+    assert (table["sum"]["n"], table["sum"]["correct"], table["sum"]["score"]) == (2, 2, 1.0)
+    # "Repeat: cat" is answered by the question's last word, so that category proves nothing.
+    assert table["copy"]["floor"] == 1.0 and "word" in table["copy"]["floor_answer"]
+    assert table["copy"]["margin_stderrs"] == 0
+    assert table["code"]["floor"] == 0 and table["sum"]["floor"] == 0.5  # "6" answers one of the two sums
+    assert all(row["stderr"] > 0 for row in table.values())  # 2 of 2 is not certainty
+    assert table["all"]["floor"] == 0.25 and table["all"]["score"] == 0.5
+    rows = table_rows({"sft": table})
+    assert len(rows) == 5 and all(set(row) == set(rows[0]) for row in rows)
+
+
+def test_every_item_has_to_be_scored_exactly_once(tokenizer):
+    said = answers(always_says(tokenizer, tokenizer.stop), tokenizer)
+    for wrong in (said[:-1], [*said, said[0]], [*said[:-1], said[0]], [*said[:-1], replace(said[-1], item="other")]):
+        with pytest.raises(GateError, match="battery"):
+            score_table(items(), wrong)
+
+
+def test_samples_quote_whatever_a_model_writes(tokenizer):
+    said = answers(always_says(tokenizer, tokenizer.stop), tokenizer)
+    nasty = [replace(answer, text="# heading\n<script>\n\n```", stopped=False) for answer in said]
+    page = samples_markdown(items(), nasty, 1)
+    assert page.count("    # heading") == 4 and "\n# heading" not in page and "\n<script>" not in page
+    assert page.count("did not stop by itself") == 4
+    assert "    (nothing)" in samples_markdown(items(), said, 2)
+
+
+def test_rows_are_sorted_and_complete(tokenizer):
+    said = answers(always_says(tokenizer, tokenizer.stop), tokenizer, "sft")
+    base = answers(always_says(tokenizer, tokenizer.stop), tokenizer, "base")
+    rows = answer_rows(items(), [*said, *base])
+    assert rows == answer_rows(items(), [*base[::-1], *said])
+    assert [(r["category"], r["item"], r["model"]) for r in rows] == sorted(
+        (r["category"], r["item"], r["model"]) for r in rows
+    )
+    assert rows[0]["prompt"][-1]["role"] == "user" and rows[0]["expected"]
+
+
+SCRIPT = """
+import sys, json, torch
+sys.path[:0] = [{root!r}]
+torch.set_num_threads(1)
+from athanor.evaluation.battery import ask
+from athanor.evaluation.report import answer_rows
+from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.training.weights import load_model
+from tests.evaluation.tiny import items
+said = ask("sft", load_model({model!r})[0], Tokenizer.load({tokenizer!r}), items(), max_new_tokens=20, batch_rows=3,
+           workers=2)
+print(json.dumps(answer_rows(items(), said)))
+"""
+
+
+def test_two_processes_give_the_same_answers(tokenizer, tmp_path):
+    write_tiny_tokenizer(tmp_path / "tokenizer")
+    save(tmp_path / "model", make_model(tokenizer), tokenizer)
+    script = SCRIPT.format(root=str(ROOT), model=str(tmp_path / "model"), tokenizer=str(tmp_path / "tokenizer"))
+    outputs = []
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1] and outputs[0].count('"item"') == 8
+    here = answers(make_model(tokenizer), tokenizer, max_new_tokens=20)
+    assert json.loads(outputs[0]) == json.loads(json.dumps(answer_rows(items(), here)))

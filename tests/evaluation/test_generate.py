@@ -1,0 +1,198 @@
+"""The sampler: equal to the plain loop without a cache, filters as documented, histories that stay well formed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from athanor.corpus.conversations import Message
+from athanor.errors import InputError
+from athanor.evaluation import generate as module
+from athanor.evaluation.generate import GREEDY, Sampling, end_ids, filtered, fit_history, generate, stream
+from athanor.model.cache import KVCache
+from athanor.tokenizer.chat import prompt_ids, render
+from tests.evaluation.tiny import make_model, silence
+
+
+@torch.no_grad()
+def plain_greedy(model, prompt, max_new_tokens, stop_ids):
+    """One prompt, no cache, nothing clever."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + max_new_tokens and len(ids) < model.config.context_tokens:
+        token = int(model(torch.tensor([ids]))[0, -1].argmax())
+        if token in stop_ids:
+            return ids[len(prompt) :], token
+        ids.append(token)
+    return ids[len(prompt) :], None
+
+
+def prompts(vocab_size, count=40, longest=90, seed=1):
+    draw = random.Random(seed)
+    return [[draw.randrange(vocab_size) for _ in range(draw.randrange(1, longest))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("batch_rows", [1, 7, 64])
+def test_batches_of_any_lengths_give_the_plain_greedy_ids(tokenizer, qk_norm, batch_rows):
+    model = make_model(tokenizer, qk_norm=qk_norm, context=100)
+    asked = prompts(tokenizer.vocab_size, longest=99)
+    stops = set(range(0, 512, 31))
+    expected = [plain_greedy(model, prompt, 20, stops) for prompt in asked]
+    found = generate(model, asked, max_new_tokens=20, stop_ids=stops, batch_rows=batch_rows)
+    assert [(g.ids, g.end) for g in found] == expected
+    # The set has to exercise what it claims to: stops early and late, cuts at the limit and at the context.
+    assert len({len(ids) for ids, end in expected if end is not None}) > 5
+    assert any(end is None and len(ids) == 20 for ids, end in expected)
+    assert any(end is None and len(ids) < 20 for ids, end in expected)
+
+
+@pytest.mark.parametrize("planted", ["keep", "truncate"])
+def test_a_wrong_cache_is_noticed(tokenizer, monkeypatch, planted):
+    if planted == "keep":
+        right = KVCache.keep
+        monkeypatch.setattr(KVCache, "keep", lambda self, rows: right(self, sorted(rows)[::-1]))
+    else:
+        right = KVCache.truncate
+        monkeypatch.setattr(KVCache, "truncate", lambda self, length: right(self, length - 1))
+    model, asked, stops = make_model(tokenizer), prompts(tokenizer.vocab_size), set(range(0, 512, 17))
+    expected = [plain_greedy(model, prompt, 20, stops)[0] for prompt in asked]
+    try:
+        found = [g.ids for g in generate(model, asked, max_new_tokens=20, stop_ids=stops)]
+    except (ValueError, RuntimeError, IndexError):
+        return
+    assert found != expected
+
+
+def test_stream_is_generate_with_the_stop_id(tokenizer):
+    model, stops = make_model(tokenizer), set(range(0, 512, 17))
+    for prompt in prompts(tokenizer.vocab_size, 8):
+        (whole,) = generate(model, [prompt], max_new_tokens=20, stop_ids=stops)
+        assert list(stream(model, prompt, max_new_tokens=20, stop_ids=stops)) == whole.ids + (
+            [whole.end] if whole.stopped else []
+        )
+
+
+def test_sampling_depends_on_the_seed_and_not_on_the_batch(tokenizer):
+    model, asked = make_model(tokenizer), prompts(tokenizer.vocab_size, 12)
+    hot = Sampling(temperature=3.0, seed=5)
+    first = generate(model, asked, max_new_tokens=12, stop_ids=(), sampling=hot)
+    assert first == generate(model, asked, max_new_tokens=12, stop_ids=(), sampling=hot, batch_rows=5)
+    for number in (0, 7):
+        alone = Sampling(temperature=3.0, seed=5 + number)
+        assert generate(model, [asked[number]], max_new_tokens=12, stop_ids=(), sampling=alone) == [first[number]]
+    assert first != generate(model, asked, max_new_tokens=12, stop_ids=(), sampling=Sampling(temperature=3.0, seed=99))
+
+
+def test_one_batch_may_mix_settings(tokenizer):
+    model, prompt = make_model(tokenizer), prompts(tokenizer.vocab_size, 1)[0]
+    settings = [GREEDY, Sampling(temperature=5.0, seed=1), GREEDY, Sampling(temperature=5.0, top_k=1)]
+    cold, hot, again, one = generate(model, [prompt] * 4, max_new_tokens=12, stop_ids=(), sampling=settings)
+    assert cold == again == one and hot != cold
+
+
+def test_sampling_leaves_the_global_random_state_alone(tokenizer):
+    model = make_model(tokenizer)
+    before = torch.random.get_rng_state().clone()
+    generate(model, [[1, 2]], max_new_tokens=5, stop_ids=(), sampling=Sampling(temperature=1.0))
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+PROBS = [0.5, 0.25, 0.15, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "kept"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"top_k": 2}, [0, 1]),
+        ({"top_p": 0.5}, [0]),
+        ({"top_p": 0.51}, [0, 1]),  # the id that crosses p stays
+        ({"top_p": 0.9}, [0, 1, 2]),
+        ({"min_p": 0.29}, [0, 1, 2]),
+        ({"min_p": 0.31}, [0, 1]),
+        ({"top_k": 3, "top_p": 0.8}, [0, 1]),  # p counts what top-k left: 0.5 + 0.25 of 0.9
+    ],
+)
+def test_filters(setting, kept):
+    probs, ids = filtered(torch.tensor(PROBS).log()[[3, 0, 2, 1]], Sampling(temperature=1.0, **setting))
+    order = [1, 3, 2, 0]  # where the shuffled logits put the likeliest, second, ...
+    assert ids.tolist() == [order[k] for k in kept]
+    total = sum(PROBS[k] for k in kept)
+    assert probs.tolist() == pytest.approx([PROBS[k] / total for k in kept], rel=1e-6)
+
+
+def test_temperature_is_applied_before_the_filters():
+    probs, _ = filtered(torch.tensor(PROBS).log(), Sampling(temperature=0.5))
+    squares = [p * p for p in PROBS]
+    assert probs.tolist() == pytest.approx([s / sum(squares) for s in squares], rel=1e-6)
+
+
+def test_sampled_shares_match_the_probabilities():
+    logits, setting = torch.tensor([PROBS]).log(), Sampling(temperature=1.0)
+    draw = random.Random(3)
+    counts = Counter(module.pick(logits, [setting], [draw])[0] for _ in range(4000))
+    for token, p in enumerate(PROBS):
+        assert abs(counts[token] / 4000 - p) < 4 * (p * (1 - p) / 4000) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "bad", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": 2.0}, {"top_k": -1}, {"temperature": float("nan")}]
+)
+def test_impossible_settings_are_refused(bad):
+    with pytest.raises(InputError, match="sampling"):
+        Sampling(**bad)
+
+
+def test_sampling_reads_a_generation_config():
+    values = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "eos_token_id": [1]}
+    assert Sampling.from_dict(values) == Sampling(temperature=0.7, top_p=0.9)
+
+
+def test_prompts_that_leave_no_room_are_refused(tokenizer):
+    model = make_model(tokenizer, context=32)
+    for prompt in ([], [1] * 32, [1] * 40):
+        with pytest.raises(InputError, match="context"):
+            generate(model, [prompt], max_new_tokens=4, stop_ids=())
+    (almost,) = generate(model, [[1] * 31], max_new_tokens=4, stop_ids=())
+    assert len(almost.ids) == 1 and not almost.stopped
+
+
+def test_the_control_ids_end_an_answer(tokenizer):
+    assert {tokenizer.stop, tokenizer.eos, tokenizer.user, tokenizer.assistant} <= set(end_ids(tokenizer))
+    model = silence(make_model(tokenizer), tokenizer)
+    made = generate(model, prompts(tokenizer.vocab_size, 10, 60), max_new_tokens=30, stop_ids=end_ids(tokenizer))
+    assert all(len(g.ids) == 30 for g in made)
+
+
+def history(pairs, system=True):
+    head = [Message("system", "Be brief.")] if system else []
+    turns = [Message(role, f"{role} says {n}") for n in range(pairs) for role in ("user", "assistant")]
+    return [*head, *turns, Message("user", "and now?")]
+
+
+@pytest.mark.parametrize("system", [True, False])
+def test_long_histories_lose_their_oldest_exchanges(tokenizer, system):
+    messages = history(9, system)
+    whole = len(prompt_ids(tokenizer, messages))
+    assert fit_history(tokenizer, messages, context_tokens=whole + 8, reserve_tokens=8) == (messages, 0)
+    kept, dropped = fit_history(tokenizer, messages, context_tokens=whole // 2, reserve_tokens=8)
+    assert 0 < dropped < 9 and len(prompt_ids(tokenizer, kept)) + 8 <= whole // 2
+    head = messages[: int(system)]
+    assert kept == head + messages[len(head) + 2 * dropped :]
+    # No more than needed was dropped, and what is left is a prefix training could have seen.
+    fuller = head + messages[len(head) + 2 * (dropped - 1) :]
+    assert len(prompt_ids(tokenizer, fuller)) + 8 > whole // 2
+    trained, _ = render(tokenizer, [*kept, Message("assistant", "yes")])
+    assert trained[: len(prompt_ids(tokenizer, kept))] == prompt_ids(tokenizer, kept)
+
+
+def test_a_last_message_that_does_not_fit_alone_is_refused(tokenizer):
+    messages = [*history(3)[:-1], Message("user", "word " * 80)]
+    size = len(prompt_ids(tokenizer, [messages[0], messages[-1]]))
+    kept, dropped = fit_history(tokenizer, messages, context_tokens=size + 1, reserve_tokens=30)
+    assert dropped == 3 and len(kept) == 2
+    with pytest.raises(InputError, match="does not fit"):
+        fit_history(tokenizer, messages, context_tokens=size, reserve_tokens=30)

@@ -1,0 +1,130 @@
+"""Scoring: each kind takes what is right, refuses what is near, and the item gate goes red for a bad item."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from athanor.corpus.conversations import Item, Message
+from athanor.errors import GateError
+from athanor.evaluation import scoring
+
+
+def item(kind: str, answer: str, accepted=(), rejected=("x", "y"), question="What?", tests=()) -> Item:
+    return Item("c", (Message("user", question),), kind, answer, tuple(accepted or (answer,)), tuple(rejected), tuple(tests))
+
+
+@pytest.mark.parametrize("kind,answer", [("exact", "a b"), ("numeric", "7"), ("list", "a, b"), ("code", "x")])
+def test_an_empty_answer_is_wrong(kind: str, answer: str) -> None:
+    made = item(kind, answer, tests=("assert f() == 1",) if kind == "code" else ())
+    assert not scoring.score(made, "") and not scoring.score(made, " \n\t ")
+
+
+@pytest.mark.parametrize(
+    "answer,right",
+    [
+        ("132", True),
+        ("7 + 5 = 12\nAnswer: 132", True),
+        ("The answer is 132.", True),
+        ("132.0", True),
+        ("1320", False),
+        ("32", False),
+        ("132 or 133", False),
+        ("-132", False),
+        ("one hundred", False),
+        ("x132", False),
+    ],
+)
+def test_numeric_takes_the_last_number_as_a_whole(answer: str, right: bool) -> None:
+    assert scoring.score(item("numeric", "132"), answer) is right
+
+
+def test_exact_compares_the_whole_text() -> None:
+    made = item("exact", "404 Not Found")
+    assert scoring.score(made, " 404 Not Found\n")
+    for wrong in ("404 not found", "404", "404 Not Found. And more", "The answer is 404 Not Found"):
+        assert not scoring.score(made, wrong)
+
+
+@pytest.mark.parametrize(
+    "answer,right",
+    [
+        ("- a\n- b", True),
+        ("* a\n* b  ", True),
+        ("- a\n- b\n- c", False),
+        ("- b\n- a", False),
+        ("- a\n-b", False),
+        ("1. a\n2. b", False),
+        ("a, b", False),
+        ("a\nb", False),
+        ("Here:\n- a\n- b", False),
+    ],
+)
+def test_a_list_needs_its_format_items_and_order(answer: str, right: bool) -> None:
+    assert scoring.score(item("list", "- a\n- b"), answer) is right
+
+
+def test_a_numbered_list_must_count() -> None:
+    made = item("list", "1. a\n2. b")
+    assert scoring.score(made, "1) a\n2) b")
+    assert not scoring.score(made, "1. a\n3. b") and not scoring.score(made, "2. a\n1. b")
+
+
+def test_code_is_executed() -> None:
+    made = item("code", "", ("def f(x):\n    return x + 1",), tests=("assert f(1) == 2",))
+    assert scoring.score(made, "```python\ndef f(x):\n    return 1 + x\n```")
+    assert not scoring.score(made, "def f(x):\n    return x")
+    answers = ["def f(x): return x + 1", "", "def f(x): return 2 * x", "def f(x): return 3"]
+    assert scoring.score_many([made] * 4, answers) == [True, False, True, False]
+
+
+def test_score_many_counts_every_item_and_keeps_order() -> None:
+    made = [item("exact", "a"), item("code", "", ("x",), tests=("assert f() == 1",)), item("numeric", "3")]
+    assert scoring.score_many(made, ["a", "def f(): return 1", "3"]) == [True, True, True]
+    assert scoring.score_many(made, ["", "", ""]) == [False, False, False]
+    with pytest.raises(ValueError):
+        scoring.score_many(made, ["a"])
+
+
+def test_floors_show_what_constant_answers_score() -> None:
+    made = [item("exact", word, question=f"Which is better, {word} or 9?") for word in ("Yes", "Yes", "Yes", "No")]
+    made += [dataclasses.replace(item("exact", "5", question="Which is larger, 5 or 3?"), category="d")]
+    floors = scoring.null_floors(made)
+    assert floors["c"] == {"floor": 0.75, "strategy": "constant 'Yes'"}
+    assert floors["d"]["floor"] == 1.0
+
+
+def test_summary_has_n_error_and_floor() -> None:
+    made = [item("exact", str(number), question=f"Number {number} of what?") for number in range(200, 250)]
+    table = scoring.summarise(made, [True] * 45 + [False] * 5)["c"]
+    assert (table["n"], table["right"], table["accuracy"]) == (50, 45, 0.9)
+    assert 0.03 < table["stderr"] < 0.06 and table["above_floor"] < 0.9 / table["stderr"]
+    assert math.isfinite(scoring.standard_error(50, 50)) and scoring.standard_error(50, 50) > 0.01
+
+
+GOOD = item("exact", "a", rejected=("b", "c"))
+
+
+@pytest.mark.parametrize(
+    "bad,words",
+    [
+        ([dataclasses.replace(GOOD, accepted=("a", "A"))], "refuses its accepted"),
+        ([dataclasses.replace(GOOD, rejected=("b", " a "))], "takes a rejected"),
+        ([dataclasses.replace(GOOD, rejected=("b",))], "two rejected"),
+        ([dataclasses.replace(GOOD, rejected=("b", "b"))], "two rejected"),
+        ([dataclasses.replace(GOOD, accepted=())], "one accepted"),
+        ([GOOD, dataclasses.replace(GOOD, category="d")], "same question"),
+        ([dataclasses.replace(GOOD, kind="contains")], "unknown item kind"),
+    ],
+)
+def test_the_item_gate_goes_red(bad: list[Item], words: str) -> None:
+    scoring.check_items([GOOD], {"c": 1})
+    with pytest.raises(GateError, match=words):
+        scoring.check_items(bad)
+
+
+def test_the_item_gate_counts() -> None:
+    with pytest.raises(GateError, match="1 items instead of 2"):
+        scoring.check_items([GOOD], {"c": 2})

@@ -1,0 +1,164 @@
+"""A tokenizer and two small models (Llama- and Qwen3-shaped), trained for seconds so that their answers are decided.
+
+Random weights would not do: their two best logits nearly tie everywhere, and
+equal greedy answers would then prove nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from athanor.artifacts import new_dir, read_manifest
+from athanor.corpus.conversations import Message
+from athanor.export.parity import Expected, expect, rebuilt
+from athanor.export.probes import Probe, make_probe
+from athanor.export.source import Source, load_source
+from athanor.model.config import ModelConfig
+from athanor.model.transformer import Transformer
+from athanor.params.tokenizer import TokenizerParams
+from athanor.tokenizer.chat import prompt_ids, render, template_hash
+from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer.train import train, write_tokenizer
+from athanor.training.weights import save_model
+
+CONTEXT = 96
+WORDS = ("apple", "river", "stone", "cloud", "tiger", "paper", "lamp", "seven", "music", "green")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def documents() -> list[str]:
+    """Docstrings and code of a few standard modules, in a fixed order."""
+    found = []
+    folder = Path(ast.__file__).parent
+    for name in ("ast", "bisect", "calendar", "copy", "csv", "fnmatch", "glob", "heapq", "queue", "random", "shlex"):
+        text = (folder / f"{name}.py").read_text(encoding="utf-8")
+        found += [text[start : start + 900] for start in range(0, min(len(text), 9000), 900)]
+    return found
+
+
+def question(number: int) -> list[Message]:
+    first, second = WORDS[(number + number // 10) % 10], WORDS[number // 10]
+    return [Message("user", f"Say {first} {second}")]
+
+
+def reply(number: int) -> Message:
+    return Message("assistant", f"{WORDS[(number + number // 10) % 10]}!")
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory) -> Path:
+    texts = documents() + [m.content for n in range(100) for m in (*question(n), reply(n))]
+    params = TokenizerParams(
+        vocab_size=640,
+        sample_bytes=1_000_000,
+        check_bytes=10_000,
+        character_coverage=0.9999,
+        max_piece_chars=16,
+        split_by_unicode_script=False,
+    )
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
+    with new_dir(path) as folder:
+        write_tokenizer(folder, train(texts, params), {})
+    return path
+
+
+def train_model(tokenizer: Tokenizer, qk_norm: bool) -> Transformer:
+    """Some steps on text and one-word answers: fluent in neither, decided in most places."""
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size,
+        layers=2,
+        dim=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=16 if not qk_norm else 32,
+        ffn_dim=128,
+        context_tokens=CONTEXT,
+        rope_theta=50000.0,
+        norm_eps=1e-5,
+        qk_norm=qk_norm,
+    )
+    generator = torch.Generator().manual_seed(1)
+    model = Transformer(config)
+    model.initialise(generator)
+    # Norms of their own size, as longer training makes them: all ones would hide a lost norm.
+    with torch.no_grad():
+        for weight in (weight for weight in model.parameters() if weight.dim() == 1):
+            weight.mul_(1 + 0.2 * torch.randn(weight.shape, generator=generator))
+    chats = [render(tokenizer, [*question(n), reply(n)])[0] for n in range(100)]
+    stream = [t for text in documents() for t in (tokenizer.bos, *tokenizer.encode(text), tokenizer.eos)]
+    optimiser = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.95))
+    for _ in range(120):
+        rows = []
+        for start in torch.randint(0, len(stream) - 65, (2,), generator=generator).tolist():
+            rows.append(stream[start : start + 65])
+        for _ in range(5):
+            row: list[int] = []
+            while len(row) < 65:
+                row += chats[int(torch.randint(0, 100, (1,), generator=generator))]
+            rows.append(row[:65])
+        batch = torch.tensor(rows)
+        logits = model(batch[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return model.eval()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model with everything a parity check needs."""
+
+    model_dir: Path
+    tokenizer_dir: Path
+    source: Source
+    probe: Probe
+    expected: Expected
+
+
+def make_case(folder: Path, tokenizer_dir: Path, qk_norm: bool) -> Case:
+    tokenizer = Tokenizer.load(tokenizer_dir)
+    model = train_model(tokenizer, qk_norm)
+    facts = {"tokenizer_digest": tokenizer.digest, "template_hash": template_hash(tokenizer)}
+    assert read_manifest(tokenizer_dir, "tokenizer", 1)["digest"] == tokenizer.digest
+    save_model(folder / "sft", model, model.config, facts)
+    source = load_source(folder / "sft", tokenizer_dir, "tiny", {"sft": "0" * 64})
+    probe = make_probe(
+        source.tokenizer,
+        context_tokens=CONTEXT,
+        documents=documents(),
+        conversations=[question(n) for n in range(100)],
+        prompts=50,
+        texts=200,
+        windows=4,
+    )
+    assert probe.prompts[0] == prompt_ids(tokenizer, question(0))
+    return Case(folder / "sft", tokenizer_dir, source, probe, expect(source, rebuilt(source, "float32"), probe, 16))
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory, tokenizer_dir) -> Case:
+    return make_case(tmp_path_factory.mktemp("llama"), tokenizer_dir, qk_norm=False)
+
+
+@pytest.fixture(scope="session")
+def qwen(tmp_path_factory, tokenizer_dir) -> Case:
+    return make_case(tmp_path_factory.mktemp("qwen"), tokenizer_dir, qk_norm=True)
+
+
+@pytest.fixture(params=["llama", "qwen"])
+def case(request) -> Case:
+    return request.getfixturevalue(request.param)
+

@@ -1,0 +1,249 @@
+"""The exported files behave like the model in the runtimes that will run them, and every silent trap is seen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from athanor.errors import GateError
+from athanor.evaluation.generate import GREEDY, generate
+from athanor.export import gguf, llamacpp
+from athanor.export.huggingface import DTYPES, write_huggingface
+from athanor.export.parity import Limits, bound, check_llama_cpp, check_transformers, expect, rebuilt
+from athanor.export.vocabulary import NORMAL
+
+LIMITS = Limits(logit_tolerance=1e-4, margin_logits=0.1)
+
+
+@pytest.fixture(scope="session")
+def hf_dirs(tmp_path_factory, llama, qwen):
+    folder = tmp_path_factory.mktemp("hf")
+    for name, case in (("llama", llama), ("qwen3", qwen)):
+        write_huggingface(folder / name, case.source, "float32")
+    return folder
+
+
+def ask(case, path, file_type, **changes):
+    arguments = {"threads": 1, "timeout_seconds": 120, **changes}
+    return check_llama_cpp(path, file_type, case.source, case.probe, case.expected, LIMITS, **arguments)
+
+
+def test_our_own_answers_are_worth_comparing(case):
+    """Margins are real, most answers end by themselves, and the recorded ids are the generator's."""
+    stops = (case.source.tokenizer.eos, case.source.tokenizer.stop)
+    model = rebuilt(case.source, "float32")
+    made = generate(model, case.probe.prompts, max_new_tokens=16, stop_ids=stops, sampling=GREEDY)
+    assert [g.ids for g in made] == [[i for i in a.ids if i not in stops] for a in case.expected.answers]
+    margins = np.concatenate([answer.margins for answer in case.expected.answers])
+    assert len(case.expected.answers) == 50 and np.median(margins) > 0.5
+    assert sum(answer.ids[-1] in stops for answer in case.expected.answers) >= 40
+    assert len({tuple(answer.ids) for answer in case.expected.answers}) > 5
+
+
+def test_transformers_agrees(case, hf_dirs):
+    facts = check_transformers(hf_dirs / case.source.architecture, case.probe, case.expected, LIMITS)
+    assert facts["prompts"] == 50 and facts["prompts_with_ties"] == 0
+    assert facts["logit_difference_below"] <= 1e-4 and facts["texts"] > 250
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_transformers_agrees_with_rounded_weights(dtype, llama, tmp_path):
+    write_huggingface(tmp_path, llama.source, dtype)
+    expected = expect(llama.source, rebuilt(llama.source, dtype), llama.probe, 4)
+    check_transformers(tmp_path, llama.probe, expected, LIMITS)
+    # Against the unrounded weights it must not pass: the comparison is with what is stored.
+    unrounded = [float((a - b).abs().max()) for a, b in zip(expected.logits, llama.expected.logits, strict=True)]
+    assert max(unrounded) > LIMITS.logit_tolerance and DTYPES[dtype] is not torch.float32
+
+
+@pytest.mark.parametrize("file_type", ["f32", "f16", "q8_0"])
+def test_llama_cpp_agrees(case, file_type, tmp_path):
+    pytest.importorskip("xllamacpp")
+    gguf.write_gguf(tmp_path / "model.gguf", case.source, file_type)
+    facts = ask(case, tmp_path / "model.gguf", file_type)
+    assert facts["prompts"] == 50 and facts["texts"] > 200 and facts["conversations"] > 60
+    if file_type == "f32":
+        assert facts["prompts_with_ties"] == 0 and facts["logprob_difference_below"] <= 1e-4
+
+
+# -- traps in the Hugging Face directory -----------------------------------
+
+
+def edit(folder, name, change):
+    path = folder / name
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def no_rope(values):
+    del values["rope_theta"], values["rope_parameters"]
+
+
+def special_newline(values):
+    for row in values["added_tokens"]:
+        row["special"] = row["special"] or row["content"] == "\n"
+
+
+def prefixed(values):
+    values["normalizer"] = {"type": "Prepend", "prepend": " "}
+
+
+def with_strip(values):
+    values["decoder"]["decoders"].append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+
+
+HF_TRAPS = {
+    "rotary base lost": ("config.json", no_rope, "logits"),
+    "tie flag missing": ("config.json", lambda v: v.pop("tie_word_embeddings"), "missing keys"),
+    "norm eps": ("config.json", lambda v: v.update(rms_norm_eps=1e-6), "logits"),
+    "no stop token": ("generation_config.json", lambda v: v.update(eos_token_id=3), "goes on"),
+    "sampling on": ("generation_config.json", lambda v: v.update(do_sample=True, temperature=50.0), "parts at token"),
+    "space prefix": ("tokenizer.json", prefixed, "texts give other token ids"),
+    "no bos": ("tokenizer.json", lambda v: v.update(post_processor=None), "texts give other token ids"),
+    "newline is special": ("tokenizer.json", special_newline, "decoding"),
+    "merges shuffled": ("tokenizer.json", lambda v: v["model"]["merges"].reverse(), "texts give other token ids"),
+    "decoder strips": ("tokenizer.json", with_strip, "decoding"),
+}
+
+
+@pytest.mark.parametrize("trap", HF_TRAPS)
+def test_trap_in_huggingface_directory_is_caught(trap, llama, hf_dirs, tmp_path):
+    name, change, complaint = HF_TRAPS[trap]
+    shutil.copytree(hf_dirs / "llama", tmp_path / "hf")
+    edit(tmp_path / "hf", name, change)
+    with pytest.raises(GateError, match=complaint):
+        check_transformers(tmp_path / "hf", llama.probe, llama.expected, LIMITS)
+
+
+def test_wrong_chat_template_is_caught(llama, hf_dirs, tmp_path):
+    shutil.copytree(hf_dirs / "llama", tmp_path / "hf")
+    path = tmp_path / "hf" / "chat_template.jinja"
+    path.write_text(path.read_text().replace("message['content']", "message['content'] + '\\n'"))
+    with pytest.raises(GateError, match="conversations give other token ids"):
+        check_transformers(tmp_path / "hf", llama.probe, llama.expected, LIMITS)
+
+
+def test_llama_class_on_qk_norm_weights_is_caught(qwen, hf_dirs, tmp_path):
+    shutil.copytree(hf_dirs / "qwen3", tmp_path / "hf")
+    edit(
+        tmp_path / "hf", "config.json", lambda v: v.update(architectures=["LlamaForCausalLM"], model_type="llama")
+    )
+    with pytest.raises(GateError, match="unexpected keys"):
+        check_transformers(tmp_path / "hf", qwen.probe, qwen.expected, LIMITS)
+
+
+# -- traps in the GGUF file -------------------------------------------------
+
+
+def write_altered(path, source, *, values=None, drop=(), arrays=None):
+    keys = {k: v for k, v in gguf.metadata(source, "f32").items() if k not in drop}
+    for key, value in (values or {}).items():
+        keys[key] = replace(keys[key], value=value)
+    gguf.write_raw(path, source.architecture, keys, gguf.tensors(source) | (arrays or {}), "f32")
+
+
+def unpermuted(source):
+    return {
+        f"blk.{n}.attn_{kind}.weight": source.weights[f"model.layers.{n}.self_attn.{kind}_proj.weight"].numpy()
+        for n in range(source.config.layers)
+        for kind in ("q", "k")
+    }
+
+
+GGUF_TRAPS = {
+    "no permutation": (lambda s: {"arrays": unpermuted(s)}, "log probabilities differ"),
+    "space prefix": (lambda s: {"values": {"tokenizer.ggml.add_space_prefix": True}}, "texts give other token ids"),
+    "space prefix key absent": (lambda s: {"drop": ["tokenizer.ggml.add_space_prefix"]}, "texts give other token ids"),
+    "scores absent": (lambda s: {"drop": ["tokenizer.ggml.scores"]}, "texts give other token ids"),
+    "rotary base wrong": (lambda s: {"values": {"llama.rope.freq_base": 500000.0}}, "log probabilities differ"),
+    "rotary base absent": (lambda s: {"drop": ["llama.rope.freq_base"]}, "log probabilities differ"),
+    "norm eps": (
+        lambda s: {"values": {"llama.attention.layer_norm_rms_epsilon": 1e-6}},
+        "log probabilities differ",
+    ),
+    "no bos": (
+        lambda s: {"values": {"tokenizer.ggml.add_bos_token": False}},
+        "texts give other token ids",
+    ),
+    "no chat template": (lambda s: {"drop": ["tokenizer.chat_template"]}, "conversations give other token ids"),
+    "control tokens typed normal": (
+        lambda s: {"values": {"tokenizer.ggml.token_type": [t if t != 3 else NORMAL for t in types(s)]}},
+        "give other token ids",
+    ),
+    "newline typed normal": (
+        lambda s: {"values": {"tokenizer.ggml.token_type": [t if t != 4 else NORMAL for t in types(s)]}},
+        None,
+    ),
+    "no end of turn": (lambda s: {"drop": ["tokenizer.ggml.eot_token_id"]}, "goes on"),
+    "no head count": (lambda s: {"drop": ["llama.attention.head_count_kv"]}, "llama.cpp ended"),
+}
+
+
+def types(source):
+    return [piece.type for piece in source.vocabulary.pieces]
+
+
+@pytest.mark.parametrize("trap", [name for name, (_, complaint) in GGUF_TRAPS.items() if complaint])
+def test_trap_in_gguf_is_caught_by_llama_cpp(trap, llama, tmp_path):
+    pytest.importorskip("xllamacpp")
+    alter, complaint = GGUF_TRAPS[trap]
+    write_altered(tmp_path / "model.gguf", llama.source, **alter(llama.source))
+    with pytest.raises(GateError, match=complaint):
+        ask(llama, tmp_path / "model.gguf", "f32")
+
+
+@pytest.mark.parametrize("trap", GGUF_TRAPS)
+def test_trap_in_gguf_is_caught_without_llama_cpp(trap, llama, tmp_path):
+    alter, _ = GGUF_TRAPS[trap]
+    write_altered(tmp_path / "model.gguf", llama.source, **alter(llama.source))
+    with pytest.raises(GateError, match="read back"):
+        gguf.check_gguf(tmp_path / "model.gguf", llama.source, "f32")
+
+
+def test_llama_permutation_in_a_qwen3_file_is_caught(qwen, tmp_path):
+    pytest.importorskip("xllamacpp")
+    permuted = {
+        name: gguf.interleave(array, qwen.source.config.heads if "_q." in name else qwen.source.config.kv_heads)
+        for name, array in unpermuted(qwen.source).items()
+    }
+    write_altered(tmp_path / "model.gguf", qwen.source, arrays=permuted)
+    with pytest.raises(GateError, match="log probabilities differ"):
+        ask(qwen, tmp_path / "model.gguf", "f32")
+
+
+@pytest.mark.parametrize("file_type", ["f16", "q8_0"])
+def test_small_types_still_see_a_wrong_rotation(file_type, llama, tmp_path):
+    pytest.importorskip("xllamacpp")
+    arrays = gguf.tensors(llama.source) | unpermuted(llama.source)
+    gguf.write_raw(tmp_path / "model.gguf", "llama", gguf.metadata(llama.source, file_type), arrays, file_type)
+    with pytest.raises(GateError, match="parts at token"):
+        ask(llama, tmp_path / "model.gguf", file_type)
+
+
+# -- llama.cpp itself in trouble --------------------------------------------
+
+
+def test_llama_cpp_that_hangs_is_stopped(llama, tmp_path):
+    pytest.importorskip("xllamacpp")
+    gguf.write_gguf(tmp_path / "model.gguf", llama.source, "f32")
+    with pytest.raises(GateError, match="gave no answer in 0.05 s"):
+        ask(llama, tmp_path / "model.gguf", "f32", timeout_seconds=0.05)
+
+
+def test_missing_llama_cpp_is_told_apart(llama, tmp_path, monkeypatch):
+    (tmp_path / "xllamacpp.py").write_text("raise ImportError('not here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(llamacpp.NotInstalled, match="not here"):
+        ask(llama, tmp_path / "model.gguf", "f32")
+
+
+def test_bound_hides_noise_and_nothing_else():
+    assert bound(0.0) == 0.0
+    assert bound(3.1e-6) == bound(9.9e-6) == 1e-5
+    assert bound(1.1e-5) == 1e-4

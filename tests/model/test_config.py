@@ -1,0 +1,57 @@
+"""Shapes and exact parameter counts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from athanor.errors import ParamsError
+from athanor.model.config import ModelConfig
+from athanor.model.flops import forward_flops, training_flops
+from athanor.model.transformer import Transformer
+
+SMALL = ModelConfig(64, 2, 16, 4, 2, 4, 32, 16, 1e4, 1e-6, False)
+SIZES = {
+    235_705_344: ModelConfig(32000, 18, 1024, 16, 4, 64, 2816, 1024, 1e4, 1e-6, False),
+    521_570_560: ModelConfig(48000, 26, 1280, 20, 4, 64, 3584, 1024, 1e4, 1e-6, False),
+    756_442_112: ModelConfig(48000, 28, 1536, 24, 4, 64, 4096, 2048, 1e5, 1e-6, True),
+}
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_reference_sizes_are_exact(count):
+    assert SIZES[count].parameter_count() == count
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_count_is_the_sum_over_parameters(qk_norm):
+    config = dataclasses.replace(SMALL, qk_norm=qk_norm, ffn_dim=40, vocab_size=100)
+    assert sum(weight.numel() for weight in Transformer(config).parameters()) == config.parameter_count()
+
+
+def test_dict_round_trip_and_strictness():
+    assert ModelConfig.from_dict(SMALL.to_dict()) == SMALL
+    with pytest.raises(ParamsError, match="dropout"):
+        ModelConfig.from_dict({**SMALL.to_dict(), "dropout": 0.1})
+    with pytest.raises(ParamsError, match="dim"):
+        ModelConfig.from_dict({k: v for k, v in SMALL.to_dict().items() if k != "dim"})
+
+
+@pytest.mark.parametrize(("change", "where"), [({"kv_heads": 3}, "kv_heads"), ({"head_dim": 5}, "head_dim"), ({"layers": 0}, "layers")])
+def test_impossible_shapes_are_refused(change, where):
+    with pytest.raises(ParamsError, match=where):
+        dataclasses.replace(SMALL, **change)
+
+
+def test_flops_agree_with_torch():
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, ids = Transformer(SMALL), torch.zeros(2, 16, dtype=torch.int64)
+    model.initialise(torch.Generator().manual_seed(0))
+    with FlopCounterMode(display=False) as counter:
+        model(ids)
+    assert counter.get_total_flops() == 2 * 16 * forward_flops(SMALL, 16, causal=False)
+    assert training_flops(SMALL, 16) == 3 * forward_flops(SMALL, 16)
+    assert forward_flops(SMALL, 16) < forward_flops(SMALL, 16, causal=False)

@@ -1,0 +1,227 @@
+"""The params file and every preset: complete, consistent between sections, pinned, and of the promised size."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from athanor.corpus.exercises.build import CATEGORIES
+from athanor.errors import ParamsError
+from athanor.params.download import HuggingFaceSource, is_local
+from athanor.params.instruct import ExercisesSource, MessagesSource
+from athanor.params.strict import build, read_yaml
+from athanor.pipeline.schema import check_file, schemas
+
+ROOT = Path(__file__).resolve().parents[2]
+PARAMETERS = {"plasma-1.0": 235_705_344, "plasma-1.1": 521_570_560, "plasma-1.2": 756_442_112}
+PLASMA = [ROOT / "presets" / f"{name}.yaml" for name in PARAMETERS]
+PRESETS = [ROOT / "presets" / "default.yaml", ROOT / "presets" / "micro.yaml", *PLASMA]
+FILES = [ROOT / "params.yaml", *PRESETS]
+# UTF-8 bytes that a token stands for, on the high side, so that a budget that passes is enough.
+BYTES_PER_TOKEN = {"web": 4.8, "prose": 4.8, "qa": 4.2, "code": 3.6, "math": 3.6}
+KEPT_BY_CLEAN = 0.85
+
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+each_preset = pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+each_plasma = pytest.mark.parametrize("path", PLASMA, ids=lambda path: path.stem)
+
+
+@functools.cache
+def load(path: Path) -> dict[str, Any]:
+    """The sections of a file, built; frozen, so that tests can share them."""
+    return check_file(path)
+
+
+@functools.cache
+def raw(path: Path) -> dict[str, Any]:
+    return read_yaml(path)
+
+
+def built(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: build(schema, data[name], name) for name, schema in schemas().items()}
+
+
+def hub_sources(sections: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """(dataset, revision) of every source that is fetched from the hub."""
+    for source in sections["download"].sources:
+        if isinstance(source, HuggingFaceSource) and not is_local(source.dataset):
+            yield source.dataset, source.revision
+    for source in sections["instruct"].sources:
+        if isinstance(source, MessagesSource) and source.hub_id is not None:
+            yield source.hub_id, source.revision
+
+
+def disagreements(sections: dict[str, Any]) -> set[str]:
+    """What the sections say differently of the same thing; no section's own schema can see it."""
+    texts = {name for source in sections["download"].sources for name in source.names}
+    chats = {source.name for source in sections["instruct"].sources}
+    exercises = {name for s in sections["instruct"].sources if isinstance(s, ExercisesSource) for name in s.categories}
+    battery, context = set(sections["battery"].categories), sections["model"].context_tokens
+    facts = {*sections["clean"].decontamination.fact_categories, *sections["sft_data"].decontamination.fact_categories}
+    checks = {
+        "mixture": set(sections["mixture"].sources) == texts,
+        "source_priority": set(sections["clean"].source_priority) <= texts,
+        "sft_data sources": set(sections["sft_data"].sources) == chats,
+        "sft_data context": sections["sft_data"].context_tokens == context,
+        "pretrain batch": sections["pretrain"].batch_tokens % context == 0,
+        "sft batch": sections["sft"].batch_tokens % context == 0,
+        "vocabulary": sections["model"].vocab_size in (None, sections["tokenizer"].vocab_size),
+        "exercises": exercises <= set(CATEGORIES),
+        "battery": battery <= exercises,  # never asked in a form that was not trained
+        "fact categories": facts <= set(CATEGORIES),
+        "answers": sections["eval"].max_new_tokens < context,
+    }
+    return {name for name, holds in checks.items() if not holds}
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+@each_file
+def test_file_is_valid_without_a_network(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("validation opened a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert list(check_file(path)) == list(schemas())
+
+
+@each_file
+def test_sections_agree(path: Path) -> None:
+    assert disagreements(load(path)) == set()
+
+
+@each_file
+def test_file_means_the_same_to_every_yaml_reader(path: Path) -> None:
+    """YAML 1.2 and 1.1 read the same numbers: 1e-3 without a point is text in 1.1, `no` is a truth value."""
+    data = raw(path)
+    assert yaml.safe_load(path.read_text(encoding="utf-8")) == data
+    for leaf in leaves(data):
+        assert not (isinstance(leaf, str) and re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", leaf)), leaf
+        assert not isinstance(leaf, float) or leaf == leaf  # no .nan
+
+
+@each_preset
+def test_first_line_says_what_the_preset_is(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert re.fullmatch(r"# [A-Z].*[^.]\.", first) and len(first) <= 120
+
+
+def test_no_preset_goes_unchecked() -> None:
+    assert sorted((ROOT / "presets").glob("*.yaml")) == sorted(PRESETS)
+
+
+@each_plasma
+def test_parameter_count_is_exact(path: Path) -> None:
+    sections = load(path)
+    config = sections["model"].config(sections["tokenizer"].vocab_size)
+    assert config.parameter_count() == PARAMETERS[path.stem]
+    assert f"{PARAMETERS[path.stem]:,}" in path.read_text(encoding="utf-8").splitlines()[0]
+
+
+@each_file
+def test_every_hub_source_is_pinned(path: Path) -> None:
+    found = list(hub_sources(load(path)))
+    assert bool(found) == (path in PLASMA)  # the default and micro need no network
+    assert all(re.fullmatch(r"[0-9a-f]{40}", str(revision)) for _, revision in found)
+
+
+def test_a_data_set_has_one_revision_everywhere() -> None:
+    revisions: dict[str, set[str | None]] = {}
+    for path in PLASMA:
+        for dataset, revision in hub_sources(load(path)):
+            revisions.setdefault(dataset, set()).add(revision)
+    assert {dataset: found for dataset, found in revisions.items() if len(found) > 1} == {}
+    pinned = [next(iter(found)) for found in revisions.values()]
+    assert len(set(pinned)) == len(pinned)  # a revision belongs to one data set
+
+
+@each_plasma
+def test_the_download_holds_enough_text(path: Path) -> None:
+    """The least that a source may give, cleaned and repeated as often as allowed, covers its share of the run."""
+    sections = load(path)
+    stream, mixture = sections["shard"].train_tokens, sections["mixture"].sources
+    assert stream >= sections["pretrain"].tokens
+    total = sum(source.share for source in mixture.values())
+    for source in sections["download"].sources:
+        wanted = mixture[source.name].share / total * stream * BYTES_PER_TOKEN[source.kind]
+        given = source.min_bytes * KEPT_BY_CLEAN * mixture[source.name].max_epochs
+        assert given >= wanted, f"{source.name}: {given / wanted:.2f} of what is needed"
+        assert source.max_bytes is None or source.min_bytes < source.max_bytes
+
+
+@each_plasma
+def test_budgets_are_the_promised_ones(path: Path) -> None:
+    pretrain = load(path)["pretrain"]
+    billions = {"plasma-1.0": 3.3, "plasma-1.1": 10.7, "plasma-1.2": 30.0}[path.stem]
+    assert round(pretrain.tokens / 1e9, 1) == billions
+    assert pretrain.tokens % pretrain.batch_tokens == 0
+    assert pretrain.warmup_tokens == 2000 * pretrain.batch_tokens
+
+
+def _rename(old: str, new: str, *keys: str) -> Callable[[dict[str, Any]], None]:
+    def change(data: dict[str, Any]) -> None:
+        for key in keys:
+            data = data[key]
+        data[new] = data.pop(old)
+
+    return change
+
+
+def _set(value: Any, *keys: Any) -> Callable[[dict[str, Any]], None]:
+    def change(data: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            data = data[key]
+        data[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (_rename("code", "python", "mixture", "sources"), "mixture"),
+        (_set(["code", "wiki"], "clean", "source_priority"), "source_priority"),
+        (_rename("magpie", "magpies", "sft_data", "sources"), "sft_data sources"),
+        (_set(2048, "sft_data", "context_tokens"), "sft_data context"),
+        (_set(33000, "pretrain", "batch_tokens"), "pretrain batch"),
+        (_set(33000, "sft", "batch_tokens"), "sft batch"),
+        (_set(32000, "tokenizer", "vocab_size"), "vocabulary"),
+        (_rename("addition", "additions", "instruct", "sources", -2, "categories"), "exercises"),
+        (_set(5, "battery", "categories", "division"), "battery"),
+        (_set(["recall"], "sft_data", "decontamination", "fact_categories"), "fact categories"),
+        (_set(1024, "eval", "max_new_tokens"), "answers"),
+    ],
+)
+def test_a_planted_disagreement_is_found(change: Callable[[dict[str, Any]], None], found: str) -> None:
+    data = copy.deepcopy(raw(ROOT / "presets" / "plasma-1.1.yaml"))
+    change(data)
+    assert found in disagreements(built(data))
+
+
+@pytest.mark.parametrize("revision", ["main", None, "87f0914", "87F09149EF4734204D70ED1D046DDC9CA3F2B8F9"])
+@pytest.mark.parametrize(("section", "key"), [("download", "dataset"), ("instruct", "hub_id")])
+def test_a_moving_revision_is_refused(section: str, key: str, revision: str | None) -> None:
+    data = copy.deepcopy(raw(ROOT / "presets" / "plasma-1.1.yaml"))
+    data[section]["sources"][0]["revision"] = revision
+    with pytest.raises(ParamsError, match=rf"does not pin .*{re.escape(data[section]['sources'][0][key])}") as caught:
+        built(data)
+    assert caught.value.where == f"{section}.sources[0].revision"

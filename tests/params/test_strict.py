@@ -1,0 +1,99 @@
+"""Strict params: every mistake names its key and the way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from athanor.errors import ParamsError
+from athanor.params.strict import build, load_section, param, read_yaml
+
+
+@dataclass(frozen=True)
+class A:
+    type: Literal["a"]
+    size: int = param(min=1, max=9)
+
+
+@dataclass(frozen=True)
+class B:
+    type: Literal["b"]
+    path: str
+
+
+@dataclass(frozen=True)
+class Section:
+    lr: float = param(min=0)
+    mode: str = param(choices=("cosine", "wsd"))
+    flag: bool = param()
+    limit: int | None = param(min=0)
+    shares: dict[str, float] = param()
+    sources: tuple[A | B, ...] = param()
+
+
+GOOD = {
+    "lr": 1,
+    "mode": "wsd",
+    "flag": True,
+    "limit": None,
+    "shares": {"x": 0.5},
+    "sources": [{"type": "a", "size": 3}, {"type": "b", "path": "p"}],
+}
+
+
+def test_good_values_are_converted():
+    section = build(Section, GOOD, "s")
+    assert section.lr == 1.0 and isinstance(section.lr, float)
+    assert section.sources == (A("a", 3), B("b", "p"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lrr": 1}, r"s\.lrr: unknown key.*did you mean 's\.lr'"),
+        ({"lr": "1e-3x"}, r"s\.lr: expected a number"),
+        ({"lr": True}, r"s\.lr: expected a number"),
+        ({"lr": -1}, r"s\.lr: -1.* out of range.*≥ 0"),
+        ({"lr": float("nan")}, r"s\.lr: expected a finite number"),
+        ({"mode": "wds"}, r"s\.mode: 'wds' is not allowed.*did you mean 'wsd'"),
+        ({"flag": 1}, r"s\.flag: expected true or false"),
+        ({"limit": -2}, r"s\.limit: -2 is out of range"),
+        ({"shares": {"x": "y"}}, r"s\.shares\.x: expected a number"),
+        ({"sources": [{"type": "a", "size": 10}]}, r"s\.sources\[0\]\.size: 10 is out of range.*from 1 to 9"),
+        ({"sources": [{"type": "c"}]}, r"s\.sources\[0\]\.type: 'c' is not allowed.*a, b"),
+        ({"sources": [{"size": 1}]}, r"s\.sources\[0\]\.type: key is missing"),
+        ({"sources": 3}, r"s\.sources: expected a list"),
+    ],
+)
+def test_every_mistake_names_its_key(change, message):
+    with pytest.raises(ParamsError, match=message):
+        build(Section, {**GOOD, **change}, "s")
+
+
+def test_missing_key_is_named():
+    with pytest.raises(ParamsError, match=r"s\.mode: key is missing"):
+        build(Section, {k: v for k, v in GOOD.items() if k != "mode"}, "s")
+
+
+def test_yaml_1_2_floats_like_dvc_reads_them(tmp_path):
+    path = tmp_path / "params.yaml"
+    path.write_text("s:\n  lr: 1e-3\n  on: on\n")
+    assert read_yaml(path)["s"] == {"lr": 0.001, "on": "on"}
+
+
+@pytest.mark.parametrize("text", ["a: [1", "a: 1\na: 2", "- 1"])
+def test_broken_yaml_is_one_error(tmp_path, text):
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    with pytest.raises(ParamsError, match="params.yaml"):
+        load_section(path, "a", A)
+
+
+def test_missing_section_and_file(tmp_path):
+    with pytest.raises(ParamsError, match="file not found"):
+        load_section(tmp_path / "params.yaml", "s", Section)
+    (tmp_path / "params.yaml").write_text("t: 1")
+    with pytest.raises(ParamsError, match="section 's' is missing"):
+        load_section(tmp_path / "params.yaml", "s", Section)

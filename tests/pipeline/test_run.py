@@ -1,0 +1,135 @@
+"""A stage as a process: exit codes, one-line errors, journal, leaf files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOY = '''
+import sys, time
+from athanor.errors import GateError, Interrupted
+from athanor.params.clean import CleanParams
+from athanor.pipeline.run import Run, stage_main
+
+def run(run: Run) -> None:
+    what = sys.argv[1]
+    run.params("clean", CleanParams)
+    if what == "ok":
+        run.log(0, loss=1.0)
+        run.fact(speed=3)
+        run.metrics({"a": {"b": 1 / 3}})
+        run.plot("curve", [{"x": 1, "y": 0.123456789}, {"x": 2, "y": 0.5}])
+    elif what == "gate":
+        raise GateError("shares", "web is 3 %", where="data/shards", fix="add web text")
+    elif what == "full":
+        import errno
+        raise OSError(errno.ENOSPC, "No space left on device", "data/x")
+    elif what == "undeclared":
+        run.params("sft", CleanParams)
+    elif what == "slot":
+        with run.slot({"lr": 1}) as slot:
+            for step in range(200):
+                run.log(step, loss=float(step))
+                print("step", flush=True)
+                time.sleep(0.05)
+                if run.stop_requested():
+                    raise Interrupted("stopped, checkpoint saved")
+
+if __name__ == "__main__":
+    stage_main("toy", run)
+'''
+
+
+@pytest.fixture
+def repo(tmp_path):
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "__init__.py").touch()
+    (tmp_path / "stages" / "toy.py").write_text(TOY)
+    shutil.copyfile(ROOT / "presets" / "micro.yaml", tmp_path / "params.yaml")
+    (tmp_path / "dvc.yaml").write_text(
+        "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [stages/toy.py]\n    params: [clean]\n    outs: [o]\n"
+    )
+    return tmp_path
+
+
+def env(**more):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_"))}
+    return {**clean, "PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off", **more}
+
+
+def toy(repo, what):
+    return subprocess.run(
+        [sys.executable, "-m", "stages.toy", what], cwd=repo, env=env(), capture_output=True, text=True, timeout=60
+    )
+
+
+def end(repo):
+    return [json.loads(path.read_text()) for path in sorted((repo / ".athanor" / "runs").glob("*/end.json"))]
+
+
+def test_results_are_separate_from_facts_that_vary(repo):
+    assert toy(repo, "ok").returncode == 0
+    assert json.loads((repo / "metrics/toy.json").read_text()) == {"a": {"b": 0.333333}}
+    assert (repo / "plots/curve.tsv").read_text() == "x\ty\n1\t0.123457\n2\t0.5\n"
+    leaf = json.loads((repo / "metrics/runs/toy.json").read_text())
+    assert leaf["facts"] == {"speed": 3} and leaf["seconds"] > 0
+    assert end(repo)[0]["status"] == "FINISHED" and end(repo)[0]["metrics"] == {"a.b": 0.333333}
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("gate", "toy: data/shards: gate 'shares' failed: web is 3 %. Fix: add web text"),
+        ("full", "the disk is full"),
+        ("undeclared", "reads section 'sft' but does not declare it"),
+    ],
+)
+def test_failure_is_one_line_and_recorded(repo, what, message):
+    done = toy(repo, what)
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+    assert end(repo)[0]["status"] == "FAILED" and not (repo / "metrics/toy.json").exists()
+
+
+def test_typo_in_a_section_of_a_later_stage_fails_now(repo):
+    path = repo / "params.yaml"
+    path.write_text(path.read_text().replace("\npretrain:\n", "\npretrain:\n  learning_rat: 1\n"))
+    done = toy(repo, "ok")
+    assert done.returncode == 1 and "pretrain.learning_rat: unknown key" in done.stderr
+    assert not (repo / "metrics").exists()
+
+
+def test_interrupted_slot_exits_75_and_resumes_the_same_journal(repo):
+    command = [sys.executable, "-m", "stages.toy", "slot"]
+    child = subprocess.Popen(command, cwd=repo, env=env(), stdout=subprocess.PIPE, text=True)
+    for _ in range(3):
+        child.stdout.readline()
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(30) == 75
+    assert [row["status"] for row in end(repo)] == ["KILLED"]
+    again = subprocess.Popen(command, cwd=repo, env=env(), stdout=subprocess.PIPE, text=True)
+    for _ in range(8):
+        again.stdout.readline()
+    again.kill()
+    again.wait()
+    runs = list((repo / ".athanor" / "runs").iterdir())
+    assert len(runs) == 1 and json.loads((runs[0] / "meta.json").read_text())["resumed"] == 1
+    steps = [row["s"] for row in map(json.loads, (runs[0] / "journal.jsonl").read_text().splitlines()) if "m" in row]
+    assert steps == sorted(set(steps)) and len(steps) >= 7
+
+
+def test_importing_stages_does_nothing(tmp_path):
+    names = sorted(path.stem for path in (ROOT / "stages").glob("*.py") if path.stem != "__init__")
+    code = "".join(f"import stages.{name}\n" for name in names)
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env(), capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "" and not list(tmp_path.iterdir())
+    assert names and time.monotonic() - started < 60

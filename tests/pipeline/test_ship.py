@@ -1,0 +1,148 @@
+"""The shipper against a real MLflow SQLite store: nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from athanor.artifacts import read_json, write_json
+from athanor.pipeline import ship
+from athanor.pipeline.journal import Journal
+from athanor.pipeline.tracking import Tracker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def meta(run, stage, **more):
+    return {
+        "run": run,
+        "stage": stage,
+        "started_ms": 1_700_000_000_000,
+        "resumed": 0,
+        "pid": 2**22 + 1,  # beyond pid_max: never alive
+        "params": {"pretrain.lr": 0.001, "pretrain.seed": 1},
+        "inputs": {"data/shards": "0123456789abcdef0123456789abcdef.dir"},
+        "made_by": {"clean": "clean-1"},
+        "hardware": {"host": "h", "cpu": "c", "versions": {"torch": "2"}},
+        "commit": "a" * 40,
+        "branch": "main",
+        "experiment": "",
+        "dirty": False,
+        "key": "main@aaaaaaa/12345678",
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    root = tmp_path_factory.mktemp("store")
+    (root / ".athanor" / "runs").mkdir(parents=True)
+    return root, Tracker(root, f"sqlite:///{root}/mlflow.db")
+
+
+def folder(root, run, stage, steps, **more):
+    path = root / ".athanor" / "runs" / run
+    journal = Journal(path)
+    write_json(path / "meta.json", meta(run, stage, **more))
+    for step in range(steps):
+        journal.scalars(step, {"train/loss": 1.0 / (step + 1)})
+    return path, journal
+
+
+def test_run_arrives_whole_under_its_parent_and_only_once(store):
+    root, tracker = store
+    path, journal = folder(root, "pretrain-1", "pretrain", 50)
+    tracker.ship(path, live=True)
+    for step in range(50, 60):
+        journal.scalars(step, {"train/loss": float("nan") if step == 55 else 0.1})
+    (path / "files" / "card.md").write_text("hello")
+    journal.close("FINISHED", metrics={"bpb": 1.5}, facts={"slot": "abc"}, seconds=2.0)
+    tracker.ship(path, live=False)
+    tracker.ship(path, live=False)
+    state = read_json(path / "ship.json")
+    run = tracker.client.get_run(state["mlflow_run"])
+    history = tracker.client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted(point.step for point in history) == list(range(60))
+    assert run.info.status == "FINISHED" and run.data.metrics["final.bpb"] == 1.5
+    assert run.data.params["pretrain.lr"] == "0.001" and run.data.tags["athanor.made_by.clean"] == "clean-1"
+    assert run.inputs.dataset_inputs[0].dataset.digest == "0123456789abcdef0123456789abcdef"
+    assert [file.path for file in tracker.client.list_artifacts(run.info.run_id)] == ["card.md"]
+    parent = tracker.client.get_run(run.data.tags["mlflow.parentRunId"])
+    assert parent.data.metrics["pretrain.bpb"] == 1.5 and parent.data.tags["athanor.made_by.pretrain"] == "pretrain-1"
+    assert ship.shipped(path)
+
+
+def test_lost_ship_state_does_not_double_points(store):
+    root, tracker = store
+    path, journal = folder(root, "sft-1", "sft", 30)
+    tracker.ship(path, live=True)
+    first = read_json(path / "ship.json")["mlflow_run"]
+    (path / "ship.json").unlink()
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    tracker.ship(path, live=False)
+    assert read_json(path / "ship.json")["mlflow_run"] == first
+    assert len(tracker.client.get_metric_history(first, "train/loss")) == 30
+
+
+def test_stages_of_one_configuration_share_a_parent_and_another_has_its_own(store):
+    root, tracker = store
+    parents = []
+    for run, key in (("a-1", "k1"), ("b-1", "k1"), ("c-1", "k2")):
+        path, journal = folder(root, run, run[0], 1, key=key)
+        journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+        tracker.ship(path, live=False)
+        parents.append(tracker.client.get_run(read_json(path / "ship.json")["mlflow_run"]).data.tags["mlflow.parentRunId"])
+    assert parents[0] == parents[1] != parents[2]
+
+
+def test_killed_then_resumed_run_is_one_run(store):
+    root, tracker = store
+    path, journal = folder(root, "kill-1", "pretrain", 10)
+    tracker.ship(path, live=False)  # the process is gone and left no end.json
+    run_id = read_json(path / "ship.json")["mlflow_run"]
+    assert tracker.client.get_run(run_id).info.status == "KILLED"
+    write_json(path / "meta.json", meta("kill-1", "pretrain", resumed=1))
+    journal = Journal(path)
+    for step in range(5, 20):
+        journal.scalars(step, {"train/loss": 1.0 / (step + 1)})
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    tracker.ship(path, live=False)
+    run = tracker.client.get_run(run_id)
+    assert run.info.status == "FINISHED" and run.data.tags["athanor.resumed"] == "1"
+    assert len(tracker.client.get_metric_history(run_id, "train/loss")) == 20
+
+
+def test_shipper_process_delivers_and_leaves(store, tmp_path):
+    root, tracker = store
+    path, journal = folder(root, "proc-1", "clean", 3)
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "DVC_"))}
+    command = [sys.executable, "-m", "athanor.pipeline.ship", "--root", str(root), "--wait", "90"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ship.shipped(path)
+
+
+def test_dead_server_keeps_the_journal(store, monkeypatch):
+    root, _ = store
+    dead = root / "dead"
+    (dead / ".athanor" / "runs").mkdir(parents=True)
+    path, journal = folder(dead, "clean-1", "clean", 3)
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setattr(ship, "GIVE_UP_SECONDS", 0.0)
+    monkeypatch.setattr(ship, "POLL_SECONDS", 0.01)
+    ship.ship_all(dead)
+    assert not ship.shipped(path) and len((path / "journal.jsonl").read_text().splitlines()) == 3
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    target = root / ".athanor" / "runs" / "late-1"
+    shutil.copytree(path, target)
+    write_json(target / "meta.json", meta("late-1", "clean"))
+    Tracker(root, f"sqlite:///{root}/mlflow.db").ship(target, live=False)
+    assert ship.shipped(target) and json.loads((target / "end.json").read_text())["status"] == "FINISHED"

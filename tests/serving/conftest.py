@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from athanor.tokenizer.tokenizer import Tokenizer
+from tests.evaluation.tiny import write_tiny_tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory) -> Tokenizer:
+    return write_tiny_tokenizer(tmp_path_factory.mktemp("tiny") / "tokenizer")

@@ -1,0 +1,108 @@
+"""A small working directory with clean documents, for the tokenizer, shard and SFT data stages."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import shutil
+import types
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from athanor.artifacts import new_dir, write_manifest
+from athanor.corpus.documents import Document, write_documents
+from athanor.pipeline.run import Run
+
+TEXT_PARAMS: dict[str, Any] = {
+    "mixture": {
+        "seed": 1,
+        "sources": {"code": {"share": 0.6, "max_epochs": 2.0}, "prose": {"share": 0.4, "max_epochs": 3.0}},
+    },
+    "tokenizer": {
+        "vocab_size": 768,
+        "sample_bytes": 100_000,
+        "check_bytes": 20_000,
+        "character_coverage": 0.9999,
+        "max_piece_chars": 16,
+        "split_by_unicode_script": False,
+    },
+    "shard": {"train_tokens": 30_000, "shard_tokens": 12_000, "share_tolerance": 0.02},
+}
+
+
+@functools.cache
+def text_documents() -> tuple[Document, ...]:
+    """Functions and docstrings of a few standard library modules; every tenth is held out."""
+    import argparse
+    import json.decoder
+    import string
+    import textwrap
+
+    documents: dict[str, Document] = {}
+    for module in (argparse, json.decoder, string, textwrap):
+        lines = inspect.getsource(module).splitlines(keepends=True)
+        for node in ast.walk(ast.parse("".join(lines))):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                code = "".join(lines[node.lineno - 1 : node.end_lineno])
+                for kind, text in (("code", code), ("prose", ast.get_docstring(node))):
+                    text = text and text[:4000]
+                    if text and len(text) > 40 and text not in documents:
+                        split = "val" if len(documents) % 10 == 0 else "train"
+                        documents[text] = Document(text, kind, kind, "PSF-2.0", split)
+    return tuple(documents.values())
+
+
+def write_clean(folder: Path, documents: Iterable[Document]) -> None:
+    documents = list(documents)
+    with new_dir(folder / "data" / "clean") as clean:
+        for split in ("train", "val"):
+            write_documents(clean / f"{split}.parquet", [d for d in documents if d.split == split])
+        write_manifest(clean, kind="clean", version=1, counts={"documents": len(documents)})
+
+
+@pytest.fixture
+def text_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with data/clean; it becomes the current one."""
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    monkeypatch.setenv("ATHANOR_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    write_clean(tmp_path, text_documents())
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `tokenizer_world` keeps the tokenizer it trains once for all tests."""
+    return tmp_path_factory.mktemp("trained") / "tokenizer"
+
+
+@pytest.fixture
+def tokenizer_world(text_world: Path, trained_folder: Path, run_text_stage: Callable[..., None]) -> Path:
+    """`text_world` with models/tokenizer, made by the stage itself."""
+    if not trained_folder.exists():
+        from stages import train_tokenizer
+
+        run_text_stage(train_tokenizer)
+        shutil.copytree("models/tokenizer", trained_folder)
+    else:
+        shutil.copytree(trained_folder, "models/tokenizer")
+    return text_world
+
+
+@pytest.fixture
+def run_text_stage() -> Callable[..., None]:
+    """Run a stage's body in the current directory with TEXT_PARAMS, changed by `section={...}` arguments."""
+
+    def run(stage: types.ModuleType, **changes: dict[str, Any]) -> None:
+        params = {name: {**values, **changes.get(name, {})} for name, values in TEXT_PARAMS.items()}
+        with open("params.yaml", "w", encoding="utf-8") as file:
+            YAML().dump({**changes, **params}, file)
+        name = stage.__name__.split(".")[-1]
+        stage.run(Run(name.replace("_", "-"), f"stages.{name}"))
+
+    return run

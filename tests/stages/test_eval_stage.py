@@ -1,0 +1,190 @@
+"""The eval stage as a whole: outputs, figures, gates, and that it repeats to the byte."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from athanor.artifacts import new_dir, read_json, read_manifest, verify_files, write_manifest
+from athanor.corpus.conversations import Item, Message, write_rows
+from athanor.corpus.documents import Document, write_documents
+from athanor.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.pipeline.run import Run
+from stages import evaluate
+from tests.evaluation import tiny
+
+PARAMS = {"seed": 1, "bpb_max_bytes_per_source": 3000, "max_new_tokens": 10, "batch_rows": 3, "samples_per_category": 1}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Everything the stage reads, small."""
+    root = tmp_path_factory.mktemp("eval")
+    tokenizer = tiny.write_tiny_tokenizer(root / "models/tokenizer")
+    tiny.save(root / "models/base", tiny.silence(tiny.make_model(tokenizer), tokenizer), tokenizer)
+    tiny.save(root / "models/sft", tiny.always_says(tokenizer, tokenizer.stop), tokenizer)
+    write_battery(root, tiny.items())
+    draw = random.Random(1)
+    words = ["return", "value", "string", "node", "self"]
+    texts = {source: [" ".join(draw.choices(words, k=60)) for _ in range(12)] for source in ("code", "prose")}
+    documents = [Document(text, source, "prose", "MIT", "val") for source in texts for text in texts[source]]
+    with new_dir(root / "data/clean") as folder:
+        write_documents(folder / "val.parquet", documents)
+        write_manifest(folder, kind="clean", version=1, counts={})
+    return root
+
+
+def write_battery(root, items):
+    with new_dir(root / "data/battery") as folder:
+        write_rows(folder / "items.jsonl", items)
+        write_manifest(folder, kind="battery", version=1, counts={})
+
+
+@pytest.fixture
+def workspace(made, tmp_path, monkeypatch):
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    monkeypatch.setenv("ATHANOR_THREADS", "1")
+    shutil.copytree(made, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+def execute(stop=False, **changes):
+    YAML().dump({"eval": PARAMS | changes}, Path("params.yaml"))
+    run = Run("eval", "stages.evaluate")
+    if stop:
+        run.on_signal()
+    evaluate.run(run)
+    run.finish()
+
+
+def outputs():
+    paths = [Path("metrics/eval.json"), Path("plots/eval_battery.tsv"), *sorted(Path("data/eval").iterdir())]
+    return {str(path): path.read_bytes() for path in paths}
+
+
+def test_figures_and_files(workspace):
+    execute()
+    metrics = read_json("metrics/eval.json")
+    for name in ("base", "sft"):
+        assert metrics["battery"][name]["all"]["n"] == 8
+        assert {"n", "score", "stderr", "floor", "margin_stderrs"} <= set(metrics["battery"][name]["sum"])
+        assert metrics["health"][name]["fake_turn"] == {"n": 8, "count": 0, "rate": 0, "stderr": pytest.approx(0.1076, 1e-3)}
+    assert metrics["health"]["sft"]["stop"]["rate"] == 1 and metrics["health"]["base"]["stop"]["rate"] == 0
+    assert metrics["health"]["sft"]["empty"]["rate"] == 1 and metrics["battery"]["sft"]["all"]["score"] == 0
+    row = metrics["bpb"]["sources"]["code"]
+    # Random weights do not beat a compressor, and the limit of 3,000 bytes is respected.
+    assert 2990 < row["bytes"] <= 3000 and row["base"]["bpb"] > row["xz"] > row["xz_joined"] > 0
+    assert row["base"]["stderr"] > 0 and metrics["bpb"]["beats_xz"]["base"] is False
+    assert metrics["bpb"]["all"]["bytes"] == sum(r["bytes"] for r in metrics["bpb"]["sources"].values())
+
+    verify_files("data/eval")
+    assert read_manifest("data/eval", "eval", 1)["counts"] == {"answers": 16, "items": 8}
+    rows = [json.loads(line) for line in Path("data/eval/battery.jsonl").read_text().splitlines()]
+    assert len(rows) == 16 and {row["model"] for row in rows} == {"base", "sft"}
+    with open("plots/eval_battery.tsv") as file:
+        assert len(list(csv.DictReader(file, delimiter="\t"))) == 10
+    assert "## copy" in Path("data/eval/samples.md").read_text()
+    facts = read_json("metrics/runs/eval.json")["facts"]
+    assert facts["sft_battery_seconds"] > 0 and "seconds" not in json.dumps(metrics)
+    for data in outputs().values():
+        assert str(workspace).encode() not in data
+
+
+def test_it_repeats_to_the_byte_and_measures_what_the_model_is(workspace):
+    execute()
+    first = outputs()
+    execute()
+    assert outputs() == first
+    execute(batch_rows=64)  # another grouping, the same answers
+    assert outputs() == first
+    execute(seed=2)
+    assert outputs()["metrics/eval.json"] != first["metrics/eval.json"]
+    assert outputs()["data/eval/battery.jsonl"] == first["data/eval/battery.jsonl"]
+
+
+def changed(field, value, category="copy"):
+    rows = tiny.items()
+    place = next(i for i, item in enumerate(rows) if item.category == category)
+    rows[place] = dataclasses.replace(rows[place], **{field: value})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (changed("accepted", ("bird",)), "refuses its accepted"),
+        (changed("rejected", ("cat", "dog")), "takes a rejected"),
+        (changed("rejected", ("bird",)), "two rejected"),
+        (changed("accepted", ()), "one accepted"),
+        (changed("answer", ""), "refuses its accepted"),
+        (changed("tests", ("assert add1(1) == 3", "assert add2(1) == 4"), "code"), "refuses its accepted"),
+        ([*tiny.items(), tiny.items()[0]], "same question"),
+    ],
+)
+def test_a_battery_that_contradicts_its_scorer_stops_before_any_model_is_read(workspace, items, words):
+    shutil.rmtree("models/base")  # reading it would be another error
+    write_battery(workspace, items)
+    with pytest.raises(GateError, match=words):
+        execute()
+    assert not Path("data/eval").exists() and not Path("metrics/eval.json").exists()
+
+
+def test_an_empty_battery_and_a_missing_one(workspace):
+    write_battery(workspace, [])
+    with pytest.raises(InputError, match="no items"):
+        execute()
+    shutil.rmtree("data/battery")
+    with pytest.raises(InputError, match="items.jsonl"):
+        execute()
+
+
+@pytest.mark.parametrize("key", ["tokenizer_digest", "template_hash"])
+def test_a_model_made_with_another_tokenizer_or_template_is_refused(workspace, key):
+    config = read_json("models/sft/config.json")
+    config["facts"][key] = "0" * 64
+    Path("models/sft/config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="another"):
+        execute()
+    assert not Path("data/eval").exists()
+
+
+def test_a_failing_run_leaves_the_last_result(workspace):
+    execute()
+    first = outputs()
+    long = Item("sum", (Message("user", "word " * 200),), "numeric", "1", ("1",), ("2", "3"))
+    write_battery(workspace, [long])
+    with pytest.raises(InputError, match="context"):
+        execute()
+    assert outputs() == first
+
+
+def test_a_request_to_stop_is_heard(workspace):
+    with pytest.raises(Interrupted):
+        execute(stop=True)
+    assert not Path("data/eval").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_new_tokens": 0}, {"batch_rows": 0}, {"bpb_max_bytes_per_source": 10}, {"tokens": 5}, {"seed": 1.5}]
+)
+def test_bad_params_are_named(workspace, changes):
+    with pytest.raises(ParamsError, match=f"eval.{next(iter(changes))}"):
+        execute(**changes)
+
+
+def test_a_source_with_one_document_has_no_error_estimate(workspace):
+    only = Document("one document of some words " * 9, "prose", "prose", "MIT", "val")
+    write_documents("data/clean/val.parquet", [only])
+    execute()
+    row = read_json("metrics/eval.json")["bpb"]["sources"]["prose"]
+    assert row["documents"] == 1 and row["base"]["stderr"] is None
+
+

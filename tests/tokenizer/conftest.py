@@ -1,0 +1,37 @@
+"""A small real tokenizer, trained once on the standard library's own text."""
+
+from __future__ import annotations
+
+import argparse
+import json.decoder
+import string
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from athanor.params.tokenizer import TokenizerParams
+from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer.train import train
+
+
+@pytest.fixture(scope="session")
+def tokenizer_params() -> TokenizerParams:
+    return TokenizerParams(
+        vocab_size=1024,
+        sample_bytes=200_000,
+        check_bytes=20_000,
+        character_coverage=0.9999,
+        max_piece_chars=16,
+        split_by_unicode_script=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def corpus() -> list[str]:
+    return [Path(module.__file__).read_text(encoding="utf-8") for module in (argparse, json.decoder, string, textwrap)]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(corpus: list[str], tokenizer_params: TokenizerParams) -> Tokenizer:
+    return Tokenizer(train(corpus, tokenizer_params))

@@ -1,0 +1,110 @@
+"""Each property of the gate, with its defect planted in a real model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sentencepiece import sentencepiece_model_pb2 as proto
+
+from athanor.errors import GateError
+from athanor.tokenizer import gate
+from athanor.tokenizer.tokenizer import Tokenizer
+
+Piece = proto.ModelProto.SentencePiece
+
+
+def planted(tokenizer: Tokenizer, change: Callable[[proto.ModelProto], None]) -> Tokenizer:
+    model = proto.ModelProto()
+    model.ParseFromString(tokenizer.model_bytes)
+    change(model)
+    return Tokenizer(model.SerializeToString())
+
+
+def rename(model: proto.ModelProto, *names: str) -> None:
+    """Give the last pieces (single rare characters) other texts."""
+    for piece, name in zip(reversed(model.pieces), names, strict=False):
+        piece.piece = name
+
+
+def piece(model: proto.ModelProto, text: str) -> Piece:
+    return next(p for p in model.pieces if p.piece == text)
+
+
+def test_a_sound_tokenizer_passes_and_is_measured(tokenizer, corpus):
+    facts = gate.check(tokenizer, {"code": corpus}, seed=1)
+    assert facts["sources"]["code"]["bytes"] == sum(len(text.encode()) for text in corpus)
+    assert 1.5 < facts["sources"]["code"]["bytes_per_token"] < 6
+    assert 0 <= facts["sources"]["code"]["byte_fallback_share"] < 0.05
+    assert facts["learned_ids"] == tokenizer.vocab_size - 256 - 8
+
+
+def test_added_prefix_space(tokenizer):
+    bad = planted(tokenizer, lambda m: setattr(m.normalizer_spec, "add_dummy_prefix", True))
+    with pytest.raises(GateError, match="round-trip"):
+        gate.check_texts(bad, ["word"], "sample")
+    with pytest.raises(GateError, match="seams"):
+        gate.check_seams(bad, ["one two three"] * 5, seed=1)
+
+
+def test_collapsed_whitespace(tokenizer):
+    bad = planted(tokenizer, lambda m: setattr(m.normalizer_spec, "remove_extra_whitespaces", True))
+    with pytest.raises(GateError, match="round-trip"):
+        gate.check_texts(bad, ["def f():\n    return x"], "sample")
+
+
+def test_control_symbol_that_text_can_produce(tokenizer):
+    bad = planted(tokenizer, lambda m: setattr(piece(m, "<|user|>"), "type", Piece.USER_DEFINED))
+    with pytest.raises(GateError, match="control-ids.*<|user|>"):
+        gate.check_vocabulary(bad)
+    with pytest.raises(GateError, match="no-control-ids"):
+        gate.check_texts(bad, ["I said <|user|>"], "sample")
+
+
+@pytest.mark.parametrize("symbol", ["\n", "\t"])
+def test_newline_or_tab_without_an_id(tokenizer, symbol):
+    bad = planted(tokenizer, lambda m: setattr(piece(m, symbol), "piece", symbol * 2))
+    with pytest.raises(GateError, match="whitespace-ids"):
+        gate.check_vocabulary(bad)
+
+
+def test_newline_that_merges_with_its_neighbour(tokenizer):
+    def change(model: proto.ModelProto) -> None:
+        piece(model, "\n").type = Piece.NORMAL
+        rename(model, ":\n")
+        model.pieces[-1].score = 0.0
+
+    bad = planted(tokenizer, change)
+    with pytest.raises(GateError, match="cut-points"):
+        gate.check_vocabulary(bad)
+    with pytest.raises(GateError, match="seams"):
+        gate.check_seams(bad, [":" * 40] * 20, seed=1)
+
+
+@pytest.mark.parametrize("name", ["12", "x1", "a\u2581b", "a\n"])
+def test_piece_across_a_cut_point(tokenizer, name):
+    with pytest.raises(GateError, match="cut-points"):
+        gate.check_vocabulary(planted(tokenizer, lambda m: rename(m, name)))
+
+
+@pytest.mark.parametrize("names", [("<|user", "|>"), ("<|sto", "p|>"), ("|eos|>",)])
+def test_learned_pieces_that_would_merge_into_a_control_symbol(tokenizer, names):
+    with pytest.raises(GateError, match="control-merge"):
+        gate.check_vocabulary(planted(tokenizer, lambda m: rename(m, *names)))
+
+
+def test_repaired_surrogates(tokenizer):
+    class Lenient(Tokenizer):
+        def encode(self, text: str) -> list[int]:
+            return super().encode(text.encode("utf-8", "replace").decode())
+
+    with pytest.raises(GateError, match="surrogates"):
+        gate.check_surrogates(Lenient(tokenizer.model_bytes))
+    gate.check_surrogates(tokenizer)
+
+
+def test_fuzz_set_is_the_same_each_time_and_covers_the_nasty_strings():
+    assert gate.fuzz_texts(3, 50) == gate.fuzz_texts(3, 50) != gate.fuzz_texts(4, 50)
+    joined = "".join(gate.fuzz_texts(3, 0))
+    for needle in ("\r\n", "\0", "\u2581", "\u00a0", "\u0301", "\u200d", "\t", "<|assistant|>", "</s>"):
+        assert needle in joined
