@@ -30,7 +30,9 @@ MODELS = {"base": Path("models/base"), "sft": Path("models/sft")}
 
 def run(run: Run) -> None:
     p, settings = run.params("eval", EvalParams), machine()
-    device = prepare(settings.device, settings.threads)
+    # One thread per operation and several batches at once: no result depends on the number of cores,
+    # and a busy core delays its own batch only.
+    device = prepare(settings.device, 1)
     clock = Clock(run)
 
     # No figure from a scorer that cannot tell right from wrong.
@@ -52,7 +54,7 @@ def run(run: Run) -> None:
             if run.stop_requested():
                 raise Interrupted("stopped on request; nothing is kept, the next run measures again")
             model = load(folder, tokenizer).to(device)
-            rates[name] = model_rates(model, tokenizer, encoded)
+            rates[name] = model_rates(model, tokenizer, encoded, settings.threads)
             clock.lap(f"{name}_bpb_seconds")
             progress.update(1)
             answers[name] = ask(
@@ -63,6 +65,7 @@ def run(run: Run) -> None:
                 max_new_tokens=p.max_new_tokens,
                 batch_rows=p.batch_rows,
                 workers=settings.workers,
+                threads=settings.threads,
             )
             seconds = clock.lap(f"{name}_battery_seconds")
             run.fact(**{f"{name}_battery_tokens_per_second": round(sum(a.tokens for a in answers[name]) / seconds)})

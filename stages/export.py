@@ -43,15 +43,17 @@ MANIFESTS = {
     "sft": MODEL,
     "eval": Path("data/eval"),
 }
+PARAMETERS_PER_THREAD = 10_000_000
 METRICS = ("train_tokenizer", "pretrain", "sft", "eval")
 
 
 def run(run: Run) -> None:
     params = run.params("export", ExportParams)
-    threads = machine().threads
-    torch.set_num_threads(threads)
     lineage = {name: manifest_digest(folder) for name, folder in MANIFESTS.items()}
     source = load_source(MODEL, TOKENIZER, params.name, lineage)
+    # A small model's matrices are done before a second thread has woken; on a busy machine it is much slower.
+    threads = min(machine().threads, 1 + source.config.parameter_count() // PARAMETERS_PER_THREAD)
+    torch.set_num_threads(threads)
     probe = make_probe(
         source.tokenizer,
         context_tokens=source.config.context_tokens,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from athanor.artifacts import manifest_digest
 from athanor.data.order import permutation
@@ -112,9 +111,8 @@ def run(run: Run) -> None:
         adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
         if not slot.done:
             check_memory(config, load, device)
-        model = Transformer(config)
-        model.initialise(torch.Generator().manual_seed(params.seed))
-        result = train(model.to(device), sampler, adam, schedule, settings, slot.path, hooks)
+        model = Transformer.fresh(config, params.seed).to(device)
+        result = train(model, sampler, adam, schedule, settings, slot.path, hooks)
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         parents = {"shards": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
         save_model(OUT, model, config, facts, parents=parents)

@@ -23,8 +23,10 @@ def ask(
     max_new_tokens: int,
     batch_rows: int,
     workers: int,
+    threads: int = 1,
 ) -> list[Answer]:
-    """One answer per item, in the order of `items`. `workers` code answers run at a time.
+    """One answer per item, in the order of `items`. `workers` code answers run at a
+    time, and `threads` batches are decoded side by side (see `generate`).
 
     Every control id ends an answer; only `<|stop|>` counts as having stopped.
     InputError if an item does not fit into the model's context.
@@ -44,6 +46,7 @@ def ask(
         stop_ids=end_ids(tokenizer),
         sampling=GREEDY,
         batch_rows=batch_rows,
+        threads=threads,
     )
     texts = [tokenizer.decode(generation.ids) for generation in made]
     opening = (tokenizer.bos, tokenizer.system, tokenizer.user, tokenizer.assistant)

@@ -74,12 +74,12 @@ def encode(tokenizer: Tokenizer, held_out: Sequence[HeldOut]) -> list[np.ndarray
 
 
 def model_rates(
-    model: Transformer, tokenizer: Tokenizer, documents: Mapping[str, Sequence[np.ndarray]]
+    model: Transformer, tokenizer: Tokenizer, documents: Mapping[str, Sequence[np.ndarray]], threads: int = 1
 ) -> dict[str, Rate]:
     """Rates of one model by source and for "all"; `documents` as made by `encode`."""
     rates = {}
     for source, rows in documents.items():
-        found = bits_per_byte(model, rows, tokenizer.token_bytes, model.config.context_tokens)
+        found = bits_per_byte(model, rows, tokenizer.token_bytes, model.config.context_tokens, threads=threads)
         rates[source] = Rate(found.bits, found.bytes, found.documents, found.stderr)
     return {**rates, ALL: pooled(list(rates.values()))}
 

@@ -12,6 +12,7 @@ from athanor.evaluation.scoring import standard_error, summarise
 
 REPEATS, LONGEST_NGRAM = 4, 8
 ALL = "all"
+SAMPLE_LINES, SAMPLE_CHARS = 20, 300  # of an answer on the page of samples
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def score_table(items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, d
             "score": row["accuracy"],
             "stderr": row["stderr"],
             "floor": row["floor"],
-            "floor_answer": row["strategy"],
+            "floor_answer": row["strategy"] if row["floor"] else "none",
             "margin_stderrs": row["above_floor"],
         }
         for category, row in table.items()
@@ -124,5 +125,9 @@ def samples_markdown(items: Sequence[Item], answers: Sequence[Answer], per_categ
 
 
 def _quoted(text: str) -> list[str]:
-    """Text as an indented block: whatever a model writes, it cannot become markup."""
-    return [f"    {line}".rstrip() for line in text.splitlines()] or ["    (nothing)"]
+    """The start of a text as an indented block: whatever a model writes, it cannot become markup."""
+    if not text.strip():
+        return [f"    ({len(text)} white-space characters)" if text else "    (nothing)"]
+    lines = text.splitlines()
+    more = [f"    ({len(lines) - SAMPLE_LINES} more lines)"] if len(lines) > SAMPLE_LINES else []
+    return [f"    {line[:SAMPLE_CHARS]}".rstrip() for line in lines[:SAMPLE_LINES]] + more

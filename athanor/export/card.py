@@ -93,12 +93,17 @@ def _use(source: Source, inputs: CardInputs) -> list[str]:
     ]
 
 
+def _error(value: float | None) -> str:
+    """A standard error; one held-out document has none."""
+    return "?" if value is None else f"{value:.3f}"
+
+
 def _scores(metrics: Mapping[str, Any]) -> list[str]:
     lines = ["Held-out text, bits per byte (± standard error); lower is better. gzip and xz: the same documents."]
     rows = [
         (
             name,
-            *(f"{row[m]['bpb']:.3f} ± {row[m]['stderr']:.3f}" for m in ("base", "sft")),
+            *(f"{row[m]['bpb']:.3f} ± {_error(row[m]['stderr'])}" for m in ("base", "sft")),
             *(f"{row[c]:.3f}" for c in ("gzip", "xz")),
         )
         for name, row in (*sorted(metrics["bpb"]["sources"].items()), ("all", metrics["bpb"]["all"]))

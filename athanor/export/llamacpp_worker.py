@@ -66,6 +66,7 @@ def serve(job: Mapping[str, Any]) -> Any:
     params.model.path = job["model"]
     params.n_ctx, params.n_parallel, params.n_threads_http = job["context"], 1, 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = job["threads"]
+    params.cpuparams.poll = params.cpuparams_batch.poll = 0  # idle threads sleep
     params.n_gpu_layers, params.fit_params, params.warmup, params.ui = 0, False, False, False
     params.cache_ram_mib, params.verbosity = 0, 1
     if job["exact"]:

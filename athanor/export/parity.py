@@ -26,6 +26,9 @@ from athanor.model.transformer import Transformer
 from athanor.tokenizer.chat import prompt_ids
 from athanor.training.weights import fill
 
+# llama.cpp takes the logarithm of an fp32 probability, which has no digits left below this.
+FLOOR = -60.0
+FULL_SCALE = 10.0
 FIX = "do not use the files; run `python -m pytest tests/export` and report what it says"
 
 
@@ -52,8 +55,15 @@ class Expected:
 
 @dataclass(frozen=True)
 class Limits:
+    """What may differ where logits stay below `FULL_SCALE`; rounding errors grow with larger ones, and so do these."""
+
     logit_tolerance: float
     margin_logits: float
+
+    def scaled(self, expected: Expected) -> Limits:
+        peak = max(float(logits_TV.abs().max()) for logits_TV in expected.logits)
+        factor = max(1.0, peak / FULL_SCALE)
+        return Limits(self.logit_tolerance * factor, self.margin_logits * factor)
 
 
 def rebuilt(source: Source, dtype: str) -> Transformer:
@@ -92,6 +102,7 @@ def check_transformers(folder: str | Path, probe: Probe, expected: Expected, lim
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    limits = limits.scaled(expected)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     gate = "transformers parity"
@@ -124,12 +135,7 @@ def check_transformers(folder: str | Path, probe: Probe, expected: Expected, lim
     _same_ids(gate, "conversation", chats, expected.conversations, found)
 
     ties = 0
-    for number, prompt in enumerate(probe.prompts):
-        ids_BT = torch.tensor([prompt])
-        with torch.inference_mode():
-            out = model.generate(
-                ids_BT, attention_mask=torch.ones_like(ids_BT), max_new_tokens=expected.limits[number]
-            )[0, len(prompt) :].tolist()
+    for number, out in enumerate(_continuations(model, probe.prompts, expected.limits)):
         ties += _same_answer(gate, number, expected.answers[number], out, 2 * limits.logit_tolerance)
     return {
         "windows": len(probe.windows),
@@ -139,6 +145,22 @@ def check_transformers(folder: str | Path, probe: Probe, expected: Expected, lim
         "prompts": len(probe.prompts),
         "prompts_with_ties": ties,
     }
+
+
+@torch.inference_mode()
+def _continuations(model: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> list[list[int]]:
+    """What `generate` of transformers makes of all prompts at once with the directory's own settings, end included."""
+    width = max(len(prompt) for prompt in prompts)
+    pad, ends = model.generation_config.pad_token_id, model.generation_config.eos_token_id
+    ids_BT = torch.tensor([[*[pad] * (width - len(prompt)), *prompt] for prompt in prompts])
+    mask_BT = torch.tensor([[*[0] * (width - len(prompt)), *[1] * len(prompt)] for prompt in prompts])
+    rows = model.generate(ids_BT, attention_mask=mask_BT, max_new_tokens=max(limits))[:, width:].tolist()
+    ends = set(ends) if isinstance(ends, list) else {ends}
+    found = []
+    for row, limit in zip(rows, limits, strict=True):
+        end = next((place for place, token in enumerate(row) if token in ends), len(row))
+        found.append(row[: min(end + 1, limit)])
+    return found
 
 
 def check_llama_cpp(
@@ -158,6 +180,7 @@ def check_llama_cpp(
     other types run with its defaults and may differ where two ids nearly tie.
     """
     gate, exact = f"llama.cpp parity of {file_type}", file_type == "f32"
+    limits = limits.scaled(expected)
     # llama.cpp reads a literal U+2581 as a space, and no key can stop it.
     texts = [number for number, text in enumerate(probe.texts) if SPACE not in text]
     chats = [n for n, chat in enumerate(probe.conversations) if not any(SPACE in m.content for m in chat)]
@@ -183,10 +206,10 @@ def check_llama_cpp(
     worst = divergence = 0.0
     agree = 0
     for ids, logits_TV, top in zip(windows, expected.logits, reply["windows"], strict=True):
-        wanted_V = logits_TV[len(ids) - 1].log_softmax(-1)
+        wanted_V = logits_TV[len(ids) - 1].log_softmax(-1).clamp(min=FLOOR)
         found_V = torch.full_like(wanted_V, math.nan)
         for number, logprob in top:
-            found_V[number] = logprob
+            found_V[number] = max(logprob, FLOOR)
         if bool(found_V.isnan().any()):
             raise GateError(gate, f"log probabilities of {int(found_V.isnan().sum())} ids are missing", fix=FIX)
         worst = max(worst, float((wanted_V - found_V).abs().max()))
@@ -212,7 +235,7 @@ def check_llama_cpp(
         "windows": len(windows),
         "windows_same_best": agree,
         "logprob_difference_below": bound(worst),
-        "kl_below": bound(max(divergence, 0.0)),
+        "kl_below": bound(max(divergence, 1e-7)),
         "prompts": len(probe.prompts),
         "prompts_with_ties": ties,
     }

@@ -116,13 +116,23 @@ class Decoder(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder with tied embeddings. Build, then `initialise(generator)` or load weights."""
+    """A decoder with tied embeddings. `fresh` makes one to train; built directly, its weights mean nothing yet."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.model = Decoder(config)
         self.register_buffer("rotary", rotary_table(config, config.context_tokens), persistent=False)
+
+    @classmethod
+    def fresh(cls, config: ModelConfig, seed: int) -> Transformer:
+        """An untrained model on the CPU, decided by the seed alone; no global random state is touched."""
+        with torch.device("meta"):
+            model = cls(config)
+        model = model.to_empty(device="cpu")
+        model.restore_rotary()
+        model.initialise(torch.Generator().manual_seed(seed))
+        return model
 
     def restore_rotary(self) -> None:
         """Recompute the position table; needed after building on the meta device."""

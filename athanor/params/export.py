@@ -22,6 +22,7 @@ class ExportParams:
     logit_tolerance: largest |logit difference| between torch and transformers; for llama.cpp at f32 the largest
         |difference| of a log probability.
     margin_logits: f16 and q8_0 may pick another token only where the two best logits are closer than this.
+    Both limits hold for logits up to 10 and grow in proportion for a model with larger ones.
     """
 
     name: str

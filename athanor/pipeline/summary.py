@@ -62,19 +62,26 @@ def _scores(root: Path) -> list[str]:
     if not path.is_file():
         return []
     metrics = read_json(path)
-    lines = ["", "Validation, bits per byte (± standard error); lower is better"]
-    for source, row in sorted(metrics["bpb"]["sources"].items()):
-        lines.append(
-            f"  {source:<16} base {row['base']['bpb']:.3f} ± {row['base']['stderr']:.3f}   "
-            f"sft {row['sft']['bpb']:.3f} ± {row['sft']['stderr']:.3f}   "
-            f"gzip {row['gzip']:.3f}   xz {row['xz']:.3f}"
-        )
+    bpb = metrics["bpb"]
+    lines = ["", "Held-out text, bits per byte (± standard error); lower is better"]
+    for source, row in [*sorted(bpb["sources"].items()), ("all", bpb["all"])]:
+        models = "   ".join(f"{name} {row[name]['bpb']:.3f} ± {_error(row[name]['stderr'])}" for name in ("base", "sft"))
+        lines.append(f"  {source:<16} {models}   gzip {row['gzip']:.3f}   xz {row['xz']:.3f}")
+    verdict = "below" if bpb["beats_xz"]["base"] else "not below"
+    lines.append(f"  the base model is {verdict} xz on each document alone")
     lines += ["", "Battery, held-out items (± standard error; floor = best constant answer)"]
-    for category, row in sorted(metrics["battery"]["sft"].items()):
+    for category, row in sorted(metrics["battery"]["sft"].items(), key=lambda pair: (-pair[1]["score"], pair[0])):
         lines.append(
-            f"  {category:<24} {row['score']:6.1%} ± {row['stderr']:.1%}   floor {row['floor']:6.1%}   n {row['n']}"
+            f"  {category:<20} {row['score']:6.1%} ± {row['stderr']:5.1%}   floor {row['floor']:6.1%}   n {row['n']}"
         )
+    stop = metrics["health"]["sft"]["stop"]
+    lines.append(f"  answers that end by themselves: {stop['rate']:.1%} of {stop['n']}")
     return lines
+
+
+def _error(value: float | None) -> str:
+    """A standard error; one held-out document has none."""
+    return "?" if value is None else f"{value:.3f}"
 
 
 def main() -> int:

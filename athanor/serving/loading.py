@@ -19,6 +19,7 @@ from athanor.training.weights import WEIGHTS, fill
 
 OWN, CONFIG, GENERATION = "athanor.json", "config.json", "generation_config.json"
 MAKE_IT = "make the model first: make repro"
+EXPORT_IT = "export it again: dvc repro export"
 QK_NORM = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
 
 
@@ -42,7 +43,7 @@ def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple
             raise InputError(
                 f"the model was trained with another {what} ({expected}) than the one here ({found})",
                 where=str(folder / OWN),
-                fix="export it again: dvc repro export",
+                fix=EXPORT_IT,
             )
     config = model_config(_read(folder, CONFIG), str(folder / CONFIG))
     with torch.device("meta"):
@@ -65,7 +66,7 @@ def model_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     ]
     if any(foreign):
         named = ", ".join(text for text in foreign if text)
-        raise InputError(f"cannot run a model with {named}", where=where, fix="use a directory made by the export stage")
+        raise InputError(f"cannot run a model with {named}", where=where, fix=EXPORT_IT)
     try:
         return ModelConfig(
             vocab_size=values["vocab_size"],
@@ -81,7 +82,7 @@ def model_config(values: Mapping[str, Any], where: str) -> ModelConfig:
             qk_norm=QK_NORM[kind],
         )
     except (KeyError, TypeError) as error:
-        raise InputError(f"a key is missing or odd ({error})", where=where, fix="export it again: dvc repro export") from None
+        raise InputError(f"a key is missing or odd ({error})", where=where, fix=EXPORT_IT) from None
 
 
 def decoding_defaults(folder: str | Path) -> dict[str, Any]:
@@ -91,12 +92,12 @@ def decoding_defaults(folder: str | Path) -> dict[str, Any]:
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
     if not (folder / name).is_file():
-        raise InputError("not a directory made by the export stage, the file is missing", where=str(folder / name), fix=MAKE_IT)
+        raise InputError("missing; not a directory made by the export stage", where=str(folder / name), fix=MAKE_IT)
     return read_json(folder / name)
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
     path = folder / MODEL_FILE
     if not path.is_file():
-        raise InputError("file not found", where=str(path), fix="export it again: dvc repro export")
+        raise InputError("file not found", where=str(path), fix=EXPORT_IT)
     return Tokenizer(path.read_bytes(), str(path))

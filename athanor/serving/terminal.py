@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
+import torch
+
 from athanor.errors import AthanorError
 from athanor.evaluation.generate import Sampling
 from athanor.pipeline.machine import machine
@@ -26,6 +28,8 @@ from athanor.serving.loading import decoding_defaults, load_export
 from athanor.training.device import prepare
 
 DEFAULT_MODEL = "models/export/hf"
+# Below this, threads wait for each other longer than they compute, and on a busy machine far longer.
+SMALL_PARAMETERS = 30_000_000
 HELP = """\
 /system TEXT   set the system message (without TEXT: remove it)
 /reset         forget the conversation
@@ -158,6 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = machine()
         model, tokenizer = load_export(options.model, prepare(settings.device, settings.threads))
+        if model.config.parameter_count() < SMALL_PARAMETERS:
+            torch.set_num_threads(1)
         defaults = decoding_defaults(options.model)
         # An export that does not sample carries no temperature: greedy, as it was evaluated.
         shipped = defaults if defaults.get("do_sample") else {}

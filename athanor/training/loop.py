@@ -30,7 +30,7 @@ from athanor.training.loss import Targets, supervised, targets, token_losses
 from athanor.training.optimizer import AdamWSettings, adamw, clip_gradients, step_unless
 from athanor.training.precision import LossScale, autocast
 from athanor.training.schedule import Schedule
-from athanor.training.state import RunState, restore, run_tensors
+from athanor.training.state import RunState, json_safe, restore, run_tensors
 
 MAX_SKIPPED_IN_A_ROW = 50
 PROBE_ROWS = 2
@@ -203,7 +203,7 @@ def _train(
             window_seconds += time.perf_counter() - started
             seconds += time.perf_counter() - started
         if validate:
-            scores = hooks.validate(model)
+            scores = json_safe(hooks.validate(model))
             tokens = progress.step * settings.batch_tokens
             progress.validations.append({"step": progress.step, "tokens": tokens, **scores})
             hooks.on_validation(progress.step, scores)

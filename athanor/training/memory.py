@@ -12,7 +12,7 @@ import torch
 from athanor.errors import InputError
 from athanor.model.config import ModelConfig
 
-_FIXED_BYTES = 64 << 20  # allocator slack and small buffers
+_FIXED_BYTES = 128 << 20  # allocator slack and small buffers
 _USABLE = 0.95  # share of the free memory that may be planned for
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -66,3 +68,10 @@ def restore(
         for number in range(min(len(states), torch.cuda.device_count())):
             torch.cuda.set_rng_state(states[str(number)], number)
     progress.load(saved.state)
+
+
+def json_safe(value: Any) -> Any:
+    """A nested value with None for numbers that JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {key: json_safe(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,6 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,7 +61,7 @@ def write_tensors(
             checksum.update(part)
             file.write(part)
         for name in order:
-            data = memoryview(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            data = _bytes(tensors[name].detach().cpu().contiguous())
             checksum.update(data)
             file.write(data)
         file.flush()
@@ -107,12 +106,16 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     with open(path, "rb") as file:
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
-            data = np.empty(end - begin, dtype=np.uint8)
+            tensors[name] = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
             file.seek(start + begin)
-            if file.readinto(memoryview(data)) != end - begin:
+            if end > begin and file.readinto(_bytes(tensors[name])) != end - begin:
                 raise _broken(Path(path), f"tensor {name} is cut off")
-            tensors[name] = torch.from_numpy(data).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return tensors
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
 def _broken(path: Path, why: str) -> InputError:

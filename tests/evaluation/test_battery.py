@@ -1,4 +1,4 @@
-"""The battery: every item counts once, wrong endings are seen, floors and errors stand beside scores, two processes agree."""
+"""The battery: every item counts once, wrong endings are seen, scores stand beside floors, two processes agree."""
 
 from __future__ import annotations
 
@@ -110,6 +110,12 @@ def test_samples_quote_whatever_a_model_writes(tokenizer):
     assert page.count("    # heading") == 4 and "\n# heading" not in page and "\n<script>" not in page
     assert page.count("did not stop by itself") == 4
     assert "    (nothing)" in samples_markdown(items(), said, 2)
+    blank = [replace(answer, text="\n" * 30) for answer in said]
+    page = samples_markdown(items(), blank, 1)
+    assert page.count("    (30 white-space characters)") == 4 and "\n\n\n" not in page
+    long = [replace(answer, text="x" * 9000 + "\ny" * 50) for answer in said]
+    page = samples_markdown(items(), long, 1)
+    assert page.count("    (31 more lines)") == 4 and max(map(len, page.splitlines())) < 400
 
 
 def test_rows_are_sorted_and_complete(tokenizer):

@@ -1,4 +1,4 @@
-"""Reference lines: the sizes are those of the real tools, the arithmetic is a ratio of sums, the texts are the model's."""
+"""Reference lines: sizes of the real tools, a ratio of sums with its error, and the same texts as the model's."""
 
 from __future__ import annotations
 

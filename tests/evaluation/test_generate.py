@@ -139,7 +139,15 @@ def test_sampled_shares_match_the_probabilities():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": 2.0}, {"top_k": -1}, {"temperature": float("nan")}]
+    "bad",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": 2.0},
+        {"top_k": -1},
+    ],
 )
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(InputError, match="sampling"):

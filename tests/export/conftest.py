@@ -99,15 +99,15 @@ def train_model(tokenizer: Tokenizer, qk_norm: bool) -> Transformer:
     chats = [render(tokenizer, [*question(n), reply(n)])[0] for n in range(100)]
     stream = [t for text in documents() for t in (tokenizer.bos, *tokenizer.encode(text), tokenizer.eos)]
     optimiser = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.95))
-    for _ in range(120):
+    for _ in range(110):
         rows = []
-        for start in torch.randint(0, len(stream) - 65, (2,), generator=generator).tolist():
-            rows.append(stream[start : start + 65])
+        for start in torch.randint(0, len(stream) - 49, (2,), generator=generator).tolist():
+            rows.append(stream[start : start + 49])
         for _ in range(5):
             row: list[int] = []
-            while len(row) < 65:
+            while len(row) < 49:
                 row += chats[int(torch.randint(0, 100, (1,), generator=generator))]
-            rows.append(row[:65])
+            rows.append(row[:49])
         batch = torch.tensor(rows)
         logits = model(batch[:, :-1])
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())

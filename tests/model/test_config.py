@@ -38,7 +38,9 @@ def test_dict_round_trip_and_strictness():
         ModelConfig.from_dict({k: v for k, v in SMALL.to_dict().items() if k != "dim"})
 
 
-@pytest.mark.parametrize(("change", "where"), [({"kv_heads": 3}, "kv_heads"), ({"head_dim": 5}, "head_dim"), ({"layers": 0}, "layers")])
+@pytest.mark.parametrize(
+    ("change", "where"), [({"kv_heads": 3}, "kv_heads"), ({"head_dim": 5}, "head_dim"), ({"layers": 0}, "layers")]
+)
 def test_impossible_shapes_are_refused(change, where):
     with pytest.raises(ParamsError, match=where):
         dataclasses.replace(SMALL, **change)
@@ -46,11 +48,12 @@ def test_impossible_shapes_are_refused(change, where):
 
 def test_flops_agree_with_torch():
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     model, ids = Transformer(SMALL), torch.zeros(2, 16, dtype=torch.int64)
     model.initialise(torch.Generator().manual_seed(0))
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(ids)
     assert counter.get_total_flops() == 2 * 16 * forward_flops(SMALL, 16, causal=False)
     assert training_flops(SMALL, 16) == 3 * forward_flops(SMALL, 16)

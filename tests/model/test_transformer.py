@@ -87,6 +87,7 @@ def test_a_document_in_a_row_equals_the_document_alone():
     assert torch.allclose(model(ids, document_BT=document)[:, 7:], model(ids[:, 7:]), atol=1e-5, rtol=0)
 
 
+@torch.no_grad()
 def test_initial_loss_is_ln_v():
     for seed in range(3):
         model = Transformer(dataclasses.replace(CONFIG, vocab_size=2048, dim=64))
@@ -98,19 +99,17 @@ def test_initial_loss_is_ln_v():
 
 def test_initialisation_depends_on_the_seed_alone():
     torch.manual_seed(1)
-    first = Transformer(CONFIG)
-    first.initialise(torch.Generator().manual_seed(7))
+    first = Transformer.fresh(CONFIG, 7)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    second = Transformer(CONFIG)
-    second.initialise(torch.Generator().manual_seed(7))
-    pairs = list(zip(first.parameters(), second.parameters(), strict=True))
-    assert all(torch.equal(a, b) for a, b in pairs)
-    second.initialise(torch.Generator().manual_seed(8))
-    assert not torch.equal(*pairs[0])
-    assert len(state)
+    second = Transformer.fresh(CONFIG, 7)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert torch.equal(first(some_ids()), second(some_ids()))
+    assert not torch.equal(first.head_weight, Transformer.fresh(CONFIG, 8).head_weight)
 
 
+@torch.no_grad()
 def test_residual_projections_start_damped():
     model = Transformer(dataclasses.replace(CONFIG, layers=8, dim=128, heads=16))
     model.initialise(torch.Generator().manual_seed(0))

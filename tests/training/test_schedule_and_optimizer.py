@@ -1,0 +1,118 @@
+"""Schedules as functions of tokens; what decays; clipping; skipping on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from athanor.errors import InputError, ParamsError
+from athanor.training.curve import MAX_ROWS, Curve
+from athanor.training.optimizer import adamw, clip_gradients, decays, step_unless
+from athanor.training.precision import LossScale, autocast
+from athanor.training.schedule import Schedule
+
+WSD = Schedule("wsd", 0.02, 0.001, 1000, 4000, 20000)
+COSINE = Schedule("cosine", 0.02, 0.001, 1000, 4000, 20000)
+
+
+ENDS = [WSD, COSINE, dataclasses.replace(WSD, final=0.0), dataclasses.replace(WSD, warmup_tokens=0)]
+
+
+@pytest.mark.parametrize("schedule", ENDS)
+def test_ends_are_exact(schedule):
+    assert schedule.rate(schedule.total_tokens) == schedule.final
+    assert schedule.rate(max(1, schedule.warmup_tokens)) == schedule.peak
+    assert schedule.rate(1) > 0
+
+
+def test_shapes():
+    assert WSD.rate(500) == 0.01 and WSD.rate(1000) == WSD.rate(16000) == 0.02
+    assert WSD.rate(17000) == pytest.approx(0.001 + 0.019 * 0.5)  # 1 - sqrt(1/4)
+    assert COSINE.rate(10500) == pytest.approx(0.0105)
+    for schedule in (WSD, COSINE):
+        rates = [schedule.rate(tokens) for tokens in range(1000, 20001, 50)]
+        assert all(a >= b for a, b in zip(rates, rates[1:], strict=False))
+
+
+def test_a_longer_run_has_the_same_trunk():
+    longer = dataclasses.replace(WSD, total_tokens=40000)
+    assert all(WSD.rate(tokens) == longer.rate(tokens) for tokens in range(1, WSD.cooldown_start, 7))
+    assert COSINE.rate(9000) != dataclasses.replace(COSINE, total_tokens=40000).rate(9000)
+
+
+def test_only_matrices_decay(micro):
+    model = micro.make_model()
+    groups = adamw(model, micro.ADAMW).param_groups
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    decayed = {names[id(weight)] for weight in groups[0]["params"]}
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    assert decayed == {name for name in names.values() if name.endswith("_proj.weight")}
+    assert not decays("model.embed_tokens.weight", model.head_weight)
+
+
+def test_half_width_master_weights_are_refused(micro):
+    with pytest.raises(InputError, match="float32"):
+        adamw(micro.make_model().bfloat16(), micro.ADAMW)
+
+
+def test_clipping_returns_the_norm_before(micro):
+    weights = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))]
+    for weight, value in zip(weights, (3.0, 4.0), strict=True):
+        weight.grad = torch.zeros_like(weight)
+        weight.grad.view(-1)[0] = value
+    assert float(clip_gradients(weights, 1.0)) == pytest.approx(5.0)
+    norm = math.hypot(float(weights[0].grad.norm()), float(weights[1].grad.norm()))
+    assert norm == pytest.approx(1.0, abs=1e-5)
+    kept = weights[0].grad.clone()
+    clip_gradients(weights, 10.0)
+    assert torch.equal(weights[0].grad, kept)
+
+
+def test_a_skipped_step_changes_nothing():
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    weight.grad = torch.ones(4, 4)
+    step_unless(optimizer, torch.tensor(False), 0.1)
+    state = {key: value.clone() for key, value in optimizer.state[weight].items()}
+    before = weight.detach().clone()
+    weight.grad = torch.full((4, 4), float("nan"))
+    step_unless(optimizer, torch.tensor(True), 0.1)
+    assert torch.equal(weight, before)
+    assert all(torch.equal(optimizer.state[weight][key], value) for key, value in state.items())
+
+
+def test_loss_scale_halves_and_grows():
+    scale = LossScale("fp16", torch.device("cpu"))
+    first = float(scale.scale)
+    scale.update(torch.tensor(True))
+    assert float(scale.scale) == first / 2 and float(scale.scaled(torch.tensor(2.0))) == first
+    for _ in range(2000):
+        scale.update(torch.tensor(False))
+    assert float(scale.scale) == first and int(scale.good_steps) == 0
+    other = LossScale("fp16", torch.device("cpu"))
+    other.load(scale.tensors())
+    assert torch.equal(other.scale, scale.scale)
+    flat = LossScale("fp32", torch.device("cpu"))
+    flat.update(torch.tensor(True))
+    assert float(flat.scale) == 1
+    with pytest.raises(ParamsError, match="bf16"):
+        autocast("fp8", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("steps", [1, 7, MAX_ROWS, MAX_ROWS + 1, 3 * MAX_ROWS + 5])
+def test_curve_is_bounded_and_survives_a_resume(steps):
+    whole, resumed = Curve(steps), Curve(steps)
+    for step in range(1, steps + 1):
+        values = (step * 10, math.nan if step == 3 else 1 / step, 0.1, 2.0)
+        whole.add(*values)
+        resumed.add(*values)
+        if step % 5 == 0:
+            resumed = Curve.load(resumed.state())
+    rows = whole.rows()
+    assert rows == resumed.rows() and len(rows) <= MAX_ROWS
+    assert rows[-1]["tokens"] == steps * 10 and rows[0]["loss"] is not None
+    if steps <= MAX_ROWS:
+        assert len(rows) == steps and (steps < 3 or rows[2]["loss"] is None)

@@ -1,0 +1,118 @@
+"""Bits per byte and conversation loss: every target once, with context, with an honest error."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from athanor.errors import InputError
+from athanor.training.validation import (
+    BitsPerByte,
+    bits_per_byte,
+    conversation_loss,
+    pooled,
+    ratio_and_error,
+    sequence_nats,
+    spans,
+)
+
+BYTES = np.array([0, 0, *[i % 4 + 1 for i in range(62)]], dtype=np.int32)
+
+
+def documents(lengths, seed=0):
+    draw = np.random.Generator(np.random.PCG64(seed))
+    return [np.array([0, *draw.integers(2, 64, n), 1], dtype=np.int64) for n in lengths]
+
+
+@torch.no_grad()
+def nats_of(model, ids):
+    ids = torch.from_numpy(ids)
+    return F.cross_entropy(model(ids[None, :-1])[0], ids[1:], reduction="none").double().numpy()
+
+
+@pytest.mark.parametrize("batch_tokens", [16, 64, 4096])
+def test_documents_that_fit_are_scored_whole(micro, batch_tokens):
+    model = micro.make_model(3)
+    texts = documents([3, 14, 1, 8, 8, 2])
+    score = bits_per_byte(model, texts, BYTES, 16, batch_tokens=batch_tokens)
+    bits = sum(nats_of(model, ids).sum() for ids in texts) / math.log(2)
+    size = sum(int(BYTES[ids].sum()) for ids in texts)
+    assert score.bits == pytest.approx(bits, rel=1e-6) and score.bytes == size
+    assert score.bpb == pytest.approx(bits / size, rel=1e-6)
+    assert (score.documents, score.tokens) == (6, sum(len(ids) - 1 for ids in texts))
+
+
+def test_order_and_threads_change_nothing(micro):
+    torch.set_num_threads(1)
+    model, texts = micro.make_model(3), documents([40, 3, 14, 1, 8, 60])
+    one = bits_per_byte(model, texts, BYTES, 16, batch_tokens=32)
+    assert bits_per_byte(model, texts, BYTES, 16, batch_tokens=32, threads=3) == one
+    turned = bits_per_byte(model, texts[::-1], BYTES, 16, batch_tokens=32)
+    assert turned.bpb == pytest.approx(one.bpb, rel=1e-9) and turned.stderr == pytest.approx(one.stderr, rel=1e-9)
+
+
+@pytest.mark.parametrize("inputs", [1, 15, 16, 17, 24, 25, 100])
+@pytest.mark.parametrize("context", [1, 2, 7, 16])
+def test_windows_score_every_target_once_with_context(inputs, context):
+    seen = []
+    for start, end, first in spans(inputs, context):
+        assert 0 <= start <= first < end <= inputs and end - start <= context
+        assert first == 0 or first - start >= context // 2  # what has been read before the first scored target
+        seen += range(first, end)
+    assert seen == list(range(inputs))
+
+
+def test_long_documents_slide(micro):
+    model, (ids,) = micro.make_model(3), documents([50])
+    nats, counts = sequence_nats(model, [ids], None, 16)
+    expected = 0.0
+    for start, end, first in spans(len(ids) - 1, 16):
+        expected += nats_of(model, ids[start : end + 1])[first - start :].sum()
+    assert nats[0] == pytest.approx(expected, rel=1e-6) and counts[0] == len(ids) - 1
+
+
+def test_conversations_count_supervised_targets_only(micro):
+    model = micro.make_model(3)
+    ids = documents([9, 6, 4])
+    masks = [np.array([0, 0, 0, 1, 1, 0, 0, 1, 0, 0, 1]), np.array([0] * 7 + [1]), np.array([0] * 6)]
+    score = conversation_loss(model, list(zip(ids, masks, strict=True)), 16)
+    losses = [nats_of(model, i)[m[1:] == 1] for i, m in zip(ids, masks, strict=True)]
+    assert score.tokens == 5 and score.loss == pytest.approx(np.concatenate(losses).mean(), rel=1e-6)
+    with pytest.raises(InputError, match="supervised"):
+        conversation_loss(model, [(ids[2], masks[2])], 16)
+
+
+def test_standard_error_matches_resampling():
+    draw = np.random.Generator(np.random.PCG64(1))
+    sizes = draw.integers(20, 400, 300).astype(float)
+    parts = sizes * draw.normal(2.0, 0.3, 300) + draw.normal(0, 20, 300)
+    ratio, stderr = ratio_and_error(parts, sizes)
+    picks = draw.integers(0, 300, (4000, 300))
+    resampled = parts[picks].sum(1) / sizes[picks].sum(1)
+    assert ratio == pytest.approx(parts.sum() / sizes.sum())
+    assert stderr == pytest.approx(resampled.std(), rel=0.1)
+    assert ratio_and_error(parts[:1], sizes[:1])[1] is None
+
+
+def test_pooled_sources():
+    a, b = BitsPerByte(100.0, 50, 3, 30, 2.0, 0.3), BitsPerByte(450.0, 150, 4, 90, 3.0, 0.1)
+    both = pooled({"a": a, "b": b})
+    assert (both.bpb, both.bytes, both.documents, both.tokens) == (2.75, 200, 7, 120)
+    assert both.stderr == pytest.approx(math.hypot(0.3 * 50, 0.1 * 150) / 200)
+    assert pooled({"a": a, "c": BitsPerByte(1.0, 1, 1, 1, 1.0, None)}).stderr is None
+
+
+def test_no_text_is_an_error(micro):
+    with pytest.raises(InputError, match="no held-out text"):
+        bits_per_byte(micro.make_model(), [np.array([0, 1])], BYTES, 16)
+
+
+def test_a_trained_model_scores_better(micro, tmp_path):
+    counting = [np.arange(start, start + 12) for start in range(2, 50, 5)]
+    untrained = bits_per_byte(micro.make_model(), counting, BYTES, 16)
+    model, _ = micro.run(tmp_path)
+    assert bits_per_byte(model, counting, BYTES, 16).bpb < untrained.bpb - untrained.stderr
