@@ -28,6 +28,14 @@ def prepare(name: str, threads: int) -> torch.device:
     return torch.device(name)
 
 
+# A CPU works on micro-batches side by side, so a small batch has to be cut as well. A fixed number:
+# the cores of a machine must not decide in which groups gradients are added up.
+CPU_MICRO_BATCHES = 4
+
+
 def micro_batch(device: torch.device, asked_tokens: int, row_tokens: int, batch_tokens: int) -> int:
     """Rows per forward pass for a setting of `asked_tokens` (0: choose), at most the batch."""
-    return max(1, min(asked_tokens or MICRO_BATCH_TOKENS[device.type], batch_tokens) // row_tokens)
+    tokens = asked_tokens or MICRO_BATCH_TOKENS[device.type]
+    if device.type == "cpu" and not asked_tokens:
+        tokens = min(tokens, batch_tokens // CPU_MICRO_BATCHES)
+    return max(1, min(tokens, batch_tokens) // row_tokens)

@@ -10,6 +10,7 @@ import copy
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from athanor.errors import GateError
@@ -33,8 +34,22 @@ def preflight(model: Transformer, batch: Targets, *, fresh: bool = True) -> dict
     check_reach(probe, batch.ids_BT)
     if not fresh:
         return {"initial_loss": first}
+    first = untrained_loss(probe, batch)
     check_initial_loss(first, model.config.vocab_size)
     return {"initial_loss": first, "overfit_loss": check_overfits(probe, narrowed(batch))}
+
+
+@torch.no_grad()
+def untrained_loss(model: Transformer, batch: Targets) -> float:
+    """Expected loss over all ids as the target, at the positions of the batch.
+
+    Not the loss of the batch's own targets: with tied embeddings an untrained
+    model leans towards ids it has just read, so text with many repeats
+    (indentation, tables) would look known.
+    """
+    h_BTD = model.hidden(batch.ids_BT, document_BT=batch.document_BT)
+    logits_NV = F.linear(h_BTD.flatten(0, 1).index_select(0, batch.where_N), model.head_weight)
+    return float((logits_NV.logsumexp(-1) - logits_NV.mean(-1)).mean())
 
 
 def check_initial_loss(loss: float, vocab_size: int) -> None:

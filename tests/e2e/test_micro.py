@@ -50,7 +50,7 @@ def test_every_stage_ran_and_the_summary_says_what_matters(micro):
 
 def test_every_output_matches_its_manifest(micro):
     folders = [path.parent for path in sorted(micro.path.glob("[dm]*/*/manifest.json"))]
-    assert len(folders) == 10
+    assert len(folders) == 11
     for folder in folders:
         verify_files(folder)
 
@@ -82,7 +82,7 @@ def test_tracking_has_one_parent_with_a_child_for_every_stage(micro):
     by_stage = {run.info.run_name: run for run in mine}
     pretrain = by_stage["pretrain"]
     assert pretrain.data.params["pretrain.lr"] and pretrain.inputs.dataset_inputs
-    assert len(client.get_metric_history(pretrain.info.run_id, "train/loss")) > 3
+    assert len(client.get_metric_history(pretrain.info.run_id, "loss")) > 3
     names = {file.path for file in client.list_artifacts(by_stage["export"].info.run_id)}
     assert "MODEL_CARD.md" in names
     assert {file.path for file in client.list_artifacts(by_stage["eval"].info.run_id)} >= {"samples.md"}

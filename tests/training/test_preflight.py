@@ -53,6 +53,17 @@ def test_wrong_initialisation(micro, batch):
     assert preflight(model, batch, fresh=False)["initial_loss"] > 5
 
 
+def test_text_full_of_repeats_is_no_sign_of_a_wrong_initialisation(micro):
+    """Indentation and tables repeat ids, and tied embeddings lean towards the id just read."""
+    model = Transformer(ModelConfig(4096, 5, 192, 6, 2, 32, 512, 16, 1e4, 1e-6, False))
+    model.initialise(torch.Generator().manual_seed(1))
+    ids_BT = torch.arange(8).repeat_interleave(4).view(2, 16) + 30
+    next_N = torch.cat((ids_BT[:, 1:], torch.tensor([[40], [41]])), 1).flatten()
+    repeats = Targets(ids_BT, None, torch.arange(32), next_N)
+    assert preflight(model, repeats, fresh=False)["initial_loss"] < 8.318 - 0.1
+    preflight(model, repeats)
+
+
 def test_a_parameter_out_of_the_graph(micro, batch):
     model = micro.make_model()
     with torch.no_grad():
@@ -128,6 +139,7 @@ def test_placement():
     assert (lane_count(small, CPU), lane_count(PLASMA, CPU)) == (MAX_LANES, 1)
     assert lane_count(small, torch.device("cuda")) == 1
     assert [micro_batch(CPU, asked, 256, 8192) for asked in (0, 100, 2048, 1 << 20)] == [4, 1, 8, 32]
+    assert [micro_batch(CPU, 0, 256, batch) for batch in (256, 1024, 2048, 1 << 20)] == [1, 1, 2, 4]
     for batch_tokens, lanes in ((1024, 1), (5000 * 1024, MAX_LANES)):
         load = place(
             small, device="cpu", threads=2, micro_batch_tokens=0, batch_tokens=batch_tokens, precision="fp32", section="x"
