@@ -14,6 +14,7 @@ from athanor.model.cache import KVCache
 from athanor.model.config import ModelConfig
 
 INIT_STD = 0.02
+INIT_EXCESS_NATS = 0.05
 
 
 class RMSNorm(nn.Module):
@@ -140,14 +141,21 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
-        """Draw N(0, 0.02) weights; those that write to the residual stream are damped by 1/sqrt(2·layers)."""
+        """Draw N(0, 0.02) weights; those that write to the residual stream are damped by 1/sqrt(2·layers).
+
+        The embedding is also the output matrix: normed states make logits of
+        variance width · std², and half of that is what the first loss exceeds
+        ln V by. Wide models get a smaller one, to keep the excess at 0.05.
+        """
         damped = INIT_STD / (2 * self.config.layers) ** 0.5
+        embedding = min(INIT_STD, (2 * INIT_EXCESS_NATS / self.config.dim) ** 0.5)
         for name, weight in self.named_parameters():
             if weight.dim() < 2:
                 weight.fill_(1.0)
-            else:
-                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                weight.normal_(0.0, damped if residual else INIT_STD, generator=generator)
+                continue
+            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = embedding if name.endswith("embed_tokens.weight") else damped if residual else INIT_STD
+            weight.normal_(0.0, std, generator=generator)
 
     @property
     def head_weight(self) -> Tensor:
