@@ -8,7 +8,7 @@ from athanor.errors import InputError
 
 # Tokens per forward pass when the machine settings leave it open. On a CPU
 # larger ones only spill the caches; an accelerator wants more at once.
-MICRO_BATCH_TOKENS = {"cpu": 512, "mps": 4096, "cuda": 16384}
+MICRO_BATCH_TOKENS = {"cpu": 1024, "mps": 4096, "cuda": 16384}
 
 
 def prepare(name: str, threads: int) -> torch.device:
