@@ -32,11 +32,11 @@ STATUS = (
     "Name the HTTP status {name}.",
     "The server answered {name}. What does that mean?",
     "What is the meaning of HTTP code {name}?",
-    "Explain the status code {name}.",
-    "I got a {name} response. What is it?",
     "Which HTTP status has the number {name}?",
     "My browser shows error {name}. What is that called?",
     "Translate HTTP response code {name} into words.",
+    "Explain the status code {name}.",
+    "I got a {name} response. What is it?",
 )
 ERROR = (
     "What does the error {name} mean?",
@@ -45,22 +45,22 @@ ERROR = (
     "What is {name}?",
     "{name}?",
     "My program stopped with {name}. What does that mean?",
-    "Tell me the meaning of {name}.",
     "What is the message of {name}?",
-    "I keep getting {name}, please explain it.",
     "Could you say what {name} stands for?",
+    "Tell me the meaning of {name}.",
+    "I keep getting {name}, please explain it.",
 )
 MODULE = (
     "What is the Python module {name} for?",
     "What does the {name} module do?",
     "Describe the module {name}.",
     "Why would I import {name}?",
-    "Tell me about the {name} module.",
     "import {name} - what do I get?",
     "Summarise the standard library module {name}.",
     "What can I find in {name}?",
-    "Give a short description of the library {name}.",
     "I saw {name} in some code. Which purpose does that module serve?",
+    "Tell me about the {name} module.",
+    "Give a short description of the library {name}.",
 )
 DOCSTRING = (
     "What does {name} do?",
@@ -69,10 +69,10 @@ DOCSTRING = (
     "{name}?",
     "Give me the summary of {name}.",
     "What is {name} for?",
-    "I forgot what {name} does.",
-    "Tell me about {name}.",
     "Could you remind me how {name} is documented?",
     "In one line, which job has {name}?",
+    "I forgot what {name} does.",
+    "Tell me about {name}.",
 )
 # Modules whose public functions are asked about; read as source, never imported.
 FUNCTION_MODULES = ("bisect", "fnmatch", "glob", "heapq", "json", "shutil", "statistics", "textwrap")
