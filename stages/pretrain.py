@@ -118,7 +118,9 @@ def run(run: Run) -> None:
         save_model(OUT, model, config, facts, parents=parents)
         slot.mark_done()
     run.metrics({**result.metrics(config), "epochs": sampler.epoch(result.tokens)})
-    run.plot("pretrain", result.rows_with("val_bpb", lambda scores: scores["all"]["bpb"]))
+    run.plot("pretrain", result.curve)
+    names = [name for name in result.validations[-1] if name not in ("step", "tokens")]
+    run.plot("pretrain_validation", result.validation_rows(lambda scores: {n: scores[n]["bpb"] for n in names}))
     run.fact(**result.timings(config))
 
 

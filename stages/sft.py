@@ -100,7 +100,8 @@ def run(run: Run) -> None:
         save_model(OUT, model, config, facts, parents=parents)
         slot.mark_done()
     run.metrics({**result.metrics(config), "epochs": sampler.epoch(result.tokens)})
-    run.plot("sft", result.rows_with("val_loss", lambda score: score["loss"]))
+    run.plot("sft", result.curve)
+    run.plot("sft_validation", result.validation_rows(lambda score: {"loss": score["loss"]}))
     run.fact(**result.timings(config))
 
 

@@ -9,7 +9,6 @@ checkpoint holds everything else.
 
 from __future__ import annotations
 
-import bisect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,13 +120,10 @@ class TrainResult:
         gflops = speed * training_flops(config, config.context_tokens) / 1e9
         return {"train_seconds": self.seconds, "tokens_per_second": speed, "model_gflops": gflops}
 
-    def rows_with(self, name: str, value: Callable[[dict[str, Any]], float]) -> list[dict[str, float | None]]:
-        """The curve with a column for a score, filled in the row that holds the step it was taken at."""
-        rows = [{**row, name: None} for row in self.curve]
-        ends = [row["tokens"] for row in rows]
-        for scores in self.validations:
-            rows[bisect.bisect_left(ends, scores["tokens"])][name] = value(scores)
-        return rows
+    def validation_rows(self, values: Callable[[dict[str, Any]], dict[str, float]]) -> list[dict[str, float]]:
+        """A row for each validation: its tokens and what `values` takes from its scores."""
+        return [{"tokens": scores["tokens"], **values(scores)} for scores in self.validations]
+
 
 
 def train(

@@ -166,8 +166,10 @@ def test_pretrain_outputs(pretrained):
     assert all(score["stderr"] > 0 and 400 <= score["bytes"] < 1000 for score in metrics["validation"].values())
     assert metrics["train_loss"] < np.log(VOCAB)
     rows = list(csv.DictReader((root / "plots/pretrain.tsv").open(), delimiter="\t"))
-    assert list(rows[0]) == ["tokens", "loss", "lr", "grad_norm", "val_bpb"] and len(rows) == 20
-    assert [row["tokens"] for row in rows if row["val_bpb"]] == ["640", "1280"]
+    assert list(rows[0]) == ["tokens", "loss", "lr", "grad_norm"] and len(rows) == 20
+    with (root / "plots/pretrain_validation.tsv").open() as file:
+        validations = list(csv.DictReader(file, delimiter="\t"))
+    assert [row["tokens"] for row in validations] == ["640", "1280"] and all(float(row["all"]) > 0 for row in validations)
     assert float(rows[-1]["lr"]) == 0.001
 
 
