@@ -75,8 +75,8 @@ def run(run: Run) -> None:
         for name, stream in open_val(SHARDS).items()
     }
     chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
-    inputs = {"model": config.to_dict(), "pretrain": chosen, "tokenizer": vocabulary.digest, "shards": sampler.manifest}
-    with run.slot(inputs) as slot, run.progress(total, "pretrain", "tokens") as bar:
+    inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
+    with run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs) as slot, run.progress(total, "pretrain", "tokens") as bar:
 
         def validate(model: Transformer) -> dict[str, Any]:
             how = {"precision": params.precision, "threads": local.threads}

@@ -68,7 +68,7 @@ def run(run: Run) -> None:
         save_every_seconds=local.save_every_seconds,
     )
     parents = {"base": manifest_digest(BASE), "sft": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
-    with run.slot({"sft": dataclasses.asdict(params), **parents}) as slot, run.progress(total, "sft", "tokens") as bar:
+    with run.slot(dataclasses.asdict(params), parents) as slot, run.progress(total, "sft", "tokens") as bar:
 
         def validate(model: Transformer) -> dict[str, Any]:
             how = {"precision": params.precision, "threads": local.threads}

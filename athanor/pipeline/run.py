@@ -110,14 +110,16 @@ class Run:
         """True once SIGTERM, SIGINT or SIGUSR1 arrived: save and raise `Interrupted`."""
         return self._stop
 
-    def slot(self, inputs: Mapping[str, Any]) -> Slot:
-        """The checkpoint slot for this configuration; the code's own digest is added to `inputs`.
+    def slot(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
+        """The checkpoint slot for these result-deciding parameters, digests of inputs, and the stage's code.
 
-        A resumed slot continues the journal it was begun with, so that the
+        Parameters and inputs are kept apart, so that a parameter section and
+        an input of one name cannot hide each other. A resumed slot continues the journal it was begun with, so that the
         tracking UI shows one run however often it was interrupted.
         """
         folder = self.anchor / ".athanor" / "slots" / self.name
-        slot = Slot(folder, {**inputs, "code": code_digest(self.root, self.module)}, self._adopt_journal)
+        facts = {"params": dict(params), "inputs": dict(inputs), "code": code_digest(self.root, self.module)}
+        slot = Slot(folder, facts, self._adopt_journal)
         self.fact(slot=slot.fingerprint)
         return slot
 

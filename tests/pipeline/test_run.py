@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from athanor.pipeline.run import Run
+
 ROOT = Path(__file__).resolve().parents[2]
 TOY = '''
 import sys, time
@@ -36,7 +38,7 @@ def run(run: Run) -> None:
     elif what == "undeclared":
         run.params("sft", CleanParams)
     elif what == "slot":
-        with run.slot({"lr": 1}) as slot:
+        with run.slot({"lr": 1}, {"data": "abc"}) as slot:
             for step in range(200):
                 run.log(step, loss=float(step))
                 print("step", flush=True)
@@ -124,6 +126,17 @@ def test_interrupted_slot_exits_75_and_resumes_the_same_journal(repo):
     assert len(runs) == 1 and json.loads((runs[0] / "meta.json").read_text())["resumed"] == 1
     steps = [row["s"] for row in map(json.loads, (runs[0] / "journal.jsonl").read_text().splitlines()) if "m" in row]
     assert steps == sorted(set(steps)) and len(steps) >= 7
+
+
+def test_a_parameter_section_and_an_input_of_one_name_do_not_hide_each_other(repo, monkeypatch):
+    """An sft run with another learning rate once got the slot of the first, because an input was called sft, too."""
+    monkeypatch.chdir(repo)
+    run = Run("toy", "stages.toy")
+    prints = {
+        run.slot(params, inputs).fingerprint
+        for params, inputs in (({"sft": 1}, {"sft": "a"}), ({"sft": 2}, {"sft": "a"}), ({"sft": 1}, {"sft": "b"}))
+    }
+    assert len(prints) == 3
 
 
 def test_importing_stages_does_nothing(tmp_path):
