@@ -45,7 +45,7 @@ class Run:
         self.stage, self.module = stage, module
         self.name = stage.replace("-", "_")  # file names and metric prefixes
         self.root, self.anchor = Path.cwd(), anchor()
-        self.started = time.monotonic()
+        self.started, self.started_ms = time.monotonic(), now_ms()
         self._stop = False
         self._values = read_yaml(PARAMS)
         self._graph = facts.Graph(self.root)
@@ -140,7 +140,7 @@ class Run:
     def journal(self) -> Journal:
         """Opened at first use, because a slot may hold an earlier journal to continue."""
         if self._journal is None:
-            self._open_journal(f"{self.name}-{now_ms()}-{os.getpid()}")
+            self._open_journal(f"{self.name}-{self.started_ms}-{os.getpid()}")
         return self._journal
 
     def _open_journal(self, run_id: str) -> None:
@@ -150,7 +150,7 @@ class Run:
         meta = read_json(meta_path) if meta_path.is_file() else {
             "run": run_id,
             "stage": self.stage,
-            "started_ms": now_ms(),
+            "started_ms": self.started_ms,
             "resumed": -1,
             "params": dict(_flatten({name: self._values[name] for name in sections if name in self._values})),
             "inputs": self._graph.input_hashes(self.stage),

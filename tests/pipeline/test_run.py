@@ -84,6 +84,9 @@ def test_results_are_separate_from_facts_that_vary(repo):
     assert (repo / "plots/curve.tsv").read_text() == "x\ty\n1\t0.123457\n2\t0.5\n"
     leaf = json.loads((repo / "metrics/runs/toy.json").read_text())
     assert leaf["facts"] == {"speed": 3} and leaf["seconds"] > 0
+    meta = json.loads(next((repo / ".athanor" / "runs").glob("*/meta.json")).read_text())
+    took = end(repo)[0]["ended_ms"] - meta["started_ms"]  # from the stage's start, though the journal opens later
+    assert abs(took / 1000 - leaf["seconds"]) < 0.5
     assert end(repo)[0]["status"] == "FINISHED" and end(repo)[0]["metrics"] == {"a.b": 0.333333}
 
 
