@@ -47,10 +47,12 @@ def start_detached(root: Path) -> None:
         if not free:
             return
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_RUN_ID"}
+    # The main checkout outlives the temporary directories that DVC runs experiments in.
+    home = root if (root / "athanor").is_dir() else Path(__file__).resolve().parents[2]
     with open(state / "ship.log", "ab") as log:
         subprocess.Popen(
             [sys.executable, "-m", "athanor.pipeline.ship", "--root", str(root)],
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=home,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
