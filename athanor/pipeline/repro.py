@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -13,13 +14,17 @@ from pathlib import Path
 from athanor.pipeline import ship, summary
 
 SHIP_SECONDS = 60.0
+SHIP_SECONDS_AFTER_FAILURE = 5.0
 
 
 def main() -> int:
     root = Path.cwd()
     since_ms, before = int(time.time() * 1000), summary.runs(root)
+    # Ctrl-C reaches dvc and its stage as well; they save and leave, and this process must outlive them: in a
+    # container its end would be theirs. A handler and not SIG_IGN, which dvc would inherit.
+    signal.signal(signal.SIGINT, lambda *_: None)
     status = subprocess.call([sys.executable, "-m", "dvc", "repro", *sys.argv[1:]])
-    left = ship.wait(root, SHIP_SECONDS)
+    left = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
     sys.stdout.write(summary.text(root, before, since_ms))
     if left:
         print(f"Tracking  {left} runs are still to be shipped to MLflow; the next run or `make ui` does it")
