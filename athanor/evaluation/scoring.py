@@ -17,7 +17,7 @@ from athanor.errors import GateError
 from athanor.evaluation.sandbox import extract_code, passes, passes_many
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
-CONSTANTS = ("", "Yes", "No", "I don't know.", "0", "1", "2", "3", "4", "5", "6", "7", "42", "100", "None", "- a\n- b\n- c")
+CONSTANTS = ("", "Yes", "No", "None", "I don't know.", *map(str, range(8)), "42", "100", "- a\n- b\n- c")
 CONSTANT_CODE = "def f(x):\n    return x"
 
 

@@ -24,7 +24,8 @@ FACTS = {"docstring_recall", "error_meaning", "http_status", "module_recall"}
 
 
 def battery(**changes) -> BatteryParams:
-    return BatteryParams(**{"seed": 5, "held_out_fraction": 0.1, "categories": dict.fromkeys(build.CATEGORIES, ITEMS), **changes})
+    facts = {"seed": 5, "held_out_fraction": 0.1, "categories": dict.fromkeys(build.CATEGORIES, ITEMS)}
+    return BatteryParams(**{**facts, **changes})
 
 
 def source(**changes) -> ExercisesSource:
@@ -117,7 +118,9 @@ def test_facts_are_trained_and_only_their_wording_is_held_out(rows: list[Convers
 
 
 def test_train_and_validation_share_no_exercise(rows: list[Conversation]) -> None:
-    sides = {side: {key for row in rows if row.split == side for key in row.key.split(" | ")} for side in ("train", "val")}
+    sides = {"train": set(), "val": set()}
+    for row in rows:
+        sides[row.split].update(row.key.split(" | "))
     assert sides["val"] and not sides["train"] & sides["val"]
     share = sum(row.split == "val" for row in rows) / len(rows)
     assert 0.05 < share < 0.2
@@ -191,7 +194,8 @@ from athanor.params.battery import BatteryParams
 from athanor.params.instruct import ExercisesSource
 b = BatteryParams(5, 0.1, dict.fromkeys(reversed(list(build.CATEGORIES)), {ITEMS}))
 s = ExercisesSource("exercises", "exercises", dict.fromkeys(reversed(list(build.CATEGORIES)), {ROWS}), 400, 0.1)
-print(digest([c.id for c in build.training_conversations(s, {SEED}, 0.1, b)]), digest([i.id for i in build.battery_items(b)]))
+print(digest([c.id for c in build.training_conversations(s, {SEED}, 0.1, b)]))
+print(digest([i.id for i in build.battery_items(b)]))
 """
     run = [sys.executable, "-c", program]
     env = {"PYTHONHASHSEED": "77", "PYTHONPATH": str(build.__file__).partition("/athanor/corpus")[0]}
@@ -214,12 +218,13 @@ def test_impossible_wishes_are_told() -> None:
 def test_params_refuse_bad_sections() -> None:
     good = {"seed": 1, "held_out_fraction": 0.1, "categories": {"counting": 3}}
     assert strict.build(BatteryParams, good, "battery").categories == {"counting": 3}
-    for bad in ({**good, "categories": {}}, {**good, "categories": {"counting": 0}}, {**good, "held_out_fraction": 0.9}):
+    for change in ({"categories": {}}, {"categories": {"counting": 0}}, {"held_out_fraction": 0.9}):
         with pytest.raises(ParamsError):
-            strict.build(BatteryParams, bad, "battery")
+            strict.build(BatteryParams, {**good, **change}, "battery")
     hub = {"type": "messages", "name": "chat", "files": None, "hub_id": "a/b", "hub_config": None, "revision": "a" * 40}
     hub |= {"hub_split": "train", "column": "messages", "max_rows": 5, "min_rows": 1, "license": "MIT"}
-    made = {"seed": 1, "val_fraction": 0.02, "sources": [hub, {"type": "identity", "name": "me", "repeats": 2, "min_rows": 1}]}
+    me = {"type": "identity", "name": "me", "repeats": 2, "min_rows": 1}
+    made = {"seed": 1, "val_fraction": 0.02, "sources": [hub, me]}
     assert len(strict.build(InstructParams, made, "instruct").sources) == 2
     for bad in ({**hub, "revision": None}, {**hub, "files": "x"}, {**hub, "name": "a/b"}, {**hub, "type": "chats"}):
         with pytest.raises(ParamsError):

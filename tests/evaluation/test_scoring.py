@@ -13,7 +13,8 @@ from athanor.evaluation import scoring
 
 
 def item(kind: str, answer: str, accepted=(), rejected=("x", "y"), question="What?", tests=()) -> Item:
-    return Item("c", (Message("user", question),), kind, answer, tuple(accepted or (answer,)), tuple(rejected), tuple(tests))
+    prompt, accepted = (Message("user", question),), tuple(accepted or (answer,))
+    return Item("c", prompt, kind, answer, accepted, tuple(rejected), tuple(tests))
 
 
 @pytest.mark.parametrize("kind,answer", [("exact", "a b"), ("numeric", "7"), ("list", "a, b"), ("code", "x")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Callable, Iterable
 
 from athanor.corpus.conversations import Conversation, Item, Message
 from athanor.corpus.documents import split_of
@@ -89,7 +88,10 @@ def training_conversations(
         for category, count in sorted(source.categories.items())
         for exercise in draw_exercises(category, count, f"{seed}/{source.name}", False, battery)
     ]
-    split: Callable[[Exercise], str] = lambda exercise: split_of(f"validation/{seed}/{exercise.key}", val_fraction)  # noqa: E731
+
+    def split(exercise: Exercise) -> str:
+        return split_of(f"validation/{seed}/{exercise.key}", val_fraction)
+
     made = [_conversation([exercise], split(exercise), source, rng) for exercise in pool]
     sides = {"train": [], "val": []}
     for exercise in pool:
@@ -120,11 +122,8 @@ def _conversation(
     if chatty and (len(parts) == 1 or rng.random() < 0.5):
         messages += dialogue.small_talk(rng, 0 if rng.random() < 0.7 else 2)
     licenses = sorted({part.license for part in parts} | {MADE_HERE})
-    return Conversation(tuple(messages), source.name, " AND ".join(licenses), split, _joined(part.key for part in parts))
-
-
-def _joined(keys: Iterable[str]) -> str:
-    return " | ".join(keys)
+    key = " | ".join(part.key for part in parts)
+    return Conversation(tuple(messages), source.name, " AND ".join(licenses), split, key)
 
 
 def battery_items(battery: BatteryParams) -> list[Item]:

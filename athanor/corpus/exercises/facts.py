@@ -145,7 +145,8 @@ def module_facts() -> tuple[tuple[str, str], ...]:
 def docstring_facts() -> tuple[tuple[str, str], ...]:
     """Summaries of built-in functions, methods of built-in types, math, and functions of the library's source."""
     facts = {}
-    for owner, prefix in ((builtins, ""), (str, "str."), (list, "list."), (dict, "dict."), (set, "set."), (math, "math.")):
+    owners = {"": builtins, "str.": str, "list.": list, "dict.": dict, "set.": set, "math.": math}
+    for prefix, owner in owners.items():
         for name, value in sorted(vars(owner).items()):
             if not name.startswith("_") and callable(value) and not isinstance(value, type):
                 facts[prefix + name] = summary(value.__doc__)
@@ -170,7 +171,14 @@ def _usable(facts: dict[str, str | None], what: str) -> tuple[tuple[str, str], .
     return kept
 
 
-def _fact(facts: tuple[tuple[str, str], ...], wordings: tuple[str, ...], kind: str, rng, number: int, battery: bool) -> Exercise:
+def _fact(
+    facts: tuple[tuple[str, str], ...],
+    wordings: tuple[str, ...],
+    kind: str,
+    rng: random.Random,
+    number: int,
+    battery: bool,
+) -> Exercise:
     # Training goes round the facts, so that each one is seen equally often; the battery draws a sample.
     name, answer = rng.choice(facts) if battery else facts[number % len(facts)]
     choice = wordings[-HELD_OUT_WORDINGS:] if battery else wordings[:-HELD_OUT_WORDINGS]

@@ -8,6 +8,7 @@ exercise and the held-out ones have parameters never seen with their family.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ class Family:
     arguments: tuple[Any, ...]
 
 
-def _family(call: str, does: str, body: str, parameters: list[Any], arguments: tuple[Any, ...]) -> Family:
+def _family(call: str, does: str, body: str, parameters: Sequence[Any], arguments: tuple[Any, ...]) -> Family:
     return Family(call, does, body, tuple(parameters), arguments)
 
 
@@ -58,12 +59,20 @@ FAMILIES = (
     _family("skip_{n}(items)", "returns a list without its first {n} items", "return items[{n}:]", SMALL, LISTS),
     _family("every_{n}(items)", "returns every item at a step of {n}", "return items[::{n}]", SMALL, LISTS),
     _family("repeat_{n}(text)", "repeats a text {n} times", "return text * {n}", SMALL, TEXTS),
-    _family("longer_than_{n}(text)", "tells whether a text has more than {n} letters", "return len(text) > {n}", SMALL, TEXTS),
-    _family("starts_with_{n}(text)", "tells whether a text starts with {n}", 'return text.startswith("{n}")', list(WORDS), TEXTS),
-    _family("ends_with_{n}(text)", "tells whether a text ends with {n}", 'return text.endswith("{n}")', list(WORDS), TEXTS),
-    _family("count_{n}(items)", "counts how often {n} is in a list", 'return items.count("{n}")', list(WORDS), LISTS),
-    _family("has_{n}(items)", "tells whether {n} is in a list", 'return "{n}" in items', list(WORDS), LISTS),
-    _family("append_{n}(items)", "returns a list with {n} added at the end", 'return items + ["{n}"]', list(WORDS), LISTS),
+    _family(
+        "longer_than_{n}(text)",
+        "tells whether a text has more than {n} letters",
+        "return len(text) > {n}",
+        SMALL,
+        TEXTS,
+    ),
+    _family(
+        "starts_with_{n}(text)", "tells whether a text starts with {n}", 'return text.startswith("{n}")', WORDS, TEXTS
+    ),
+    _family("ends_with_{n}(text)", "tells whether a text ends with {n}", 'return text.endswith("{n}")', WORDS, TEXTS),
+    _family("count_{n}(items)", "counts how often {n} is in a list", 'return items.count("{n}")', WORDS, LISTS),
+    _family("has_{n}(items)", "tells whether {n} is in a list", 'return "{n}" in items', WORDS, LISTS),
+    _family("append_{n}(items)", "returns a list with {n} added at the end", 'return items + ["{n}"]', WORDS, LISTS),
 )
 
 
@@ -84,7 +93,8 @@ def python_functions(rng: random.Random, number: int, battery: bool) -> Exercise
     )
     fenced = f"```python\n{reply}\n```"
     tests = tuple(_tests(name, body, family, parameter, other))
-    return Exercise(ask(prompt), reply, f"function:{family.call}:{parameter}", "code", reply, (reply, fenced), rejected, tests)
+    key = f"function:{family.call}:{parameter}"
+    return Exercise(ask(prompt), reply, key, "code", reply, (reply, fenced), rejected, tests)
 
 
 def _tests(name: str, body: str, family: Family, parameter: Any, other: Any) -> list[str]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 WORDS = tuple(
     """
     file name value object line list string method argument type class option code function time data path module key
-    number header context message end text mode format error item version source thread case test widget
-    event block sign buffer user map frame stream member position variable target parser point action range
-    parent order date group package loop system port host break section stack level pattern document root
-    tree window link cookie library space address result state index command process input output match
-    tag child table queue signal image length width color element filter field pair mark word day year style screen button handle token search server python
+    number header context message end text mode format error item version source thread case test widget event block
+    sign buffer user map frame stream member position variable target parser point action range parent order date
+    group package loop system port host break section stack level pattern document root tree window link cookie
+    library space address result state index command process input output match tag child table queue signal image
+    length width color element filter field pair mark word day year style screen button handle token search server
+    python
     """.split()
 )
 THINGS = tuple(
