@@ -4,8 +4,8 @@
 #   docker build -t athanor --build-arg BASE=pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime .
 #   docker build -t athanor --build-arg BASE=rocm/pytorch:latest .
 #
-#   docker run --stop-timeout 300 -v athanor-data:/work/data -v athanor-models:/work/models \
-#     -v athanor-state:/work/.athanor -v athanor-cache:/work/.dvc/cache -v athanor-site:/work/.dvc/site athanor
+#   docker run --stop-timeout 300 -v athanor-data:/athanor/data -v athanor-models:/athanor/models \
+#     -v athanor-state:/athanor/.athanor -v athanor-cache:/athanor/.dvc/cache -v athanor-site:/athanor/.dvc/site athanor
 #
 # The volumes hold what is worth keeping: outputs, checkpoint slots and journals
 # (with the tracking database), DVC's cache and its state.
@@ -19,8 +19,8 @@ RUN apt-get update \
 # Not root: root ignores the read-only bit of cached outputs, and a stage that
 # wrote through a hard link would corrupt DVC's cache.
 RUN useradd --create-home --uid 1000 athanor
-WORKDIR /work
-RUN chown athanor /work
+WORKDIR /athanor
+RUN chown athanor /athanor
 USER athanor
 
 # Dependencies first, so that a change of code does not install them again.
@@ -37,11 +37,13 @@ RUN git rev-parse -q --verify HEAD >/dev/null 2>&1 \
 
 # DVC's state database lives in /var/tmp by default and would be lost with the
 # container: every start would hash all data again.
-ENV DVC_SITE_CACHE_DIR=/work/.dvc/site \
-    MLFLOW_TRACKING_URI=sqlite:////work/.athanor/mlflow.db \
-    PATH=/work/.venv/bin:${PATH} \
+ENV DVC_SITE_CACHE_DIR=/athanor/.dvc/site \
+    MLFLOW_TRACKING_URI=sqlite:////athanor/.athanor/mlflow.db \
+    PATH=/athanor/.venv/bin:${PATH} \
     PYTORCH_ALLOC_CONF=expandable_segments:True
-VOLUME ["/work/data", "/work/models", "/work/.athanor", "/work/.dvc/cache", "/work/.dvc/site"]
+# A named volume takes the owner of the directory it covers; one that does not exist would belong to root.
+RUN mkdir -p data models .athanor .dvc/cache .dvc/site
+VOLUME ["/athanor/data", "/athanor/models", "/athanor/.athanor", "/athanor/.dvc/cache", "/athanor/.dvc/site"]
 
 # SIGINT reaches dvc and the stage (tini -g): dvc waits while the stage saves.
 # SIGTERM would end dvc at once and the kernel would kill the trainer with it.

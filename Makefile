@@ -7,7 +7,7 @@ PYTHON ?= python3
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport MLFLOW_RUN_ID PYTHONPATH PYTHONHOME
 
-.PHONY: help setup repro test chat ui deps clean
+.PHONY: help setup repro test chat ui deps
 
 help:
 	@sed -n 's/^# //p' Makefile
