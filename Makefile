@@ -16,7 +16,7 @@ setup:
 	@$(PYTHON) tools/install.py
 
 repro: setup
-	@python -m athanor.pipeline.repro
+	@python -m athanor repro
 
 test: setup
 	@python -m pytest -q
@@ -25,7 +25,7 @@ chat: setup
 	@python -m athanor.serving.terminal
 
 ui: setup
-	@python -m athanor.pipeline.ui
+	@python -m athanor ui
 
 deps: setup
-	@python -m athanor.pipeline.closure --fix
+	@python -m athanor deps --fix

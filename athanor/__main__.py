@@ -1,8 +1,8 @@
-"""python -m athanor: see athanor/pipeline/cli.py."""
+"""python -m athanor: see athanor/commands/cli.py."""
 
 import sys
 
-from athanor.pipeline.cli import main
+from athanor.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -95,6 +95,13 @@ def install_torch() -> None:
     pip("install", TORCH_RANGE, index=True)
 
 
+def write_launcher() -> None:
+    """`athanor` for `python -m athanor`: runs the code of the directory it is called in, as stages do."""
+    launcher = PYTHON.parent / "athanor"
+    launcher.write_text(f'#!/bin/sh\nexec "{PYTHON}" -m athanor "$@"\n')
+    launcher.chmod(0o755)
+
+
 def main() -> None:
     if sys.version_info < (3, 11):
         sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.12")
@@ -108,6 +115,7 @@ def main() -> None:
     pip("install", "-r", str(REQUIREMENTS))
     if pip("install", EXTRA, check=False).returncode:
         say(f"optional {EXTRA} has no build for this platform; exports will not be checked against llama.cpp")
+    write_launcher()
     STAMP.write_text(json.dumps({"digest": wanted()}))
     say(f"done in {time.monotonic() - started:.0f} s")
 

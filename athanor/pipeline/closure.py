@@ -4,7 +4,7 @@
 evaluation never re-trains and a change in the model does. This module computes
 the list, compares it with dvc.yaml and, with --fix, rewrites it:
 
-    python -m athanor.pipeline.closure [--fix]
+    python -m athanor deps [--fix]
 
 Only the standard library's `ast` looks at the code; nothing is imported.
 """
@@ -79,16 +79,28 @@ def closure(root: Path, module: str) -> list[str]:
 
 def code_digest(root: Path, module: str) -> str:
     """Digest of the closure's syntax trees: comments, layout and docstrings do not count."""
-    lines = []
-    for file in closure(root, module):
-        tree = ast.parse((root / file).read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                first = node.body[0] if node.body else None
-                if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-                    node.body = node.body[1:] or [ast.Pass()]
-        lines.append(f"{file} {ast.dump(tree)}")
-    return sha256_bytes("\n".join(lines).encode())
+    return sha256_bytes("\n".join(f"{file} {file_digest(root / file)}" for file in closure(root, module)).encode())
+
+
+def file_digest(path: Path) -> str:
+    """Digest of one file's syntax tree without docstrings, the same for every version of Python that can parse it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                node.body = node.body[1:] or [ast.Pass()]
+    return sha256_bytes(repr(_plain(tree)).encode())
+
+
+def _plain(node: Any) -> Any:
+    """A syntax tree as nested tuples. Empty fields are left out: newer versions of Python add some, e.g. type_params."""
+    if isinstance(node, ast.AST):
+        fields = ((name, _plain(value)) for name, value in ast.iter_fields(node))
+        return (type(node).__name__, *((name, value) for name, value in fields if value not in (None, ())))
+    if isinstance(node, list):
+        return tuple(_plain(item) for item in node)
+    return node if node is None else (type(node).__name__, repr(node))
 
 
 def stage_module(command: str) -> str:

@@ -125,9 +125,9 @@ class Run:
 
     def _adopt_journal(self, slot: Slot) -> None:
         marker = slot.path / "run.json"
-        if marker.is_file() and not slot.done and self._journal is None:
+        if marker.is_file() and self._journal is None:
             earlier = self.anchor / ".athanor" / "runs" / read_json(marker)["run"]
-            if earlier.is_dir():
+            if earlier.is_dir() and not _finished(earlier):
                 (earlier / "end.json").unlink(missing_ok=True)
                 self._open_journal(earlier.name)
                 self.journal.event("resumed", pid=os.getpid())
@@ -180,7 +180,13 @@ class Run:
         hardware = read_json(self.journal.folder / "meta.json")["hardware"]
         write_json(
             self.root / "metrics" / "runs" / f"{self.name}.json",
-            {**leaf, "host": hardware["host"], "cpu": hardware["cpu"], "python": hardware["python"]},
+            {
+                **leaf,
+                "code": code_digest(self.root, self.module),
+                "host": hardware["host"],
+                "cpu": hardware["cpu"],
+                "python": hardware["python"],
+            },
         )
         self.journal.close("FINISHED", metrics=self._metrics, facts=_jsonable(self._facts), seconds=seconds)
         print(f"{self.stage}: done in {duration(seconds)}", file=sys.stderr, flush=True)
@@ -188,6 +194,11 @@ class Run:
     def fail(self, status: str, message: str) -> None:
         self.journal.event("error", text=message)
         self.journal.close(status, metrics=self._metrics, error=message, seconds=time.monotonic() - self.started)
+
+
+def _finished(folder: Path) -> bool:
+    end = folder / "end.json"
+    return end.is_file() and read_json(end)["status"] == "FINISHED"
 
 
 def stage_main(stage: str, body: Callable[[Run], None]) -> None:

@@ -1,9 +1,6 @@
-"""The command line: python -m athanor COMMAND.
+"""What complete params files there are, and making one of them params.yaml.
 
-    preset list | use NAME    what complete params files there are; make one params.yaml
-    summary                   what the pipeline made
-    deps [--fix]              check the code dependencies in dvc.yaml
-    ship [--wait SECONDS]     deliver journals to MLflow
+    python -m athanor preset list | use NAME
 """
 
 from __future__ import annotations
@@ -13,8 +10,7 @@ import sys
 from pathlib import Path
 
 from athanor.artifacts import write_bytes
-from athanor.errors import AthanorError, ParamsError
-from athanor.pipeline import closure, ship, summary
+from athanor.errors import ParamsError
 from athanor.pipeline.schema import check_file
 
 
@@ -22,9 +18,9 @@ def presets() -> dict[str, Path]:
     return {path.stem: path for path in sorted(Path("presets").glob("*.yaml"))}
 
 
-def preset(words: list[str]) -> int:
+def main() -> int:
     """List the presets, or copy one over params.yaml after checking it whole."""
-    found = presets()
+    words, found = sys.argv[1:], presets()
     if words == ["list"] or not words:
         for name, path in found.items():
             first = path.read_text(encoding="utf-8").splitlines()[0]
@@ -39,22 +35,3 @@ def preset(words: list[str]) -> int:
     write_bytes("params.yaml", found[words[1]].read_bytes())
     print(f"params.yaml is now presets/{words[1]}.yaml; git diff shows what changed, dvc repro builds it")
     return 0
-
-
-def main() -> int:
-    command, words = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
-    sys.argv = [f"athanor {command}", *words]
-    try:
-        if command == "preset":
-            return preset(words)
-        if command == "summary":
-            return summary.main()
-        if command == "deps":
-            return closure.main()
-        if command == "ship":
-            return ship.main()
-    except AthanorError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(__doc__, file=sys.stderr if command else sys.stdout)
-    return 2 if command not in ("", "help", "--help", "-h") else 0

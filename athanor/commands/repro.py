@@ -1,6 +1,6 @@
 """`dvc repro` with a summary at the end.
 
-    python -m athanor.pipeline.repro [arguments of dvc repro]
+    python -m athanor repro [arguments of dvc repro]
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from athanor.pipeline import ship, summary
+from athanor.commands import summary
+from athanor.pipeline import ship
 
 SHIP_SECONDS = 60.0
 SHIP_SECONDS_AFTER_FAILURE = 5.0

@@ -45,7 +45,7 @@ def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
     for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
         subprocess.run(command, cwd=tmp_path, env=env, check=True)
     child = subprocess.Popen(
-        [sys.executable, "-m", "athanor.pipeline.repro"],
+        [sys.executable, "-m", "athanor.commands.repro"],
         cwd=tmp_path,
         env=env,
         stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """docs/params.md, generated from the schemas so that it cannot fall behind them.
 
-    python -m athanor.pipeline.params_doc
+    python -m athanor params-doc
 
 Key, type and range come from the dataclasses, the words from the comment
 behind a field or the class's docstring.
@@ -24,7 +24,7 @@ Every key of `params.yaml`, by section. All keys are required: a params file is 
 An unknown key, a wrong type or a value out of range stops the first stage with the name of the key. Units are in the names.
 `null` is allowed where the type says so. Which stages read a section stands in `dvc.yaml`.
 
-This page is generated: `python -m athanor.pipeline.params_doc`.
+This page is generated: `python -m athanor params-doc`.
 """
 
 

@@ -1,6 +1,6 @@
 """What the pipeline made, for a person: stages with times, scores with errors, where things are.
 
-    python -m athanor.pipeline.summary
+    python -m athanor summary
 """
 
 from __future__ import annotations

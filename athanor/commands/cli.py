@@ -1,0 +1,63 @@
+"""The command line: python -m athanor COMMAND.
+
+Each command is a module with a `main()` that reads `sys.argv`; it is imported
+when it is called, so that one command does not pay for another's imports.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from typing import NamedTuple
+
+from athanor.errors import AthanorError
+
+
+class Command(NamedTuple):
+    module: str
+    usage: str
+    what: str
+
+
+COMMANDS = {
+    "repro": Command("athanor.commands.repro", "[arguments of dvc repro]", "dvc repro, with a summary at the end"),
+    "plan": Command("athanor.commands.plan", "[--json]", "what the next dvc repro would do, why, and how long"),
+    "summary": Command("athanor.commands.summary", "", "what the pipeline made"),
+    "compare": Command("athanor.commands.compare", "A B", "two experiments or revisions: parameters, scores, noise"),
+    "preset": Command("athanor.commands.preset", "list | use NAME", "complete params files; make one params.yaml"),
+    "ui": Command("athanor.commands.ui", "[--port N]", "MLflow on the page that shows the runs"),
+    "ship": Command("athanor.pipeline.ship", "[--wait S] [--rebuild]", "deliver journals to MLflow"),
+    "slots": Command("athanor.commands.slots", "[prune | pin ID | unpin ID]", "checkpoints of long stages"),
+    "doctor": Command("athanor.commands.doctor", "[--fix]", "what crashes left behind; repair what is safe"),
+    "accept": Command("athanor.commands.accept", "[STAGE ...]", "keep results after edits of comments or docstrings"),
+    "deps": Command("athanor.pipeline.closure", "[--fix]", "check the code dependencies in dvc.yaml"),
+    "drill": Command("athanor.commands.drill", "[--kills N]", "kill stages again and again, compare every byte"),
+    "params-doc": Command("athanor.commands.params_doc", "", "write docs/params.md from the schemas"),
+}
+
+
+def usage() -> str:
+    lines = ["python -m athanor COMMAND", ""]
+    lines += [f"  {f'{name} {command.usage}':<34} {command.what}" for name, command in COMMANDS.items()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    name, words = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
+    if name in ("", "help", "--help", "-h"):
+        print(usage())
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)
+        print(f"no command '{name}'. Fix: did you mean '{near[0]}'?\n\n{usage()}", file=sys.stderr)
+        return 2
+    sys.argv = [f"athanor {name}", *words]
+    try:
+        return int(importlib.import_module(COMMANDS[name].module).main())
+    except AthanorError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of a pipe left: nothing to tell anyone
+        sys.stderr.close()
+        return 0
