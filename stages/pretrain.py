@@ -31,6 +31,8 @@ from athanor.training.weights import save_model
 SHARDS, TOKENIZER, OUT = Path("data/shards"), Path("models/tokenizer"), Path("models/base")
 # They shape what is shown or how long it takes, never the weights or a metric.
 NOT_IN_RESULT = ("sample_every_tokens", "sample_prompts")
+# They shape the cooldown of a wsd run and nothing before it.
+NOT_IN_TRUNK = ("tokens", "cooldown_fraction", "final_lr_fraction")
 
 
 def run(run: Run) -> None:
@@ -76,7 +78,10 @@ def run(run: Run) -> None:
     }
     chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
     inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
-    with run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs) as slot, run.progress(total, "pretrain", "tokens") as bar:
+    shared = {key: value for key, value in chosen.items() if key not in NOT_IN_TRUNK}
+    trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, inputs) if params.schedule == "wsd" else None
+    slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
+    with slot, run.progress(total, "pretrain", "tokens") as bar:
 
         def validate(model: Transformer) -> dict[str, Any]:
             how = {"precision": params.precision, "threads": local.threads}
@@ -90,8 +95,11 @@ def run(run: Run) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), params.document_mask)
             run.fact(preflight=str(preflight(model, batch.to(device))))
 
-        def on_step(row: dict[str, float]) -> None:
+        def on_replay(row: dict[str, float]) -> None:
             run.log(int(row["step"]), **{key: value for key, value in row.items() if key != "step"})
+
+        def on_step(row: dict[str, float]) -> None:
+            on_replay(row)
             bar.update(params.batch_tokens, f"loss {row['loss']:.3f}")
 
         def on_sample(step: int, model: Transformer) -> None:
@@ -102,6 +110,7 @@ def run(run: Run) -> None:
             validate=validate,
             before_first_step=before_first_step,
             on_resume=bar.resume_at,
+            on_replay=on_replay,
             on_step=on_step,
             on_validation=lambda step, scores: run.log(step, **{f"val_bpb.{k}": v["bpb"] for k, v in scores.items()}),
             on_sample=on_sample,
@@ -112,7 +121,7 @@ def run(run: Run) -> None:
         if not slot.done:
             check_memory(config, load, device)
         model = Transformer.fresh(config, params.seed).to(device)
-        result = train(model, sampler, adam, schedule, settings, slot.path, hooks)
+        result = train(model, sampler, adam, schedule, settings, slot.path, hooks, trunk)
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         parents = {"shards": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
         save_model(OUT, model, config, facts, parents=parents)

@@ -78,14 +78,18 @@ def run(run: Run) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), True)
             run.fact(preflight=str(preflight(model, batch.to(device), fresh=False)))
 
-        def on_step(row: dict[str, float]) -> None:
+        def on_replay(row: dict[str, float]) -> None:
             run.log(int(row["step"]), **{key: value for key, value in row.items() if key != "step"})
+
+        def on_step(row: dict[str, float]) -> None:
+            on_replay(row)
             bar.update(params.batch_tokens, f"loss {row['loss']:.3f}")
 
         hooks = Hooks(
             validate=validate,
             before_first_step=before_first_step,
             on_resume=bar.resume_at,
+            on_replay=on_replay,
             on_step=on_step,
             on_validation=lambda step, score: run.log(step, val_loss=score["loss"]),
             on_note=run.note,

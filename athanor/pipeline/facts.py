@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,18 @@ def hardware() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
     }
+
+
+def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Leaves of nested mappings and lists as dotted names."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from flatten(item, f"{prefix}.{number}")
+    else:
+        yield prefix, value
 
 
 class Graph:

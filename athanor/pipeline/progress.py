@@ -34,6 +34,7 @@ class Progress:
     def resume_at(self, done: float) -> None:
         """Count `done` as finished before this process began, so that the rate stays honest."""
         self.done = self.start_done = done
+        print(f"{self.desc}: goes on from {done:,.0f} {self.unit}", file=sys.stderr, flush=True)
         if self.bar is not None:
             self.bar.initial = self.bar.n = done
             self.bar.refresh()

@@ -72,7 +72,7 @@ class Run:
         """Write metrics/<stage>.json. Facts that repeat exactly only: DVC hashes the file."""
         clean = rounded(values)
         write_json(self.root / "metrics" / f"{self.name}.json", clean)
-        self._metrics = dict(_flatten(clean))
+        self._metrics = dict(facts.flatten(clean))
 
     def plot(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write plots/<name>.tsv from rows with equal keys, in the given order."""
@@ -113,15 +113,25 @@ class Run:
     def slot(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
         """The checkpoint slot for these result-deciding parameters, digests of inputs, and the stage's code.
 
-        Parameters and inputs are kept apart, so that a parameter section and
-        an input of one name cannot hide each other. A resumed slot continues the journal it was begun with, so that the
+        A resumed slot continues the journal it was begun with, so that the
         tracking UI shows one run however often it was interrupted.
         """
-        folder = self.anchor / ".athanor" / "slots" / self.name
-        facts = {"params": dict(params), "inputs": dict(inputs), "code": code_digest(self.root, self.module)}
-        slot = Slot(folder, facts, self._adopt_journal)
+        slot = Slot(self._slots(), self._slot_facts(params, inputs), self._adopt_journal)
         self.fact(slot=slot.fingerprint)
         return slot
+
+    def trunk(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
+        """A slot for the part of the work that runs with other parameters share; pruning leaves it alone."""
+        slot = Slot(self._slots(), {**self._slot_facts(params, inputs), "part": "trunk"}, pinned=True)
+        self.fact(trunk=slot.fingerprint)
+        return slot
+
+    def _slots(self) -> Path:
+        return self.anchor / ".athanor" / "slots" / self.name
+
+    def _slot_facts(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
+        # Apart, so that a parameter section and an input of one name cannot hide each other.
+        return {"params": dict(params), "inputs": dict(inputs), "code": code_digest(self.root, self.module)}
 
     def _adopt_journal(self, slot: Slot) -> None:
         marker = slot.path / "run.json"
@@ -152,7 +162,7 @@ class Run:
             "stage": self.stage,
             "started_ms": self.started_ms,
             "resumed": -1,
-            "params": dict(_flatten({name: self._values[name] for name in sections if name in self._values})),
+            "params": dict(facts.flatten({name: self._values[name] for name in sections if name in self._values})),
             "inputs": self._graph.input_hashes(self.stage),
             "made_by": self._made_by(),
             "hardware": facts.hardware(),
@@ -261,18 +271,6 @@ def _ship() -> None:
 def _module_name(body: Callable[[Run], None]) -> str:
     file = sys.modules[body.__module__].__file__ or ""
     return Path(file).stem
-
-
-def _flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Leaves of nested mappings and lists as dotted names."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            yield from _flatten(item, f"{prefix}.{number}")
-    else:
-        yield prefix, value
 
 
 def _plain(value: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 from athanor.artifacts import digest, write_json, write_text
 
-DONE = "DONE"
+DONE, PINNED = "DONE", "PINNED"
 
 
 class Slot:
@@ -29,9 +29,16 @@ class Slot:
     second one. flock dies with its process, so no lock goes stale.
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any], on_enter: Callable[[Slot], None] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        facts: dict[str, Any],
+        on_enter: Callable[[Slot], None] | None = None,
+        *,
+        pinned: bool = False,
+    ) -> None:
         self.fingerprint = digest(facts)[:16]
-        self.on_enter = on_enter
+        self.on_enter, self.pinned = on_enter, pinned
         self.path = folder / self.fingerprint
         self.facts = facts
         self._lock: int | None = None
@@ -53,6 +60,8 @@ class Slot:
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         self._lock = handle
         if not (self.path / "facts.json").is_file():
+            if self.pinned:
+                write_text(self.path / PINNED, "")
             write_json(self.path / "facts.json", self.facts)
         if self.on_enter is not None:
             self.on_enter(self)

@@ -31,8 +31,10 @@ class Checkpoint:
 def save(
     folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, pinned: bool = False
 ) -> Path:
-    """Write the checkpoint of a step, then drop all but the newest two and the pinned.
+    """Write the checkpoint of a step, then drop all before it but one, and the pinned.
 
+    Later steps stay: a shorter run may pass through a folder in which a longer
+    one has been, and both make the same bytes.
     Appears under its name only when every byte is on the disk; an error (a
     full disk) leaves the earlier ones as they were.
     """
@@ -41,7 +43,7 @@ def save(
         checksum = write_tensors(temporary / TENSORS, tensors)
         content = {"step": step, "pinned": pinned, "tensors_sha256": checksum, "state": dict(state)}
         write_json(temporary / STATE, {**content, "checksum": digest(content)})
-    for old in steps(folder)[KEEP:]:
+    for old in [found for found in steps(folder) if step_of(found) <= step][KEEP:]:
         if not _pinned(old):
             shutil.rmtree(old)
     return path
@@ -50,7 +52,11 @@ def save(
 def steps(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first, without looking inside."""
     found = [path for path in folder.glob("step_*") if path.is_dir() and _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
 
 
 def load(path: Path) -> Checkpoint:
@@ -62,8 +68,8 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(content["step"], read_tensors(tensors), content["state"], path)
 
 
-def latest(folder: Path, on_damaged: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint, or None; each damaged one on the way is told to `on_damaged`.
+def latest(folder: Path, on_damaged: Callable[[str], None], at_most: int | None = None) -> Checkpoint | None:
+    """The newest whole checkpoint (of step `at_most` or before), or None; damaged ones are told to `on_damaged`.
 
     Also clears what a killed writer left half-done. The caller must be the
     folder's only writer.
@@ -71,6 +77,8 @@ def latest(folder: Path, on_damaged: Callable[[str], None]) -> Checkpoint | None
     for scrap in folder.glob(".step_*.tmp"):
         shutil.rmtree(scrap)
     for path in steps(folder):
+        if at_most is not None and step_of(path) > at_most:
+            continue
         try:
             return load(path)
         except InputError as error:

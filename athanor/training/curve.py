@@ -1,53 +1,58 @@
-"""A training curve of bounded length that is the same after any number of resumes."""
+"""What every step of a run gave, and the curve made of it."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
 
 MAX_ROWS = 2000
-KEYS = ("tokens", "loss", "lr", "grad_norm")
+FIELDS = ("loss", "grad_norm", "skipped")
 
 
-class Curve:
-    """Means over `every` steps, so that a run of any length has at most 2000 rows.
+class History:
+    """Loss, gradient norm and whether it was skipped, of each step so far: 12 bytes a step.
 
-    Steps whose loss or norm is not finite were skipped in training and do not
-    enter the means; a row of nothing but them holds None.
+    Kept whole, and not as a running curve, because the rows of a curve depend
+    on the length of the run, and a run of another length may go on from here.
     """
 
-    def __init__(self, steps: int) -> None:
-        self.every = max(1, math.ceil(steps / MAX_ROWS))
-        self._rows: list[list[float | None]] = []
-        self._steps = 0
-        self._finite = 0
-        self._sums = [0.0, 0.0]
-        self._last = [0.0, 0.0]
+    def __init__(self) -> None:
+        self._columns = [array("f") for _ in FIELDS]
 
-    def add(self, tokens: int, loss: float, rate: float, norm: float) -> None:
-        self._steps += 1
-        self._last = [tokens, rate]
-        if math.isfinite(loss) and math.isfinite(norm):
-            self._finite += 1
-            self._sums = [self._sums[0] + loss, self._sums[1] + norm]
-        if self._steps == self.every:
-            self._rows.append(self._mean())
-            self._steps, self._finite, self._sums = 0, 0, [0.0, 0.0]
+    def add(self, loss: float, norm: float, skipped: float) -> None:
+        for column, value in zip(self._columns, (loss, norm, skipped), strict=True):
+            column.append(value)
 
-    def rows(self) -> list[dict[str, float | None]]:
-        """Rows of `KEYS`: tokens and lr at the end of a row's steps, means of loss and gradient norm."""
-        rows = [*self._rows, self._mean()] if self._steps else self._rows
-        return [dict(zip(KEYS, row, strict=True)) for row in rows]
+    def steps(self) -> Iterator[tuple[float, float, float]]:
+        return zip(*self._columns, strict=True)
 
-    def _mean(self) -> list[float | None]:
-        loss, norm = (total / self._finite if self._finite else None for total in self._sums)
-        return [self._last[0], loss, self._last[1], norm]
+    def curve(self, batch_tokens: int, rate: Callable[[int], float]) -> list[dict[str, float | None]]:
+        """At most 2000 rows: tokens and learning rate at a row's end, means of loss and gradient norm.
 
-    def state(self) -> dict[str, Any]:
-        return dict(vars(self))
+        Steps whose loss or norm is not finite were skipped in training and do
+        not enter the means; a row of nothing but them holds None.
+        """
+        loss, norm, _ = self._columns
+        every = max(1, math.ceil(len(loss) / MAX_ROWS))
+        rows: list[dict[str, float | None]] = []
+        for start in range(0, len(loss), every):
+            end = min(start + every, len(loss))
+            finite = [i for i in range(start, end) if math.isfinite(loss[i]) and math.isfinite(norm[i])]
+            tokens = end * batch_tokens
+            means = [sum(column[i] for i in finite) / len(finite) if finite else None for column in (loss, norm)]
+            rows.append({"tokens": tokens, "loss": means[0], "lr": rate(tokens), "grad_norm": means[1]})
+        return rows
+
+    def tensors(self) -> dict[str, Tensor]:
+        """FIELDS as float32 [steps]."""
+        return {name: torch.tensor(column, dtype=torch.float32) for name, column in zip(FIELDS, self._columns, strict=True)}
 
     @classmethod
-    def load(cls, state: dict[str, Any]) -> Curve:
-        curve = cls(1)
-        vars(curve).update(state)
-        return curve
+    def load(cls, tensors: Mapping[str, Tensor]) -> History:
+        history = cls()
+        history._columns = [array("f", tensors[name].tolist()) for name in FIELDS]
+        return history

@@ -20,14 +20,13 @@ import torch
 from torch import Tensor
 
 from athanor.errors import GateError, Interrupted
-from athanor.model.config import ModelConfig
-from athanor.model.flops import training_flops
 from athanor.model.transformer import Transformer
 from athanor.training import checkpoint
 from athanor.training.lanes import Lanes
 from athanor.training.loss import Targets, supervised, targets, token_losses
 from athanor.training.optimizer import AdamWSettings, adamw, clip_gradients, step_unless
 from athanor.training.precision import LossScale, autocast
+from athanor.training.result import TrainResult
 from athanor.training.schedule import Schedule
 from athanor.training.state import RunState, json_safe, restore, run_tensors
 
@@ -70,11 +69,17 @@ class LoopSettings:
 
 @dataclass
 class Hooks:
-    """The outside world. Nothing here may change weights or draw from a global random state."""
+    """The outside world. Nothing here may change weights or draw from a global random state.
+
+    After a resume `on_replay` gets every step that the checkpoint knows, and
+    `on_validation` every score: a record that was lost, or that another run
+    of the same trunk made, can be filled up.
+    """
 
     validate: Callable[[Transformer], dict[str, Any]]
     before_first_step: Callable[[Transformer], None] = lambda model: None
     on_resume: Callable[[int], None] = lambda tokens: None
+    on_replay: Callable[[dict[str, float]], None] = lambda row: None
     on_step: Callable[[dict[str, float]], None] = lambda row: None
     on_validation: Callable[[int, dict[str, Any]], None] = lambda step, scores: None
     on_sample: Callable[[int, Transformer], None] = lambda step, model: None
@@ -82,48 +87,14 @@ class Hooks:
     should_stop: Callable[[], bool] = lambda: False
 
 
-@dataclass
-class TrainResult:
-    """`curve`: at most 2000 rows of means; `validations`: {step, tokens, **scores} each, the last one at the end.
+class Trunk(Protocol):
+    """Where checkpoints of the phase before the cooldown are kept: a folder, and a lock to enter before using it."""
 
-    `seconds` and `trained_tokens` are of this process only, without
-    validation, samples and checkpoints.
-    """
+    path: Path
 
-    steps: int
-    tokens: int
-    skipped_steps: int
-    supervised_tokens: int
-    curve: list[dict[str, float | None]]
-    validations: list[dict[str, Any]]
-    seconds: float
-    trained_tokens: int
+    def __enter__(self) -> Any: ...
 
-    def metrics(self, config: ModelConfig) -> dict[str, Any]:
-        """What the run was and ended with; nothing that differs between equal runs."""
-        return {
-            "parameters": config.parameter_count(),
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "supervised_tokens": self.supervised_tokens,
-            "flops": training_flops(config, config.context_tokens) * self.tokens,
-            "skipped_steps": self.skipped_steps,
-            "train_loss": self.curve[-1]["loss"],
-            "validation": {k: v for k, v in self.validations[-1].items() if k not in ("step", "tokens")},
-        }
-
-    def timings(self, config: ModelConfig) -> dict[str, float]:
-        """Speed of this process; empty when there was nothing left to train."""
-        if not self.seconds:
-            return {}
-        speed = self.trained_tokens / self.seconds
-        gflops = speed * training_flops(config, config.context_tokens) / 1e9
-        return {"train_seconds": self.seconds, "tokens_per_second": speed, "model_gflops": gflops}
-
-    def validation_rows(self, values: Callable[[dict[str, Any]], dict[str, float]]) -> list[dict[str, float]]:
-        """A row for each validation: its tokens and what `values` takes from its scores."""
-        return [{"tokens": scores["tokens"], **values(scores)} for scores in self.validations]
-
+    def __exit__(self, *error: object) -> None: ...
 
 
 def train(
@@ -134,95 +105,148 @@ def train(
     settings: LoopSettings,
     folder: Path,
     hooks: Hooks,
+    trunk: Trunk | None = None,
 ) -> TrainResult:
     """Train `model` in place, from its newest checkpoint in `folder` if there is one.
+
+    With a `trunk`, checkpoints until the cooldown are kept there: that phase
+    does not depend on the number of tokens (Hägele et al. 2024,
+    arXiv:2405.18392), so runs of other lengths continue from it.
 
     A finished run returns at once with its result. Raises Interrupted after
     saving when `hooks.should_stop()`, GateError when nothing but non-finite
     gradients comes.
     """
     with Lanes(model, settings.threads) as lanes:
-        return _train(lanes, sampler, optimizer_settings, schedule, settings, folder, hooks)
+        run = _Training(lanes, sampler, optimizer_settings, schedule, settings, hooks)
+        found = run.resume(folder)
+        if trunk is not None and not found:
+            with trunk:
+                if not run.resume(trunk.path, at_most=run.pin_step):
+                    hooks.before_first_step(model)
+                run.advance(trunk.path, run.pin_step)
+        elif not found:
+            hooks.before_first_step(model)
+        run.advance(folder, settings.steps)
+        return run.result(folder)
 
 
-def _train(
-    lanes: Lanes,
-    sampler: Sampler,
-    optimizer_settings: AdamWSettings,
-    schedule: Schedule,
-    settings: LoopSettings,
-    folder: Path,
-    hooks: Hooks,
-) -> TrainResult:
-    folder.mkdir(parents=True, exist_ok=True)
-    model = lanes.model
-    device = model.head_weight.device
-    progress = RunState(settings.steps)
-    saved = checkpoint.latest(folder, hooks.on_note)
-    if saved is None:
-        hooks.before_first_step(model)
-    optimizer, scale = adamw(model, optimizer_settings), LossScale(settings.precision, device)
-    if saved is not None:
-        restore(saved, model, optimizer, scale, progress)
-        hooks.on_resume(progress.step * settings.batch_tokens)
-    pin_step = schedule.cooldown_start // settings.batch_tokens
+class _Training:
+    """A model on its way: where it stands, and how it gets from one step to a later one."""
 
-    def save() -> None:
-        tensors = run_tensors(model, optimizer, scale)
-        checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=progress.step == pin_step)
+    def __init__(
+        self,
+        lanes: Lanes,
+        sampler: Sampler,
+        optimizer_settings: AdamWSettings,
+        schedule: Schedule,
+        settings: LoopSettings,
+        hooks: Hooks,
+    ) -> None:
+        self.lanes, self.sampler, self.schedule, self.settings, self.hooks = lanes, sampler, schedule, settings, hooks
+        self.optimizer = adamw(lanes.model, optimizer_settings)
+        self.scale = LossScale(settings.precision, lanes.model.head_weight.device)
+        self.progress = RunState()
+        # The last step that runs of other lengths share; the final one belongs to this length alone.
+        before_cooldown = schedule.cooldown_start // settings.batch_tokens if schedule.shape == "wsd" else -1
+        self.pin_step = min(before_cooldown, settings.steps - 1)
+        self.seconds, self.trained = 0.0, 0
 
-    pending: list[Tensor] = []
-    seconds, trained, saved_at = 0.0, 0, time.monotonic()
-    window_seconds = 0.0
-    while progress.step < settings.steps:
-        started = time.perf_counter()
-        position = progress.step * settings.batch_tokens
-        rate = schedule.rate(position + settings.batch_tokens)
-        rows = sampler.batch(position, settings.batch_tokens)
-        scalars, count = _step(lanes, optimizer, scale, rows, rate, settings)
-        pending.append(scalars)
-        progress.step += 1
-        progress.supervised += count
-        trained += settings.batch_tokens
-        last = progress.step == settings.steps
-        stop = hooks.should_stop()
-        validate = last or _crosses(position, settings.batch_tokens, settings.validation_every_tokens)
-        save_now = last or stop or progress.step == pin_step
-        save_now = save_now or time.monotonic() - saved_at >= settings.save_every_seconds
-        if validate or save_now or len(pending) >= settings.log_every_steps:
-            fetched = torch.stack(pending).tolist()  # the only look at the device
+    def resume(self, folder: Path, at_most: int | None = None) -> bool:
+        """Take over the newest whole checkpoint of `folder`, of step `at_most` or before; False if there is none."""
+        saved = checkpoint.latest(folder, self.hooks.on_note, at_most)
+        if saved is None:
+            return False
+        restore(saved, self.lanes.model, self.optimizer, self.scale, self.progress)
+        self.hooks.on_resume(self.progress.step * self.settings.batch_tokens)
+        for number, (loss, norm, skipped) in enumerate(self.progress.history.steps(), 1):
+            self.hooks.on_replay(self._row(number, loss, norm, skipped))
+        for scores in self.progress.validations:
+            self.hooks.on_validation(scores["step"], {k: v for k, v in scores.items() if k not in ("step", "tokens")})
+        return True
+
+    def advance(self, folder: Path, until_step: int) -> None:
+        """Train to `until_step`, with checkpoints in `folder`, the last of them at that step."""
+        progress, settings, hooks = self.progress, self.settings, self.hooks
+        folder.mkdir(parents=True, exist_ok=True)
+        pending: list[Tensor] = []
+        window_seconds, saved_at = 0.0, time.monotonic()
+        while progress.step < until_step:
+            started = time.perf_counter()
+            position = progress.step * settings.batch_tokens
+            rate = self.schedule.rate(position + settings.batch_tokens)
+            rows = self.sampler.batch(position, settings.batch_tokens)
+            scalars, count = _step(self.lanes, self.optimizer, self.scale, rows, rate, settings)
+            pending.append(scalars)
+            progress.step += 1
+            progress.supervised += count
+            self.trained += settings.batch_tokens
+            last = progress.step == settings.steps
+            stop = hooks.should_stop()
+            validate = last or _crosses(position, settings.batch_tokens, settings.validation_every_tokens)
+            pinned = progress.step == self.pin_step
+            save_now = progress.step == until_step or stop or pinned
+            save_now = save_now or time.monotonic() - saved_at >= settings.save_every_seconds
+            fetch = validate or save_now or len(pending) >= settings.log_every_steps
+            fetched = torch.stack(pending).tolist() if fetch else []  # the only look at the device
             window_seconds += time.perf_counter() - started
-            seconds += time.perf_counter() - started
-            _record(progress, fetched, schedule, settings, window_seconds, hooks)
-            pending, window_seconds = [], 0.0
-        else:
-            window_seconds += time.perf_counter() - started
-            seconds += time.perf_counter() - started
-        if validate:
-            scores = json_safe(hooks.validate(model))
-            tokens = progress.step * settings.batch_tokens
-            progress.validations.append({"step": progress.step, "tokens": tokens, **scores})
-            hooks.on_validation(progress.step, scores)
-        if last or _crosses(position, settings.batch_tokens, settings.sample_every_tokens):
-            hooks.on_sample(progress.step, model)
-        if save_now:
-            save()
-            saved_at = time.monotonic()
-        if stop and not last:
-            raise Interrupted(f"stopped at step {progress.step} of {settings.steps}, saved in {folder}")
-    curve = progress.curve.rows()
-    if curve[-1]["lr"] != schedule.final:
-        raise GateError("final learning rate", f"{curve[-1]['lr']} instead of {schedule.final}", where=str(folder))
-    return TrainResult(
-        progress.step,
-        progress.step * settings.batch_tokens,
-        progress.skipped,
-        progress.supervised,
-        curve,
-        progress.validations,
-        seconds,
-        trained,
-    )
+            self.seconds += time.perf_counter() - started
+            if fetch:
+                self._record(fetched, window_seconds)
+                pending, window_seconds = [], 0.0
+            if validate:
+                scores = json_safe(hooks.validate(self.lanes.model))
+                tokens = progress.step * settings.batch_tokens
+                progress.validations.append({"step": progress.step, "tokens": tokens, **scores})
+                hooks.on_validation(progress.step, scores)
+            if last or _crosses(position, settings.batch_tokens, settings.sample_every_tokens):
+                hooks.on_sample(progress.step, self.lanes.model)
+            if save_now:
+                tensors = run_tensors(self.lanes.model, self.optimizer, self.scale, progress)
+                checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=pinned)
+                saved_at = time.monotonic()
+            if stop and not last:
+                raise Interrupted(f"stopped at step {progress.step} of {settings.steps}, saved in {folder}")
+
+    def _record(self, fetched: list[list[float]], window_seconds: float) -> None:
+        """Enter fetched scalars of the last steps into the history and tell the hooks."""
+        progress = self.progress
+        speed = len(fetched) * self.settings.batch_tokens / max(window_seconds, 1e-9)
+        for index, (loss, norm, skipped) in enumerate(fetched):
+            step = progress.step - len(fetched) + index + 1
+            progress.skipped += int(skipped)
+            progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
+            progress.history.add(loss, norm, skipped)
+            self.hooks.on_step({**self._row(step, loss, norm, skipped), "tokens_per_second": speed})
+            if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+                raise GateError(
+                    "finite steps",
+                    f"{MAX_SKIPPED_IN_A_ROW} steps in a row had a gradient that is not finite",
+                    where=f"step {step}",
+                    fix="lower lr, or use precision fp32",
+                )
+
+    def _row(self, step: int, loss: float, norm: float, skipped: float) -> dict[str, float]:
+        tokens = step * self.settings.batch_tokens
+        rate = self.schedule.rate(tokens)
+        return {"step": step, "tokens": tokens, "loss": loss, "lr": rate, "grad_norm": norm, "skipped": skipped}
+
+    def result(self, folder: Path) -> TrainResult:
+        curve = self.progress.history.curve(self.settings.batch_tokens, self.schedule.rate)
+        if curve[-1]["lr"] != self.schedule.final:
+            raise GateError(
+                "final learning rate", f"{curve[-1]['lr']} instead of {self.schedule.final}", where=str(folder)
+            )
+        return TrainResult(
+            self.progress.step,
+            self.progress.step * self.settings.batch_tokens,
+            self.progress.skipped,
+            self.progress.supervised,
+            curve,
+            self.progress.validations,
+            self.seconds,
+            self.trained,
+        )
 
 
 def _step(
@@ -268,41 +292,6 @@ def micro_batches(rows: Rows, micro_batch_rows: int, document_mask: bool) -> lis
         )
         for cut in cuts
     ]
-
-
-def _record(
-    progress: RunState,
-    fetched: list[list[float]],
-    schedule: Schedule,
-    settings: LoopSettings,
-    window_seconds: float,
-    hooks: Hooks,
-) -> None:
-    """Enter fetched scalars of the last steps into the curve and tell the hooks."""
-    speed = len(fetched) * settings.batch_tokens / max(window_seconds, 1e-9)
-    for index, (loss, norm, skipped) in enumerate(fetched):
-        step = progress.step - len(fetched) + index + 1
-        rate = schedule.rate(step * settings.batch_tokens)
-        progress.skipped += int(skipped)
-        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
-        progress.curve.add(step * settings.batch_tokens, loss, rate, norm)
-        row = {
-            "step": step,
-            "tokens": step * settings.batch_tokens,
-            "loss": loss,
-            "lr": rate,
-            "grad_norm": norm,
-            "skipped": skipped,
-            "tokens_per_second": speed,
-        }
-        hooks.on_step(row)
-        if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise GateError(
-                "finite steps",
-                f"{MAX_SKIPPED_IN_A_ROW} steps in a row had a gradient that is not finite",
-                where=f"step {step}",
-                fix="lower lr, or use precision fp32",
-            )
 
 
 def _crosses(position: int, batch_tokens: int, every_tokens: int) -> bool:

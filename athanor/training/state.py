@@ -11,34 +11,38 @@ from torch import Tensor
 
 from athanor.model.transformer import Transformer
 from athanor.training.checkpoint import Checkpoint
-from athanor.training.curve import Curve
+from athanor.training.curve import History
 from athanor.training.optimizer import load_optimizer, optimizer_tensors
 from athanor.training.precision import LossScale
 
 
 class RunState:
-    """Where a run stands: everything that a checkpoint holds besides tensors."""
+    """Where a run stands: everything that a checkpoint holds besides weights and optimiser."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self) -> None:
         self.step = 0
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.supervised = 0
-        self.curve = Curve(steps)
+        self.history = History()
         self.validations: list[dict[str, Any]] = []
 
     def state(self) -> dict[str, Any]:
-        return {**vars(self), "curve": self.curve.state()}
+        """The part that goes into JSON; the history is tensors."""
+        return {name: value for name, value in vars(self).items() if name != "history"}
 
-    def load(self, state: dict[str, Any]) -> None:
-        vars(self).update({**state, "curve": Curve.load(state["curve"])})
+    def load(self, state: dict[str, Any], history: History) -> None:
+        vars(self).update({**state, "history": history})
 
 
-def run_tensors(model: Transformer, optimizer: torch.optim.AdamW, scale: LossScale) -> dict[str, Tensor]:
+def run_tensors(
+    model: Transformer, optimizer: torch.optim.AdamW, scale: LossScale, progress: RunState
+) -> dict[str, Tensor]:
     """Every tensor that decides how the run goes on."""
     tensors = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
     tensors |= {f"optimizer.{name}": value for name, value in optimizer_tensors(model, optimizer).items()}
     tensors |= {f"scale.{name}": value for name, value in scale.tensors().items()}
+    tensors |= {f"history.{name}": column for name, column in progress.history.tensors().items()}
     tensors["rng.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors |= {f"rng.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -67,7 +71,7 @@ def restore(
         states = part("rng.cuda.")
         for number in range(min(len(states), torch.cuda.device_count())):
             torch.cuda.set_rng_state(states[str(number)], number)
-    progress.load(saved.state)
+    progress.load(saved.state, History.load(part("history.")))
 
 
 def json_safe(value: Any) -> Any:

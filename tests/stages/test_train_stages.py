@@ -134,7 +134,9 @@ def results(stage):
 
 
 def slots(stage):
-    return sorted(Path(".athanor/slots", stage).iterdir())
+    """Slots of whole runs, without trunks."""
+    folders = sorted(Path(".athanor/slots", stage).iterdir())
+    return [folder for folder in folders if read_json(folder / "facts.json").get("part") != "trunk"]
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +212,28 @@ def test_another_configuration_is_another_slot(work):
     execute("pretrain", pretrain={"lr": 0.005})
     assert len(slots("pretrain")) == 2
     assert [(slot / "DONE").is_file() for slot in slots("pretrain")].count(True) == 1
+
+
+def test_a_larger_budget_continues_the_trunk(work, pretrained):
+    """1,300 to 2,600 tokens: 20 steps of 64 have a trunk of 15; a run of 40 trains the other 25."""
+    execute("pretrain")
+    longer = execute("pretrain", pretrain={"tokens": 2600})
+    assert longer._facts["trained_tokens"] == 25 * 64
+    grown = results("pretrain")
+    (trunk,) = {path.parent for path in Path(".athanor/slots/pretrain").glob("*/PINNED")}
+    pinned = (trunk / "step_00000030/tensors.safetensors").read_bytes()
+    rows = [json.loads(line) for line in (longer.journal.folder / "journal.jsonl").read_text().splitlines()]
+    assert [row["s"] for row in rows if "loss" in row.get("m", {})] == list(range(1, 41))
+    shutil.rmtree(".athanor")
+    alone = execute("pretrain", pretrain={"tokens": 2600})
+    assert alone._facts["trained_tokens"] == 40 * 64 and results("pretrain") == grown
+    (trunk,) = {path.parent for path in Path(".athanor/slots/pretrain").glob("*/PINNED")}
+    assert (trunk / "step_00000030/tensors.safetensors").read_bytes() == pinned
+
+
+def test_a_cosine_run_has_no_trunk(work):
+    execute("pretrain", pretrain={"schedule": "cosine"})
+    assert not list(Path(".athanor/slots/pretrain").glob("*/PINNED"))
 
 
 def test_sft_outputs(pretrained):

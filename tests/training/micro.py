@@ -17,8 +17,9 @@ import torch
 
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.training.loop import Hooks, LoopSettings, TrainResult, train
+from athanor.training.loop import Hooks, LoopSettings, train
 from athanor.training.optimizer import AdamWSettings
+from athanor.training.result import TrainResult
 from athanor.training.schedule import Schedule
 
 CONFIG = ModelConfig(64, 2, 16, 4, 2, 4, 32, 16, 1e4, 1e-6, False)
@@ -71,14 +72,19 @@ def validate(model: Transformer) -> dict[str, Any]:
 
 
 def run(
-    folder: Path, sampler: Any = None, hooks: dict[str, Any] | None = None, **changes: Any
+    folder: Path,
+    sampler: Any = None,
+    hooks: dict[str, Any] | None = None,
+    trunk: Any = None,
+    schedule: Schedule = SCHEDULE,
+    **changes: Any,
 ) -> tuple[Transformer, TrainResult]:
     """Train from scratch or from the folder's checkpoint."""
     torch.set_flush_denormal(True)
     model = make_model()
-    settings = dataclasses.replace(SETTINGS, **changes)
+    settings = dataclasses.replace(SETTINGS, total_tokens=schedule.total_tokens, **changes)
     hooks = Hooks(**{"validate": validate, **(hooks or {})})
-    result = train(model, sampler or CountingSampler(), ADAMW, SCHEDULE, settings, folder, hooks)
+    result = train(model, sampler or CountingSampler(), ADAMW, schedule, settings, folder, hooks, trunk)
     return model, result
 
 

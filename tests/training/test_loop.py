@@ -225,3 +225,76 @@ def test_z_loss_lowers_the_log_sum_exp(micro, tmp_path):
         free = micro.run(tmp_path / "a")[0](ids).logsumexp(-1).square().mean()
         held = micro.run(tmp_path / "b", z_loss=0.05)[0](ids).logsumexp(-1).square().mean()
     assert held < free
+
+
+def lengths(tokens):
+    return Schedule("wsd", 0.01, 0.001, 256, tokens // 4 // 128 * 128, tokens)
+
+
+class Folder:
+    """A trunk without a lock."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_a_longer_run_continues_the_trunk_and_ends_as_if_made_at_once(micro, tmp_path):
+    """Raising the budget from T to 2T trains 2T less the trunk of T, and the trunk's bytes are the same."""
+    short, long = lengths(24 * 128), lengths(48 * 128)
+    whole = micro.run(tmp_path / "whole", schedule=long, trunk=Folder(tmp_path / "whole-trunk"))
+    assert whole[1].trained_tokens == 48 * 128
+    first = micro.run(tmp_path / "short", schedule=short, trunk=Folder(tmp_path / "trunk"))
+    assert micro.outcome(*first) == micro.outcome(*micro.run(tmp_path / "plain", schedule=short))
+    rows, scores = [], []
+    hooks = {"on_replay": rows.append, "on_step": rows.append, "on_validation": lambda step, _: scores.append(step)}
+    grown = micro.run(tmp_path / "long", schedule=long, trunk=Folder(tmp_path / "trunk"), hooks=hooks)
+    assert grown[1].trained_tokens == (48 - 18) * 128
+    assert micro.outcome(*grown) == micro.outcome(*whole)
+    assert [row["step"] for row in rows] == list(range(1, 49)) and scores == sorted(set(scores)) and scores[0] == 5
+    for name in ("step_00000036",):
+        files = [sorted((tmp_path / trunk / name).iterdir()) for trunk in ("trunk", "whole-trunk")]
+        assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
+    kept = {path.name for path in checkpoint.steps(tmp_path / "trunk")}
+    assert {"step_00000018", "step_00000036"} <= kept
+
+
+def test_a_shorter_run_and_another_cooldown_take_from_the_trunk_what_they_can(micro, tmp_path):
+    trunk = Folder(tmp_path / "trunk")
+    micro.run(tmp_path / "long", schedule=lengths(48 * 128), trunk=trunk)
+    other = Schedule("wsd", 0.01, 0.0, 256, 6 * 128, 42 * 128)  # its cooldown begins at the same step, 36
+    branch = micro.run(tmp_path / "branch", schedule=other, trunk=trunk)
+    assert branch[1].trained_tokens == 6 * 128
+    assert micro.outcome(*branch) == micro.outcome(*micro.run(tmp_path / "b", schedule=other))
+    short = lengths(24 * 128)
+    early = micro.run(tmp_path / "short", schedule=short, trunk=trunk)
+    assert early[1].trained_tokens == 24 * 128  # no checkpoint at or before its step 18
+    assert micro.outcome(*early) == micro.outcome(*micro.run(tmp_path / "s", schedule=short))
+    kept = [path.name for path in checkpoint.steps(trunk.path)]
+    assert "step_00000018" in kept and "step_00000036" in kept
+
+
+def test_stops_in_trunk_and_cooldown_resume_exactly(micro, tmp_path):
+    schedule, trunk, seen = lengths(24 * 128), Folder(tmp_path / "trunk"), []
+    for stop in (3, 18, 21):
+        hooks = {"on_step": lambda row: seen.append(row["step"]), "should_stop": lambda s=stop: len(seen) >= s - 1}
+        with pytest.raises(Interrupted, match=f"step {stop} of 24"):
+            micro.run(tmp_path / "run", schedule=schedule, trunk=trunk, hooks=hooks, log_every_steps=1)
+    done = micro.run(tmp_path / "run", schedule=schedule, trunk=trunk, hooks={"on_step": lambda row: seen.append(row["step"])})
+    assert seen == list(range(1, 25))
+    assert micro.outcome(*done) == micro.outcome(*micro.run(tmp_path / "plain", schedule=schedule))
+
+
+def test_a_cooldown_of_nothing_leaves_the_last_step_to_the_branch(micro, tmp_path):
+    schedule, trunk = Schedule("wsd", 0.01, 0.01, 256, 0, 8 * 128), Folder(tmp_path / "trunk")
+    micro.run(tmp_path / "run", schedule=schedule, trunk=trunk)
+    assert [path.name for path in checkpoint.steps(trunk.path)] == ["step_00000007"]
+    longer = Schedule("wsd", 0.01, 0.001, 256, 4 * 128, 16 * 128)
+    grown = micro.run(tmp_path / "long", schedule=longer, trunk=trunk)
+    assert grown[1].trained_tokens == 9 * 128
+    assert micro.outcome(*grown) == micro.outcome(*micro.run(tmp_path / "plain", schedule=longer))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from athanor.errors import InputError, ParamsError
-from athanor.training.curve import MAX_ROWS, Curve
+from athanor.training.curve import MAX_ROWS, History
 from athanor.training.optimizer import adamw, clip_gradients, decays, step_unless
 from athanor.training.precision import LossScale, autocast
 from athanor.training.schedule import Schedule
@@ -104,15 +104,17 @@ def test_loss_scale_halves_and_grows():
 
 @pytest.mark.parametrize("steps", [1, 7, MAX_ROWS, MAX_ROWS + 1, 3 * MAX_ROWS + 5])
 def test_curve_is_bounded_and_survives_a_resume(steps):
-    whole, resumed = Curve(steps), Curve(steps)
+    whole, resumed = History(), History()
     for step in range(1, steps + 1):
-        values = (step * 10, math.nan if step == 3 else 1 / step, 0.1, 2.0)
-        whole.add(*values)
-        resumed.add(*values)
-        if step % 5 == 0:
-            resumed = Curve.load(resumed.state())
-    rows = whole.rows()
-    assert rows == resumed.rows() and len(rows) <= MAX_ROWS
-    assert rows[-1]["tokens"] == steps * 10 and rows[0]["loss"] is not None
-    if steps <= MAX_ROWS:
-        assert len(rows) == steps and (steps < 3 or rows[2]["loss"] is None)
+        for history in (whole, resumed):
+            history.add(math.nan if step == 3 else 1 / step, 2.0, float(step == 3))
+        if step % 500 == 0:
+            resumed = History.load(resumed.tensors())
+    rows = whole.curve(10, lambda tokens: 1 / tokens)
+    assert rows == resumed.curve(10, lambda tokens: 1 / tokens)
+    assert len(rows) <= MAX_ROWS and rows[-1]["tokens"] == steps * 10 and rows[-1]["lr"] == 1 / (steps * 10)
+    assert [row["tokens"] for row in rows] == sorted({row["tokens"] for row in rows})
+    if steps == 7:
+        assert rows[2]["loss"] is None and rows[1]["loss"] == 0.5
+    if steps == 3 * MAX_ROWS + 5:
+        assert rows[0]["loss"] == pytest.approx((1 + 1 / 2 + 1 / 4) / 3)
