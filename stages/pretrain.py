@@ -47,6 +47,7 @@ def run(run: Run) -> None:
         batch_tokens=params.batch_tokens,
         precision=params.precision,
         section="pretrain",
+        seed=params.seed,
     )
     total = whole_steps(params.tokens, params.batch_tokens)
     schedule = Schedule(

@@ -40,6 +40,7 @@ def run(run: Run) -> None:
         batch_tokens=params.batch_tokens,
         precision=params.precision,
         section="sft",
+        seed=params.seed,
     )
     sampler = SftSampler(DATA, config.context_tokens, params.seed)
     held_out = held_out_conversations(params.validation_max_conversations)

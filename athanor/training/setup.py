@@ -20,9 +20,12 @@ def place(
     batch_tokens: int,
     precision: str,
     section: str,
+    seed: int,
 ) -> tuple[torch.device, Load]:
     """Prepare the device and decide how much it takes on at a time.
 
+    Also seeds the global generators: torch starts them at random, and their
+    state is part of every checkpoint.
     ParamsError names `section`.batch_tokens when a batch is not whole rows.
     """
     if batch_tokens % config.context_tokens:
@@ -32,6 +35,7 @@ def place(
             fix=f"use a multiple of {config.context_tokens}",
         )
     place = prepare(device, threads)
+    torch.manual_seed(seed)
     rows = micro_batch(place, micro_batch_tokens, config.context_tokens, batch_tokens)
     micro_batches = -(-batch_tokens // (rows * config.context_tokens))
     lanes = min(lane_count(config, place), micro_batches)
