@@ -22,7 +22,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "repro": Command("athanor.commands.repro", "[arguments of dvc repro]", "dvc repro, with a summary at the end"),
-    "plan": Command("athanor.commands.plan", "[--json]", "what the next dvc repro would do, why, and how long"),
+    "plan": Command("athanor.commands.plan", "[TARGET ...] [--json]", "what the next dvc repro would do, why, and how long"),
     "summary": Command("athanor.commands.summary", "", "what the pipeline made"),
     "compare": Command("athanor.commands.compare", "A B", "two experiments or revisions: parameters, scores, noise"),
     "preset": Command("athanor.commands.preset", "list | use NAME", "complete params files; make one params.yaml"),

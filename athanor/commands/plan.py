@@ -1,0 +1,186 @@
+"""What the next `dvc repro` would do, why, and how long it will take.
+
+    python -m athanor plan [TARGET ...] [--json]
+
+keep      the stage is up to date
+restore   its outputs are taken from DVC's cache or run-cache
+run       its command runs
+follows   an input is made anew; the command runs unless the bytes come out as DVC knows them (counted as run)
+
+Times come from the finished runs of this machine; "±" is the median error of
+forecasting each of them from those before it. Nothing is changed: no file, no
+lock, no cache.
+
+Exit status: 0 nothing to do, 10 something would run or be restored, 1 an error, 2 a mistake in params.yaml or
+in the arguments.
+
+--json prints {"version": 1, "work": bool, "stages": [...], "total": {...}, "notes": [...]}. A stage is {"stage",
+"action", "first_run", "reasons": [text], "changes": [{"kind", "name", "what", "old", "new"}], "waits_for": [path],
+"note", "forecast": null or {"seconds", "error", "runs", "tokens", "disk_bytes", "from_step", "steps"}}; null is
+not known. total is {"keep", "restore", "run", "follows", "seconds", "seconds_known", "tokens", "disk_bytes",
+"free_bytes"}; where "seconds_known" is false, stages without a past run are left out of "seconds".
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from athanor.commands.forecast import Forecast, Memory, forecast
+from athanor.commands.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, busy, open_repo, simulate
+from athanor.commands.slots import size
+from athanor.commands.summary import leaf
+from athanor.commands.training_work import STAGES, training_of
+from athanor.errors import ParamsError
+from athanor.pipeline.machine import anchor
+from athanor.pipeline.progress import duration
+from athanor.pipeline.schema import check_file
+
+WORK = 10
+MAX_REASONS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    steps: list[Step]
+    forecasts: dict[str, Forecast]
+    notes: list[str]
+    free_bytes: int
+
+    @property
+    def work(self) -> bool:
+        return any(step.action != KEEP for step in self.steps)
+
+    def total(self) -> dict[str, Any]:
+        told = list(self.forecasts.values())
+        return {
+            **{action: sum(step.action == action for step in self.steps) for action in (KEEP, RESTORE, RUN, FOLLOWS)},
+            "seconds": sum(each.seconds or 0.0 for each in told),
+            "seconds_known": all(each.seconds is not None for each in told),
+            "tokens": sum(each.tokens or 0 for each in told),
+            "disk_bytes": sum(each.disk_bytes or 0 for each in told),
+            "free_bytes": self.free_bytes,
+        }
+
+
+def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
+    """ParamsError for a params.yaml that the stages would refuse, InputError where DVC cannot read the graph."""
+    repo = open_repo(root)
+    ours = any(str(stage.cmd).startswith("python -m stages.") for stage in repo.index.stages)
+    built: Mapping[str, Any] = check_file(root / "params.yaml") if ours else {}
+    steps = simulate(repo, targets)
+    memory = Memory(repo, anchor()) if any(step.runs for step in steps) else None
+    forecasts = {
+        step.stage: forecast(step, memory, root, training_of(step, root, built))
+        for step in steps
+        if memory is not None and step.runs and step.command
+    }
+    plan = Plan(steps, forecasts, [], shutil.disk_usage(root).free)
+    at_work = busy(repo)
+    if at_work:
+        plan.notes.append(f"{at_work} is at work here: this is the plan of this moment")
+    plan.notes.extend(_interpreter(root, steps, built))
+    need = plan.total()["disk_bytes"]
+    if need > plan.free_bytes:
+        plan.notes.append(f"the disk has {size(plan.free_bytes)} free, about {size(need)} are needed: free some space")
+    return plan
+
+
+def _interpreter(root: Path, steps: Sequence[Step], built: Mapping[str, Any]) -> list[str]:
+    """The standard library is an input that DVC does not see."""
+    kept = [step for step in steps if step.stage == "download" and step.action == KEEP]
+    sources = built["download"].sources if "download" in built else ()
+    facts = leaf(root, "download") if kept and any(source.type == "python" for source in sources) else None
+    made, here = (facts or {}).get("python"), platform.python_version()
+    if made in (None, here):
+        return []
+    return [
+        f"download is kept, but was made from the standard library of Python {made} and this is {here}: dvc repro -f"
+        " -s download makes it anew"
+    ]
+
+
+def as_json(plan: Plan) -> str:
+    rows = [
+        {
+            "stage": step.stage,
+            "action": step.action,
+            "first_run": step.unrecorded and step.runs,
+            "reasons": step.reasons(),
+            "changes": [dataclasses.asdict(change) for change in step.changes],
+            "waits_for": list(step.waits),
+            "note": step.note,
+            "forecast": dataclasses.asdict(plan.forecasts[step.stage]) if step.stage in plan.forecasts else None,
+        }
+        for step in plan.steps
+    ]
+    whole = {"version": 1, "work": plan.work, "stages": rows, "total": plan.total(), "notes": plan.notes}
+    return json.dumps(whole, indent=2, default=str)
+
+
+def as_text(plan: Plan) -> str:
+    total = plan.total()
+    if not plan.work:
+        lines = [f"Nothing to do: all {len(plan.steps)} stages are up to date."]
+        lines += [f"{step.stage}: {step.note}" for step in plan.steps if step.note]
+        return "\n".join(lines + [f"Note: {note}" for note in plan.notes]) + "\n"
+    wide = max(len("total"), *(len(step.stage) for step in plan.steps))
+    lines = [f"{'stage':<{wide}}  {'action':<8} {'time':>22} {'tokens':>15} {'disk':>10}  why"]
+    for step in plan.steps:
+        lines += _rows(step, plan.forecasts.get(step.stage), wide)
+    time = ""
+    if plan.forecasts and (total["seconds_known"] or total["seconds"]):
+        time = ("" if total["seconds_known"] else "more than ") + duration(total["seconds"])
+    tokens = f"{total['tokens']:,}" if total["tokens"] else ""
+    disk = size(total["disk_bytes"]) if total["disk_bytes"] else ""
+    counts = ", ".join(f"{total[name]} {name}" for name in (RUN, FOLLOWS, RESTORE, KEEP) if total[name])
+    lines.append(f"{'total':<{wide}}  {'':<8} {time:>22} {tokens:>15} {disk:>10}  {counts}")
+    return "\n".join([*lines, *(f"Note: {note}" for note in plan.notes)]) + "\n"
+
+
+def _rows(step: Step, told: Forecast | None, wide: int) -> list[str]:
+    reasons = [step.note] if step.note else []
+    if told is not None and told.from_step is not None:
+        done = told.from_step >= (told.steps or 0)
+        where = f"continues at step {told.from_step} of {told.steps}"
+        reasons.append("trained already, only written out" if done else where)
+    reasons += step.reasons()
+    if len(reasons) > MAX_REASONS:
+        reasons[MAX_REASONS - 1 :] = [f"and {len(reasons) - MAX_REASONS + 1} more (--json tells all)"]
+    time = tokens = disk = ""
+    if told is not None:
+        time = "no past run" if told.seconds is None else duration(told.seconds)
+        if told.seconds is not None:
+            time += f" ±{told.error:.0%} of {told.runs}" if told.error is not None else " (1 past run)"
+        tokens = f"{told.tokens:,}" if told.tokens is not None else "?" if step.stage in STAGES else ""
+        disk = size(told.disk_bytes) if told.disk_bytes else "?"
+    first = f"{step.stage:<{wide}}  {step.action:<8} {time:>22} {tokens:>15} {disk:>10}  "
+    return [(first + "".join(reasons[:1])).rstrip(), *(f"{'':<{wide + 61}}  {reason}" for reason in reasons[1:])]
+
+
+def main() -> int:
+    about, _, details = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        prog="athanor plan", description=about, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="stages, as dvc repro takes them; default all")
+    parser.add_argument("--json", action="store_true", help="for scripts")
+    args = parser.parse_args()
+    try:
+        plan = make_plan(Path.cwd(), args.targets)
+    except ParamsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    sys.stdout.write(as_json(plan) + "\n" if args.json else as_text(plan))
+    return WORK if plan.work else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
