@@ -6,15 +6,24 @@ S key slots, D width, H query heads, K key-value heads, E head width, V ids.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from athanor.model.cache import KVCache
 from athanor.model.config import ModelConfig
 
 INIT_STD = 0.02
 INIT_EXCESS_NATS = 0.05
+
+
+class Cache(Protocol):
+    """What the model asks of a key-value cache; a protocol, so that training does not depend on decoding's."""
+
+    def place(self, width: int, positions_BT: Tensor | None) -> tuple[Tensor, Tensor | None]: ...
+
+    def store(self, layer: int, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class RMSNorm(nn.Module):
@@ -64,7 +73,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x_BTD: Tensor, table: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, table: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
         q_BTHE = self.q_proj(x_BTD).unflatten(-1, (-1, self.head_dim))
         k_BTKE = self.k_proj(x_BTD).unflatten(-1, (-1, self.head_dim))
         v_BTKE = self.v_proj(x_BTD).unflatten(-1, (-1, self.head_dim))
@@ -101,7 +110,7 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(config.dim, config.norm_eps)
         self.post_attention_layernorm = RMSNorm(config.dim, config.norm_eps)
 
-    def forward(self, x_BTD: Tensor, table: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, table: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), table, mask, cache)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
@@ -168,7 +177,7 @@ class Transformer(nn.Module):
         *,
         document_BT: Tensor | None = None,
         positions_BT: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Logits [B, T, V] of the next id at every position; arguments as in `hidden`."""
         h_BTD = self.hidden(ids_BT, document_BT=document_BT, positions_BT=positions_BT, cache=cache)
@@ -180,7 +189,7 @@ class Transformer(nn.Module):
         *,
         document_BT: Tensor | None = None,
         positions_BT: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Final hidden states [B, T, D], after the last norm.
 

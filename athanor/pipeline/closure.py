@@ -142,13 +142,16 @@ def compare(root: Path, fix: bool = False) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="check the code dependencies in dvc.yaml")
-    parser.add_argument("--fix", action="store_true", help="rewrite them")
+    from athanor.pipeline import graph_check
+
+    parser = argparse.ArgumentParser(description="check the code dependencies and other rules of dvc.yaml")
+    parser.add_argument("--fix", action="store_true", help="rewrite the code dependencies")
     args = parser.parse_args()
-    problems = compare(Path.cwd(), args.fix)
-    for line in problems:
-        print(("fixed: " if args.fix else "") + line)
-    return 1 if problems and not args.fix else 0
+    rules = graph_check.problems(Path.cwd())  # no rewriting mends these
+    problems = compare(Path.cwd(), args.fix) if not rules else []
+    for line in rules or problems:
+        print(("fixed: " if args.fix and problems else "") + line)
+    return 1 if rules or (problems and not args.fix) else 0
 
 
 if __name__ == "__main__":

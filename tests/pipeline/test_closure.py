@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from athanor.errors import AthanorError
-from athanor.pipeline import closure
+from athanor.params.strict import read_yaml
+from athanor.pipeline import closure, graph_check
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,10 +80,107 @@ def test_nothing_that_makes_outputs_imports_the_pipeline():
         assert "athanor.pipeline" not in path.read_text(), path
 
 
-def test_training_core_needs_only_torch_and_numpy():
-    import ast
-    import sys
+def test_what_stages_take_from_the_pipeline_is_made_there():
+    """Library code imported by way of a pipeline module would escape the closure, which is cut there."""
+    taken = 0
+    for path in sorted((ROOT / "stages").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(closure.CUT):
+                source = ast.parse(closure.module_path(ROOT, node.module).read_text())
+                imports = [item for item in ast.walk(source) if isinstance(item, (ast.Import, ast.ImportFrom))]
+                passed_on = {alias.asname or alias.name for item in imports for alias in item.names}
+                for alias in node.names:
+                    assert alias.name not in passed_on, f"{path} imports {alias.name} by way of {node.module}"
+                    taken += 1
+    assert taken > 8
 
+
+def test_code_in_an_empty_package_file_is_named_as_missing(tmp_path):
+    """Empty files are no dependencies; the first line of code in one makes the graph wrong and not the cache."""
+    for name in ("dvc.yaml", "athanor", "stages"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy(ROOT / name, tmp_path / name)
+    used = {Path(file).parent for stage in read_yaml(ROOT / "dvc.yaml")["stages"].values() for file in stage["deps"]}
+    empty = [path for path in tmp_path.rglob("__init__.py") if path.stat().st_size == 0]
+    empty = [path for path in empty if path.parent.relative_to(tmp_path) in used | {Path("athanor"), Path("stages")}]
+    assert len(empty) > 8
+    for path in empty:
+        path.write_text("X = 1\n")
+    missing = [line.split()[-1] for line in closure.compare(tmp_path)]
+    assert set(missing) == {path.relative_to(tmp_path).as_posix() for path in empty}
+
+
+GRAPH = """
+stages:
+  make:
+    cmd: python -m stages.train
+    meta:
+      terminal: [report]
+    deps: [athanor/model/net.py, corpus]
+    outs: [whole, part, report]
+    metrics: [metrics/make.json: {cache: false}]
+    plots: [plots/make.tsv: {cache: false}]
+  use:
+    cmd: python -m stages.tune
+    deps: [whole, part/manifest.json]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("", "", None),
+        ("    deps: [whole, part/manifest.json]", "    deps: [part/manifest.json]", "make: whole has no consumer"),
+        ("part/manifest.json", "parts/manifest.json", "make: part has no consumer"),
+        ("terminal: [report]", "terminal: []", "make: report has no consumer"),
+        ("terminal: [report]", "terminal: [report, whole]", "make: whole is declared terminal and has a consumer"),
+        ("terminal: [report]", "terminal: [report, part]", "make: part is declared terminal and has a consumer"),
+        ("terminal: [report]", "terminal: [report, gone]", "make: gone is declared terminal and is no output"),
+        ("[whole, part, report]", "[whole: {persist: true}, part, report]", "make: whole persists"),
+        ("make.json: {cache: false}", "make.json: {persist: true}", "make: metrics/make.json persists"),
+        ("[whole, part, report]", "[whole: {cache: false}, part, report]", "make: whole is an uncached output"),
+        ("outs: [whole", 'outs: ["${name}", whole', "stages.make.outs: ${} hides a parameter"),
+        ("  use:", '  "use${x}":', "stages: ${} hides a parameter"),
+        ("stages:", "vars: [{x: 1}]\nstages:", "vars: templating hides a parameter"),
+        ("  use:\n", "  use:\n    matrix: {a: [1]}\n", "use: matrix hides stages"),
+        ("python -m stages.tune", "python use.py", "use: command is 'python use.py'"),
+        ("stages.train\n    meta", "stages.train --fast\n    meta", "make: command is 'python -m stages.train --fast'"),
+        ("athanor/model/net.py", "athanor/model", "make: depends on the code directory athanor/model"),
+        ("athanor/model/net.py", "./stages", "make: depends on the code directory ./stages"),
+        ("athanor/model/net.py", ".", "make: depends on the code directory ."),
+    ],
+)
+def test_rules_of_the_graph(tmp_path, old, new, problem):
+    assert GRAPH.count(old) == 1 or not old
+    (tmp_path / "dvc.yaml").write_text(GRAPH.replace(old, new) if old else GRAPH)
+    found = graph_check.problems(tmp_path)
+    if problem is None:
+        assert found == []
+    else:
+        assert any(line.startswith(problem) for line in found), found
+        assert all("Fix: " in line for line in found)
+
+
+def test_repository_keeps_the_rules_of_the_graph():
+    assert graph_check.problems(ROOT) == []
+
+
+def test_deps_command_shows_broken_rules_and_does_not_claim_to_fix_them(repo):
+    command = [sys.executable, "-m", "athanor", "deps", "--fix"]
+    run = {"cwd": repo, "capture_output": True, "text": True, "timeout": 60}
+    # -P: the directory with the graph holds a package of the same name.
+    command[1:1] = ["-P"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, **run, env=env)
+    assert done.returncode == 1 and done.stdout.startswith("train: m has no consumer. Fix: "), done
+    path = repo / "dvc.yaml"
+    path.write_text(path.read_text() + "    meta: {terminal: [m]}\n")
+    done = subprocess.run(command, **run, env=env)
+    assert done.returncode == 0 and "fixed: train: missing code dependency stages/train.py" in done.stdout, done
+    assert subprocess.run(command[:-1], **run, env=env).returncode == 0
+
+
+def test_training_core_needs_only_torch_and_numpy():
     allowed = set(sys.stdlib_module_names) | {"torch", "numpy"}
     inside = ("athanor.model", "athanor.training", "athanor.data", "athanor.errors", "athanor.artifacts")
     for folder in ("model", "training", "data"):
