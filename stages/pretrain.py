@@ -18,11 +18,11 @@ from athanor.params.pretrain import PretrainParams
 from athanor.pipeline import observe
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
-from athanor.training.loop import Hooks, LoopSettings, probe_batch, train, whole_steps
+from athanor.training.loop import Hooks, LoopSettings, probe_batch, train
 from athanor.training.memory import check_memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
-from athanor.training.schedule import Schedule
+from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.setup import place
 from athanor.training.validation import bits_per_byte, pooled
 from athanor.training.vocabulary import Vocabulary, check_same, load_vocabulary
@@ -129,7 +129,7 @@ def run(run: Run) -> None:
         slot.mark_done()
     run.metrics({**result.metrics(config), "epochs": sampler.epoch(result.tokens)})
     run.plot("pretrain", result.curve)
-    names = [name for name in result.validations[-1] if name not in ("step", "tokens")]
+    names = sorted(set(result.validations[-1]) - {"step", "tokens"})  # a resumed run has them sorted
     run.plot("pretrain_validation", result.validation_rows(lambda scores: {n: scores[n]["bpb"] for n in names}))
     run.fact(**result.timings(config))
 

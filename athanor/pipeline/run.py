@@ -32,6 +32,7 @@ from athanor.pipeline.closure import code_digest
 from athanor.pipeline.journal import Journal, now_ms
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.progress import Progress, duration
+from athanor.pipeline.redact import excepthook, redact
 from athanor.pipeline.slots import Slot
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ class Run:
 
     def note(self, text: str) -> None:
         """Tell the user something worth knowing, on the terminal and in the journal."""
-        print(f"{self.stage}: {text}", file=sys.stderr, flush=True)
+        print(f"{self.stage}: {redact(text)}", file=sys.stderr, flush=True)
         self.journal.event("note", text=text)
 
     def progress(self, total: float | None, desc: str = "", unit: str = "") -> Progress:
@@ -137,12 +138,18 @@ class Run:
         marker = slot.path / "run.json"
         if marker.is_file() and self._journal is None:
             earlier = self.anchor / ".athanor" / "runs" / read_json(marker)["run"]
-            if earlier.is_dir() and not _finished(earlier):
+            if not _finished(earlier):
+                begun = (earlier / "meta.json").is_file()
                 (earlier / "end.json").unlink(missing_ok=True)
                 self._open_journal(earlier.name)
-                self.journal.event("resumed", pid=os.getpid())
+                if begun:
+                    self.journal.event("resumed", pid=os.getpid())
                 return
-        write_json(marker, {"run": self.journal.folder.name})
+        # The name comes to the disk before the run: killed in between, the next process begins the run of that name,
+        # and no empty one is left.
+        write_json(marker, {"run": self._run_id if self._journal is None else self.journal.folder.name})
+        if self._journal is None:
+            self._open_journal(self._run_id)
 
     # -- life cycle ---------------------------------------------------------
 
@@ -150,19 +157,24 @@ class Run:
     def journal(self) -> Journal:
         """Opened at first use, because a slot may hold an earlier journal to continue."""
         if self._journal is None:
-            self._open_journal(f"{self.name}-{self.started_ms}-{os.getpid()}")
+            self._open_journal(self._run_id)
         return self._journal
+
+    @property
+    def _run_id(self) -> str:
+        return f"{self.name}-{self.started_ms}-{os.getpid()}"
 
     def _open_journal(self, run_id: str) -> None:
         self._journal = Journal(self.anchor / ".athanor" / "runs" / run_id)
         meta_path = self.journal.folder / "meta.json"
         sections = self._graph.sections(self.stage) or list(self._values)
+        values = {name: self._values[name] for name in sections if name in self._values}
         meta = read_json(meta_path) if meta_path.is_file() else {
             "run": run_id,
             "stage": self.stage,
             "started_ms": self.started_ms,
             "resumed": -1,
-            "params": dict(facts.flatten({name: self._values[name] for name in sections if name in self._values})),
+            "params": redact(dict(facts.flatten(values))),
             "inputs": self._graph.input_hashes(self.stage),
             "made_by": self._made_by(),
             "hardware": facts.hardware(),
@@ -186,7 +198,8 @@ class Run:
 
     def finish(self) -> None:
         seconds = time.monotonic() - self.started
-        leaf = {"run": self.journal.folder.name, "seconds": round(seconds, 2), "ended_ms": now_ms(), "facts": self._facts}
+        told = redact(self._facts)
+        leaf = {"run": self.journal.folder.name, "seconds": round(seconds, 2), "ended_ms": now_ms(), "facts": told}
         hardware = read_json(self.journal.folder / "meta.json")["hardware"]
         write_json(
             self.root / "metrics" / "runs" / f"{self.name}.json",
@@ -220,6 +233,7 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
     from athanor.pipeline.schema import check_file
 
     run = None
+    sys.excepthook = excepthook
     try:
         check_file(PARAMS)
         run = Run(stage, f"stages.{_module_name(body)}")
@@ -252,6 +266,7 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
 
 
 def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:
+    message = redact(message)
     print(f"{stage}: {message}", file=sys.stderr, flush=True)
     if run is not None:
         try:

@@ -59,13 +59,20 @@ class Slot:
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         self._lock = handle
+        try:
+            self._prepare()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _prepare(self) -> None:
         if not (self.path / "facts.json").is_file():
             if self.pinned:
                 write_text(self.path / PINNED, "")
             write_json(self.path / "facts.json", self.facts)
         if self.on_enter is not None:
             self.on_enter(self)
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:

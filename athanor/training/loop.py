@@ -299,11 +299,6 @@ def _crosses(position: int, batch_tokens: int, every_tokens: int) -> bool:
     return bool(every_tokens) and (position + batch_tokens) // every_tokens > position // every_tokens
 
 
-def whole_steps(tokens: int, batch_tokens: int) -> int:
-    """`tokens` rounded down to whole steps, at least one."""
-    return max(1, tokens // batch_tokens) * batch_tokens
-
-
 def probe_batch(rows: Rows, document_mask: bool) -> Targets:
     """The first rows of a batch, small enough to try things on."""
     return micro_batches(rows, PROBE_ROWS, document_mask)[0]

@@ -40,3 +40,8 @@ class Schedule:
         done = min(1.0, (tokens - self.cooldown_start) / (self.total_tokens - self.cooldown_start))
         left = 1 - math.sqrt(done) if self.shape == "wsd" else (1 + math.cos(math.pi * done)) / 2
         return self.final + (self.peak - self.final) * left
+
+
+def whole_steps(tokens: int, batch_tokens: int) -> int:
+    """`tokens` rounded down to whole steps, at least one."""
+    return max(1, tokens // batch_tokens) * batch_tokens

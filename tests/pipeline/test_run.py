@@ -131,6 +131,34 @@ def test_interrupted_slot_exits_75_and_resumes_the_same_journal(repo):
     assert steps == sorted(set(steps)) and len(steps) >= 7
 
 
+def test_a_kill_before_the_journal_is_open_leaves_no_second_run(repo, monkeypatch):
+    """The slot names its run first; once the run was made first, and a kill in between left an empty one."""
+    monkeypatch.chdir(repo)
+    first = Run("toy", "stages.toy")
+    monkeypatch.setattr(first, "_open_journal", lambda name: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), first.slot({}, {}):
+        pass
+    assert not list((repo / ".athanor").glob("runs/*"))
+    second = Run("toy", "stages.toy")
+    with second.slot({}, {}):
+        pass
+    (made,) = (repo / ".athanor" / "runs").iterdir()
+    assert made.name == first._run_id and json.loads((made / "meta.json").read_text())["resumed"] == 0
+
+
+def test_a_run_that_was_killed_after_done_is_continued_and_a_finished_one_is_not(repo, monkeypatch):
+    monkeypatch.chdir(repo)
+    folders = []
+    for finish in (False, True, True):
+        run = Run("toy", "stages.toy")
+        with run.slot({}, {}) as slot:
+            slot.mark_done()
+        if finish:
+            run.finish()
+        folders.append(run.journal.folder.name)
+    assert folders[0] == folders[1] != folders[2]
+
+
 def test_a_parameter_section_and_an_input_of_one_name_do_not_hide_each_other(repo, monkeypatch):
     """An sft run with another learning rate once got the slot of the first, because an input was called sft, too."""
     monkeypatch.chdir(repo)

@@ -1,0 +1,137 @@
+"""Secrets out of everything that is written down: journals, tags, logs, terminal.
+
+`redact` replaces by `***`
+
+- the user part of a URL (`scheme://user:password@host`, `scheme://token@host`);
+- the values of query parameters whose name ends in token, key, secret, sig, ...;
+- well-known shapes of tokens and keys, `Bearer ...` and `password=...`;
+- the values of environment variables whose name says that they are secret,
+  and the passwords in environment variables that hold a URL.
+
+Numbers are not text and pass untouched, so journal lines of scalars cost nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+from urllib.parse import quote, unquote
+
+MASK = "***"
+MIN_CHARS = 8  # a shorter value would match by chance
+# TOKENIZERS_PARALLELISM is no token.
+SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL", re.I)
+COUNT_NAME = re.compile(r"TOKENS(_|$)", re.I)  # MAX_TOKENS and its like hold numbers
+URL_USER = re.compile(r"(?P<keep>\b[a-z][a-z0-9+.\-]*://)[^\s/?#\"'<>]+@", re.I)
+URL_PASSWORD = re.compile(r"\b[a-z][a-z0-9+.\-]*://[^\s/?#:@]*:(?P<password>[^\s/?#]+)@", re.I)
+QUERY = re.compile(
+    r"(?P<keep>[?&;#][\w.\-%]*(?:token|key|keyid|secret|passw(?:or)?d|pwd|signature|sig|credentials?|auth)=)"
+    r"[^&;#\s\"'<>]+",
+    re.I,
+)
+NAMED = re.compile(
+    r"(?P<keep>\b\w*(?:password|passwd|secret|api_?key|access_?key|(?:auth|access|refresh|hf|api)_?token)[\"']?"
+    r"\s*[=:]\s*[\"']?)[^\s\"',;&<>]{6,}",
+    re.I,
+)
+HEADER = re.compile(
+    r"(?P<keep>\b(?:Bearer\s+|Authorization[\"']?\s*[:=]\s*[\"']?(?:Basic|Token)\s+))[\w.~+/=\-]{8,}", re.I
+)
+SHAPES = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"hf_[A-Za-z0-9]{16,}|sk-[\w\-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w\-]{16,}|"
+    r"(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w\-]{35}|xox[abeprs]-[\w\-]{10,}|pypi-[\w\-]{32,}|"
+    r"eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]*|"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r")",
+    re.S,
+)
+
+
+def redact(value: Any) -> Any:
+    """The text without secrets; in nested mappings and lists every text is treated, anything else is left as it is."""
+    return _redact(value, _secrets())
+
+
+def _redact(value: Any, secrets: re.Pattern[str] | None) -> Any:
+    if isinstance(value, str):
+        if secrets is not None:
+            value = secrets.sub(MASK, value)
+        for pattern in (URL_USER, QUERY, HEADER, NAMED):
+            tail = "@" if pattern is URL_USER else ""
+            value = pattern.sub(rf"\g<keep>{MASK}{tail}", value)
+        return SHAPES.sub(MASK, value)
+    if isinstance(value, Mapping):
+        return {key: _redact(item, secrets) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_redact(item, secrets) for item in value]
+    return value
+
+
+def _secrets() -> re.Pattern[str] | None:
+    """Matches every secret that this process's environment names, in plain and in URL form."""
+    found = set()
+    for name, value in os.environ.items():
+        if SECRET_NAME.search(name) and not (COUNT_NAME.search(name) and value.isdigit()):
+            found.add(value.strip())
+        found |= {match["password"] for match in URL_PASSWORD.finditer(value)}
+    found |= {unquote(value) for value in found}
+    return _pattern(frozenset(value for value in found if len(value) >= MIN_CHARS))
+
+
+@functools.lru_cache(maxsize=4)
+def _pattern(values: frozenset[str]) -> re.Pattern[str] | None:
+    forms = values | {quote(value, safe="") for value in values} | {quote(value) for value in values}
+    # The longest first: one secret may begin with another.
+    return re.compile("|".join(map(re.escape, sorted(forms, key=lambda form: (-len(form), form))))) if forms else None
+
+
+class Stream:
+    """A text stream that redacts whole lines on their way to another stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._line = stream, ""
+
+    def write(self, text: str) -> int:
+        whole, newline, self._line = (self._line + text).rpartition("\n")
+        if newline:
+            self._stream.write(redact(whole) + newline)
+            self._stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        if self._line:  # the start of a line may hold half a secret, so nobody sees it before the line is whole
+            return
+        self._stream.flush()
+
+    def finish(self) -> None:
+        self._stream.write(redact(self._line))
+        self._line = ""
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def streams() -> Iterator[None]:
+    """Standard output and error redacted, whoever writes to them."""
+    plain = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = covered = Stream(plain[0]), Stream(plain[1])
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = plain
+        for stream in covered:
+            stream.finish()
+
+
+def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """sys.excepthook: an unexpected error's traceback without secrets."""
+    sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace))))
