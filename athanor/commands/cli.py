@@ -29,7 +29,7 @@ COMMANDS = {
     "ui": Command("athanor.commands.ui", "[--port N]", "MLflow on the page that shows the runs"),
     "ship": Command("athanor.pipeline.ship", "[--wait S] [--rebuild]", "deliver journals to MLflow"),
     "slots": Command("athanor.commands.slots", "[prune | pin ID | unpin ID]", "checkpoints of long stages"),
-    "doctor": Command("athanor.commands.doctor", "[--fix]", "what crashes left behind; repair what is safe"),
+    "doctor": Command("athanor.commands.doctor", "[--fix] [--deep] [--json]", "what crashes left behind; repair what is safe"),
     "accept": Command("athanor.commands.accept", "[STAGE ...]", "keep results after edits of comments or docstrings"),
     "deps": Command("athanor.pipeline.closure", "[--fix]", "check the code dependencies in dvc.yaml"),
     "drill": Command("athanor.commands.drill", "[--kills N]", "kill stages again and again, compare every byte"),

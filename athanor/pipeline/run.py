@@ -53,6 +53,7 @@ class Run:
         self._facts: dict[str, Any] = {}
         self._metrics: dict[str, float] = {}
         self._journal: Journal | None = None
+        self._held: list[Slot] = []
 
     # -- parameters ---------------------------------------------------------
 
@@ -115,10 +116,13 @@ class Run:
         """The checkpoint slot for these result-deciding parameters, digests of inputs, and the stage's code.
 
         A resumed slot continues the journal it was begun with, so that the
-        tracking UI shows one run however often it was interrupted.
+        tracking UI shows one run however often it was interrupted. Its lock is
+        held until the run has ended, journal and leaf file included: a process
+        that waits for it must not find them half-written.
         """
-        slot = Slot(self._slots(), self._slot_facts(params, inputs), self._adopt_journal)
+        slot = Slot(self._slots(), self._slot_facts(params, inputs), self._adopt_journal, held=True)
         self.fact(slot=slot.fingerprint)
+        self._held.append(slot)
         return slot
 
     def trunk(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
@@ -212,11 +216,19 @@ class Run:
             },
         )
         self.journal.close("FINISHED", metrics=self._metrics, facts=_jsonable(self._facts), seconds=seconds)
+        self._release()
         print(f"{self.stage}: done in {duration(seconds)}", file=sys.stderr, flush=True)
 
     def fail(self, status: str, message: str) -> None:
-        self.journal.event("error", text=message)
-        self.journal.close(status, metrics=self._metrics, error=message, seconds=time.monotonic() - self.started)
+        try:
+            self.journal.event("error", text=message)
+            self.journal.close(status, metrics=self._metrics, error=message, seconds=time.monotonic() - self.started)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        for slot in self._held:
+            slot.release()
 
 
 def _finished(folder: Path) -> bool:

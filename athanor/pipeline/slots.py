@@ -22,7 +22,7 @@ DONE, PINNED = "DONE", "PINNED"
 
 
 class Slot:
-    """One slot, locked for this process while the `with` block runs.
+    """One slot, locked for this process while the `with` block runs, or with `held` until `release`.
 
     Entering waits for another holder: when `dvc` was killed and its stage
     still trains, the next `dvc repro` joins the live run instead of starting a
@@ -36,9 +36,10 @@ class Slot:
         on_enter: Callable[[Slot], None] | None = None,
         *,
         pinned: bool = False,
+        held: bool = False,
     ) -> None:
         self.fingerprint = digest(facts)[:16]
-        self.on_enter, self.pinned = on_enter, pinned
+        self.on_enter, self.pinned, self.held = on_enter, pinned, held
         self.path = folder / self.fingerprint
         self.facts = facts
         self._lock: int | None = None
@@ -62,7 +63,7 @@ class Slot:
         try:
             self._prepare()
         except BaseException:
-            self.__exit__()
+            self.release()
             raise
         return self
 
@@ -75,6 +76,10 @@ class Slot:
             self.on_enter(self)
 
     def __exit__(self, *_: object) -> None:
+        if not self.held:
+            self.release()
+
+    def release(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

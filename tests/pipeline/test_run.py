@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from athanor.commands.slots import busy
 from athanor.pipeline.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,8 +156,22 @@ def test_a_run_that_was_killed_after_done_is_continued_and_a_finished_one_is_not
             slot.mark_done()
         if finish:
             run.finish()
+        else:
+            slot.release()  # as the end of the process does
         folders.append(run.journal.folder.name)
     assert folders[0] == folders[1] != folders[2]
+
+
+def test_the_slot_stays_locked_until_the_run_has_ended(repo, monkeypatch):
+    """A process that waited for the slot once found the journal open and wrote it together with its owner."""
+    monkeypatch.chdir(repo)
+    for end in (Run.finish, lambda run: run.fail("FAILED", "no")):
+        run = Run("toy", "stages.toy")
+        with run.slot({}, {}) as slot:
+            pass
+        assert busy(slot.path)
+        end(run)
+        assert not busy(slot.path)
 
 
 def test_a_parameter_section_and_an_input_of_one_name_do_not_hide_each_other(repo, monkeypatch):

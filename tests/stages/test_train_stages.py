@@ -122,7 +122,11 @@ def execute(stage, stop_after=None, **changes):
     if stop_after is not None:
         asked = []
         run.stop_requested = lambda: asked.append(1) or len(asked) >= stop_after
-    importlib.import_module(f"stages.{stage}").run(run)
+    try:
+        importlib.import_module(f"stages.{stage}").run(run)
+    except BaseException as error:
+        run.fail("KILLED", str(error))
+        raise
     run.finish()
     return run
 

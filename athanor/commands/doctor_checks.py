@@ -1,0 +1,265 @@
+"""Checks of `athanor doctor` on the checkout itself: locks, leftovers, journals, files, space, the cache."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import read_json, write_text
+from athanor.commands import slots
+from athanor.commands.doctor import FIX, Finding
+from athanor.commands.doctor_processes import Place, author, holder
+from athanor.errors import AthanorError
+from athanor.params.strict import read_yaml
+from athanor.pipeline import ship
+from athanor.pipeline.facts import Graph, git
+from athanor.pipeline.journal import alive
+from athanor.pipeline.store import delivery
+
+SCRAP_FOLDERS = ("data", "models", "metrics", "plots", ".athanor")
+SHIP_SECONDS = 30.0
+FEW_INODES = 10_000
+
+
+def unseen(place: Place) -> Iterator[Finding]:
+    for slot in place.unseen:
+        what = f"process {holder(slot) or 'unknown'} works in this slot but is not visible here (another container?)"
+        where = slot.relative_to(place.root).as_posix()
+        yield Finding("unseen", where, f"{what}; nothing that it may own is repaired", "ask there", note=True)
+
+
+# -- locks --------------------------------------------------------------------
+
+
+def locks(place: Place) -> Iterator[Finding]:
+    tmp = place.root / ".dvc" / "tmp"
+    for path in (tmp / "rwlock", tmp / "exps" / "rwlock"):
+        if path.is_file():
+            yield from _rwlock(place, path)
+    # A flock ends with its process. Only the hard links of core.hardlink_lock stay behind.
+    for path in (tmp / "lock", tmp / "rwlock.lock"):
+        if path.is_file() and path.stat().st_nlink > 1 and not place.dvc:
+            where = path.relative_to(place.root).as_posix()
+            yield Finding("lock", where, "held by hard link, and no DVC process lives on this machine", f"rm {where}")
+    folder = place.root / (git(place.root, "rev-parse", "--git-dir") or ".git")
+    for path in (folder / "index.lock", folder / "HEAD.lock"):
+        if path.is_file() and not place.owned(path):
+            what = "left by a killed git or dvc; Git refuses to work"
+            yield Finding("lock", str(path), what, FIX, lambda path=path: _unlink(path))
+
+
+def _rwlock(place: Place, path: Path) -> Iterator[Finding]:
+    where = path.relative_to(place.root).as_posix()
+    try:
+        lock = json.loads(path.read_text(encoding="utf-8"))
+        entries = _entries(lock)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        repair = (lambda: _unlink(path)) if place.trusted and not place.dvc else None
+        yield Finding("lock", where, "not valid JSON; every dvc command fails", f"rm {where}", repair)
+        return
+    for pid, command in sorted({(entry["pid"], entry["cmd"]) for _, _, entry in entries}):
+        state = author(pid, command)
+        if state == "lives":
+            continue
+        paths = sorted({os.path.relpath(name, place.root) for _, name, entry in entries if entry["pid"] == pid})
+        whose = "which has ended" if state == "ended" else "which is no DVC process now; DVC would wait for its end"
+        repair = (lambda pid=pid: _release(path, pid)) if place.trusted else None
+        what = f"{', '.join(paths[:3])}{' ...' if len(paths) > 3 else ''} locked by process {pid}, {whose}"
+        yield Finding("lock", where, what, FIX if repair else f"when no DVC runs anywhere: rm {where}", repair)
+
+
+def _entries(lock: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """(mode, path, holder) of every entry of a DVC rwlock file."""
+    writers = [("write", path, entry) for path, entry in lock.get("write", {}).items()]
+    return writers + [("read", path, entry) for path, row in lock.get("read", {}).items() for entry in row]
+
+
+def _release(path: Path, pid: int) -> str:
+    """Drop a process's entries. DVC edits the file under the same guard and holds it for a moment only."""
+    with ship.try_lock(path.with_name("rwlock.lock")) as free:
+        if not free:
+            raise AthanorError("a DVC command is changing the locks right now")
+        lock = json.loads(path.read_text(encoding="utf-8"))
+        kept = [row for row in _entries(lock) if row[2]["pid"] != pid]
+        new: dict[str, Any] = {"write": {name: entry for mode, name, entry in kept if mode == "write"}, "read": {}}
+        for mode, name, entry in kept:
+            if mode == "read":
+                new["read"].setdefault(name, []).append(entry)
+        write_text(path, json.dumps(new))
+    return f"its entries of process {pid} are removed"
+
+
+def _unlink(path: Path) -> str:
+    path.unlink(missing_ok=True)
+    return "removed"
+
+
+# -- leftovers ----------------------------------------------------------------
+
+
+def scraps(root: Path) -> list[Path]:
+    """Temporary names of atomic writes (athanor.artifacts) that were never published."""
+    found = [path for path in root.glob(".*.tmp") if path.is_file()]
+    for top in SCRAP_FOLDERS:
+        for folder, folders, names in os.walk(root / top):
+            found += [Path(folder, name) for name in (*folders, *names) if _scrap(name)]
+            folders[:] = [name for name in folders if not _scrap(name)]
+    return found
+
+
+def _scrap(name: str) -> bool:
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+def leftovers(place: Place, found: list[Path]) -> Iterator[Finding]:
+    for path in found:
+        with contextlib.suppress(FileNotFoundError):  # finished in the meantime
+            if not place.owned(path):
+                size = slots.size(_bytes(path))
+                where = path.relative_to(place.root).as_posix()
+                what = f"{size} of an unfinished write; its process has ended"
+                yield Finding("leftover", where, what, FIX, lambda path=path, size=size: _remove(path, size))
+
+
+def _bytes(path: Path) -> int:
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    return sum(file.lstat().st_size for file in files)
+
+
+def _remove(path: Path, size: str) -> str:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    return f"removed, {size} freed"
+
+
+# -- journals, slots, files -----------------------------------------------------
+
+
+def journals(place: Place) -> Iterator[Finding]:
+    if os.environ.get("ATHANOR_TRACKING") == "off":
+        return
+    left = _undelivered(place.root)
+    if left:
+        names = f"{left[0].name}{f' and {len(left) - 1} more' if len(left) > 1 else ''}"
+        with ship.try_lock(place.root / ".athanor" / "ship.lock") as free:
+            running = not free
+        if running:
+            yield Finding("journal", names, "being shipped to MLflow now", "wait", note=True)
+        else:
+            what = "journal is not in MLflow yet"
+            yield Finding("journal", names, what, "python -m athanor ship", lambda: _ship(place.root))
+
+
+def _undelivered(root: Path) -> list[Path]:
+    """Runs that ended, or were killed, and are not in the tracking store as such."""
+    return [folder for folder in ship.unshipped(root) if not alive(folder) and not _delivered_as_killed(folder)]
+
+
+def _delivered_as_killed(folder: Path) -> bool:
+    state = delivery(folder)
+    return state.get("dead", False) and state.get("resumed") == read_json(folder / "meta.json")["resumed"]
+
+
+def _ship(root: Path) -> str:
+    deadline = time.monotonic() + SHIP_SECONDS
+    while left := len(_undelivered(root)):
+        if time.monotonic() > deadline:
+            raise AthanorError(f"{left} are left; see .athanor/ship.log")
+        ship.start_detached(root)
+        time.sleep(0.3)
+    return "shipped"
+
+
+def untracked(place: Place) -> Iterator[Finding]:
+    """Files that a stage reads in the workspace and an experiment in a clone would miss."""
+    graph = Graph(place.root)
+    outs = {out for stage in graph.stages for out in graph.outputs(stage)}
+    makers = [Path(out) for out in outs] + [Path("metrics"), Path("plots")]
+    deps = {str(dep) for stage in graph.stages.values() for dep in stage.get("deps", [])}
+    deps = {dep for dep in deps if not any(maker == Path(dep) or maker in Path(dep).parents for maker in makers)}
+    deps |= {"params.yaml", "dvc.yaml"}
+    listed = git(place.root, "ls-files", "-o", "-z", "--", "stages", "athanor", *sorted(deps))
+    for name in filter(None, listed.split("\0")):
+        path = Path(name)
+        code = path.suffix == ".py" and path.parts[0] in ("stages", "athanor")
+        inside = name in deps or any(str(parent) in deps for parent in path.parents)
+        if (code or inside) and "__pycache__" not in path.parts:
+            what = "not known to Git: experiments with --temp or --queue, and clones, do without it"
+            yield Finding("untracked", name, what, f"git add {name}")
+
+
+def space(place: Place) -> Iterator[Finding]:
+    """Room for what a run may write next: the largest slot, and the largest stage's outputs."""
+    found = slots.find(place.root)
+    done = [slot for slot in found if slot.state == "done" and not slot.current and not slot.pinned]
+    if done:
+        size = slots.size(sum(slot.bytes for slot in done))
+        what = f"{len(done)} finished slots that made nothing in the workspace, {size}"
+        yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune", note=True)
+    lock = read_yaml(place.root / "dvc.lock") if (place.root / "dvc.lock").is_file() else {}
+    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in lock.get("stages", {}).values()]
+    need = max((slot.bytes for slot in found), default=0) + max(sizes, default=0)
+    for path in {os.stat(folder).st_dev: folder for folder in (cache_folder(place.root), place.root)}.values():
+        disk = os.statvfs(path)
+        free = disk.f_bavail * disk.f_frsize
+        if free < need:
+            what = f"{slots.size(free)} free, but the largest slot and output need {slots.size(need)}"
+            yield Finding("disk", str(path), what, "python -m athanor slots prune, dvc gc, or a larger disk")
+        if disk.f_files and disk.f_favail < FEW_INODES:
+            yield Finding("disk", str(path), f"only {disk.f_favail} inodes free", "remove small files")
+
+
+# -- cache ----------------------------------------------------------------------
+
+
+def cache_folder(root: Path) -> Path:
+    """DVC's cache: cache.dir of .dvc/config.local, else of .dvc/config, else .dvc/cache. The nearest that exists."""
+    config = configparser.ConfigParser(strict=False, interpolation=None)
+    with contextlib.suppress(configparser.Error):
+        config.read([root / ".dvc" / "config", root / ".dvc" / "config.local"], encoding="utf-8")
+    folder = root / ".dvc" / config.get("cache", "dir", fallback="cache").strip("\"'")
+    return folder if folder.is_dir() else root
+
+
+def cache(place: Place) -> Iterator[Finding]:
+    """Objects of dvc.lock whose bytes are not what their name says, for instance written to through a hard link."""
+    folder = cache_folder(place.root) / "files" / "md5"
+    lock = read_yaml(place.root / "dvc.lock") if (place.root / "dvc.lock").is_file() else {}
+    seen: dict[str, bool] = {}
+    for stage, row in lock.get("stages", {}).items():
+        for out in row.get("outs", ()):
+            for name, md5 in _objects(folder, out["path"], out.get("md5", "")):
+                path = folder / md5[:2] / md5[2:]
+                if md5 not in seen:
+                    seen[md5] = not path.is_file() or _md5(path) == md5.removesuffix(".dir")
+                if not seen[md5]:
+                    what = f"the cache object of {name} is damaged: its MD5 is not its name"
+                    where = os.path.relpath(path, place.root)
+                    # The copy in the workspace may be the same inode, so both have to go before the stage runs.
+                    command = f"rm -r {where} {out['path']}, then dvc pull {out['path']} or dvc repro {stage}"
+                    yield Finding("cache", where, what, command)
+
+
+def _objects(folder: Path, name: str, md5: str) -> Iterator[tuple[str, str]]:
+    """(workspace path, MD5) of every file of an output; a directory is a cached list of its files."""
+    if md5:
+        yield name, md5
+    path = folder / md5[:2] / md5[2:]
+    if md5.endswith(".dir") and path.is_file():
+        with contextlib.suppress(ValueError):  # damaged: reported for the list itself
+            yield from ((f"{name}/{row['relpath']}", row["md5"]) for row in json.loads(path.read_bytes()))
+
+
+def _md5(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,0 +1,261 @@
+"""athanor doctor: what it finds, what it repairs, and what it leaves alone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.toy_pipeline import Job, Toy, end
+
+NOBODY = 2**22 + 7  # above the largest pid of Linux
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[Toy]:
+    toy = Toy(tmp_path)
+    try:
+        yield toy
+    finally:
+        toy.kill_all()
+
+
+def problems(toy: Toy, *words: str) -> dict[str, dict]:
+    """Findings that are no notes, by where."""
+    return {row["where"]: row for row in toy.doctor(*words)[1] if not row["note"]}
+
+
+def text(toy: Toy, *words: str) -> subprocess.CompletedProcess[str]:
+    return toy.run(sys.executable, "-m", "athanor", "doctor", *words, check=False)
+
+
+def dead_lock(toy: Toy) -> Path:
+    path = toy.path / ".dvc/tmp/rwlock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"write": {str(toy.path / "data/x"): {"pid": NOBODY, "cmd": "dvc repro"}}, "read": {}}))
+    return path
+
+
+def worker(toy: Toy) -> subprocess.Popen[str]:
+    """Something that looks like a stage at work in the checkout."""
+    code = "print('up', flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, "stages.count"],
+        cwd=toy.path, env=toy.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    return child
+
+
+def test_healthy_and_one_line_per_finding(toy: Toy, tmp_path: Path) -> None:
+    done = text(toy)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "healthy\n", "")
+    dead_lock(toy)
+    done = text(toy)
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 2 and done.stdout.endswith("1 problems\n")
+    line = f".dvc/tmp/rwlock: data/x locked by process {NOBODY}, which has ended. Fix: python -m athanor doctor --fix\n"
+    assert line in done.stdout
+    done = text(toy, "--fix")
+    assert done.returncode == 0 and done.stdout.startswith("fixed ") and "Done: " in done.stdout
+    assert text(toy).stdout == "healthy\n"
+    elsewhere = subprocess.run(
+        [sys.executable, "-m", "athanor", "doctor"], cwd=tmp_path, env=toy.environment(), capture_output=True, text=True
+    )
+    assert elsewhere.returncode == 1 and "no dvc.yaml here. Fix: run it in the checkout" in elsewhere.stderr
+
+
+def test_works_when_dvc_does_not(toy: Toy, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    for name in ("dvc", "scmrepo", "celery", "kombu"):
+        (tmp_path / "broken" / f"{name}.py").write_text("raise ImportError('broken')\n")
+    dead_lock(toy)
+    (toy.path / "dvc.lock").write_text("stages: [")
+    path = f"{tmp_path / 'broken'}{os.pathsep}{toy.environment()['PYTHONPATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "athanor", "doctor", "--fix", "--deep"],
+        cwd=toy.path, env={**toy.environment(), "PYTHONPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "fixed    .dvc/tmp/rwlock" in done.stdout and done.returncode == 1
+    assert "could not be checked: ParamsError: " in done.stdout and "dvc.lock: not valid YAML" in done.stdout
+
+
+def test_leftovers_go_when_nobody_can_own_them(toy: Toy) -> None:
+    kept = [toy.path / name for name in ("data/count/sum", "models/base/w.bin", ".athanor/slots/pretrain/ab/step_1/w")]
+    scraps = [toy.path / name for name in ("data/.count.abc.tmp", "metrics/.a.json.x.tmp", ".athanor/runs/r/.m.tmp")]
+    busy = worker(toy)
+    for path in (*kept, *scraps[1:], scraps[0] / "part"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x" * 100)
+    try:
+        assert problems(toy, "--fix") == {}  # the worker was there when they were made
+        assert all(path.exists() for path in scraps)
+    finally:
+        busy.kill()
+        busy.wait()
+    time.sleep(2.5)  # the start of a process is known to the second
+    later = worker(toy)  # was not there when they were made
+    try:
+        found = problems(toy, "--fix")
+    finally:
+        later.kill()
+        later.wait()
+    assert sorted(found) == sorted(path.relative_to(toy.path).as_posix() for path in scraps)
+    assert not any(path.exists() for path in scraps) and all(path.exists() for path in kept)
+
+
+def test_git_lock(toy: Toy) -> None:
+    (toy.path / ".git/index.lock").touch()
+    assert toy.run("git", "add", "-A", check=False).returncode == 128
+    assert [row["kind"] for row in problems(toy, "--fix").values()] == ["lock"]
+    toy.git("add", "-A")
+
+
+def test_nothing_is_repaired_while_someone_unseen_works(toy: Toy) -> None:
+    """A held slot whose process is not in the table: another container shares the checkout."""
+    lock = dead_lock(toy)
+    scrap = toy.path / "data/.x.tmp"
+    slot = toy.path / ".athanor/slots/pretrain/0123456789abcdef/lock"
+    for path in (scrap, slot):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{NOBODY}\n")
+    with open(slot) as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        before = lock.read_text()
+        status, found = toy.doctor("--fix")
+        assert status == 1 and [row["kind"] for row in found] == ["unseen", "lock"]
+        assert "rm .dvc/tmp/rwlock" in found[1]["command"]
+        assert not any(row["fixed"] for row in found) and scrap.exists() and lock.read_text() == before
+    assert sorted(problems(toy, "--fix")) == [".dvc/tmp/rwlock", "data/.x.tmp"] and not scrap.exists()
+
+
+def test_files_that_an_experiment_would_miss(toy: Toy) -> None:
+    graph = toy.path / "dvc.yaml"
+    graph.write_text(graph.read_text().replace("deps: [stages/count.py]", "deps: [stages/count.py, corpus]"))
+    missed = ["athanor/x/y.py", "corpus/words.txt", "stages/new.py"]
+    for name in (*missed, "notes.py", "stages/notes.txt", "data/count/sum"):
+        (toy.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (toy.path / name).write_text("x")
+    found = problems(toy, "--fix")
+    assert sorted(found) == missed
+    assert not any(row["fixed"] for row in found.values())
+    for row in found.values():
+        toy.run(*row["command"].split())
+    assert problems(toy) == {}
+
+
+def test_room_for_the_largest_output(toy: Toy) -> None:
+    lock = "stages:\n  count:\n    cmd: x\n    outs:\n    - path: data/count\n      md5: a\n      size: {}\n"
+    (toy.path / "dvc.lock").write_text(lock.format(10))
+    assert toy.doctor() == (0, [])
+    (toy.path / "dvc.lock").write_text(lock.format(10**17))
+    (row,) = problems(toy, "--fix").values()
+    assert row["kind"] == "disk" and "need 93132257.46 GiB" in row["what"] and row["fixed"] is None
+
+
+def test_finished_slots_are_a_note(toy: Toy) -> None:
+    slot = toy.path / ".athanor/slots/pretrain/0123456789abcdef"
+    slot.mkdir(parents=True)
+    (slot / "DONE").touch()
+    (slot / "weights").write_bytes(bytes(3 * 2**20))
+    status, (row,) = toy.doctor("--fix")
+    assert status == 0 and row["note"] and "1 finished slots" in row["what"] and "3.0 MiB" in row["what"]
+    assert row["command"] == "python -m athanor slots prune" and (slot / "weights").is_file()
+
+
+def test_journals_that_were_not_shipped(toy: Toy) -> None:
+    toy.hold(6)
+    stage = Job(toy, [sys.executable, "-m", "stages.count"])
+    end(toy.wait_held())
+    stage.wait()
+    (folder,) = (toy.path / ".athanor/runs").iterdir()
+    assert toy.doctor() == (0, [])  # tracking is switched off here
+    on = {key: value for key, value in toy.environment().items() if key != "ATHANOR_TRACKING"}
+
+    def doctor(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "athanor", "doctor", *words]
+        return subprocess.run(command, cwd=toy.path, env={**on, **more}, capture_output=True, text=True)
+
+    done = doctor()
+    assert done.returncode == 1 and f"{folder.name}: journal is not in MLflow yet. Fix: " in done.stdout
+    done = doctor("--fix")
+    assert done.returncode == 0 and "Done: shipped" in done.stdout
+    assert (folder / "journal.jsonl").is_file() and doctor().returncode == 0
+
+
+# -- HEAD ---------------------------------------------------------------------------
+
+
+def exec_refs(toy: Toy, merge: str) -> None:
+    toy.git("update-ref", "refs/exps/exec/EXEC_BASELINE", "HEAD")
+    toy.git("update-ref", "refs/exps/exec/EXEC_MERGE", merge)
+
+
+def test_a_head_that_the_user_detached_stays(toy: Toy) -> None:
+    toy.git("update-ref", "refs/exps/exec/EXEC_HEAD", "HEAD")  # every experiment leaves this one
+    toy.git("checkout", "-q", "--detach")
+    assert toy.doctor("--fix") == (0, [])
+    assert toy.run("git", "symbolic-ref", "-q", "HEAD", check=False).returncode == 1
+
+
+def test_own_commits_on_a_detached_head_are_not_left_behind(toy: Toy) -> None:
+    (toy.path / "params.yaml").open("a").write("# edit\n")
+    exec_refs(toy, toy.git("stash", "create"))
+    toy.git("checkout", "-q", "--detach")
+    toy.git("commit", "-qam", "mine")
+    (row,) = problems(toy, "--fix").values()
+    assert "HEAD holds commits of no experiment" in row["what"] and row["fixed"] is None
+    assert "EXEC_MERGE" in toy.git("for-each-ref") and toy.git("log", "-1", "--format=%s") == "mine"
+
+
+def test_a_branch_that_went_on_is_not_taken_back(toy: Toy) -> None:
+    exec_refs(toy, "HEAD")
+    toy.git("checkout", "-q", "--detach")
+    toy.git("update-ref", "refs/heads/main", toy.git("commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", "later"))
+    (row,) = problems(toy, "--fix").values()
+    assert "no single branch" in row["what"] and row["fixed"] is None
+
+
+def test_what_only_the_experiment_holds_goes_to_the_stash(toy: Toy) -> None:
+    """The files of the killed experiment were changed since: its own version must not vanish with its ref."""
+    params = toy.path / "params.yaml"
+    start = params.read_text()
+    params.write_text(f"{start}# of the experiment\n")
+    exec_refs(toy, toy.git("stash", "create"))
+    toy.git("checkout", "-q", "--detach")
+    params.write_text(f"{start}# edited later\n")
+    toy.git("add", "params.yaml")
+    assert [row["kind"] for row in problems(toy, "--fix").values()] == ["head"]
+    assert toy.git("symbolic-ref", "--short", "HEAD") == "main" and "EXEC" not in toy.git("for-each-ref")
+    assert params.read_text().endswith("# edited later\n")
+    assert toy.git("diff", "--cached", "--name-only") == "params.yaml"
+    assert toy.git("show", "stash@{0}:params.yaml").endswith("# of the experiment")
+
+
+# -- the cache -----------------------------------------------------------------------
+
+
+def test_deep_finds_a_cache_object_written_through_a_link(toy: Toy) -> None:
+    toy.dvc("config", "cache.type", "hardlink")
+    toy.dvc("repro")
+    toy.git("add", "-A")
+    assert toy.doctor("--deep") == (0, [])
+    path = toy.path / "data/count/sum"
+    assert path.stat().st_nlink == 2
+    path.chmod(0o644)
+    with open(path, "a") as file:  # what an editor that writes in place does
+        file.write("more\n")
+    assert toy.doctor() == (0, [])
+    (where, row), *others = problems(toy, "--deep", "--fix").items()
+    assert not others and row["fixed"] is None and "data/count/sum is damaged" in row["what"]
+    assert os.path.samefile(toy.path / where, path)
+    remove, again = row["command"].split(", then ")
+    toy.run(*remove.split())
+    toy.run(*again.split(" or ")[1].split())
+    assert path.read_text() == "1 66\n" and toy.doctor("--deep") == (0, [])

@@ -1,0 +1,293 @@
+"""When things die: real signals at real DVC commands, and what the next command makes of it.
+
+The table in docs/outages.md names these tests, row by row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.toy_pipeline import SAVE_EVERY, STEPS, Toy, end, gone, until
+
+HOLD = 6  # between two checkpoints
+ALL = list(range(STEPS))
+AGAIN_FROM_CHECKPOINT = ALL[:HOLD] + ALL[HOLD - HOLD % SAVE_EVERY :]
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[Toy]:
+    toy = Toy(tmp_path)
+    try:
+        yield toy
+    finally:
+        toy.kill_all()
+
+
+def kinds(toy: Toy, *words: str) -> list[str]:
+    """What doctor finds; notes say that nothing is wrong and do not count."""
+    return [finding["kind"] for finding in toy.doctor(*words)[1] if not finding["note"]]
+
+
+# -- dvc repro ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "saves", "cleans"),
+    [
+        pytest.param("group", signal.SIGINT, True, True, id="ctrl-c"),
+        pytest.param("stage", signal.SIGINT, True, True, id="sigint-stage"),
+        pytest.param("stage", signal.SIGTERM, True, True, id="sigterm-stage"),
+        pytest.param("group", signal.SIGTERM, True, False, id="sigterm-group"),
+        pytest.param("stage", signal.SIGKILL, False, True, id="sigkill-stage"),
+        pytest.param("group", signal.SIGKILL, False, False, id="sigkill-both"),
+    ],
+)
+def test_a_killed_stage_is_resumed(toy: Toy, victim: str, number: int, saves: bool, cleans: bool) -> None:
+    toy.hold(HOLD)
+    job = toy.start("repro")
+    stage = toy.wait_held()
+    assert job.pid in toy.locked_by()
+    if victim == "group":
+        job.kill_group(number)
+    else:
+        os.kill(stage, number)
+    status = job.wait()
+    until(lambda: gone(stage), "the stage has ended", toy)
+    # DVC outlives the signals that a stage or Ctrl-C gets, and reports; SIGTERM and SIGKILL end it at once.
+    assert status == (255 if cleans else -number)
+    assert toy.locked_by() == (set() if cleans else {job.pid})
+    assert not toy.lock_has("count") and not (toy.path / "data" / "count").exists()
+    toy.release()
+    done = toy.dvc("repro")
+    assert ("Auto removed it from the lock file" in done.stderr) is not cleans
+    assert toy.steps() == (ALL if saves else AGAIN_FROM_CHECKPOINT) and len(toy.trainers()) == 2
+    assert toy.steps("report") == [0] and toy.lock_has("count", "report")
+    # DVC drops only what it stumbles over: entries for reading stay.
+    assert kinds(toy, "--fix") == ([] if cleans else ["lock"]) and not toy.locked_by()
+    assert (toy.path / "data/report/text").read_text() == f"counted 1 {sum(ALL)}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["sigterm-dvc", "sigkill-dvc"])
+def test_an_orphan_is_joined(toy: Toy, number: int) -> None:
+    """A signal to dvc alone: its stage goes on, and the next repro waits for it and takes its result."""
+    toy.hold(HOLD)
+    job = toy.start("repro")
+    stage = toy.wait_held()
+    job.kill(number)
+    assert job.wait() == -number and not gone(stage)
+    again = toy.start("repro")
+    again.wait_text(f"process {stage} is already working on this configuration")
+    # Only the lock entries of the killed dvc are left over; all else is in use and stays.
+    assert kinds(toy, "--fix") == ["lock"] and toy.locked_by() == {again.pid}
+    toy.release()
+    assert again.wait() == 0, again.text()
+    assert toy.steps() == ALL and toy.trainers() == [stage]
+    assert toy.steps("report") == [0] and toy.lock_has("count", "report")
+    until(lambda: gone(stage), "the orphan has ended", toy)
+    assert toy.dvc("repro").stdout.count("didn't change, skipping") == 2
+
+
+def test_a_second_repro_is_refused_and_the_first_unharmed(toy: Toy) -> None:
+    toy.hold(HOLD)
+    job = toy.start("repro")
+    stage = toy.wait_held()
+    second = toy.dvc("repro", check=False)
+    assert second.returncode == 255 and "is busy, it is being blocked by" in second.stderr
+    assert f"(PID {job.pid})" in second.stderr
+    assert toy.doctor() == (0, [])
+    toy.release()
+    assert job.wait() == 0, job.text()
+    assert toy.steps() == ALL and toy.trainers() == [stage] and toy.lock_has("count", "report")
+
+
+# -- locks of processes that are no more ----------------------------------------
+
+
+def test_lock_entries_of_other_processes(toy: Toy) -> None:
+    """A pid that came back as something else blocks DVC for ever: PID 1 of a container, or a number used again."""
+    toy.dvc("repro", "count")
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=toy.environment())
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    lock, command = toy.path / ".dvc/tmp/rwlock", "/usr/bin/dvc repro"
+    held = {pid: {"pid": pid, "cmd": command} for pid in (1, stranger.pid, dead.pid)}
+    for pid in (1, stranger.pid):
+        lock.write_text(json.dumps({"write": {str(toy.path / "data/count"): held[pid]}, "read": {}}))
+        refused = toy.dvc("repro", check=False)
+        assert refused.returncode == 255 and f"(PID {pid}): {command}" in refused.stderr
+    lock.write_text(json.dumps({"write": {}, "read": {str(toy.path / "data/count"): list(held.values())}}))
+    status, found = toy.doctor()
+    assert status == 1 and [row["kind"] for row in found] == ["lock"] * 3
+    told = {pid: next(row["what"] for row in found if f"process {pid}," in row["what"]) for pid in held}
+    assert "ended" in told[dead.pid] and "no DVC process" in told[1] and "no DVC process" in told[stranger.pid]
+    status, found = toy.doctor("--fix")
+    assert status == 0 and all(row["fixed"] for row in found) and not toy.locked_by()
+    assert stranger.poll() is None
+    toy.dvc("repro")
+    assert toy.steps() == ALL and toy.steps("report") == [0]
+    lock.write_text('{"write": {')  # power loss: every command fails until the file is gone
+    assert "JSON structure is corrupted" in toy.dvc("repro", "-f", "-s", "report", check=False).stderr
+    assert kinds(toy, "--fix") == ["lock"]
+    toy.dvc("repro", "-f", "-s", "report")
+
+
+# -- dvc exp run ------------------------------------------------------------------
+
+
+def test_workspace_experiment_killed(toy: Toy) -> None:
+    """HEAD stays detached and the refs stay behind; doctor brings the branch back with every edit."""
+    (toy.path / "notes").write_text("first\n")
+    toy.git("add", "notes")
+    toy.git("commit", "-qm", "notes")
+    toy.git("branch", "other")  # with the same tip: the reflog tells which one it was
+    (toy.path / "notes").write_text("my edit\n")
+    (toy.path / "new").write_text("not known to Git\n")
+    toy.hold(HOLD)
+    job = toy.start("exp", "run", "-n", "first", "-S", "sft.seed=7")
+    stage = toy.wait_held()
+    assert toy.doctor() == (0, [])  # detached, but at work
+    job.kill_group(signal.SIGKILL)
+    job.wait()
+    until(lambda: gone(stage), "the stage has ended", toy)
+    assert toy.run("git", "symbolic-ref", "-q", "HEAD", check=False).returncode == 1
+    assert "EXEC_BASELINE" in toy.git("for-each-ref")
+    assert sorted(kinds(toy)) == ["head", "lock"]
+    status, found = toy.doctor("--fix")
+    assert status == 0 and any("HEAD is main again" in row["fixed"] for row in found)
+    assert toy.git("symbolic-ref", "HEAD") == "refs/heads/main"
+    assert not any(name in toy.git("for-each-ref") for name in ("EXEC_BASELINE", "EXEC_MERGE"))
+    assert (toy.path / "notes").read_text() == "my edit\n" and (toy.path / "new").is_file()
+    assert "seed: 7" in toy.git("diff", "params.yaml") and toy.git("stash", "list") == ""
+    toy.release()
+    toy.dvc("exp", "run", "-n", "second", "-S", "sft.seed=7")
+    assert toy.steps() == AGAIN_FROM_CHECKPOINT and len(toy.trainers()) == 2
+    assert toy.git("symbolic-ref", "HEAD") == "refs/heads/main" and (toy.path / "notes").read_text() == "my edit\n"
+    assert "second" in toy.dvc("exp", "list", "--name-only").stdout and toy.doctor()[0] == 0
+
+
+def test_experiment_killed_while_it_packs(toy: Toy) -> None:
+    """DVC stashes edits before it begins; a kill in that window hides them in Git's stash, with HEAD detached."""
+    (toy.path / "notes").write_text("first\n")
+    toy.git("add", "notes")
+    toy.git("commit", "-qm", "notes")
+    (toy.path / "notes").write_text("my edit\n")
+    _kill_while_it_packs(toy)
+    assert "head" in kinds(toy)
+    status, found = toy.doctor("--fix")
+    assert toy.git("symbolic-ref", "HEAD") == "refs/heads/main"
+    assert any("git stash" in (row["fixed"] or "") for row in found)
+    stashed = toy.git("show", "refs/stash:notes") if toy.git("stash", "list") else ""
+    assert "my edit" in (stashed, (toy.path / "notes").read_text().strip()), found
+    for row in found:
+        if not row["fixed"] and not row["note"]:
+            toy.run(*row["command"].split())  # the experiment was packed already: doctor says how to drop it
+    assert toy.doctor()[0] == 0
+
+
+def _kill_while_it_packs(toy: Toy) -> None:
+    stash, head = toy.path / ".git/refs/stash", toy.path / ".git/HEAD"
+
+    def packing() -> bool:
+        return stash.is_file() and not head.read_text().startswith("ref:")
+
+    for _ in range(10):  # the window is short and may be missed
+        job = toy.start("exp", "run", "--queue", "-S", "sft.seed=7")
+        until(lambda: packing() or job.process.poll() is not None, "DVC packs the experiment", toy, pause=0)
+        if job.process.poll() is None:
+            job.kill(signal.SIGSTOP)
+            if packing():
+                job.kill(signal.SIGKILL)
+                job.wait()
+                return
+            job.kill(signal.SIGCONT)
+        job.wait()
+    raise AssertionError("dvc exp run was never seen packing")
+
+
+def test_temporary_experiment_killed(toy: Toy) -> None:
+    """--temp: the checkout leaks; the slot hangs off the main checkout and serves the next one."""
+    toy.hold(HOLD)
+    job = toy.start("exp", "run", "--temp", "-n", "first", "-S", "sft.seed=7")
+    stage = toy.wait_held()
+    assert toy.doctor() == (0, [])
+    job.kill(signal.SIGKILL)
+    job.wait()
+    assert toy.doctor() == (0, [])  # the stage goes on in there
+    end(stage)
+    leaked = list((toy.path / ".dvc/tmp/exps/standalone").glob("tmp*"))
+    assert len(leaked) == 1 and kinds(toy) == ["temp-dir"]
+    toy.release()
+    toy.dvc("exp", "run", "--temp", "-n", "second", "-S", "sft.seed=7")
+    assert toy.steps() == AGAIN_FROM_CHECKPOINT and len(toy.trainers()) == 2
+    assert kinds(toy, "--fix") == ["temp-dir"] and not leaked[0].exists()
+    assert toy.doctor()[0] == 0 and toy.dvc("exp", "list", "--name-only").stdout.split()[-1] == "second"
+
+
+# -- the queue --------------------------------------------------------------------
+
+
+def states(toy: Toy) -> dict[str, str]:
+    """Name to state of every task, from dvc queue status."""
+    rows = [line.split() for line in toy.dvc("queue", "status").stdout.splitlines()]
+    return {row[1]: row[-1] for row in rows if row[-1:] and row[-1] in ("Running", "Queued", "Failed", "Success")}
+
+
+def queue(toy: Toy, **seeds: int) -> None:
+    for name, seed in seeds.items():
+        toy.dvc("exp", "run", "--queue", "-n", name, "-S", f"sft.seed={seed}")
+
+
+def logs(toy: Toy) -> str:
+    return "".join(path.read_text() for path in (toy.path / ".dvc/tmp/exps/run").glob("*/*.out"))
+
+
+def test_queue_of_several_workers(toy: Toy) -> None:
+    """Two at once that need the same slot: one works, and when it is killed the other goes on from its checkpoint."""
+    toy.hold(HOLD)
+    queue(toy, a=11, b=12, c=12)
+    toy.dvc("queue", "start", "-j", "3")
+    toy.wait_held(2)
+    until(lambda: "is already working on this configuration" in logs(toy), "the third waits for the second", toy)
+    assert toy.doctor() == (0, [])
+    at_work = [row.pid for row in toy.log() if row.seed == 12][-1]
+    waiting = next(name for name in "bc" if f"process {at_work} is already" in toy.dvc("queue", "logs", name).stdout)
+    working = "b" if waiting == "c" else "c"
+    toy.dvc("queue", "kill", working)
+    until(lambda: gone(at_work), "the killed stage has saved and ended", toy)
+    toy.release()
+    until(lambda: states(toy) == {"a": "Success", working: "Failed", waiting: "Success"}, "the queue is done", toy)
+    by_seed = {seed: [row.step for row in toy.log() if row.stage == "count" and row.seed == seed] for seed in (11, 12)}
+    assert by_seed == {11: ALL, 12: ALL} and len(toy.trainers()) == 3
+    assert set(toy.dvc("exp", "list", "--name-only").stdout.split()) >= {"a", waiting}
+
+
+def test_queue_worker_killed(toy: Toy) -> None:
+    """The task is shown as Running for ever; doctor makes it Failed and names the command that queues it again."""
+    toy.hold(HOLD)
+    queue(toy, a=11)
+    toy.dvc("queue", "start")
+    stage = toy.wait_held()
+    for process in toy.processes():
+        if process.pid != stage:
+            end(process.pid)
+    assert states(toy) == {"a": "Running"}
+    assert kinds(toy) == ["queue"]  # its checkout is in use by the orphan
+    status, found = toy.doctor("--fix")
+    assert status == 0 and "dvc exp run --queue -n a -S sft.seed=11" in found[0]["command"]
+    assert states(toy) == {"a": "Failed"}
+    end(stage)
+    assert kinds(toy, "--fix") == ["temp-dir"] and not list((toy.path / ".dvc/tmp/exps").glob("tmp*"))
+    toy.dvc("queue", "remove", "a")
+    toy.release()
+    queue(toy, a=11)
+    toy.dvc("queue", "start")
+    until(lambda: states(toy) == {"a": "Success"}, "the experiment has run", toy)
+    assert toy.steps() == AGAIN_FROM_CHECKPOINT and len(toy.trainers()) == 2
