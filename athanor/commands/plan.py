@@ -38,7 +38,8 @@ from athanor.commands.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, busy, o
 from athanor.commands.slots import size
 from athanor.commands.summary import leaf
 from athanor.commands.training_work import STAGES, training_of
-from athanor.errors import ParamsError
+from athanor.errors import AthanorError, ParamsError
+from athanor.pipeline.closure import code_digest, stage_module
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.progress import duration
 from athanor.pipeline.schema import check_file
@@ -87,6 +88,12 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     if at_work:
         plan.notes.append(f"{at_work} is at work here: this is the plan of this moment")
     plan.notes.extend(_interpreter(root, steps, built))
+    only_comments = [step.stage for step in steps if _only_comments(step, root)]
+    if only_comments:
+        plan.notes.append(
+            f"the code of {', '.join(only_comments)} differs in comments, docstrings or layout only: athanor accept keeps"
+            " the results"
+        )
     need = plan.total()["disk_bytes"]
     if need > plan.free_bytes:
         plan.notes.append(f"the disk has {size(plan.free_bytes)} free, about {size(need)} are needed: free some space")
@@ -105,6 +112,18 @@ def _interpreter(root: Path, steps: Sequence[Step], built: Mapping[str, Any]) ->
         f"download is kept, but was made from the standard library of Python {made} and this is {here}: dvc repro -f"
         " -s download makes it anew"
     ]
+
+
+def _only_comments(step: Step, root: Path) -> bool:
+    """Whether a stage would run, and `athanor accept` would make it stay."""
+    code = [change for change in step.changes if change.kind == "file" and change.name.endswith(".py")]
+    facts = leaf(root, step.stage)
+    if step.action != RUN or not code or code != list(step.changes) or not facts or not step.command:
+        return False
+    try:
+        return facts.get("code") == code_digest(root, stage_module(step.command))
+    except (AthanorError, SyntaxError):
+        return False
 
 
 def as_json(plan: Plan) -> str:

@@ -100,7 +100,8 @@ def test_comments_and_docstrings_are_accepted_and_nothing_runs(repo):
     comment(repo, "stages/two.py")
     change(repo, "stages/helper.py", "What both", "All that both")
     outputs = {name: (repo / name).stat().st_mtime_ns for name in ("one.txt", "two.txt", "metrics/runs/two.json")}
-    assert [step.action for step in make_plan(repo).steps] == ["run", "run"]
+    plan = make_plan(repo)
+    assert [step.action for step in plan.steps] == ["run", "run"] and "code of one, two differs in comments" in plan.notes[0]
     one, two = accept(repo)
     assert (one.files, one.refusal) == (("stages/helper.py",), "")
     assert (set(two.files), two.refusal) == ({"stages/helper.py", "stages/two.py"}, "")
@@ -130,6 +131,7 @@ def refused(repo: Path, *names: str) -> dict[str, str]:
 
 def test_code_that_does_something_else_is_refused_by_name(repo):
     change(repo, "stages/helper.py", "upper", "lower")
+    assert not make_plan(repo).notes
     verdicts = refused(repo)
     assert set(verdicts) == {"one", "two"} and all("stages/helper.py" in text for text in verdicts.values())
 
