@@ -87,7 +87,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -118,6 +118,17 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an error of the operating system the file it is about: a failed write, unlike a failed open, has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
 def new_dir(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Build a directory under a temporary name and publish it whole.
 
@@ -130,8 +141,9 @@ def new_dir(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     try:
         os.chmod(temporary, 0o755)
-        yield temporary
-        fsync_tree(temporary)
+        with naming(path):
+            yield temporary
+            fsync_tree(temporary)
         if path.exists():
             shutil.rmtree(path)
         os.replace(temporary, path)

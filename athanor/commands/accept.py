@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.commands.simulate import Change, View, busy, dvc_error, open_repo
+from athanor.commands.plan.simulate import Change, View, busy, dvc_error, open_repo
 from athanor.commands.summary import leaf
 from athanor.errors import AthanorError, InputError
 from athanor.pipeline.closure import closure, code_digest, stage_module

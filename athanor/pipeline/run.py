@@ -37,6 +37,11 @@ from athanor.pipeline.slots import Slot
 
 T = TypeVar("T")
 PARAMS = Path("params.yaml")
+NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk is full as far as the quota goes",
+    errno.EFBIG: "the file is larger than a limit allows (ulimit -f, or the file system)",
+}
 
 
 class Run:
@@ -263,13 +268,14 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
         text = InputError(f"out of memory ({error})" if str(error) else "out of memory", where=stage)
         return _report(run, stage, "FAILED", f"{text}. Fix: use smaller inputs or a smaller model", 1)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in NO_ROOM:
             _report(run, stage, "FAILED", repr(error), 1)
             raise
-        free = shutil.disk_usage(Path.cwd()).free / 2**20
-        where = error.filename or str(Path.cwd())
-        text = f"{where}: the disk is full ({free:.0f} MiB free). Fix: free some space and run dvc repro again"
-        return _report(run, stage, "FAILED", text, 1)
+        where = Path(error.filename or Path.cwd())
+        there = next(path for path in (where, *where.resolve().parents) if path.exists())
+        free = shutil.disk_usage(there).free / 2**20
+        fix = "Fix: free some space and run dvc repro again"
+        return _report(run, stage, "FAILED", f"{where}: {NO_ROOM[error.errno]} ({free:.0f} MiB free). {fix}", 1)
     except BaseException as error:
         _report(run, stage, "FAILED", repr(error), 1)
         raise

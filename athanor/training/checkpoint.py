@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -71,8 +72,8 @@ def load(path: Path) -> Checkpoint:
 def latest(folder: Path, on_damaged: Callable[[str], None], at_most: int | None = None) -> Checkpoint | None:
     """The newest whole checkpoint (of step `at_most` or before), or None; damaged ones are told to `on_damaged`.
 
-    Also clears what a killed writer left half-done. The caller must be the
-    folder's only writer.
+    Also clears what a killed writer left half-done, and puts damaged ones
+    aside. The caller must be the folder's only writer.
     """
     for scrap in folder.glob(".step_*.tmp"):
         shutil.rmtree(scrap)
@@ -83,6 +84,8 @@ def latest(folder: Path, on_damaged: Callable[[str], None], at_most: int | None 
             return load(path)
         except InputError as error:
             on_damaged(f"checkpoint ignored ({error}); using the one before it")
+            # Out of the way, or it would count as one of the two that are kept; cleared at the next start.
+            os.replace(path, folder / f".{path.name}.damaged.tmp")
     return None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from athanor.commands.accept import accept
-from athanor.commands.plan import make_plan
+from athanor.commands.plan.main import make_plan
 from athanor.errors import InputError
 from tests.commands import toy_pipeline as toy
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from athanor.artifacts import write_json
-from athanor.commands.forecast import Memory, Past, backtest, estimate, forecast
-from athanor.commands.simulate import RUN, Step, open_repo
-from athanor.commands.training_work import Training, training_of
+from athanor.commands.plan.forecast import Memory, Past, backtest, estimate, forecast
+from athanor.commands.plan.simulate import RUN, Step, open_repo
+from athanor.commands.plan.work import Training, training_of
 from athanor.params.strict import read_yaml
 from athanor.pipeline.closure import code_digest
 from athanor.pipeline.facts import flatten

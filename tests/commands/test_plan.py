@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from athanor.commands.plan import as_json, as_text, make_plan
+from athanor.commands.plan.main import as_json, as_text, make_plan
 from athanor.errors import AthanorError
 from tests.commands import toy_pipeline as toy
 

@@ -77,10 +77,35 @@ def test_killed_between_part_and_state_repeats_that_part_only(dataset, tmp_path)
         huggingface.fetch(made, tmp_path / "parts", 0.1, tick=die)
     state = json.loads((tmp_path / "parts" / "state.json").read_text())
     assert state["rows"] == 22 and not state["done"]
-    (tmp_path / "parts" / f"part-{state['parts']:05d}.parquet").write_bytes(b"torn")  # written, not yet counted
+    (tmp_path / "parts" / f"part-{len(state['parts']):05d}.parquet").write_bytes(b"torn")  # written, not yet counted
     with pytest.raises(InputError, match="not finished"):
         list(huggingface.documents(tmp_path / "parts"))
     huggingface.fetch(made, tmp_path / "parts", 0.1)
+    assert result(made, tmp_path / "parts", tmp_path) == result(made, tmp_path / "whole", tmp_path)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("number", [0, 2, -1])
+@pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
+def test_a_damaged_part_and_what_follows_is_fetched_again(dataset, tmp_path, damage, number, finished):
+    """One flipped bit in a part once gave another corpus, and nobody was told."""
+    made = source(dataset)
+    huggingface.fetch(made, tmp_path / "whole", 0.1)
+    if finished:
+        huggingface.fetch(made, tmp_path / "parts", 0.1)
+    else:
+        calls = iter(range(10**6))
+        with pytest.raises(Interrupted):
+            huggingface.fetch(made, tmp_path / "parts", 0.1, stop=lambda: next(calls) >= 70)
+    part = sorted((tmp_path / "parts").glob("part-*.parquet"))[number]
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes({"flip": data, "cut": data[:100], "delete": b""}[damage])
+    if damage == "delete":
+        part.unlink()
+    ticks = []
+    assert huggingface.fetch(made, tmp_path / "parts", 0.1, tick=ticks.append)["documents"] == 120
+    assert sum(ticks) == huggingface.fetch(made, tmp_path / "whole", 0.1)["bytes"]
     assert result(made, tmp_path / "parts", tmp_path) == result(made, tmp_path / "whole", tmp_path)
 
 

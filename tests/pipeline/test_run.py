@@ -36,6 +36,11 @@ def run(run: Run) -> None:
     elif what == "full":
         import errno
         raise OSError(errno.ENOSPC, "No space left on device", "data/x")
+    elif what == "limited":
+        import resource
+        from athanor.artifacts import write_bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        write_bytes("data/big", bytes(1 << 21))
     elif what == "undeclared":
         run.params("sft", CleanParams)
     elif what == "slot":
@@ -111,6 +116,14 @@ def test_typo_in_a_section_of_a_later_stage_fails_now(repo):
     done = toy(repo, "ok")
     assert done.returncode == 1 and "pretrain.learning_rat: unknown key" in done.stderr
     assert not (repo / "metrics").exists()
+
+
+def test_a_write_that_meets_a_limit_names_the_file_and_leaves_nothing(repo):
+    """A failed write carries no file name; the message once named the working directory, or was a traceback."""
+    done = toy(repo, "limited")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "data/big: the file is larger than a limit allows" in done.stderr and "Fix:" in done.stderr
+    assert not list((repo / "data").iterdir())
 
 
 def test_interrupted_slot_exits_75_and_resumes_the_same_journal(repo):

@@ -84,6 +84,14 @@ def test_a_damaged_newest_is_passed_over(tmp_path, damage):
     assert newest(tmp_path)[0] == 5
 
 
+def test_a_damaged_one_does_not_count_as_one_of_the_two_that_are_kept(tmp_path):
+    saved(tmp_path, 4, 5)
+    truncate(tmp_path / "step_00000005")
+    assert newest(tmp_path)[0] == 4
+    saved(tmp_path, 6)
+    assert [path.name for path in checkpoint.steps(tmp_path)] == ["step_00000006", "step_00000004"]
+
+
 def test_leftovers_of_a_killed_writer_are_cleared(tmp_path):
     saved(tmp_path, 4)
     scrap = tmp_path / ".step_00000005.abc.tmp"

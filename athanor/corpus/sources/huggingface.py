@@ -2,8 +2,9 @@
 
 Unshuffled on purpose: a shuffle buffer is lost on resume, and then an
 interrupted download is not the same corpus. Progress is a folder of numbered
-parts and one state file; a part counts once the state file names it, so a
-crash between the two repeats that part and nothing else.
+parts and one state file; a part counts once the state file names it with its
+hash, so a crash between the two repeats that part and nothing else, and a
+damaged one is fetched again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from athanor.errors import InputError, Interrupted
 from athanor.params.download import HuggingFaceSource, is_local
 
 STATE = "state.json"
+POSITION = ("documents", "bytes", "rows", "stream")
 
 
 def fetch(
@@ -38,7 +40,7 @@ def fetch(
     sum. Raises Interrupted, with everything so far saved, once `stop()` is true.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state = _load_state(folder)
+    state = _whole(folder, _load_state(folder))
     tick(state["bytes"])
     if state["done"]:
         return _counts(state)
@@ -52,10 +54,11 @@ def fetch(
 
     def save(done: bool) -> None:
         nonlocal part, pending
-        if part:
-            _write_part(folder, state["parts"], part)
-            state["parts"] += 1
         state["stream"], state["done"] = (None if done else stream.state_dict()), done
+        if part:
+            checksum = _write_part(folder, len(state["parts"]), part)
+            # Where the stream stood after it, so that what follows can be fetched again from here.
+            state["parts"].append({"sha256": checksum, **{key: state[key] for key in POSITION}})
         write_json(folder / STATE, state)
         part, pending = [], 0
 
@@ -89,7 +92,7 @@ def documents(folder: Path) -> Iterator[Document]:
     state = _load_state(folder)
     if not state["done"]:
         raise InputError("the download is not finished", where=str(folder), fix="run dvc repro again")
-    for number in range(state["parts"]):
+    for number in range(len(state["parts"])):
         yield from read_documents(_part_path(folder, number))
 
 
@@ -170,7 +173,18 @@ def _spent(source: HuggingFaceSource, state: dict[str, Any]) -> bool:
 def _load_state(folder: Path) -> dict[str, Any]:
     if (folder / STATE).is_file():
         return read_json(folder / STATE)
-    return {"documents": 0, "bytes": 0, "rows": 0, "parts": 0, "stream": None, "done": False}
+    return {"documents": 0, "bytes": 0, "rows": 0, "parts": [], "stream": None, "done": False}
+
+
+def _whole(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """The state before the first part that is missing or not what was written; all of it if there is none."""
+    for number, part in enumerate(state["parts"]):
+        path = _part_path(folder, number)
+        if not path.is_file() or sha256_file(path) != part["sha256"]:
+            before = state["parts"][number - 1] if number else {"documents": 0, "bytes": 0, "rows": 0, "stream": None}
+            kept = {key: before[key] for key in POSITION}
+            return {**kept, "parts": state["parts"][:number], "done": False}
+    return state
 
 
 def _counts(state: dict[str, Any]) -> dict[str, int]:
@@ -181,10 +195,13 @@ def _part_path(folder: Path, number: int) -> Path:
     return folder / f"part-{number:05d}.parquet"
 
 
-def _write_part(folder: Path, number: int, part: list[Document]) -> None:
+def _write_part(folder: Path, number: int, part: list[Document]) -> str:
+    """Write a part whole or not at all; returns its SHA-256."""
     path = _part_path(folder, number)
     temporary = path.with_suffix(".tmp")
     write_documents(temporary, part)
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
+    checksum = sha256_file(temporary)
     os.replace(temporary, path)
+    return checksum

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from athanor.artifacts import read_json, write_text
 from athanor.commands import slots
-from athanor.commands.doctor import FIX, Finding
-from athanor.commands.doctor_processes import Place, Process
+from athanor.commands.doctor.main import FIX, Finding
+from athanor.commands.doctor.processes import Place, Process
 from athanor.errors import AthanorError
 from athanor.params.strict import read_yaml
 from athanor.pipeline.facts import flatten, git

@@ -55,24 +55,24 @@ Check = Callable[[], Iterable[Finding]]
 
 def examine(root: Path, deep: bool = False) -> list[Finding]:
     """Every finding in the checkout at `root`; a check that cannot be made is a finding, too."""
-    from athanor.commands import doctor_checks, doctor_experiments
-    from athanor.commands.doctor_processes import look
+    from athanor.commands.doctor import checks as look, experiments
+    from athanor.commands.doctor.processes import look
 
-    scraps = doctor_checks.scraps(root)  # before the processes: what has no living owner then never gets one
+    scraps = look.scraps(root)  # before the processes: what has no living owner then never gets one
     place = look(root)
     checks: list[tuple[str, Check]] = [
-        ("process", lambda: doctor_checks.unseen(place)),
-        ("lock", lambda: doctor_checks.locks(place)),
-        ("head", lambda: doctor_experiments.head(place)),
-        ("queue", lambda: doctor_experiments.queue(place)),
-        ("temp-dir", lambda: doctor_experiments.temp_dirs(place)),
-        ("leftover", lambda: doctor_checks.leftovers(place, scraps)),
-        ("journal", lambda: doctor_checks.journals(place)),
-        ("untracked", lambda: doctor_checks.untracked(place)),
-        ("space", lambda: doctor_checks.space(place)),
+        ("process", lambda: look.unseen(place)),
+        ("lock", lambda: look.locks(place)),
+        ("head", lambda: experiments.head(place)),
+        ("queue", lambda: experiments.queue(place)),
+        ("temp-dir", lambda: experiments.temp_dirs(place)),
+        ("leftover", lambda: look.leftovers(place, scraps)),
+        ("journal", lambda: look.journals(place)),
+        ("untracked", lambda: look.untracked(place)),
+        ("space", lambda: look.space(place)),
     ]
     if deep:
-        checks.append(("cache", lambda: doctor_checks.cache(place)))
+        checks.append(("cache", lambda: look.cache(place)))
     findings: list[Finding] = []
     for kind, check in checks:
         try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.commands.results import Results
+from athanor.commands.plan.results import Results
 from athanor.errors import InputError
 from athanor.params.strict import read_yaml
 from athanor.pipeline.facts import flatten

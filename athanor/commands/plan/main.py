@@ -33,11 +33,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from athanor.commands.forecast import Forecast, Memory, forecast
-from athanor.commands.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, busy, open_repo, simulate
+from athanor.commands.plan.forecast import Forecast, Memory, forecast
+from athanor.commands.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, busy, open_repo, simulate
 from athanor.commands.slots import size
 from athanor.commands.summary import leaf
-from athanor.commands.training_work import STAGES, training_of
+from athanor.commands.plan.work import STAGES, training_of
 from athanor.errors import AthanorError, ParamsError
 from athanor.pipeline.closure import code_digest, stage_module
 from athanor.pipeline.machine import anchor

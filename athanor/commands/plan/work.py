@@ -12,7 +12,7 @@ from typing import Any
 
 from athanor.artifacts import read_json
 from athanor.commands import slots
-from athanor.commands.simulate import Step
+from athanor.commands.plan.simulate import Step
 from athanor.errors import InputError
 from athanor.model.flops import training_flops
 from athanor.pipeline.closure import code_digest, stage_module

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json
-from athanor.commands.simulate import Step
-from athanor.commands.training_work import Training, progress
+from athanor.commands.plan.simulate import Step
+from athanor.commands.plan.work import Training, progress
 from athanor.errors import InputError
 from athanor.pipeline.facts import flatten
 

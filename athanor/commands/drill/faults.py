@@ -1,0 +1,209 @@
+"""Inside a drilled process: note what it does, and die where the drill wants it to die.
+
+The library has no hooks for this. In the forked child, and only there, the
+calls that bring bytes to the disk (`open`, `os.fdopen`, `os.fsync`,
+`os.replace`, `shutil.rmtree`, Parquet's `write_table`) are wrapped; each call
+on a file of the run is a point of some kind, and at the wanted point the
+process kills itself with a real SIGKILL.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import sha256_bytes
+
+HURRY = 4.0
+SLOTS, RUNS, OUTPUTS = ".athanor/slots/", ".athanor/runs/", ("data/", "models/", "metrics/", "plots/")
+
+
+class Watch:
+    """Writes a line per point and sample to `record`, and kills the process at the `count`-th point of `kind`."""
+
+    def __init__(self, root: Path, record: Path, kind: str = "", count: int = 1) -> None:
+        self.root, self.kind, self.left = str(root.resolve()) + "/", kind, count
+        self.marked = False  # DONE stands on the disk
+        self._record = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def note(self, **values: Any) -> None:
+        os.write(self._record, (json.dumps(values) + "\n").encode())
+
+    def reached(self, kind: str, path: str) -> bool:
+        """Note a point; True when it is the wanted one."""
+        self.note(point=kind, path=path)
+        if kind == self.kind:
+            self.left -= 1
+        return kind == self.kind and self.left == 0
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def relative(self, path: Any) -> str:
+        """A path below the run's root, "" for any other."""
+        text = os.path.abspath(os.fspath(path)) if isinstance(path, (str, os.PathLike)) else ""
+        return text[len(self.root) :] if text.startswith(self.root) else ""
+
+    def kind_of(self, call: str, path: str) -> str:
+        """Which kind of point a call on a file is: write, fsync, rename, renamed, remove; "" for none."""
+        if path.startswith(SLOTS):
+            parts = path.split("/")[4:]  # below the slot
+            top = parts[0] if parts else ""
+            if top.lstrip(".").startswith("DONE"):
+                return "after-done" if call == "renamed" else "before-done"
+            if top.lstrip(".").startswith(("step_", "part-", "state.json")):
+                inner = len(parts) > 1
+                if call in ("rename", "renamed") and inner:
+                    return "write"  # a file of a checkpoint that is not published yet
+                return "" if call == "remove" and top.startswith(".") else call
+            return "opening" if parts else ""
+        if path.startswith(RUNS):
+            if path.endswith("journal.jsonl"):
+                return "journal" if call == "write" else ""
+            return "after-done" if self.marked else "opening"
+        if path.startswith(OUTPUTS):
+            return "after-done" if self.marked else "before-done"
+        return ""
+
+    # -- the wrapped calls ---------------------------------------------------
+
+    def install(self) -> None:
+        builtins.open = self._opening(builtins.open, lambda target: target)
+        os.fdopen = self._opening(os.fdopen, lambda handle: os.readlink(f"/proc/self/fd/{handle}"))
+        os.fsync, os.replace = self._fsync(os.fsync), self._replace(os.replace)
+        shutil.rmtree = self._rmtree(shutil.rmtree)
+
+    def _opening(self, real: Callable[..., Any], path_of: Callable[[Any], Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def call(target: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+            path = self.relative(path_of(target)) if set(mode) & set("wax") else ""
+            file = real(target, mode, *args, **options)
+            return _Torn(file, self, path) if path else file
+
+        return call
+
+    def _fsync(self, real: Callable[[int], None]) -> Callable[[int], None]:
+        def fsync(handle: Any) -> None:
+            number = handle if isinstance(handle, int) else handle.fileno()
+            self.pass_by("fsync", self.relative(os.readlink(f"/proc/self/fd/{number}")))
+            real(handle)
+
+        return fsync
+
+    def _replace(self, real: Callable[..., None]) -> Callable[..., None]:
+        def replace(source: Any, target: Any, **options: Any) -> None:
+            path = self.relative(target)
+            self.pass_by("rename", path)
+            real(source, target, **options)
+            if path.startswith(SLOTS) and path.endswith("/DONE"):
+                self.marked = True
+            self.pass_by("renamed", path)
+
+        return replace
+
+    def _rmtree(self, real: Callable[..., None]) -> Callable[..., None]:
+        def rmtree(target: Any, *args: Any, **options: Any) -> None:
+            path = self.relative(target)
+            self.pass_by("remove", path)
+            if self.kind_of("remove", path) == "remove" and self.reached("removing", path):
+                next(file for file in sorted(Path(target).iterdir()) if file.is_file()).unlink()
+                self.die()
+            real(target, *args, **options)
+
+        return rmtree
+
+    def pass_by(self, call: str, path: str) -> None:
+        kind = self.kind_of(call, path) if path else ""
+        if kind and self.reached(kind, path):
+            self.die()
+
+
+class _Torn:
+    """A file whose writes are points; the fatal one leaves half its bytes."""
+
+    def __init__(self, file: Any, watch: Watch, path: str) -> None:
+        self._file, self._watch, self._path = file, watch, path
+
+    def write(self, data: Any) -> Any:
+        kind = self._watch.kind_of("write", self._path)
+        if kind and self._watch.reached(kind, self._path):
+            self._file.write(data[: len(data) // 2])
+            self._file.flush()
+            self._watch.die()
+        return self._file.write(data)
+
+    def __enter__(self) -> _Torn:
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._file.__exit__(*error)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._file)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _Clock:
+    """The time module with a clock that runs faster: a checkpoint every quarter of a second, not every second."""
+
+    def monotonic(self) -> float:
+        return HURRY * time.monotonic()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def record_batches(watch: Watch) -> None:
+    """Note the position and a digest of the ids of every batch a sampler gives; let checkpoints come more often."""
+    from athanor.data import sampler
+    from athanor.training import loop
+
+    loop.time = _Clock()
+
+    def wrapped(real: Callable[..., Any]) -> Callable[..., Any]:
+        def batch(self: Any, position_tokens: int, batch_tokens: int) -> Any:
+            rows = real(self, position_tokens, batch_tokens)
+            content = b"".join(array.tobytes() for array in rows)
+            watch.note(at=position_tokens, digest=sha256_bytes(content)[:16])
+            return rows
+
+        return batch
+
+    for kind in (sampler.PretrainSampler, sampler.SftSampler):
+        kind.batch = wrapped(kind.batch)
+
+
+def record_rows(watch: Watch) -> None:
+    """Note a digest of every row the stream gives, and take Parquet's writes for points."""
+    import pyarrow.parquet as pq
+
+    from athanor.corpus.sources import huggingface
+
+    real_rows, real_open, real_write = huggingface.rows_of, pq.ParquetWriter.__init__, pq.ParquetWriter.write_table
+
+    def rows_of(*args: Any) -> Iterator[dict[str, Any]]:
+        for row in real_rows(*args):
+            watch.note(row=sha256_bytes(json.dumps(row, sort_keys=True).encode())[:16])
+            yield row
+
+    def open_writer(self: Any, where: Any, *args: Any, **options: Any) -> None:
+        self.drilled_path = watch.relative(where)
+        real_open(self, where, *args, **options)
+
+    def write_table(self: Any, *args: Any, **options: Any) -> None:
+        real_write(self, *args, **options)
+        watch.pass_by("write", self.drilled_path)  # rows without the footer
+
+    huggingface.rows_of = rows_of
+    pq.ParquetWriter.__init__, pq.ParquetWriter.write_table = open_writer, write_table

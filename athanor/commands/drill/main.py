@@ -1,0 +1,128 @@
+"""Kill resumable stages again and again, at bad moments and worse ones, and compare every byte with a quiet run.
+
+    python -m athanor drill [--stages pretrain,sft,download] [--kills N] [--seed S] [--keep DIR]
+                            [--params FILE] [--inputs DIR]
+
+For each stage: one uninterrupted run as a process of its own, then rounds in
+which attempts die one after the other until one of them ends. Each round's
+outputs, metrics, plots, last checkpoint, samples read and journal must be
+those of the uninterrupted run. Works in a scratch directory, touches nothing
+of this checkout, and exits with 1 on any difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from athanor.commands.drill.plan import KINDS, STAGES, plan
+from athanor.commands.drill.scratch import Scratch, enter_namespace
+from athanor.commands.drill.stage import Drill, Outcome
+from athanor.errors import ParamsError
+from athanor.pipeline.progress import duration
+
+MICRO = Path("presets/micro.yaml")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="athanor drill", description="kill stages at bad moments, compare every byte")
+    parser.add_argument("--stages", default=",".join(STAGES), help="resumable stages to drill, with commas")
+    parser.add_argument("--kills", type=int, default=34, metavar="N", help="SIGKILLs per stage (34)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="chooses moments and their order (1)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in this new directory and keep all of it")
+    parser.add_argument("--params", type=Path, metavar="FILE", help="instead of presets/micro.yaml, as it is")
+    parser.add_argument("--inputs", type=Path, metavar="DIR", help="a directory where the pipeline has run with them")
+    args = parser.parse_args()
+    args.stages = args.stages.split(",")
+    unknown = [name for name in args.stages if name not in STAGES]
+    if unknown:
+        raise ParamsError(f"'{unknown[0]}' is no resumable stage", where="--stages", fix=f"use {', '.join(STAGES)}")
+    if args.kills < 1:
+        raise ParamsError(f"{args.kills} is out of range", where="--kills", fix="use a value ≥ 1")
+    if args.keep and args.keep.exists() and any(args.keep.iterdir()):
+        raise ParamsError("the directory is not empty", where=str(args.keep), fix="name a new one")
+    if not sys.platform.startswith("linux"):
+        raise ParamsError("the drill needs Linux (/proc and fork)", where="athanor drill", fix="run it in a container")
+    return args
+
+
+def main() -> int:
+    args = arguments()
+    enter_namespace()
+    started = time.monotonic()
+    base = args.keep or Path(tempfile.mkdtemp(prefix="athanor-drill-"))
+    base.mkdir(parents=True, exist_ok=True)
+    try:
+        outcomes = drill(args, base.resolve())
+    except BaseException:
+        if not args.keep:
+            shutil.rmtree(base)
+        raise
+    print(table(outcomes))
+    problems = [problem for outcome in outcomes for problem in outcome.problems]
+    kills = sum(sum(outcome.kills.values()) for outcome in outcomes)
+    print(f"\n{kills} kills, {len(problems)} differences, {duration(time.monotonic() - started)}")
+    for problem in problems:
+        print(f"  {problem}")
+    if problems:
+        print(f"Kept for a look: {base}")
+    elif not args.keep:
+        shutil.rmtree(base)
+    return 1 if problems else 0
+
+
+def drill(args: argparse.Namespace, base: Path) -> list[Outcome]:
+    scratch = Scratch(Path.cwd(), base, args.params or MICRO)
+    if args.inputs:
+        scratch.use_inputs(args.inputs, args.stages)
+    else:
+        say("building the inputs")
+        scratch.build_inputs(args.stages)
+    outcomes = []
+    for stage in args.stages:
+        draw = random.Random(f"{args.seed} {stage}")
+        with Drill(scratch, stage, draw, lengthen=args.params is None, keep=args.keep is not None) as one:
+            outcomes.append(one.run(plan(stage, args.kills, draw)))
+    return outcomes
+
+
+def say(text: str) -> None:
+    print(f"drill: {text}", file=sys.stderr, flush=True)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """A Markdown table: a row for each stage and kind of death, and one for the ends of its rounds."""
+    head = ("stage", "what happens", "kills", "resumed from a checkpoint", "began anew", "differences")
+    rows = []
+    for outcome in outcomes:
+        for kind, words in KINDS.items():
+            numbers = (outcome.kills[kind], outcome.resumed[kind], outcome.anew[kind], outcome.different[kind])
+            if any(numbers):
+                rows.append((outcome.stage, words, *map(str, numbers)))
+        rows.append((outcome.stage, f"all: {outcome.rounds} rounds to the end", *map(str, _sums(outcome))))
+    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
+    rule = ["-" * widths[at] if at < 2 else "-" * (widths[at] - 1) + ":" for at in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [cell.ljust(widths[at]) if at < 2 else cell.rjust(widths[at]) for at, cell in enumerate(row)]
+        return f"| {' | '.join(cells)} |"
+
+    return "\n".join([line(head), line(rule), *map(line, rows)])
+
+
+def _sums(outcome: Outcome) -> tuple[int, int, int, int]:
+    def total(counter: Counter[str]) -> int:
+        return sum(counter.values())
+
+    return total(outcome.kills), total(outcome.resumed), total(outcome.anew), len(outcome.problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

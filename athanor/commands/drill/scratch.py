@@ -1,0 +1,195 @@
+"""The places a drill works in: a copy of the code, inputs built once, and a folder for each run of a stage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import write_text
+from athanor.errors import AthanorError, InputError
+from athanor.params.strict import read_yaml
+from athanor.pipeline.facts import Graph
+from athanor.pipeline.schema import check_file
+
+CODE = ("athanor", "stages", "corpus", "dvc.yaml")
+ROWS, ROW_BYTES, CHECKPOINT_DOCUMENTS = 600, 3000, 20
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The user's environment less what would steer stages, and with checkpoints as often as the machine file allows."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_", "PYTHONPATH"))}
+    drill = {"ATHANOR_TRACKING": "off", "ATHANOR_SAVE_EVERY_SECONDS": "1", "ATHANOR_DEVICE": "cpu"}
+    return clean | drill | {"HF_HUB_OFFLINE": "1"} | more
+
+
+class Scratch:
+    """A drill's directory. The code is a copy, so that an edit meanwhile does not end up in half of the runs."""
+
+    def __init__(self, root: Path, base: Path, params: Path) -> None:
+        self.base, self.params = base, read_yaml(params)
+        self.code = base / "code"
+        check_file(params)
+        self.code.mkdir(parents=True)
+        for name in CODE:
+            source = root / name
+            if not source.exists():
+                raise InputError("not found", where=str(source), fix="run the drill at the root of the repository")
+            if source.is_dir():
+                shutil.copytree(source, self.code / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, self.code / name)
+        self.graph = Graph(self.code)
+        self.inputs: Path | None = None
+
+    def write_params(self, folder: Path, values: Mapping[str, Any]) -> None:
+        import io
+
+        from ruamel.yaml import YAML
+
+        out = io.StringIO()
+        YAML(typ="safe", pure=True).dump(dict(values), out)
+        write_text(folder / "params.yaml", out.getvalue())
+
+    def build_inputs(self, stages: list[str]) -> None:
+        """Run what the stages need and do not share with a drilled run, each as its own process, once."""
+        needed = {maker for stage in stages for maker in self.graph.upstream(stage)}
+        self.inputs = self.folder(self.base / "inputs", self.params)
+        for stage in self.graph.stages:
+            if stage in needed:
+                self.fresh(stage, self.inputs)
+
+    def use_inputs(self, built: Path, stages: list[str]) -> None:
+        """Take the inputs from a directory where the pipeline has run."""
+        for stage in stages:
+            for name in self._data(stage):
+                if not (built / name).exists():
+                    fix = f"build it there (dvc repro {stage}), or leave --inputs out"
+                    raise InputError("not found", where=str(built / name), fix=fix)
+        self.inputs = built.resolve()
+
+    def folder(self, path: Path, params: Mapping[str, Any], stage: str = "") -> Path:
+        """A directory a stage can run in: its parameters, and links to the code and to the inputs of `stage`."""
+        path.mkdir(parents=True)
+        for name in CODE:
+            (path / name).symlink_to(self.code / name)
+        self.write_params(path, params)
+        for name in self._data(stage) if stage else ():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).symlink_to(self.inputs / name)
+        if stage == "download":
+            write_dataset(path / "set")
+        return path
+
+    def _data(self, stage: str) -> list[str]:
+        made = {out for name in self.graph.upstream(stage) for out in self.graph.outputs(name)}
+        return [dep for dep in self.graph.stages[stage].get("deps", []) if dep in made]
+
+    def command(self, stage: str) -> list[str]:
+        return [sys.executable, *self.graph.stages[stage]["cmd"].split()[1:]]
+
+    def fresh(self, stage: str, folder: Path) -> None:
+        """Run a stage the usual way, as a process of its own; AthanorError when it fails."""
+        done = subprocess.run(
+            self.command(stage),
+            cwd=folder,
+            env=environment(DVC_ROOT=str(folder)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+            raise AthanorError(f"a run without kills failed ({last[0]})", where=f"stage {stage}", fix="mend that first")
+
+    def results(self, stage: str) -> list[str]:
+        """Outputs, metrics and plots that a stage declares, without the leaf file of timings."""
+        entry = self.graph.stages[stage]
+        listed = [item for key in ("outs", "metrics", "plots") for item in entry.get(key, [])]
+        names = [item if isinstance(item, str) else next(iter(item)) for item in listed]
+        return [name for name in names if not name.startswith("metrics/runs/")]
+
+
+def drill_params(stage: str, values: Mapping[str, Any], longer: int) -> dict[str, Any]:
+    """Parameters for a drilled run: `longer` times the training, or a download from a resumable source."""
+    values = json.loads(json.dumps(values))
+    if stage == "pretrain":
+        values["pretrain"]["tokens"] *= longer
+    elif stage == "sft":
+        values["sft"]["epochs"] *= longer
+    else:
+        source = {
+            "type": "huggingface",
+            "name": "set",
+            "kind": "prose",
+            "license": "CC0-1.0",
+            "dataset": "./set",
+            "config": None,
+            "split": "train",
+            "revision": None,
+            "text_column": "text",
+            "max_document_bytes": 100_000,
+            "skip_documents": 3,
+            "max_documents": None,
+            "max_bytes": None,
+            "checkpoint_documents": CHECKPOINT_DOCUMENTS,
+            "min_chars": 200,
+            "min_documents": 1,
+            "min_bytes": 1,
+        }
+        values["download"]["sources"] = [source]
+        chats = values["instruct"]["sources"]
+        values["instruct"]["sources"] = [chat for chat in chats if chat["type"] in ("exercises", "identity")]
+    return values
+
+
+def write_dataset(folder: Path) -> None:
+    """JSON lines in two files: random words, which do not compress well, and some rows that are too short."""
+    folder.mkdir()
+    draw = random.Random(1)
+    for number in range(2):
+        rows = []
+        for row in range(ROWS // 2):
+            words = draw.randbytes(ROW_BYTES // 2 if row % 9 else 20).hex()
+            rows.append(json.dumps({"text": " ".join(words[at : at + 7] for at in range(0, len(words), 7))}))
+        write_text(folder / f"{number}.jsonl", "\n".join(rows) + "\n")
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[bool]:
+    """A small file system of its own at `path`; yields False where mounting is not allowed."""
+    path.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "tmpfs", str(path)]
+    mounted = bool(shutil.which("mount")) and subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(path)], capture_output=True)
+
+
+def fill(path: Path, leave: int) -> Path:
+    """Fill a file system but for `leave` bytes; returns the file that does it."""
+    filler = path / "filler"
+    free = shutil.disk_usage(path).free
+    with open(filler, "wb") as file:
+        file.write(bytes(max(0, free - leave)))
+    return filler
+
+
+def enter_namespace() -> None:
+    """Start this command again where it may mount, with mounts that end with it, if the system lets it."""
+    if os.environ.get("ATHANOR_DRILL") == "inside" or not shutil.which("unshare"):
+        return
+    options = ["-m"] if os.geteuid() == 0 else ["-rm"]
+    if subprocess.run(["unshare", *options, "true"], capture_output=True).returncode == 0:
+        os.environ["ATHANOR_DRILL"] = "inside"
+        words = [sys.executable, "-m", "athanor", "drill", *sys.argv[1:]]
+        os.execvp("unshare", ["unshare", *options, *words])

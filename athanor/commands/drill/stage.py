@@ -1,0 +1,326 @@
+"""The drill of one stage: a quiet run, then rounds of deaths, each compared with it when it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import read_json, sha256_file
+from athanor.commands.drill import compare
+from athanor.commands.drill.plan import DAMAGE, DISKS, TRAINING, Fault, damage, point, possible
+from athanor.commands.drill.scratch import Scratch, drill_params, environment, fill, small_disk
+from athanor.errors import AthanorError
+from athanor.pipeline.closure import stage_module
+from athanor.pipeline.facts import Graph
+from athanor.pipeline.progress import Progress
+
+MIN_REMOVED = 2  # old checkpoints in a run without kills; so that every kind of death has its occasion
+MAX_LONGER = 64
+MAX_TOLD = 10  # differences of one comparison
+TRIES = 4  # to reach a point, until the kill comes at a random moment instead
+LEAST_PART = 16 << 10  # of a download, on the disk
+LEAST_ROOM = 96 << 10  # left on a full disk: for the journal and the slot's own files
+
+Damaged = set[tuple[Path, int]]  # as `_identity` says
+
+
+@dataclass
+class Outcome:
+    """Counts by kind of death. `resumed` and `anew`: how the attempt after it began."""
+
+    stage: str
+    kills: Counter[str] = field(default_factory=Counter)
+    resumed: Counter[str] = field(default_factory=Counter)
+    anew: Counter[str] = field(default_factory=Counter)
+    different: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    status: int
+    seconds: float
+    hung: bool
+    noted: list[dict[str, Any]]
+    log: str
+
+
+class Different(Exception):
+    """Something is not as in the quiet run; ends the drill of this stage. All that is known of it, in `problems`."""
+
+    def __init__(self, where: str, *problems: str) -> None:
+        self.problems = [f"{where}: {problem}" for problem in problems[:MAX_TOLD]]
+
+
+class Drill:
+    """Holds the fork server of a stage while its drill runs."""
+
+    def __init__(self, scratch: Scratch, stage: str, draw: random.Random, *, lengthen: bool, keep: bool) -> None:
+        self.scratch, self.stage, self.draw, self.lengthen, self.keep = scratch, stage, draw, lengthen, keep
+        self.base = scratch.base / stage
+        self.outcome = Outcome(stage)
+        self.longer = 1
+        self.attempts, self.seconds = 0, 0.0
+
+    def __enter__(self) -> Drill:
+        module = stage_module(Graph(self.scratch.code).stages[self.stage]["cmd"])
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", "athanor.commands.drill.server", self.stage, module],
+            cwd=self.scratch.code,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.server.poll() is None:
+            os.killpg(self.server.pid, signal.SIGKILL)
+        self.server.communicate()
+
+    # -- attempts --------------------------------------------------------------
+
+    def attempt(
+        self, folder: Path, kind: str = "", count: int = 1, delay: float | None = None, file_bytes: int | None = None
+    ) -> Attempt:
+        """One process of the stage in `folder`, ended by a kill, an error or its end."""
+        self.attempts += 1
+        record = folder / "attempts" / f"{self.attempts:03d}.jsonl"
+        log = record.with_suffix(".log")
+        record.parent.mkdir(exist_ok=True)
+        request = {
+            "folder": str(folder),
+            "env": {"DVC_ROOT": str(folder)},
+            "log": str(log),
+            "record": str(record),
+            "kind": kind,
+            "count": count,
+            "delay": delay,
+            "limit": max(120.0, 30 * self.seconds),
+            "file_bytes": file_bytes,
+        }
+        answer = self._ask(request)
+        text = log.read_text(errors="replace") if log.is_file() else ""
+        return Attempt(answer["status"], answer["seconds"], answer["hung"], compare.events(record), text)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self.server.stdin.write(json.dumps(request) + "\n")
+            self.server.stdin.flush()
+            answer = self.server.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise AthanorError("the process that forks the attempts ended", where=self.stage, fix="see its message")
+        return json.loads(answer)
+
+    def whole(self, folder: Path, damaged: Damaged) -> list[Path]:
+        """Checkpoints that are neither damaged nor half removed, newest first."""
+        found = compare.checkpoints(folder, self.stage)
+        return [path for path in found if _identity(path) not in damaged and len(list(path.iterdir())) == 2]
+
+    def position(self, folder: Path, damaged: Damaged) -> int:
+        """Where the next attempt has to go on: the tokens, or rows, that the newest whole checkpoint stands for."""
+        if self.stage not in TRAINING:
+            states = list(folder.glob(f".athanor/slots/{self.stage}/*/state.json"))
+            return _rows_of_whole_parts(states[0]) if states else 0
+        whole = self.whole(folder, damaged)
+        return int(whole[0].name[5:]) * self.unit if whole else 0
+
+    # -- the drill ---------------------------------------------------------------
+
+    def run(self, faults: list[Fault]) -> Outcome:
+        """Every fault in its turn, then the full disks. The first difference ends it."""
+        if not self.server.stdout.readline():
+            raise AthanorError("the process that forks the attempts did not start", where=self.stage)
+        try:
+            self.quiet_run()
+            left = [f if possible(f, self.points) else dataclasses.replace(f, kind="random") for f in faults]
+            with Progress(len(faults), f"drill {self.stage}", "kills") as bar:
+                while left:
+                    self.round(left, bar)
+            self.disk_round()
+        except Different as found:
+            self.outcome.problems += [f"{self.stage}, {problem}" for problem in found.problems]
+        return self.outcome
+
+    def quiet_run(self) -> None:
+        """The reference: a process of its own. Before it once more, forked and watched, which must give the same."""
+        while True:
+            self.params = drill_params(self.stage, self.scratch.params, self.longer)
+            self.unit = self.params[self.stage].get("batch_tokens", 1)
+            watched = self.scratch.folder(self.base / "watched", self.params, self.stage)
+            first = self.attempt(watched)
+            if first.status:
+                raise AthanorError(f"the run without kills failed ({_last(first.log)})", where=self.stage)
+            self.points = Counter(note["point"] for note in first.noted if "point" in note)
+            enough = self.stage not in TRAINING or self.points["remove"] >= MIN_REMOVED
+            if enough or not self.lengthen or self.longer >= MAX_LONGER:
+                break
+            self.longer *= 2
+            shutil.rmtree(self.base)
+        self.quiet = self.scratch.folder(self.base / "quiet", self.params, self.stage)
+        self.scratch.fresh(self.stage, self.quiet)
+        self.seconds = first.seconds
+        if self.stage in TRAINING:  # the points of one checkpoint
+            for kind in ("write", "fsync"):
+                self.points[kind] //= max(1, self.points["renamed"])
+        self.reference = compare.reference_samples(first.noted, self.unit)
+        if not self.reference.end or list(self.reference.digests) != list(range(0, self.reference.end, self.unit)):
+            raise Different("run without kills", "it does not read every position once, in order")
+        self.compare_end(watched, "forked run without kills")
+
+    def round(self, left: list[Fault], bar: Progress) -> None:
+        """Attempts on one fresh slot until one ends; takes the faults that came to pass off `left`."""
+        self.outcome.rounds += 1
+        name = f"round {self.outcome.rounds}"
+        folder = self.scratch.folder(self.base / f"round-{self.outcome.rounds:02d}", self.params, self.stage)
+        damaged: Damaged = set()
+        before = ""
+        left.sort(key=lambda fault: fault.kind != "opening")  # only a fresh slot is opened for the first time
+        while True:
+            start = self.position(folder, damaged)
+            attempt = self.next_attempt(folder, left[0] if left else None, start, len(self.whole(folder, damaged)))
+            self.check(name, attempt, start, before)
+            if attempt.status != -signal.SIGKILL:
+                break
+            fault = left.pop(0)
+            before = fault.kind
+            self.outcome.kills[fault.kind] += 1
+            bar.update(1, fault.kind)
+            if any(compare.status(journal) == "FINISHED" for journal in compare.journals(folder)):
+                break  # killed when all was done
+            if fault.kind in DAMAGE:
+                damaged.add(_identity(damage(folder, self.stage, fault, self.whole(folder, damaged))))
+            if self.draw.random() < 0.5:  # as dvc does before it runs a stage
+                for path in compare.files(folder, self.scratch.results(self.stage)).values():
+                    path.unlink()
+        if attempt.status not in (0, -signal.SIGKILL):
+            raise Different(name, f"an attempt exited with {attempt.status}: {_last(attempt.log)}")
+        self.compare_end(folder, name)
+        if left and attempt.status == 0:  # this one had no chance in what was left of the round
+            tries = left[0].tries + 1
+            left[0] = dataclasses.replace(left[0], tries=tries, kind=left[0].kind if tries < TRIES else "random")
+        if not self.keep:
+            shutil.rmtree(folder)
+
+    def next_attempt(self, folder: Path, fault: Fault | None, start: int, whole: int) -> Attempt:
+        if fault is None:
+            return self.attempt(folder)
+        if fault.kind == "random":  # anywhere in about what is left, start and end of the stage included
+            left = self.seconds * (1 - 0.8 * start / self.reference.end)
+            return self.attempt(folder, delay=fault.part * left / (1 + fault.tries))
+        return self.attempt(folder, *point(fault, self.points, whole))
+
+    def check(self, name: str, attempt: Attempt, start: int, before: str) -> None:
+        """An attempt's samples, and what it says of a damaged checkpoint; counts how it went on after a death."""
+        if before:
+            (self.outcome.resumed if start else self.outcome.anew)[before] += 1
+        if attempt.status == 0 and start == 0:  # the first run also imported what later ones find in memory
+            self.seconds = min(self.seconds, attempt.seconds)
+        problems = compare.differing_samples(self.reference, attempt.noted, start, attempt.status == 0)
+        begun = any("at" in note for note in attempt.noted)
+        if self.stage in TRAINING and before in DAMAGE and begun and "checkpoint ignored" not in attempt.log:
+            problems.append("nothing is said of the damaged checkpoint")
+        if attempt.hung:
+            problems.append(f"the attempt did not end in {attempt.seconds:.0f} s")
+        if problems:
+            self.outcome.different[before] += 1
+            after = f" after '{before}'" if before else ""
+            raise Different(f"{name}, attempt {self.attempts}{after}", *problems)
+
+    def compare_end(self, folder: Path, name: str) -> None:
+        """Raise Different unless a finished run left what the quiet one left."""
+        names = self.scratch.results(self.stage)
+        if self.stage in TRAINING:
+            names += [compare.checkpoints(self.quiet, self.stage)[0].relative_to(self.quiet).as_posix()]
+        problems = compare.differing_files(compare.files(self.quiet, names), compare.files(folder, names))
+        problems += compare.differing_journals(self.quiet, folder, self.stage)
+        if problems:
+            raise Different(name, *problems)
+
+    def disk_round(self) -> None:
+        """Disks that are full while checkpoints are written: a small file system, or a limit on the size of files."""
+        name = "full disk"
+        folder = self.scratch.folder(self.base / "disk", self.params, self.stage)
+        slot = compare.files(self.quiet, [".athanor"])
+        needed = sum(file.stat().st_size for file in slot.values())
+        with small_disk(folder / ".athanor", 8 + 4 * needed // 2**20) as mounted:
+            self.attempt(folder, "renamed", 1 if self.stage in TRAINING else 9)
+            for number in range(DISKS):
+                before = self.contents(folder)
+                start = self.position(folder, set())
+                attempt = self.on_full_disk(folder, mounted, self.draw.uniform(0.1, 0.9))
+                self.check(name, attempt, start, "disk" if number else "")
+                lost = [path for path, content in before.items() if self.contents(folder).get(path) != content]
+                if lost:
+                    raise Different(name, f"{lost[0]} is lost or changed")
+                if attempt.status in (0, -signal.SIGKILL):
+                    raise Different(name, f"the attempt ended with {attempt.status}, not with an error")
+                if mounted and ("the disk is full" not in attempt.log or "Traceback" in attempt.log):
+                    raise Different(name, f"not told in one line: {_last(attempt.log)}")
+            start = self.position(folder, set())
+            attempt = self.attempt(folder)
+            self.check(name, attempt, start, "disk")
+            if attempt.status:
+                what = f"with space again the attempt exited with {attempt.status}: {_last(attempt.log)}"
+                raise Different(name, what)
+            self.compare_end(folder, name)
+        if not self.keep:
+            shutil.rmtree(folder)
+
+    def on_full_disk(self, folder: Path, mounted: bool, part: float) -> Attempt:
+        """An attempt with too little room for a checkpoint, or for what is left of a download."""
+        if self.stage in TRAINING:
+            newest = compare.checkpoints(self.quiet, self.stage)[0]
+            room = sum(file.stat().st_size for file in newest.iterdir())
+        else:
+            parts = ".athanor/slots/download/*/part-*"
+            all_of_it, there = (sum(p.stat().st_size for p in at.glob(parts)) for at in (self.quiet, folder))
+            room = (all_of_it - there) // 2 if mounted else LEAST_PART
+        if not mounted:
+            return self.attempt(folder, file_bytes=int(part * room))
+        filler = fill(folder / ".athanor", LEAST_ROOM + int(part * (room - LEAST_ROOM)))
+        try:
+            return self.attempt(folder)
+        finally:
+            filler.unlink()
+
+    def contents(self, folder: Path) -> dict[str, str]:
+        """Digests of what a full disk must leave alone: checkpoints, or parts of a download."""
+        names = [path.relative_to(folder).as_posix() for path in compare.checkpoints(folder, self.stage)]
+        names += [path.relative_to(folder).as_posix() for path in folder.glob(".athanor/slots/*/*/part-*.parquet")]
+        return {name: sha256_file(path) for name, path in compare.files(folder, names).items()}
+
+
+def _rows_of_whole_parts(path: Path) -> int:
+    """Rows that a download has up to the first part that is missing or damaged."""
+    state, rows = read_json(path), 0
+    for number, part in enumerate(state["parts"]):
+        file = path.with_name(f"part-{number:05d}.parquet")
+        if not file.is_file() or sha256_file(file) != part["sha256"]:
+            return rows
+        rows = part["rows"]
+    return int(state["rows"])
+
+
+def _identity(path: Path) -> tuple[Path, int]:
+    """A checkpoint's folder, and which one of that name: it may be written again."""
+    return path, path.stat().st_ino
+
+
+def _last(log: str) -> str:
+    return (log.strip().splitlines() or ["no message"])[-1]
