@@ -55,26 +55,26 @@ Check = Callable[[], Iterable[Finding]]
 
 def examine(root: Path, deep: bool = False) -> list[Finding]:
     """Every finding in the checkout at `root`; a check that cannot be made is a finding, too."""
-    from athanor.commands.doctor import checks as look, experiments
+    from athanor.commands.doctor import checks, experiments
     from athanor.commands.doctor.processes import look
 
-    scraps = look.scraps(root)  # before the processes: what has no living owner then never gets one
+    scraps = checks.scraps(root)  # before the processes: what has no living owner then never gets one
     place = look(root)
-    checks: list[tuple[str, Check]] = [
-        ("process", lambda: look.unseen(place)),
-        ("lock", lambda: look.locks(place)),
+    rules: list[tuple[str, Check]] = [
+        ("process", lambda: checks.unseen(place)),
+        ("lock", lambda: checks.locks(place)),
         ("head", lambda: experiments.head(place)),
         ("queue", lambda: experiments.queue(place)),
         ("temp-dir", lambda: experiments.temp_dirs(place)),
-        ("leftover", lambda: look.leftovers(place, scraps)),
-        ("journal", lambda: look.journals(place)),
-        ("untracked", lambda: look.untracked(place)),
-        ("space", lambda: look.space(place)),
+        ("leftover", lambda: checks.leftovers(place, scraps)),
+        ("journal", lambda: checks.journals(place)),
+        ("untracked", lambda: checks.untracked(place)),
+        ("space", lambda: checks.space(place)),
     ]
     if deep:
-        checks.append(("cache", lambda: look.cache(place)))
+        rules.append(("cache", lambda: checks.cache(place)))
     findings: list[Finding] = []
-    for kind, check in checks:
+    for kind, check in rules:
         try:
             findings += check()
         except (OSError, ValueError, KeyError, TypeError, AthanorError) as error:
