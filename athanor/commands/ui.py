@@ -12,6 +12,7 @@ import sys
 
 from athanor.pipeline import ship
 from athanor.pipeline.machine import anchor
+from athanor.pipeline.redact import redact
 from athanor.pipeline.tracking import EXPERIMENT
 
 
@@ -31,11 +32,13 @@ def main() -> int:
     # Without the query the UI opens in its GenAI mode, which hides these runs.
     page = f"#/experiments/{found.experiment_id}/runs?workflowType=machine_learning" if found else ""
     if uri.startswith("http"):
-        print(f"open {uri.rstrip('/')}/{page}")
+        print(f"open {redact(uri).rstrip('/')}/{page}")
         return 0
     print(f"open http://127.0.0.1:{args.port}/{page}\n(Ctrl-C stops the server)", flush=True)
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
+    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    # Not as an argument, which every user of the machine can read.
+    environment = {**os.environ, **quiet, "MLFLOW_BACKEND_STORE_URI": uri}
+    command = [sys.executable, "-m", "mlflow", "server"]
     command += ["--host", "127.0.0.1", "--port", str(args.port), "--workers", "1"]
     try:
         return subprocess.call(command, env=environment, cwd=root)

@@ -10,22 +10,85 @@ A run is a directory `.athanor/runs/<id>/`:
 Appending a line costs about 0.02 ms; a synchronous tracking call costs 24 ms
 on SQLite and minutes when the server is gone. The shipper turns journals into
 tracking runs, and can do it again from nothing.
+
+While the journal is open it is locked (flock, shared), which is how others
+know that its writer lives: the lock dies with the process, whereas a process
+id may be another process's by now. Texts are written without secrets.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import write_json
+from athanor.artifacts import read_json, write_json
+from athanor.pipeline.redact import redact
+
+TAIL_BYTES = 2**20
 
 
 def now_ms() -> int:
     return int(time.time() * 1000)
+
+
+def rows(data: bytes) -> Iterator[dict[str, Any]]:
+    """The rows of whole journal lines. What is no JSON (a block of zeros after a power loss) is passed over."""
+    for line in data.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def has_more(folder: Path, offset: int) -> bool:
+    """True when whole lines follow after `offset`."""
+    return b"\n" in _after(folder / "journal.jsonl", offset)
+
+
+def last_ms(folder: Path, default: int) -> int:
+    """When the last row was written; the end of a run that could not say so itself."""
+    path = folder / "journal.jsonl"
+    data = _after(path, max(0, path.stat().st_size - TAIL_BYTES)) if path.is_file() else b""
+    return max((row["t"] for row in rows(data[: data.rfind(b"\n") + 1])), default=default)
+
+
+def _after(path: Path, offset: int) -> bytes:
+    if not path.is_file():
+        return b""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(TAIL_BYTES)
+
+
+def alive(folder: Path) -> bool:
+    """True while a process writes this run."""
+    if (folder / "end.json").is_file():
+        return False
+    try:
+        os.kill(read_json(folder / "meta.json")["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    try:
+        handle = os.open(folder / "journal.jsonl", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 class Journal:
@@ -37,6 +100,7 @@ class Journal:
         self.path = folder / "journal.jsonl"
         self.last_step = self._recover()
         self._file = open(self.path, "a", encoding="utf-8", buffering=1)
+        fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def _recover(self) -> dict[str, int]:
         """Cut a torn last line; return the last step logged for each metric name."""
@@ -47,8 +111,7 @@ class Journal:
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) != len(data):
             os.truncate(self.path, len(whole))
-        for line in whole.splitlines():
-            row = json.loads(line)
+        for row in rows(whole):
             for name in row.get("m", ()):
                 last[name] = max(last.get(name, -1), row["s"])
         return last
@@ -69,7 +132,7 @@ class Journal:
         self._write({"t": now_ms(), "s": step, "m": safe})
 
     def event(self, name: str, **facts: Any) -> None:
-        self._write({"t": now_ms(), "event": name, **facts})
+        self._write({"t": now_ms(), "event": name, **redact(facts)})
 
     def _write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -77,4 +140,4 @@ class Journal:
     def close(self, status: str, **facts: Any) -> None:
         """Finish the run with FINISHED, FAILED or KILLED. Reopening the directory resumes it."""
         self._file.close()
-        write_json(self.folder / "end.json", {"status": status, "ended_ms": now_ms(), **facts})
+        write_json(self.folder / "end.json", {"status": status, "ended_ms": now_ms(), **redact(facts)})

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import digest, write_json, write_text
+from athanor.pipeline.redact import redact
 
 DONE, PINNED = "DONE", "PINNED"
 
@@ -71,7 +72,7 @@ class Slot:
         if not (self.path / "facts.json").is_file():
             if self.pinned:
                 write_text(self.path / PINNED, "")
-            write_json(self.path / "facts.json", self.facts)
+            write_json(self.path / "facts.json", redact(self.facts))
         if self.on_enter is not None:
             self.on_enter(self)
 

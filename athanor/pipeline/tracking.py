@@ -1,20 +1,35 @@
-"""MLflow as a view of the journals: one parent run per configuration, one child per executed stage."""
+"""MLflow as a view of the journals: one parent run per configuration, one child per executed stage.
+
+Every step can be repeated after a crash at any moment: runs are found again by
+their tags, MLflow drops exact duplicates of (key, timestamp, step, value), and
+a parent's numbers, status and makers are computed from its children.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import posixpath
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from athanor.artifacts import read_json, write_json
+from athanor.pipeline.journal import has_more, last_ms, rows
+from athanor.pipeline.redact import redact
+from athanor.pipeline.store import StoreReplaced, database, delivery, identity, make_tables, store_lock
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 EXPERIMENT = "athanor"
 BATCH = 800
+CHUNK_BYTES = 2**20
 PARAM_CHARS = 6000
-HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_DISABLE_TELEMETRY": "true"}
+TAG_CHARS = 5000
+# No retries inside the client: a request whose answer was lost may have made a run, so an attempt begins with a search.
+HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
 class Tracker:
@@ -24,85 +39,151 @@ class Tracker:
         for name, value in HTTP.items():
             os.environ.setdefault(name, value)
         os.environ.pop("MLFLOW_RUN_ID", None)  # it would turn every new run into that one
-        self.root, self.uri = root, uri
+        # The address without its secrets names the store: a new password does not make it another store.
+        self.root, self.uri, self.name = root, uri, redact(uri)
         # Two first constructions at once crash while both create the tables.
-        with open(root / ".athanor" / "mlflow-init.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with store_lock(uri):
             from mlflow.tracking import MlflowClient
 
+            path = database(uri)
+            if path is not None and not path.exists():
+                make_tables(path)
             self.client = MlflowClient(tracking_uri=uri)
             found = self.client.get_experiment_by_name(EXPERIMENT)
             if found is None:
-                artifacts = None if uri.startswith("http") else (root / "mlartifacts").as_uri()
-                self.experiment = self.client.create_experiment(EXPERIMENT, artifact_location=artifacts)
-            else:
-                self.experiment = found.experiment_id
+                beside = root if path is None else path.parent
+                artifacts = None if uri.startswith("http") else (beside / "mlartifacts").as_uri()
+                made = self.client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+                found = self.client.get_experiment(made)
+            elif found.lifecycle_stage == "deleted":  # its name cannot be used again, and runs need a place
+                self.client.restore_experiment(found.experiment_id)
+        self.experiment = found.experiment_id
+        self.store = f"{found.experiment_id}@{found.creation_time}"  # another after the database was deleted
+        self._file = identity(uri)
+
+    def check(self) -> None:
+        """Fail when the database file was deleted or replaced under this connection."""
+        if identity(self.uri) != self._file:
+            raise StoreReplaced
+
+    def lacks(self, folder: Path) -> bool:
+        """True when a run was delivered to this address, but the store there has begun anew since."""
+        state = delivery(folder)
+        return state.get("uri") == self.name and state.get("store") != self.store
 
     def ship(self, folder: Path, live: bool) -> None:
         """Bring one run up to date; idempotent."""
         meta = read_json(folder / "meta.json")
-        state_path = folder / "ship.json"
-        state = read_json(state_path) if state_path.is_file() else {"uri": self.uri, "offset": 0}
-        if state["uri"] != self.uri:  # another store: tell it everything from the start
-            state = {"uri": self.uri, "offset": 0}
+        path = folder / "ship.json"
+        state = delivery(folder)
+        if (state.get("uri"), state.get("store")) != (self.name, self.store):
+            state = {"uri": self.name, "store": self.store, "offset": 0}  # another store: tell it everything
+        elif not live and state.get("dead") and state.get("resumed") == meta["resumed"]:
+            if not (folder / "end.json").is_file() and not has_more(folder, state["offset"]):
+                return
         if "mlflow_run" not in state:
-            state["mlflow_run"] = self._create(meta)
-            write_json(state_path, state)
-        if state.get("closed") or state.get("resumed", 0) != meta["resumed"]:
-            self.client.update_run(state["mlflow_run"], status="RUNNING")
-            self.client.set_tag(state["mlflow_run"], "athanor.resumed", str(meta["resumed"]))
-            state |= {"closed": False, "resumed": meta["resumed"]}
-        state["offset"] = self._metrics(state["mlflow_run"], folder / "journal.jsonl", state["offset"])
+            state["mlflow_run"] = self._open(meta)
+            write_json(path, state)
+        run_id = state["mlflow_run"]
+        if state.get("resumed", 0) != meta["resumed"]:
+            self.client.set_tag(run_id, "athanor.resumed", str(meta["resumed"]))
+            self.client.update_run(run_id, status="RUNNING")
+        elif state.get("closed") or (live and state.get("dead")):
+            self.client.update_run(run_id, status="RUNNING")
+        state |= {"closed": False, "dead": False, "resumed": meta["resumed"]}
+        for offset in self._metrics(run_id, folder / "journal.jsonl", state["offset"]):
+            state["offset"] = offset
+            write_json(path, state)
         if not live:
-            self._close(state["mlflow_run"], meta, folder)
-            state["closed"] = (folder / "end.json").is_file()
-        write_json(state_path, state)
+            ended = (folder / "end.json").is_file()
+            self._close(run_id, meta, folder)
+            state |= {"closed": ended, "dead": not ended}
+        write_json(path, state)
+
+    def explained(self, folder: Path) -> bool:
+        """After a failure with one run: True when its user deleted it in the UI. It stays deleted until --rebuild.
+
+        Raises when the store itself does not answer.
+        """
+        from mlflow.exceptions import MlflowException
+
+        self.client.get_experiment(self.experiment)
+        state = delivery(folder)
+        if "mlflow_run" not in state:
+            return False
+        try:
+            run = self.client.get_run(state["mlflow_run"])
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # an older copy of the store came back
+                (folder / "ship.json").unlink()
+            return False
+        if run.info.lifecycle_stage == "deleted":
+            write_json(folder / "ship.json", {**state, "closed": True})
+        return run.info.lifecycle_stage == "deleted"
+
+    def forget(self, run_ids: Iterable[str]) -> None:
+        """Delete the runs of these journals, and their parents unless other checkouts have runs there."""
+        ours = set(run_ids)
+        with store_lock(self.uri):
+            parents = set()
+            for run in self._search("tags.`athanor.run` LIKE '%'"):
+                if run.data.tags["athanor.run"] in ours:
+                    self.client.delete_run(run.info.run_id)
+                    parents.add(run.data.tags.get("mlflow.parentRunId"))
+            for run in self._search("tags.`athanor.key` LIKE '%'"):
+                if run.info.run_id in parents and not self._by_tag("mlflow.parentRunId", run.info.run_id):
+                    self.client.delete_run(run.info.run_id)
+
+    def _search(self, query: str) -> list[Run]:
+        found: list[Run] = []
+        token: str | None = None
+        while True:
+            page = self.client.search_runs([self.experiment], query, max_results=1000, page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                return found
+
+    def _by_tag(self, tag: str, value: str) -> list[Run]:
+        """Active runs with a tag, the oldest first. The query language cannot quote a quote, so it gets a wildcard."""
+        found = self._search(f"tags.`{tag}` LIKE '{value.replace(chr(39), '_')}'")
+        same = [run for run in found if run.data.tags.get(tag) == value]
+        return sorted(same, key=lambda run: (run.info.start_time, run.info.run_id))
 
     def _parent(self, meta: dict[str, Any]) -> str:
-        """The run that groups all stages of one (experiment or branch, commit, params)."""
-        found = self.client.search_runs(
-            [self.experiment], f"tags.`athanor.key` = '{_quoted(meta['key'])}'", max_results=1
-        )
+        """The run that groups all stages of one (experiment or branch, commit, params). Call with the store locked.
+
+        Two of one key are merged into the older: every shipper chooses alike.
+        """
+        found = self._by_tag("athanor.key", meta["key"])
+        for other in found[1:]:
+            for child in self._by_tag("mlflow.parentRunId", other.info.run_id):
+                self.client.set_tag(child.info.run_id, "mlflow.parentRunId", found[0].info.run_id)
+            self.client.delete_run(other.info.run_id)
         if found:
+            if found[1:]:
+                self._settle(found[0].info.run_id)
             return found[0].info.run_id
         name = meta["experiment"] or f"{meta['branch']}-{meta['commit'][:7] or 'uncommitted'}"
         tags = {"athanor.key": meta["key"], "mlflow.source.git.commit": meta["commit"], "athanor.dirty": meta["dirty"]}
-        run = self.client.create_run(
-            self.experiment,
-            start_time=meta["started_ms"],
-            run_name=name,
-            tags={key: str(value) for key, value in tags.items()},
-        )
+        return self._new(meta, name, tags)
+
+    def _new(self, meta: dict[str, Any], name: str, tags: dict[str, Any]) -> str:
+        texts = {key: str(value)[:TAG_CHARS] for key, value in tags.items()}
+        run = self.client.create_run(self.experiment, start_time=meta["started_ms"], run_name=name, tags=texts)
         return run.info.run_id
 
-    def _create(self, meta: dict[str, Any]) -> str:
+    def _open(self, meta: dict[str, Any]) -> str:
+        """The MLflow run of a journal, with its parameters and inputs; made if need be."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param
 
-        # A crash between creating the run and noting its id must not make a second one.
-        found = self.client.search_runs([self.experiment], f"tags.`athanor.run` = '{meta['run']}'", max_results=1)
-        if found:
-            return found[0].info.run_id
-        parent = self._parent(meta)
-        hardware = meta["hardware"]
-        tags = {
-            "mlflow.parentRunId": parent,
-            "mlflow.source.git.commit": meta["commit"],
-            "athanor.run": meta["run"],
-            "athanor.stage": meta["stage"],
-            "athanor.experiment": meta["experiment"],
-            "athanor.dirty": meta["dirty"],
-            "athanor.host": hardware["host"],
-            "athanor.cpu": hardware["cpu"],
-            **{f"athanor.version.{name}": version for name, version in hardware["versions"].items()},
-            **{f"athanor.made_by.{stage}": maker for stage, maker in meta["made_by"].items()},
-        }
-        run = self.client.create_run(
-            self.experiment,
-            start_time=meta["started_ms"],
-            run_name=meta["stage"],
-            tags={key: str(value) for key, value in tags.items()},
-        )
-        run_id = run.info.run_id
+        with store_lock(self.uri):
+            parent = self._parent(meta)
+            # A crash between creating the run and noting its id must not make a second one.
+            found = self._by_tag("athanor.run", meta["run"])
+            for other in found[1:]:
+                self.client.delete_run(other.info.run_id)
+            run_id = found[0].info.run_id if found else self._new(meta, meta["stage"], _tags(meta, parent))
         params = [Param(_key(key), str(value)[:PARAM_CHARS]) for key, value in meta["params"].items()]
         for start in range(0, len(params), 100):
             self.client.log_batch(run_id, params=params[start : start + 100])
@@ -115,61 +196,113 @@ class Tracker:
         ]
         if datasets:
             self.client.log_inputs(run_id, datasets)
-        for stage, maker in meta["made_by"].items():
-            self.client.set_tag(parent, f"athanor.made_by.{stage}", maker)
         return run_id
 
-    def _metrics(self, run_id: str, path: Path, offset: int) -> int:
-        """Send the whole journal lines after `offset`; returns the new offset."""
+    def _metrics(self, run_id: str, path: Path, offset: int) -> Iterator[int]:
+        """Send the whole journal lines after `offset`, in parts; yields the offset after each part that arrived."""
         from mlflow.entities import Metric
 
         if not path.is_file():
-            return offset
+            return
         with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read()
-        data = data[: data.rfind(b"\n") + 1]
-        batch = [
-            Metric(_key(name), float(value), row["t"], row["s"])
-            for row in map(json.loads, data.splitlines())
-            for name, value in row.get("m", {}).items()
-        ]
-        for start in range(0, len(batch), BATCH):
-            self.client.log_batch(run_id, metrics=batch[start : start + BATCH])
-        return offset + len(data)
+            while True:
+                file.seek(offset)
+                data = file.read(CHUNK_BYTES)
+                data = data[: data.rfind(b"\n") + 1] or data + file.readline()  # one line may be longer than a part
+                if not data.endswith(b"\n"):
+                    return
+                batch = [
+                    Metric(_key(name), float(value), row["t"], row["s"])
+                    for row in rows(data)
+                    for name, value in row.get("m", {}).items()
+                ]
+                for start in range(0, len(batch), BATCH):
+                    self.client.log_batch(run_id, metrics=batch[start : start + BATCH])
+                offset += len(data)
+                yield offset
 
     def _close(self, run_id: str, meta: dict[str, Any], folder: Path) -> None:
-        from mlflow.entities import Metric
+        """Status, files and, of a finished run, final numbers: an unfinished one may resume and end with others."""
+        from mlflow.entities import Metric, RunTag
 
-        end_path = folder / "end.json"
-        end = read_json(end_path) if end_path.is_file() else {"status": "KILLED", "ended_ms": None}
+        path = folder / "end.json"
+        killed = {"status": "KILLED", "ended_ms": last_ms(folder, meta["started_ms"])}
+        end = read_json(path) if path.is_file() else killed
+        status = end["status"] if end["status"] in ("FINISHED", "FAILED", "KILLED") else "FAILED"
         numbers = {name: float(value) for name, value in end.get("metrics", {}).items() if _is_number(value)}
         if end.get("seconds") is not None:
             numbers["seconds"] = float(end["seconds"])
-        stamp = end["ended_ms"] or meta["started_ms"]
-        self.client.log_batch(run_id, metrics=[Metric(_key(f"final.{k}"), v, stamp, 0) for k, v in numbers.items()])
-        for name, value in end.get("facts", {}).items():
-            self.client.set_tag(run_id, f"athanor.{_key(name)}", str(value))
+        stamp = end["ended_ms"]
+        final = [Metric(_key(f"final.{k}"), v, stamp, 0) for k, v in numbers.items() if status == "FINISHED"]
+        for start in range(0, len(final), BATCH):
+            self.client.log_batch(run_id, metrics=final[start : start + BATCH])
+        texts = {f"athanor.{_key(name)}": str(value)[:TAG_CHARS] for name, value in end.get("facts", {}).items()}
         if end.get("error"):
-            self.client.set_tag(run_id, "athanor.error", end["error"])
-        if any((folder / "files").iterdir()):
+            texts["athanor.error"] = end["error"][:TAG_CHARS]
+        if status != "FINISHED" and "seconds" in numbers:
+            texts["athanor.seconds"] = str(numbers["seconds"])
+        tags = [RunTag(key, value) for key, value in texts.items()]
+        for start in range(0, len(tags), 100):
+            self.client.log_batch(run_id, tags=tags[start : start + 100])
+        if (folder / "files").is_dir() and any((folder / "files").iterdir()):
             self.client.log_artifacts(run_id, str(folder / "files"))
-        status = end["status"] if end["status"] in ("FINISHED", "FAILED", "KILLED") else "FAILED"
-        self.client.set_terminated(run_id, status=status, end_time=end["ended_ms"])
-        parent = self._parent(meta)
-        stage = meta["stage"].replace("-", "_")
-        self.client.log_batch(parent, metrics=[Metric(_key(f"{stage}.{k}"), v, stamp, 0) for k, v in numbers.items()])
-        self.client.set_tag(parent, f"athanor.made_by.{meta['stage']}", meta["run"])
-        self.client.set_terminated(parent, status=status, end_time=end["ended_ms"])
+        self.client.set_terminated(run_id, status=status, end_time=stamp)
+        with store_lock(self.uri):
+            parent = self._parent(meta)
+            child = self.client.get_run(run_id)
+            for stale in {"athanor.error", "athanor.seconds"} & set(child.data.tags) - set(texts):
+                self.client.delete_tag(run_id, stale)  # of an earlier attempt
+            if child.data.tags["mlflow.parentRunId"] != parent:
+                self.client.set_tag(run_id, "mlflow.parentRunId", parent)
+            self._settle(parent, run_id)
+
+    def _settle(self, parent: str, only: str = "") -> None:
+        """Make a parent say what its children say; its numbers only for the child `only`, when given."""
+        from mlflow.entities import Metric, RunTag
+
+        children = [run for run in self._by_tag("mlflow.parentRunId", parent) if "athanor.run" in run.data.tags]
+        children.sort(key=lambda run: (run.info.start_time, run.data.tags["athanor.run"]))
+        finished = [run for run in children if run.info.status == "FINISHED"]
+        for run in (run for run in finished if only in ("", run.info.run_id)):
+            stage = run.data.tags["athanor.stage"].replace("-", "_")
+            numbers = [(k.removeprefix("final."), v) for k, v in run.data.metrics.items() if k.startswith("final.")]
+            batch = [Metric(_key(f"{stage}.{name}"), value, run.info.end_time, 0) for name, value in numbers]
+            for start in range(0, len(batch), BATCH):
+                self.client.log_batch(parent, metrics=batch[start : start + BATCH])
+        makers: dict[str, str] = {}
+        for run in finished:
+            makers |= {key: value for key, value in run.data.tags.items() if key.startswith("athanor.made_by.")}
+            makers[f"athanor.made_by.{run.data.tags['athanor.stage']}"] = run.data.tags["athanor.run"]
+        if makers:
+            self.client.log_batch(parent, tags=[RunTag(key, value) for key, value in makers.items()])
+        if any(run.info.status == "RUNNING" for run in children):
+            self.client.update_run(parent, status="RUNNING")
+        elif children:
+            last = max(children, key=lambda run: run.info.end_time or 0)
+            self.client.set_terminated(parent, status=last.info.status, end_time=last.info.end_time)
+
+
+def _tags(meta: dict[str, Any], parent: str) -> dict[str, Any]:
+    hardware = meta["hardware"]
+    return {
+        "mlflow.parentRunId": parent,
+        "mlflow.source.git.commit": meta["commit"],
+        "athanor.run": meta["run"],
+        "athanor.stage": meta["stage"],
+        "athanor.experiment": meta["experiment"],
+        "athanor.dirty": meta["dirty"],
+        "athanor.host": hardware["host"],
+        "athanor.cpu": hardware["cpu"],
+        **{f"athanor.version.{name}": version for name, version in hardware["versions"].items()},
+        **{f"athanor.made_by.{stage}": maker for stage, maker in meta["made_by"].items()},
+    }
 
 
 def _key(name: str) -> str:
-    """A name MLflow accepts: letters, digits, and _ - . space : /"""
-    return re.sub(r"[^\w\-. :/]", "_", name)[:250]
-
-
-def _quoted(text: str) -> str:
-    return text.replace("'", "\\'")
+    """A name MLflow accepts: letters, digits, and _ - . space : /, and no path that stands for another."""
+    name = re.sub(r"[^\w\-. :/]", "_", name)[:250]
+    path = posixpath.normpath(name)
+    return name if path == name and not path.startswith(("..", "/")) and path != "." else re.sub(r"[/.]", "_", name)
 
 
 def _is_number(value: Any) -> bool:

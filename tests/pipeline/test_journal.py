@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
-from athanor.pipeline.journal import Journal
+import pytest
+
+from athanor.artifacts import write_json
+from athanor.pipeline.journal import Journal, alive
+from tests.pipeline.view import ROOT, environment
 
 
 def rows(folder):
@@ -45,3 +52,51 @@ def test_non_finite_values_stay_valid_json(tmp_path):
     journal.close("FINISHED")
     assert rows(tmp_path)[0]["m"] == {"loss": "nan", "norm": "inf"}
     assert float("nan") != float(rows(tmp_path)[0]["m"]["loss"])
+
+
+def test_a_line_that_is_no_json_is_passed_over(tmp_path):
+    """A power loss can leave a block of zeros; the run has to be resumable all the same."""
+    journal = Journal(tmp_path)
+    journal.scalars(0, {"loss": 2.0})
+    journal.close("KILLED")
+    with open(tmp_path / "journal.jsonl", "ab") as file:
+        file.write(b"\0" * 100 + b"\n")
+    again = Journal(tmp_path)
+    again.scalars(0, {"loss": 2.0})
+    again.scalars(1, {"loss": 1.0})
+    assert (tmp_path / "journal.jsonl").read_bytes().count(b'"s": ') == 2
+
+
+def test_alive_is_told_by_the_lock_of_the_writer(tmp_path):
+    """A process id alone is not enough: after a reboot it is another process's."""
+    write_json(tmp_path / "meta.json", {"pid": os.getpid()})
+    assert not alive(tmp_path)
+    code = "import sys, time; from pathlib import Path; from athanor.pipeline.journal import Journal\n"
+    code += "journal = Journal(Path(sys.argv[1])); print('open', flush=True); time.sleep(600)"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout.readline() == "open\n"
+    write_json(tmp_path / "meta.json", {"pid": writer.pid})
+    assert alive(tmp_path)
+    writer.kill()
+    writer.wait()
+    assert not alive(tmp_path)
+    write_json(tmp_path / "meta.json", {"pid": os.getpid()})
+    assert not alive(tmp_path)
+    journal = Journal(tmp_path)
+    assert alive(tmp_path)
+    journal.close("FINISHED")
+    assert not alive(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["event", "end"])
+def test_texts_are_written_without_secrets_and_scalars_as_they_are(tmp_path, where):
+    journal = Journal(tmp_path)
+    journal.scalars(3, {"loss": 0.1})
+    if where == "event":
+        journal.event("note", text="see http://me:secret@host", n=1.5)
+    else:
+        journal.close("FAILED", error="see http://me:secret@host", metrics={"a": 1.5})
+    text = "".join(file.read_text() for file in tmp_path.iterdir() if file.is_file())
+    assert "see http://***@host" in text and "secret" not in text and "1.5" in text and '"m": {"loss": 0.1}' in text

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,28 +13,7 @@ from athanor.artifacts import read_json, write_json
 from athanor.pipeline import ship
 from athanor.pipeline.journal import Journal
 from athanor.pipeline.tracking import Tracker
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def meta(run, stage, **more):
-    return {
-        "run": run,
-        "stage": stage,
-        "started_ms": 1_700_000_000_000,
-        "resumed": 0,
-        "pid": 2**22 + 1,  # beyond pid_max: never alive
-        "params": {"pretrain.lr": 0.001, "pretrain.seed": 1},
-        "inputs": {"data/shards": "0123456789abcdef0123456789abcdef.dir"},
-        "made_by": {"clean": "clean-1"},
-        "hardware": {"host": "h", "cpu": "c", "versions": {"torch": "2"}},
-        "commit": "a" * 40,
-        "branch": "main",
-        "experiment": "",
-        "dirty": False,
-        "key": "main@aaaaaaa/12345678",
-        **more,
-    }
+from tests.pipeline.view import ROOT, assert_view, environment, meta
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +74,8 @@ def test_stages_of_one_configuration_share_a_parent_and_another_has_its_own(stor
         path, journal = folder(root, run, run[0], 1, key=key)
         journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
         tracker.ship(path, live=False)
-        parents.append(tracker.client.get_run(read_json(path / "ship.json")["mlflow_run"]).data.tags["mlflow.parentRunId"])
+        child = tracker.client.get_run(read_json(path / "ship.json")["mlflow_run"])
+        parents.append(child.data.tags["mlflow.parentRunId"])
     assert parents[0] == parents[1] != parents[2]
 
 
@@ -122,11 +100,11 @@ def test_shipper_process_delivers_and_leaves(store, tmp_path):
     root, tracker = store
     path, journal = folder(root, "proc-1", "clean", 3)
     journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "DVC_"))}
     command = [sys.executable, "-m", "athanor.pipeline.ship", "--root", str(root), "--wait", "90"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert ship.shipped(path)
+    assert_view(tracker.client, root)
 
 
 def test_dead_server_keeps_the_journal(store, monkeypatch):
@@ -138,7 +116,7 @@ def test_dead_server_keeps_the_journal(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setattr(ship, "GIVE_UP_SECONDS", 0.0)
     monkeypatch.setattr(ship, "POLL_SECONDS", 0.01)
-    ship.ship_all(dead)
+    assert ship.ship_all(dead) is None
     assert not ship.shipped(path) and len((path / "journal.jsonl").read_text().splitlines()) == 3
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     target = root / ".athanor" / "runs" / "late-1"
