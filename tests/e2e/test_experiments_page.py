@@ -1,0 +1,265 @@
+"""docs/experiments.md: its commands are run as they stand, in order, in a clone that has its first run behind it.
+
+Every heading with commands has a check below, named after it, of what the commands should have led to.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from athanor.params.strict import read_yaml
+from tests.e2e.clone import Clone, environment
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "experiments.md"
+SECONDS = 900.0
+AUTHOR = {
+    f"GIT_{who}_{what}": value
+    for who in ("AUTHOR", "COMMITTER")
+    for what, value in (("NAME", "t"), ("EMAIL", "t@localhost"))
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    heading: str
+    line: str
+
+    @property
+    def status(self) -> int:
+        """The exit status that the page promises in a comment."""
+        said = re.search(r"# exit status (\d+)", self.line)
+        return int(said[1]) if said else 0
+
+
+def commands() -> list[Command]:
+    """Every line of every shell block of the page, with the heading it stands under."""
+    heading, inside, found = "", False, []
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("```"):
+            assert inside or line == "```bash", f"{line}: a block that is not run"
+            inside = not inside
+        elif inside and line.strip():
+            assert not line.endswith("\\"), "one line for one command, please"
+            found.append(Command(heading, line))
+        elif line.startswith("#"):
+            heading = line.lstrip("# ")
+    return found
+
+
+class Tour:
+    """A shell that remembers its directory, and what each command printed."""
+
+    def __init__(self, start: Path) -> None:
+        self.start = self.here = start
+        self.printed: list[tuple[str, str]] = []
+        self.grid: dict[str, tuple[str, str]] = {}
+
+    @property
+    def clone(self) -> Clone:
+        return Clone(self.here)
+
+    def run(self, command: Command) -> None:
+        interrupt = "press Ctrl-C" in command.line
+        where, log = self.start.parent / "where", self.start.parent / f"{len(self.printed)}.log"
+        with open(log, "w") as out:  # not a pipe, which the queue's workers would hold open
+            child = subprocess.Popen(
+                ["bash", "-c", f'{command.line}\nstatus=$?\npwd > "{where}"\nexit $status'],
+                cwd=self.here,
+                env=environment(**AUTHOR),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        stopped = interrupt and self._interrupt(child)
+        child.wait(SECONDS)
+        output = log.read_text()
+        self.printed.append((command.line, output))
+        if stopped:
+            assert child.returncode != 0 and "progress is kept" in output, output
+            return
+        assert child.returncode == command.status, f"{command.line}\nexit {child.returncode}\n{output[-6000:]}"
+        self.here = Path(where.read_text().strip())
+        if command.line.startswith("dvc queue status"):
+            self._wait_for_queue()
+
+    def _interrupt(self, child: subprocess.Popen[bytes]) -> bool:
+        """What a terminal does at Ctrl-C, as soon as sft has a checkpoint slot; False when the run was faster."""
+        before = set(self._sft_runs())
+        deadline = time.monotonic() + SECONDS
+        while child.poll() is None and set(self._sft_runs()) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.1)
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGINT)
+        return child.wait(SECONDS) != 0
+
+    def _sft_runs(self) -> list[Path]:
+        return list(self.here.glob(".athanor/slots/sft/*/run.json"))
+
+    def _wait_for_queue(self) -> None:
+        deadline = time.monotonic() + SECONDS
+        while re.search(r"Queued|Running", said := self.clone.dvc("queue", "status").stdout):
+            assert time.monotonic() < deadline, said
+            time.sleep(1)
+        assert said.count("Success") == 4, said
+
+    def output(self, start: str) -> str:
+        """What the last command printed that begins like this."""
+        return [text for line, text in self.printed if line.startswith(start)][-1]
+
+    def run_of(self, stage: str) -> str:
+        return json.loads((self.here / "metrics" / "runs" / f"{stage}.json").read_text())["run"]
+
+    def param(self, section: str, name: str) -> object:
+        return read_yaml(self.here / "params.yaml")[section][name]
+
+    def experiments(self) -> dict[str, dict[str, str]]:
+        rows = csv.DictReader(io.StringIO(self.clone.dvc("exp", "show", "--csv", "--hide-workspace").stdout))
+        return {row["Experiment"]: row for row in rows if row["Experiment"]}
+
+
+CHECKS: dict[str, Callable[[Tour], None]] = {}
+
+
+def after(heading: str) -> Callable[[Callable[[Tour], None]], None]:
+    return lambda check: CHECKS.__setitem__(heading, check)
+
+
+@after("Commit the first run")
+def _(tour: Tour) -> None:
+    assert "dvc.lock" in tour.clone.run("git", "ls-files").stdout
+    assert tour.clone.run("git", "status", "--porcelain").stdout == ""
+
+
+@after("Change one thing")
+def _(tour: Tour) -> None:
+    said = tour.output("dvc exp run -n lower-lr")
+    ran = set(re.findall(r"Running stage '([\w-]+)'", said))
+    assert ran == {"sft", "eval", "export"}
+    assert tour.param("sft", "lr") == 0.001
+    assert tour.clone.run("git", "symbolic-ref", "--short", "HEAD").stdout == "main\n"
+
+
+@after("Look")
+def _(tour: Tour) -> None:
+    table = tour.output("dvc exp show --drop")
+    titles = next(line for line in table.splitlines() if "Experiment" in line).split()
+    assert titles == ["Experiment", "battery.sft.all.score", "bpb.all.sft.bpb", "sft.lr"] and "lower-lr" in table
+    assert re.search(r"params.yaml +sft.lr +0.004 +0.001", tour.output("dvc params diff"))
+    assert "bpb.all.sft.bpb" in tour.output("dvc metrics diff") and "runs" not in tour.output("dvc metrics diff")
+    assert "sft.lr" in tour.output("dvc exp diff")
+    assert "SFT loss" in (tour.here / "dvc_plots" / "index.html").read_text()
+    said = tour.output("athanor compare")
+    assert re.search(r"sft.lr +0.004 -> 0.001", said) and "bpb.all.sft" in said and "MLflow" in said
+    # The workspace is at the commit again.
+    assert tour.clone.run("git", "status", "--porcelain").stdout == ""
+    assert "up to date" in tour.clone.dvc("status").stdout
+
+
+@after("Sweep")
+def _(tour: Tour) -> None:
+    found = tour.experiments()
+    grid = {name: (row["sft.lr"], row["sft.weight_decay"]) for name, row in found.items() if name.startswith("grid-")}
+    tour.grid = grid
+    assert sorted(grid.values()) == [("0.002", "0.0"), ("0.002", "0.2"), ("0.006", "0.0"), ("0.006", "0.2")], grid
+    log = tour.output("dvc queue logs")
+    assert "python -m stages.sft" in log and "stages.pretrain" not in log
+    rows = re.findall(r"\[(grid-\d)\] +([\d.]+)", tour.output("dvc exp show --hide-workspace"))
+    scores = [float(score) for _, score in rows]
+    assert len(rows) == 4 and scores == sorted(scores) and len(set(scores)) > 1
+    assert tour.clone.run("git", "status", "--porcelain").stdout == ""  # the queue left the workspace alone
+
+
+@after("Take the best")
+def _(tour: Tour) -> None:
+    assert tour.clone.run("git", "status", "--porcelain").stdout == ""
+    assert (str(tour.param("sft", "lr")), str(tour.param("sft", "weight_decay"))) == tour.grid["grid-2"]
+    plan = tour.output("athanor plan")
+    assert re.search(r"export +run", plan), plan
+    assert set(re.findall(r"Running stage '([\w-]+)'", tour.output("dvc repro"))) == {"export"}
+    tour.clone.run("git", "rev-parse", "--verify", "lower-lr-branch")
+
+
+@after("Stop and go on")
+def _(tour: Tour) -> None:
+    assert tour.clone.run("git", "symbolic-ref", "--short", "HEAD").stdout == "main\n"
+    assert "longer" in tour.experiments()
+    runs = [json.loads(path.read_text()) for path in tour.here.glob(".athanor/runs/sft-*/meta.json")]
+    longer = [run for run in runs if run["experiment"] == "longer"]
+    stopped = "progress is kept" in "".join(text for line, text in tour.printed if "press Ctrl-C" in line)
+    assert [run["resumed"] for run in longer] == [int(stopped)]  # one run, continued
+    assert "sft" in tour.output("athanor slots")
+
+
+@after("Share")
+def _(tour: Tour) -> None:
+    assert (tour.here.parent / "athanor-store" / "files").is_dir()
+    assert "lower-lr" in tour.clone.dvc("exp", "list", "origin", "--all-commits").stdout
+
+
+@after("On another machine")
+def _(tour: Tour) -> None:
+    assert tour.here.name == "athanor-2"
+    said = tour.output("dvc exp run --pull --allow-missing")
+    assert set(re.findall(r"Running stage '([\w-]+)'", said)) == {"eval"}
+    assert "lower-lr" in tour.output("dvc exp list")
+    assert tour.param("sft", "lr") == 0.001  # the experiment was applied, with its model
+    assert "up to date" in tour.clone.dvc("status").stdout
+    assert not (tour.here / ".athanor" / "slots").exists()  # nothing was trained here
+
+
+@after("Clean up")
+def _(tour: Tour) -> None:
+    assert tour.here == tour.start
+    assert re.search(r"[1-9]\d* objects", tour.output("dvc gc")), tour.output("dvc gc")
+    for name in ("grid-1", "longer"):  # what the flags say is kept, is
+        tour.clone.dvc("exp", "apply", name)
+        tour.clone.dvc("status", "-q", "sft", "eval")
+    tour.clone.run("git", "checkout", "-q", "--force", "main")
+    tour.clone.dvc("checkout", "-q", "--force")
+    tour.clone.dvc("status", "-q")
+
+
+@pytest.fixture(scope="module")
+def start(micro: Clone, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout as `make repro` leaves it: outputs made, nothing of them committed, no remote."""
+    home = tmp_path_factory.mktemp("tour") / "athanor"
+    clone = Clone(home)
+    micro.run("git", "clone", "-q", "--single-branch", "--branch", "main", str(micro.path), str(home))
+    shutil.copytree(micro.path / ".dvc" / "cache", home / ".dvc" / "cache")
+    clone.run("git", "remote", "remove", "origin")
+    clone.dvc("checkout", "-q")
+    first = clone.run("git", "rev-list", "--max-parents=0", "HEAD").stdout.strip()
+    clone.run("git", "reset", "-q", "--mixed", first)
+    return home
+
+
+def test_every_heading_with_commands_has_a_check():
+    assert list(dict.fromkeys(command.heading for command in commands())) == list(CHECKS)
+
+
+def test_the_tour(start):
+    tour, todo = Tour(start), commands()
+    for number, command in enumerate(todo):
+        began = time.monotonic()
+        tour.run(command)
+        print(f"{time.monotonic() - began:6.1f} s  {command.line}", file=sys.stderr)
+        if number + 1 == len(todo) or todo[number + 1].heading != command.heading:
+            CHECKS[command.heading](tour)
