@@ -129,7 +129,7 @@ def run(run: Run) -> None:
         slot.mark_done()
     run.metrics({**result.metrics(config), "epochs": sampler.epoch(result.tokens)})
     run.plot("pretrain", result.curve)
-    names = sorted(set(result.validations[-1]) - {"step", "tokens"})  # a resumed run has them sorted
+    names = sorted(result.validations[-1]["scores"])  # a resumed run has them sorted
     run.plot("pretrain_validation", result.validation_rows(lambda scores: {n: scores[n]["bpb"] for n in names}))
     run.fact(**result.timings(config))
 

@@ -78,9 +78,8 @@ def run(run: Run) -> None:
     run.plot(
         "shard_mixture",
         [
-            {"shard": number, "source": source.name, "share": float(tokens / row.sum())}
-            for number, row in enumerate(counted["shards"])
-            for source, tokens in zip(sources, row, strict=True)
+            {"source": name, **{key: row[key] for key in ("tokens", "share", "target_share", "epochs")}}
+            for name, row in sorted(facts["sources"].items())
         ],
     )
 

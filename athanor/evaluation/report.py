@@ -82,11 +82,13 @@ def health(answers: Sequence[Answer]) -> dict[str, dict[str, float | int]]:
 
 
 def table_rows(tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Rows of the battery plot: one per model and category."""
+    """Rows of the battery plot: a category, its floor, and each model's score and standard error."""
+    first = next(iter(tables.values()))
     return [
-        {"model": model, "category": category, **row}
-        for model, table in tables.items()
-        for category, row in sorted(table.items())
+        {"category": category, "n": first[category]["n"], "floor": first[category]["floor"]}
+        | {model: table[category]["score"] for model, table in tables.items()}
+        | {f"{model}_stderr": table[category]["stderr"] for model, table in tables.items()}
+        for category in sorted(first)
     ]
 
 

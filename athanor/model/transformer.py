@@ -18,6 +18,16 @@ INIT_STD = 0.02
 INIT_EXCESS_NATS = 0.05
 
 
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """Nothing: weights are drawn by `initialise` or loaded. Torch's own initialisation imports its compiler, a second."""
+
+
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing, as above."""
+
+
 class Cache(Protocol):
     """What the model asks of a key-value cache; a protocol, so that training does not depend on decoding's."""
 
@@ -66,10 +76,10 @@ class Attention(nn.Module):
         self.layer, self.head_dim = layer, config.head_dim
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.grouped = config.heads != config.kv_heads
-        self.q_proj = nn.Linear(config.dim, queries, bias=False)
-        self.k_proj = nn.Linear(config.dim, keys, bias=False)
-        self.v_proj = nn.Linear(config.dim, keys, bias=False)
-        self.o_proj = nn.Linear(queries, config.dim, bias=False)
+        self.q_proj = Linear(config.dim, queries, bias=False)
+        self.k_proj = Linear(config.dim, keys, bias=False)
+        self.v_proj = Linear(config.dim, keys, bias=False)
+        self.o_proj = Linear(queries, config.dim, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
@@ -94,9 +104,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.up_proj = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.down_proj = nn.Linear(config.ffn_dim, config.dim, bias=False)
+        self.gate_proj = Linear(config.dim, config.ffn_dim, bias=False)
+        self.up_proj = Linear(config.dim, config.ffn_dim, bias=False)
+        self.down_proj = Linear(config.ffn_dim, config.dim, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
@@ -120,7 +130,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.embed_tokens = Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
@@ -132,7 +142,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.model = Decoder(config)
-        self.register_buffer("rotary", rotary_table(config, config.context_tokens), persistent=False)
+        rotary = rotary_table(config, config.context_tokens, torch.device("cpu"))  # never on meta, see Embedding
+        self.register_buffer("rotary", rotary, persistent=False)
 
     @classmethod
     def fresh(cls, config: ModelConfig, seed: int) -> Transformer:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import functools
 import io
 import os
 import shutil
@@ -24,11 +25,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from athanor.artifacts import digest, read_json, rounded, write_json, write_text
+from athanor.artifacts import digest, read_json, rounded, sha256_file, write_json, write_text
 from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.params.strict import build, read_yaml
 from athanor.pipeline import facts
-from athanor.pipeline.closure import code_digest
+from athanor.pipeline.closure import closure, code_digest
 from athanor.pipeline.journal import Journal, now_ms
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.progress import Progress, duration
@@ -59,6 +60,7 @@ class Run:
         self._metrics: dict[str, float] = {}
         self._journal: Journal | None = None
         self._held: list[Slot] = []
+        self._sources: dict[str, str] = {}
 
     # -- parameters ---------------------------------------------------------
 
@@ -141,7 +143,12 @@ class Run:
 
     def _slot_facts(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
         # Apart, so that a parameter section and an input of one name cannot hide each other.
-        return {"params": dict(params), "inputs": dict(inputs), "code": code_digest(self.root, self.module)}
+        return {"params": dict(params), "inputs": dict(inputs), "code": self.code}
+
+    @functools.cached_property
+    def code(self) -> str:
+        """Digest of the stage's code as it was when first asked for."""
+        return code_digest(self.root, self.module)
 
     def _adopt_journal(self, slot: Slot) -> None:
         marker = slot.path / "run.json"
@@ -205,6 +212,38 @@ class Run:
             print(f"{self.stage}: stopping after this step, progress is kept", file=sys.stderr, flush=True)
         self._stop = True
 
+    def begin(self) -> None:
+        """Remember the code and parameters that this process runs with, for `check_unchanged`."""
+        self._sources = self._read_sources()
+        _ = self.code
+
+    def check_unchanged(self) -> None:
+        """InputError when code or parameters of the stage were edited while it ran.
+
+        DVC hashes them after the command: it would record the edited ones as
+        what made these outputs, and call them up to date for ever.
+        """
+        then, now = self._sources, self._read_sources()
+        files = sorted(name for name in {**then, **now} if then.get(name) != now.get(name))
+        if files and code_digest(self.root, self.module) != self.code:
+            raise self._edited(", ".join(files))
+        values = read_yaml(PARAMS)
+        for section in self._graph.sections(self.stage) or ():
+            before = dict(facts.flatten({section: self._values.get(section)}))
+            after = dict(facts.flatten({section: values.get(section)}))
+            for name in [name for name in {**before, **after} if before.get(name) != after.get(name)]:
+                raise self._edited(f"{name} ({before.get(name)} -> {after.get(name)})")
+
+    def _edited(self, what: str) -> InputError:
+        return InputError(
+            "edited while the stage ran, so DVC would record it as what made these results",
+            where=what,
+            fix="run dvc repro again; with the edit undone, a finished training is only written out",
+        )
+
+    def _read_sources(self) -> dict[str, str]:
+        return {name: sha256_file(self.root / name) for name in closure(self.root, self.module)}
+
     def finish(self) -> None:
         seconds = time.monotonic() - self.started
         told = redact(self._facts)
@@ -214,7 +253,7 @@ class Run:
             self.root / "metrics" / "runs" / f"{self.name}.json",
             {
                 **leaf,
-                "code": code_digest(self.root, self.module),
+                "code": self.code,
                 "host": hardware["host"],
                 "cpu": hardware["cpu"],
                 "python": hardware["python"],
@@ -256,8 +295,10 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
         run = Run(stage, f"stages.{_module_name(body)}")
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, run.on_signal)
+        run.begin()
         _ship()
         body(run)
+        run.check_unchanged()
         run.finish()
         return 0
     except Interrupted as error:

@@ -161,8 +161,8 @@ class _Training:
         self.hooks.on_resume(self.progress.step * self.settings.batch_tokens)
         for number, (loss, norm, skipped) in enumerate(self.progress.history.steps(), 1):
             self.hooks.on_replay(self._row(number, loss, norm, skipped))
-        for scores in self.progress.validations:
-            self.hooks.on_validation(scores["step"], {k: v for k, v in scores.items() if k not in ("step", "tokens")})
+        for row in self.progress.validations:
+            self.hooks.on_validation(row["step"], row["scores"])
         return True
 
     def advance(self, folder: Path, until_step: int) -> None:
@@ -197,7 +197,7 @@ class _Training:
             if validate:
                 scores = json_safe(hooks.validate(self.lanes.model))
                 tokens = progress.step * settings.batch_tokens
-                progress.validations.append({"step": progress.step, "tokens": tokens, **scores})
+                progress.validations.append({"step": progress.step, "tokens": tokens, "scores": scores})
                 hooks.on_validation(progress.step, scores)
             if last or _crosses(position, settings.batch_tokens, settings.sample_every_tokens):
                 hooks.on_sample(progress.step, self.lanes.model)

@@ -12,7 +12,7 @@ from athanor.model.flops import training_flops
 
 @dataclass
 class TrainResult:
-    """`curve`: at most 2000 rows of means; `validations`: {step, tokens, **scores} each, the last one at the end.
+    """`curve`: at most 2000 rows of means; `validations`: {step, tokens, scores} each, the last one at the end.
 
     `seconds` and `trained_tokens` are of this process only, without
     validation, samples and checkpoints.
@@ -37,7 +37,7 @@ class TrainResult:
             "flops": training_flops(config, config.context_tokens) * self.tokens,
             "skipped_steps": self.skipped_steps,
             "train_loss": self.curve[-1]["loss"],
-            "validation": {k: v for k, v in self.validations[-1].items() if k not in ("step", "tokens")},
+            "validation": self.validations[-1]["scores"],
         }
 
     def timings(self, config: ModelConfig) -> dict[str, float]:
@@ -55,4 +55,4 @@ class TrainResult:
 
     def validation_rows(self, values: Callable[[dict[str, Any]], dict[str, float]]) -> list[dict[str, float]]:
         """A row for each validation: its tokens and what `values` takes from its scores."""
-        return [{"tokens": scores["tokens"], **values(scores)} for scores in self.validations]
+        return [{"tokens": row["tokens"], **values(row["scores"])} for row in self.validations]

@@ -93,7 +93,8 @@ def test_scores_stand_beside_floor_and_error(tokenizer):
     assert all(row["stderr"] > 0 for row in table.values())  # 2 of 2 is not certainty
     assert table["all"]["floor"] == 0.25 and table["all"]["score"] == 0.5
     rows = table_rows({"sft": table})
-    assert len(rows) == 5 and all(set(row) == set(rows[0]) for row in rows)
+    assert len(rows) == 5 and all(list(row) == list(rows[0]) for row in rows)
+    assert [row["category"] for row in rows] == sorted(table) and rows[0]["sft"] == 0.5  # "all"
 
 
 def test_every_item_has_to_be_scored_exactly_once(tokenizer):

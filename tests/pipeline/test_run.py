@@ -36,6 +36,13 @@ def run(run: Run) -> None:
     elif what == "full":
         import errno
         raise OSError(errno.ENOSPC, "No space left on device", "data/x")
+    elif what == "edit":
+        from pathlib import Path
+        path, old, new = sys.argv[2:]
+        run.metrics({"a": 1})
+        text = Path(path).read_text()
+        assert old in text
+        Path(path).write_text(text.replace(old, new, 1))
     elif what == "limited":
         import resource
         from athanor.artifacts import write_bytes
@@ -124,6 +131,24 @@ def test_a_write_that_meets_a_limit_names_the_file_and_leaves_nothing(repo):
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "data/big: the file is larger than a limit allows" in done.stderr and "Fix:" in done.stderr
     assert not list((repo / "data").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "told"),
+    [
+        ("params.yaml", "max_line_chars: 1000\n", "max_line_chars: 999\n", "clean.rules.code.max_line_chars (1000 -> 999)"),
+        ("stages/toy.py", "run.fact(speed=3)", "run.fact(speed=4)", "stages/toy.py"),
+        ("params.yaml", "epochs: ", "epochs: 1", ""),  # another stage's
+        ("stages/toy.py", "import sys, time", "import sys, time  # why", ""),
+    ],
+)
+def test_an_edit_during_the_run_is_not_recorded_as_what_made_the_results(repo, path, old, new, told):
+    """DVC hashes parameters and code after the command, so it would call the edited ones up to date."""
+    command = [sys.executable, "-m", "stages.toy", "edit", path, old, new]
+    done = subprocess.run(command, cwd=repo, env=env(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == (1 if told else 0), done.stderr
+    assert [row["status"] for row in end(repo)] == ["FAILED" if told else "FINISHED"]
+    assert f"{told}: edited while the stage ran" in done.stderr or not told
 
 
 def test_interrupted_slot_exits_75_and_resumes_the_same_journal(repo):

@@ -95,8 +95,10 @@ def test_outputs_describe_each_other(world):
     rules = {row["rule"] for row in dropped}
     assert rules == set(metrics["sources"]["docs"]["dropped_documents"])
     assert {"evaluation_item", "too_few_words"} <= rules and any("duplicate" in rule for rule in rules)
+    rows = read_json("data/clean/manifest.json")["funnel"]
     with open("plots/clean_funnel.tsv", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
+        shown = [(row["source"], row["step"]) for row in csv.DictReader(file, delimiter="\t")]
+    assert shown == [(row["source"], row["step"]) for row in rows if row["step"] not in ("in", "out")]
     for source, documents in sources().items():
         count = {row["step"]: int(row["documents"]) for row in rows if row["source"] == source}
         assert count.pop("in") == len(documents)

@@ -257,6 +257,14 @@ def test_sft_outputs(pretrained):
     assert not torch.equal(base.head_weight, tuned.head_weight)
 
 
+def test_sft_validations_stand_at_the_tokens_trained_on(pretrained):
+    """The score's own count of tokens once took the place of the position: every row of the plot was at 429."""
+    with (pretrained[2] / "plots/sft_validation.tsv").open() as file:
+        tokens = [int(row["tokens"]) for row in csv.DictReader(file, delimiter="\t")]
+    assert tokens == sorted(set(tokens)) and len(tokens) == 3
+    assert tokens[-1] == read_json(pretrained[2] / "metrics/sft.json")["tokens"]
+
+
 def test_sft_stop_and_resume(work, pretrained):
     shutil.copytree(pretrained[2] / "models/base", "models/base")
     with pytest.raises(Interrupted):
