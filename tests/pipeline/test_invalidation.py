@@ -61,6 +61,9 @@ class Pipeline:
                 if out.metric or out.plot:
                     path.write_text(f"{path.stem}\n")
                     continue
+                if path.suffix:
+                    path.write_text(f"{path}\n")
+                    continue
                 path.mkdir()
                 for name in PLACEHOLDERS:
                     (path / name).write_text(f"{path} {name}")
@@ -321,7 +324,7 @@ def test_the_table_follows_itself():
         ("params.yaml", '"lr": 0.004', '"lr": 0.005'),
         ("athanor/model/transformer.py", "", "X = 1\n"),
         ("corpus/new.txt", "", "text"),
-        ("data/clean/part", "", "more"),
+        ("data/raw/part", "", "more"),
     ],
 )
 def test_the_dvc_command_says_the_same(pipeline, name, old, new):
