@@ -79,7 +79,11 @@ def closure(root: Path, module: str) -> list[str]:
 
 def code_digest(root: Path, module: str) -> str:
     """Digest of the closure's syntax trees: comments, layout and docstrings do not count."""
-    return sha256_bytes("\n".join(f"{file} {file_digest(root / file)}" for file in closure(root, module)).encode())
+    return digest_of(root, closure(root, module))
+
+
+def digest_of(root: Path, files: list[str]) -> str:
+    return sha256_bytes("\n".join(f"{file} {file_digest(root / file)}" for file in files).encode())
 
 
 def file_digest(path: Path) -> str:

@@ -29,7 +29,7 @@ from athanor.artifacts import digest, read_json, rounded, sha256_file, write_jso
 from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.params.strict import build, read_yaml
 from athanor.pipeline import facts
-from athanor.pipeline.closure import closure, code_digest
+from athanor.pipeline.closure import closure, code_digest, digest_of
 from athanor.pipeline.journal import Journal, now_ms
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.progress import Progress, duration
@@ -214,8 +214,9 @@ class Run:
 
     def begin(self) -> None:
         """Remember the code and parameters that this process runs with, for `check_unchanged`."""
-        self._sources = self._read_sources()
-        _ = self.code
+        files = closure(self.root, self.module)
+        self._sources = {name: sha256_file(self.root / name) for name in files}
+        self.code = digest_of(self.root, files)
 
     def check_unchanged(self) -> None:
         """InputError when code or parameters of the stage were edited while it ran.
@@ -223,8 +224,7 @@ class Run:
         DVC hashes them after the command: it would record the edited ones as
         what made these outputs, and call them up to date for ever.
         """
-        then, now = self._sources, self._read_sources()
-        files = sorted(name for name in {**then, **now} if then.get(name) != now.get(name))
+        files = [name for name, known in self._sources.items() if _sha256(self.root / name) != known]
         if files and code_digest(self.root, self.module) != self.code:
             raise self._edited(", ".join(files))
         values = read_yaml(PARAMS)
@@ -240,9 +240,6 @@ class Run:
             where=what,
             fix="run dvc repro again; with the edit undone, a finished training is only written out",
         )
-
-    def _read_sources(self) -> dict[str, str]:
-        return {name: sha256_file(self.root / name) for name in closure(self.root, self.module)}
 
     def finish(self) -> None:
         seconds = time.monotonic() - self.started
@@ -273,6 +270,10 @@ class Run:
     def _release(self) -> None:
         for slot in self._held:
             slot.release()
+
+
+def _sha256(path: Path) -> str:
+    return sha256_file(path) if path.is_file() else ""
 
 
 def _finished(folder: Path) -> bool:
