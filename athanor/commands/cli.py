@@ -22,14 +22,14 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "repro": Command("athanor.commands.repro", "[arguments of dvc repro]", "dvc repro, with a summary at the end"),
-    "plan": Command("athanor.commands.plan.main", "[TARGET ...] [--json]", "what the next dvc repro would do, why, and how long"),
+    "plan": Command("athanor.commands.plan.main", "[TARGET ...] [--json]", "what dvc repro would do, why, how long"),
     "summary": Command("athanor.commands.summary", "", "what the pipeline made"),
     "compare": Command("athanor.commands.compare", "A B", "two experiments or revisions: parameters, scores, noise"),
     "preset": Command("athanor.commands.preset", "list | use NAME", "complete params files; make one params.yaml"),
     "ui": Command("athanor.commands.ui", "[--port N]", "MLflow on the page that shows the runs"),
     "ship": Command("athanor.pipeline.ship", "[--wait S] [--rebuild]", "deliver journals to MLflow"),
     "slots": Command("athanor.commands.slots", "[prune | pin ID | unpin ID]", "checkpoints of long stages"),
-    "doctor": Command("athanor.commands.doctor.main", "[--fix] [--deep] [--json]", "what crashes left behind; repair what is safe"),
+    "doctor": Command("athanor.commands.doctor.main", "[--fix] [--deep] [--json]", "what crashes left behind; repair it"),
     "accept": Command("athanor.commands.accept", "[STAGE ...]", "keep results after edits of comments or docstrings"),
     "deps": Command("athanor.pipeline.closure", "[--fix]", "check the code dependencies in dvc.yaml"),
     "drill": Command("athanor.commands.drill.main", "[--kills N]", "kill stages again and again, compare every byte"),

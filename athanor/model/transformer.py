@@ -20,7 +20,7 @@ INIT_EXCESS_NATS = 0.05
 
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
-        """Nothing: weights are drawn by `initialise` or loaded. Torch's own initialisation imports its compiler, a second."""
+        """Nothing: weights are drawn by `initialise` or loaded. Torch's own way imports its compiler, a second."""
 
 
 class Linear(nn.Linear):

@@ -25,11 +25,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from athanor.artifacts import digest, read_json, rounded, sha256_file, write_json, write_text
+from athanor.artifacts import digest, read_json, rounded, write_json, write_text
 from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.params.strict import build, read_yaml
 from athanor.pipeline import facts
-from athanor.pipeline.closure import closure, code_digest, digest_of
+from athanor.pipeline.beginning import Beginning
+from athanor.pipeline.closure import code_digest
 from athanor.pipeline.journal import Journal, now_ms
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.progress import Progress, duration
@@ -60,7 +61,7 @@ class Run:
         self._metrics: dict[str, float] = {}
         self._journal: Journal | None = None
         self._held: list[Slot] = []
-        self._sources: dict[str, str] = {}
+        self._beginning: Beginning | None = None
 
     # -- parameters ---------------------------------------------------------
 
@@ -213,33 +214,15 @@ class Run:
         self._stop = True
 
     def begin(self) -> None:
-        """Remember the code and parameters that this process runs with, for `check_unchanged`."""
-        files = closure(self.root, self.module)
-        self._sources = {name: sha256_file(self.root / name) for name in files}
-        self.code = digest_of(self.root, files)
+        """Remember the code and parameters that this process runs with."""
+        self._beginning = Beginning.now(self.root, self.module)
+        self.code = self._beginning.code
 
     def check_unchanged(self) -> None:
-        """InputError when code or parameters of the stage were edited while it ran.
-
-        DVC hashes them after the command: it would record the edited ones as
-        what made these outputs, and call them up to date for ever.
-        """
-        files = [name for name, known in self._sources.items() if _sha256(self.root / name) != known]
-        if files and code_digest(self.root, self.module) != self.code:
-            raise self._edited(", ".join(files))
-        values = read_yaml(PARAMS)
-        for section in self._graph.sections(self.stage) or ():
-            before = dict(facts.flatten({section: self._values.get(section)}))
-            after = dict(facts.flatten({section: values.get(section)}))
-            for name in [name for name in {**before, **after} if before.get(name) != after.get(name)]:
-                raise self._edited(f"{name} ({before.get(name)} -> {after.get(name)})")
-
-    def _edited(self, what: str) -> InputError:
-        return InputError(
-            "edited while the stage ran, so DVC would record it as what made these results",
-            where=what,
-            fix="run dvc repro again; with the edit undone, a finished training is only written out",
-        )
+        """InputError when code or parameters of the stage were edited while it ran."""
+        if self._beginning is not None:
+            sections = self._graph.sections(self.stage) or ()
+            self._beginning.check(self._values, read_yaml(PARAMS), sections)
 
     def finish(self) -> None:
         seconds = time.monotonic() - self.started
@@ -270,10 +253,6 @@ class Run:
     def _release(self) -> None:
         for slot in self._held:
             slot.release()
-
-
-def _sha256(path: Path) -> str:
-    return sha256_file(path) if path.is_file() else ""
 
 
 def _finished(folder: Path) -> bool:
