@@ -108,7 +108,8 @@ def load(root: Path, name: str) -> Side:
             archive = Path(scratch) / "files.tar"
             git(root, "archive", "--format=tar", f"--output={archive}", rev, *there)
             with tarfile.open(archive) as tar:
-                tar.extractall(scratch, filter="data")
+                # The filter came with Python 3.11.4; Git writes no member that it would refuse.
+                tar.extractall(scratch, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         return _read(Path(scratch), name, rev)
 
 
