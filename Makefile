@@ -1,3 +1,4 @@
+# make setup   only install what is needed into .venv
 # make repro   build everything: install, download, train, evaluate, export, summary
 # make test    run the tests
 # make chat    talk to the exported model

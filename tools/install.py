@@ -70,7 +70,8 @@ def say(text: str) -> None:
 def make_venv() -> None:
     if PYTHON.exists():
         return
-    shared = has_torch(sys.executable)
+    # Of another environment only the base would be shared, and not the torch in it.
+    shared = sys.prefix == sys.base_prefix and has_torch(sys.executable)
     say("creating .venv" + (" on top of the torch that is already installed" if shared else ""))
     try:
         venv.EnvBuilder(with_pip=True, symlinks=True, system_site_packages=shared).create(VENV)

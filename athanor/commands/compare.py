@@ -118,7 +118,7 @@ def _read(folder: Path, name: str, rev: str) -> Side:
         raise InputError("no params.yaml there", where=name, fix="compare revisions of this pipeline")
     leaves = {path.stem: read_json(path) for path in sorted((folder / "metrics" / "runs").glob("*.json"))}
     if not leaves:
-        fix = 'after a run: git add dvc.lock metrics plots && git commit -m "First run"' if rev else "dvc repro"
+        fix = 'after a run: git add params.yaml dvc.lock metrics plots && git commit -m "First run"' if rev else "dvc repro"
         raise InputError("no results there (metrics/ is empty)", where=name, fix=fix)
     return Side(
         name,

@@ -12,7 +12,10 @@ import time
 from pathlib import Path
 
 from athanor.commands import summary
+from athanor.errors import ParamsError
 from athanor.pipeline import ship
+from athanor.pipeline.run import PARAMS
+from athanor.pipeline.schema import check_file
 
 SHIP_SECONDS = 60.0
 SHIP_SECONDS_AFTER_FAILURE = 5.0
@@ -20,6 +23,11 @@ SHIP_SECONDS_AFTER_FAILURE = 5.0
 
 def main() -> int:
     root = Path.cwd()
+    try:
+        check_file(PARAMS)  # before DVC, which deletes a stage's outputs and only then starts it
+    except ParamsError as error:
+        print(error, file=sys.stderr)
+        return 1
     since_ms, before = int(time.time() * 1000), summary.runs(root)
     # Ctrl-C reaches dvc and its stage as well; they save and leave, and this process must outlive them: in a
     # container its end would be theirs. A handler and not SIG_IGN, which dvc would inherit.

@@ -204,7 +204,7 @@ def test_a_commit_without_results_says_what_to_commit(repo):
         repo.run("git", "rm", "-rq", "metrics")
         commit(repo, "no metrics")
         done = compare(repo, "HEAD", "lower", check=False)
-        assert done.returncode == 1 and "git add dvc.lock metrics plots" in done.stderr
+        assert done.returncode == 1 and "git add params.yaml dvc.lock metrics plots" in done.stderr
     finally:
         repo.run("git", "reset", "-q", "--hard", "first")
 

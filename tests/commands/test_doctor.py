@@ -166,7 +166,7 @@ def test_finished_slots_are_a_note(toy: Toy) -> None:
     (slot / "weights").write_bytes(bytes(3 * 2**20))
     status, (row,) = toy.doctor("--fix")
     assert status == 0 and row["note"] and "1 finished slots" in row["what"] and "3.0 MiB" in row["what"]
-    assert row["command"] == "python -m athanor slots prune" and (slot / "weights").is_file()
+    assert row["command"] == "python -m athanor slots prune --days 0" and (slot / "weights").is_file()
 
 
 def test_journals_that_were_not_shipped(toy: Toy) -> None:

@@ -63,3 +63,15 @@ def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
     assert list(tmp_path.glob(".athanor/slots/toy/*/saved")) and "stopped, checkpoint saved" in output
     end = json.loads(next(tmp_path.glob(".athanor/runs/*/end.json")).read_text())
     assert end["status"] == "KILLED" and "did not finish" in output
+
+
+def test_a_slip_in_params_is_told_before_dvc_deletes_anything(tmp_path):
+    """DVC removes a stage's outputs and only then starts it, so the stage's own check came too late for them."""
+    text = (ROOT / "presets" / "micro.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(text.replace("\npretrain:\n", "\npretrain:\n  learning_rat: 1\n"))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
+    done = subprocess.run(
+        [sys.executable, "-m", "athanor", "repro"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "pretrain.learning_rat: unknown key" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]

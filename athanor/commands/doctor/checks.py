@@ -205,7 +205,7 @@ def space(place: Place) -> Iterator[Finding]:
     if done:
         size = slots.size(sum(slot.bytes for slot in done))
         what = f"{len(done)} finished slots that made nothing in the workspace, {size}"
-        yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune", note=True)
+        yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune --days 0", note=True)
     lock = read_yaml(place.root / "dvc.lock") if (place.root / "dvc.lock").is_file() else {}
     sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in lock.get("stages", {}).values()]
     need = max((slot.bytes for slot in found), default=0) + max(sizes, default=0)

@@ -95,7 +95,7 @@ def _attach(place: Place, branch: str, now: str, left: list[str], stashed: bool)
         done += f", {_unstash(root)}"
     note = _clear(place, left)
     changed = git(root, "diff", "--name-only", "HEAD", "--", "params.yaml")
-    kept = "; params.yaml has the experiment's values (git checkout params.yaml takes them back)" if changed else ""
+    kept = "; params.yaml has the experiment's values (git restore -SW params.yaml takes them back)" if changed else ""
     return f"{done}{f', {note}' if left else ''}{kept}"
 
 

@@ -73,9 +73,10 @@ class Plan:
 
 def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     """ParamsError for a params.yaml that the stages would refuse, InputError where DVC cannot read the graph."""
-    repo = open_repo(root)
-    ours = any(str(stage.cmd).startswith("python -m stages.") for stage in repo.index.stages)
+    # First, because it names the line of a slip, which DVC does not.
+    ours = (root / "dvc.yaml").is_file() and "python -m stages." in (root / "dvc.yaml").read_text(encoding="utf-8")
     built: Mapping[str, Any] = check_file(root / "params.yaml") if ours else {}
+    repo = open_repo(root)
     steps = simulate(repo, targets)
     memory = Memory(repo, anchor()) if any(step.runs for step in steps) else None
     forecasts = {
