@@ -211,7 +211,7 @@ def _(tour: Tour) -> None:
 @after("Share")
 def _(tour: Tour) -> None:
     assert (tour.here.parent / "athanor-store" / "files").is_dir()
-    assert "lower-lr" in tour.clone.dvc("exp", "list", "origin", "--all-commits").stdout
+    assert "lower-lr" in tour.clone.dvc("exp", "list", "share", "--all-commits").stdout
 
 
 @after("On another machine")
