@@ -178,8 +178,8 @@ def warnings(a: Side, b: Side) -> list[str]:
     for side in (a, b):
         stale = {
             leaf
-            for entry in side.lock.values()
-            for section, value in entry.get("params", {}).get("params.yaml", {}).items()
+            for stage in behind_scores(side.lock)
+            for section, value in side.lock[stage].get("params", {}).get("params.yaml", {}).items()
             for leaf in changed({section: value}, {section: side.params.get(section)})
         }
         if stale:
@@ -191,6 +191,22 @@ def warnings(a: Side, b: Side) -> list[str]:
     if a.params.get("eval") != b.params.get("eval"):
         lines.append("the section eval differs: part of the difference is the way of measuring")
     return lines
+
+
+def behind_scores(lock: Mapping[str, Any]) -> set[str]:
+    """`eval` and the stages that it rests on; a model that was never exported has the same scores."""
+    found: set[str] = set()
+    new = {"eval"} & lock.keys()
+    while new:
+        found |= new
+        paths = [Path(dep["path"]) for stage in found for dep in lock[stage].get("deps", ())]
+        makes = {stage: [Path(out["path"]) for out in entry.get("outs", ())] for stage, entry in lock.items()}
+        new = {stage for stage, outs in makes.items() for out in outs if any(_meets(out, path) for path in paths)} - found
+    return found
+
+
+def _meets(a: Path, b: Path) -> bool:
+    return a.is_relative_to(b) or b.is_relative_to(a)
 
 
 def _inputs(side: Side, path: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from athanor.model.transformer import Transformer
 from athanor.training import checkpoint
 from athanor.training.lanes import Lanes
 from athanor.training.loss import Targets, supervised, targets, token_losses
-from athanor.training.optimizer import AdamWSettings, adamw, clip_gradients, step_unless
+from athanor.training.optimizer import AdamW, AdamWSettings, clip_gradients
 from athanor.training.precision import LossScale, autocast
 from athanor.training.result import TrainResult
 from athanor.training.schedule import Schedule
@@ -144,7 +144,7 @@ class _Training:
         hooks: Hooks,
     ) -> None:
         self.lanes, self.sampler, self.schedule, self.settings, self.hooks = lanes, sampler, schedule, settings, hooks
-        self.optimizer = adamw(lanes.model, optimizer_settings)
+        self.optimizer = AdamW(lanes.model, optimizer_settings)
         self.scale = LossScale(settings.precision, lanes.model.head_weight.device)
         self.progress = RunState()
         # The last step that runs of other lengths share; the final one belongs to this length alone.
@@ -251,7 +251,7 @@ class _Training:
 
 def _step(
     lanes: Lanes,
-    optimizer: torch.optim.AdamW,
+    optimizer: AdamW,
     scale: LossScale,
     rows: Rows,
     rate: float,
@@ -274,7 +274,7 @@ def _step(
     scale.unscale([weight.grad for weight in model.parameters() if weight.grad is not None])
     norm = clip_gradients(model.parameters(), settings.grad_clip)
     skipped = ~(torch.isfinite(norm) & torch.isfinite(loss))
-    step_unless(optimizer, skipped, rate)
+    optimizer.step_unless(skipped, rate)
     scale.update(skipped)
     return torch.stack((loss, norm, skipped.float())), count
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from athanor.model.transformer import Transformer
 from athanor.training.checkpoint import Checkpoint
 from athanor.training.curve import History
-from athanor.training.optimizer import load_optimizer, optimizer_tensors
+from athanor.training.optimizer import AdamW
 from athanor.training.precision import LossScale
 
 
@@ -35,12 +35,10 @@ class RunState:
         vars(self).update({**state, "history": history})
 
 
-def run_tensors(
-    model: Transformer, optimizer: torch.optim.AdamW, scale: LossScale, progress: RunState
-) -> dict[str, Tensor]:
+def run_tensors(model: Transformer, optimizer: AdamW, scale: LossScale, progress: RunState) -> dict[str, Tensor]:
     """Every tensor that decides how the run goes on."""
     tensors = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
-    tensors |= {f"optimizer.{name}": value for name, value in optimizer_tensors(model, optimizer).items()}
+    tensors |= {f"optimizer.{name}": value for name, value in optimizer.tensors().items()}
     tensors |= {f"scale.{name}": value for name, value in scale.tensors().items()}
     tensors |= {f"history.{name}": column for name, column in progress.history.tensors().items()}
     tensors["rng.cpu"] = torch.get_rng_state()
@@ -53,7 +51,7 @@ def run_tensors(
 def restore(
     saved: Checkpoint,
     model: Transformer,
-    optimizer: torch.optim.AdamW,
+    optimizer: AdamW,
     scale: LossScale,
     progress: RunState,
 ) -> None:
@@ -64,7 +62,7 @@ def restore(
     weights = part("model.")
     for name, weight in model.named_parameters():
         weight.copy_(weights[name])
-    load_optimizer(model, optimizer, part("optimizer."))
+    optimizer.load(part("optimizer."))
     scale.load(part("scale."))
     torch.set_rng_state(saved.tensors["rng.cpu"])
     if torch.cuda.is_available():

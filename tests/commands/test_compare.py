@@ -16,15 +16,25 @@ from tests.e2e.clone import Clone, commit
 ROOT = Path(__file__).resolve().parents[2]
 GRAPH = """
 stages:
+  sft:
+    cmd: mkdir -p models/sft && grep lr params.yaml > models/sft/model.txt
+    deps: [measure.py]
+    params: [sft]
+    outs: [models/sft]
+  export:
+    cmd: mkdir -p models && echo packed > models/export.txt
+    deps: [models/sft]
+    params: [export]
+    outs: [models/export.txt]
   eval:
     cmd: python measure.py
-    deps: [measure.py, data/clean/val.parquet, data/battery]
-    params: [sft, eval]
+    deps: [measure.py, data/clean/val.parquet, data/battery, models/sft/model.txt]
+    params: [eval]
     metrics:
       - metrics/eval.json: {cache: false}
       - metrics/runs/eval.json: {cache: false}
 """
-PARAMS = "sft: {lr: 0.004, sources: [a, b]}\neval: {seed: 1}\nmodel: {layers: 2}\n"
+PARAMS = "sft: {lr: 0.004, sources: [a, b]}\neval: {seed: 1}\nmodel: {layers: 2}\nexport: {name: one}\n"
 MEASURE = """
 import json, pathlib
 from ruamel.yaml import YAML
@@ -123,6 +133,17 @@ def test_without_names_the_last_commit_is_compared_with_the_workspace(repo):
         assert found["params"] == {"sft.lr": [0.004, 0.002], "model.layers": [2, 3]}
         # No stage used model here, so only sft.lr makes the results old.
         assert found["warnings"] == ["workspace: the results are older than the parameters (sft.lr); run dvc repro"]
+    finally:
+        reset(repo)
+
+
+def test_a_model_that_was_not_exported_again_has_no_old_scores(repo):
+    try:
+        (repo.path / "params.yaml").write_text(PARAMS.replace("name: one", "name: two"))
+        assert facts(repo)["warnings"] == []
+        # `eval` does not read sft.sources; the stage before it does, through a file in its output folder.
+        (repo.path / "params.yaml").write_text(PARAMS.replace("[a, b]", "[a]"))
+        assert "sft.sources" in facts(repo)["warnings"][0]
     finally:
         reset(repo)
 
