@@ -13,8 +13,7 @@ Stage: `dvc repro --force` runs all of them. A stage's time lasts from DVC's lin
 caching the outputs, DVC's look at the next stage). Less the time inside the
 stage's body, from which imports are taken out again, and less the time of
 `python -c 'import torch'` where the stage loads torch, it is the overhead. A
-second figure also takes out what torch's optimiser and transformers load by
-themselves, torch._dynamo, and transformers where exports are compared with it.
+second figure also takes out the import of transformers, with which `export` compares.
 What DVC needs before the first stage comes once for a command, on its own line.
 
 Exit status 1 when a limit is exceeded: 1.1 times for the no-op, 1.5 s for a stage.
@@ -40,13 +39,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from athanor.params.strict import read_yaml  # noqa: E402
 
 NOOP_LIMIT, STAGE_LIMIT = 1.1, 1.5
-TORCH_WHOLE = "import torch, torch._dynamo"
+TORCH = "import torch"
+TRANSFORMERS = "import torch; from transformers import AutoTokenizer, LlamaForCausalLM"
 TIMED = r'''
 import builtins, functools, importlib, json, os, runpy, sys, threading, time
 
 sys.path[0] = os.getcwd()  # as `python -m` does
 spent, local = [0.0], threading.local()
-LOADS = ("torch", "torch._dynamo", "transformers")
+LOADS = ("torch", "transformers")
 
 def counted(function):
     """Adds up the time of the outermost imports of each thread."""
@@ -172,7 +172,7 @@ def main() -> int:
         print(f"| this pipeline, {len(stages)} stages | {spread(mine)} |\n| the same with `true` | {spread(theirs)} |")
         print(f"| ratio within a pair | {spread(ratios)} |\n")
         starts: list[float] = []
-        loading: dict[str, list[float]] = {"import torch": [], TORCH_WHOLE: [], f"{TORCH_WHOLE}, transformers": []}
+        loading: dict[str, list[float]] = {TORCH: [], TRANSFORMERS: []}
         rows: dict[str, list[dict[str, Any]]] = {stage: [] for stage, _ in stages}
         for _ in range(args.repeats):
             for code, seconds in loading.items():
@@ -200,13 +200,13 @@ def report(rows: dict[str, list[dict[str, Any]]], loading: dict[str, list[float]
     exceeded = []
     for stage, runs in rows.items():
         loads = runs[0]["loads"]
-        code = "import torch" if loads == ["torch"] else f"import {', '.join(loads)}"
+        code = TRANSFORMERS if "transformers" in loads else TORCH
         beyond = {
             name: [run["wall"] - run["body"] - (load if loads else 0.0) for run, load in zip(runs, loading[name], strict=True)]
-            for name in ("import torch", code if loads else "import torch")
+            for name in (TORCH, code)
         }
         wall, body = (statistics.median(run[key] for run in runs) for key in ("wall", "body"))
-        first, last = beyond["import torch"], beyond[code] if loads else beyond["import torch"]
+        first, last = beyond[TORCH], beyond[code]
         print(f"| `{stage}` | {wall:.2f} | {body:.2f} | {', '.join(loads)} | {spread(first)} | {spread(last)} |")
         if statistics.median(last) > STAGE_LIMIT:
             exceeded.append(f"{stage}: {statistics.median(last):.2f} s > {STAGE_LIMIT} s")

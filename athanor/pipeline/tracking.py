@@ -2,7 +2,7 @@
 
 Every step can be repeated after a crash at any moment: runs are found again by
 their tags, MLflow drops exact duplicates of (key, timestamp, step, value), and
-a parent's numbers, status and makers are computed from its children.
+a parent's parameters, numbers, status and makers are those of its children.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +164,8 @@ class Tracker:
             if found[1:]:
                 self._settle(found[0].info.run_id)
             return found[0].info.run_id
-        name = meta["experiment"] or f"{meta['branch']}-{meta['commit'][:7] or 'uncommitted'}"
+        # Of a branch, the key: its last part tells runs of one commit with other parameters apart.
+        name = meta["experiment"] or meta["key"]
         tags = {"athanor.key": meta["key"], "mlflow.source.git.commit": meta["commit"], "athanor.dirty": meta["dirty"]}
         return self._new(meta, name, tags)
 
@@ -175,8 +176,6 @@ class Tracker:
 
     def _open(self, meta: dict[str, Any]) -> str:
         """The MLflow run of a journal, with its parameters and inputs; made if need be."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
-
         with store_lock(self.uri):
             parent = self._parent(meta)
             # A crash between creating the run and noting its id must not make a second one.
@@ -184,19 +183,43 @@ class Tracker:
             for other in found[1:]:
                 self.client.delete_run(other.info.run_id)
             run_id = found[0].info.run_id if found else self._new(meta, meta["stage"], _tags(meta, parent))
-        params = [Param(_key(key), str(value)[:PARAM_CHARS]) for key, value in meta["params"].items()]
-        for start in range(0, len(params), 100):
-            self.client.log_batch(run_id, params=params[start : start + 100])
-        datasets = [
+            params = {_key(key): str(value)[:PARAM_CHARS] for key, value in meta["params"].items()}
+            for each in (run_id, parent):
+                self._add_params(each, params)
+            self._add_inputs(run_id, meta)
+        return run_id
+
+    def _add_inputs(self, run_id: str, meta: dict[str, Any]) -> None:
+        """Inputs that a run has not yet. Call with the store locked.
+
+        MLflow 3.17 loses those of a run when another one logs a dataset of the same
+        name and digest for the first time at the same moment.
+        """
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = {path: digest.removesuffix(".dir")[:36] for path, digest in meta["inputs"].items()}
+        if not inputs:
+            return
+        known = {(each.dataset.name, each.dataset.digest) for each in self.client.get_run(run_id).inputs.dataset_inputs}
+        new = [
             DatasetInput(
-                Dataset(path, digest.removesuffix(".dir")[:36], "dvc", json.dumps({"path": path, "md5": digest})),
+                Dataset(path, digest, "dvc", json.dumps({"path": path, "md5": meta["inputs"][path]})),
                 [InputTag("mlflow.data.context", meta["stage"])],
             )
-            for path, digest in meta["inputs"].items()
+            for path, digest in inputs.items()
+            if (path, digest) not in known
         ]
-        if datasets:
-            self.client.log_inputs(run_id, datasets)
-        return run_id
+        if new:
+            self.client.log_inputs(run_id, new)
+
+    def _add_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        """Parameters that a run has not yet; MLflow refuses to change one."""
+        from mlflow.entities import Param
+
+        known = self.client.get_run(run_id).data.params
+        new = [Param(key, value) for key, value in params.items() if key not in known]
+        for start in range(0, len(new), 100):
+            self.client.log_batch(run_id, params=new[start : start + 100])
 
     def _metrics(self, run_id: str, path: Path, offset: int) -> Iterator[int]:
         """Send the whole journal lines after `offset`, in parts; yields the offset after each part that arrived."""
@@ -249,6 +272,7 @@ class Tracker:
         self.client.set_terminated(run_id, status=status, end_time=stamp)
         with store_lock(self.uri):
             parent = self._parent(meta)
+            self._add_inputs(run_id, meta)  # again, for shippers of another machine share no lock
             child = self.client.get_run(run_id)
             for stale in {"athanor.error", "athanor.seconds"} & set(child.data.tags) - set(texts):
                 self.client.delete_tag(run_id, stale)  # of an earlier attempt
@@ -269,6 +293,7 @@ class Tracker:
             batch = [Metric(_key(f"{stage}.{name}"), value, run.info.end_time, 0) for name, value in numbers]
             for start in range(0, len(batch), BATCH):
                 self.client.log_batch(parent, metrics=batch[start : start + BATCH])
+        self._add_params(parent, {key: value for run in children for key, value in run.data.params.items()})
         makers: dict[str, str] = {}
         for run in finished:
             makers |= {key: value for key, value in run.data.tags.items() if key.startswith("athanor.made_by.")}

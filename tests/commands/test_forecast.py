@@ -113,7 +113,7 @@ def record(
         },
     )
     if end:
-        facts = {"slot": "x", **facts}
+        facts = {**({"slot": "x"} if stage in ("pretrain", "sft") else {}), **facts}
         journal.close("FINISHED", seconds=seconds, facts=facts, metrics={"flops": 48e6, "steps": 48, "tokens": 98304})
     return journal.folder
 
@@ -160,6 +160,31 @@ def test_a_model_of_twice_the_tokens_takes_twice_as_long_and_says_how_wrong_that
     told = forecast(step(), Memory(open_repo(checkout), tmp_path), ROOT, work)
     assert told.seconds == pytest.approx(22.5) and told.error == pytest.approx(0.2) and told.runs == 2
     assert told.tokens == 2 * 98304 and told.disk_bytes and told.from_step is None
+
+
+def sft(**inputs: str | None) -> Step:
+    sections = {name: dict(read_yaml(MICRO)[name]) for name in ("model", "sft")}
+    return Step("sft", RUN, False, (), (), dict(inputs), sections, "python -m stages.sft", None)
+
+
+def test_training_on_data_still_to_be_made_takes_the_last_rows_by_this_model(tmp_path, checkout):
+    sections = {name: dict(read_yaml(MICRO)[name]) for name in ("model", "sft")}
+    record(tmp_path, "first", stage="sft", seconds=10.0, train_seconds=8.0, params=sections)
+    planned = sft(**{"data/sft": None})
+    larger = Training(None, 1024, 5 * 48e6 / 98304, 100)  # five times the operations for a token
+    told = forecast(planned, Memory(open_repo(checkout), tmp_path), ROOT, larger)
+    assert (told.tokens, told.input_known) == (None, False)
+    assert told.seconds == pytest.approx(2.0 + 5 * 8.0)
+    planned.params["sft"]["epochs"] = sections["sft"]["epochs"] * 2
+    told = forecast(planned, Memory(open_repo(checkout), tmp_path), ROOT, larger)
+    assert told.seconds == pytest.approx(2.0 + 10 * 8.0)
+
+
+def test_an_input_that_is_made_anew_is_said_to_be_unknown(tmp_path, checkout):
+    record(tmp_path, "first", stage="shard", steps=0, seconds=3.0)
+    memory = Memory(open_repo(checkout), tmp_path)
+    assert not forecast(step("shard", dict.fromkeys(INPUTS)), memory, ROOT, None).input_known
+    assert forecast(step("shard", INPUTS), memory, ROOT, None).input_known
 
 
 @pytest.fixture

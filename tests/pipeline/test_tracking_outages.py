@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -228,8 +229,8 @@ def test_shippers_killed_at_random_lose_and_double_nothing(shippers, tmp_path, s
 
 def test_two_parents_of_one_key_become_one(shippers, checkout):
     """Shippers of different machines share no lock; the next one to close a run merges what they made."""
-    checkout.closed("clean-1", "clean", started_ms=1)
-    checkout.closed("shard-1", "shard", started_ms=2)
+    checkout.closed("clean-1", "clean", started_ms=1, params={"clean.seed": 1})
+    checkout.closed("shard-1", "shard", started_ms=2, params={"shard.seed": 2})
     shippers.run(checkout)
     client, key = checkout.client, meta("", "")["key"]
     found = {run.data.tags.get("athanor.run"): run for run in runs(client)}
@@ -238,6 +239,18 @@ def test_two_parents_of_one_key_become_one(shippers, checkout):
     checkout.closed("pretrain-1", started_ms=3)
     shippers.run(checkout)
     assert_view(client, checkout.path)
+
+
+def test_inputs_that_mlflow_lost_are_there_at_the_end(shippers, checkout):
+    """Two machines log the same new dataset at once: MLflow keeps one's id of it, and the other's inputs point nowhere."""
+    journal = checkout.open("pretrain-1", steps=5, started_ms=1)
+    pid = shippers.start(checkout)
+    until(lambda: (checkout.folder("pretrain-1") / "ship.json").is_file())
+    with contextlib.closing(sqlite3.connect(checkout.path / "mlflow.db", timeout=30)) as database, database:
+        assert database.execute("UPDATE datasets SET dataset_uuid = 'of the other machine'").rowcount == 1
+    finish(journal)
+    shippers.join(pid)
+    assert_view(checkout.client, checkout.path)
 
 
 def test_a_run_that_cannot_be_shipped_does_not_hold_up_the_others(shippers, checkout):

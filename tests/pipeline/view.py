@@ -126,6 +126,9 @@ def assert_view(client, *roots, files=True):
         assert history(client, parent) == {name: sorted(values) for name, values in points.items()}
         tags = {k.removeprefix("athanor.made_by."): v for k, v in parent.data.tags.items() if "made_by" in k}
         assert tags == makers
+        params = {name: str(value) for want in mine for name, value in want["meta"]["params"].items()}
+        assert parent.data.params == params
+        assert parent.info.run_name == (mine[0]["meta"]["experiment"] or key)
         last = max(mine, key=lambda want: want["end"]["ended_ms"])["end"]
         assert (parent.info.status, parent.info.end_time) == (last["status"], last["ended_ms"])
 

@@ -48,7 +48,10 @@ class Past:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a stage will take; None is not known. `runs` is how many past runs stand behind it."""
+    """What a stage will take; None is not known. `runs` is how many past runs stand behind it.
+
+    input_known: False when an input is made anew first, so that its size is taken to be what it was.
+    """
 
     seconds: float | None
     error: float | None
@@ -57,6 +60,7 @@ class Forecast:
     disk_bytes: int | None
     from_step: int | None = None
     steps: int | None = None
+    input_known: bool = True
 
 
 class Memory:
@@ -175,15 +179,26 @@ def forecast(step: Step, memory: Memory, root: Path, training: Training | None) 
         paths = past[-1].inputs if past else {}
         inputs = {path: step.inputs.get(path) for path in paths}
         seconds = estimate(memory.bytes(inputs, root) if inputs else None, params, past)
-        return Forecast(seconds, backtest(past), len(past), None, outputs and outputs * copies)
+        known = None not in inputs.values()
+        return Forecast(seconds, backtest(past), len(past), None, outputs and outputs * copies, input_known=known)
     disk = WEIGHT_BYTES * training.parameters * copies + CHECKPOINTS * CHECKPOINT_BYTES * training.parameters
-    if training.tokens is None:  # its data is not there yet: as long as the last one
-        return Forecast(past[-1].seconds if past else None, backtest(past), len(past), None, disk)
+    if training.tokens is None:  # its data is not there yet
+        work = _work_as_before(step, past, training)
+        return Forecast(estimate(work, params, past), backtest(past), len(past), None, disk, input_known=False)
     begun = progress(step, root, memory.anchor, training)
     left = training.steps - (begun or 0)
     seconds = estimate(training.flops, params, past, left / training.steps)
     tokens = left * training.batch_tokens
     return Forecast(seconds, backtest(past), len(past), tokens, disk, begun, training.steps)
+
+
+def _work_as_before(step: Step, past: Sequence[Past], training: Training) -> float | None:
+    """Operations for the tokens of the last run's epoch, by this model and for as many epochs as planned."""
+    if not past or not past[-1].metrics.get("tokens"):
+        return None
+    name = f"{step.stage}.epochs"
+    planned, before = (dict(flatten(params)).get(name, 1.0) for params in (step.params, past[-1].params))
+    return past[-1].metrics["tokens"] * planned / before * training.flops_per_token
 
 
 def _on_disk(path: Path) -> int | None:

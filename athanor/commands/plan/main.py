@@ -8,16 +8,17 @@ run       its command runs
 follows   an input is made anew; the command runs unless the bytes come out as DVC knows them (counted as run)
 
 Times come from the finished runs of this machine; "±" is the median error of
-forecasting each of them from those before it. Nothing is changed: no file, no
-lock, no cache.
+forecasting each of them from those before it, "(as before)" means that the size
+of the input is not known yet. Nothing is changed: no file, no lock, no cache.
 
 Exit status: 0 nothing to do, 10 something would run or be restored, 1 an error, 2 a mistake in params.yaml or
 in the arguments.
 
 --json prints {"version": 1, "work": bool, "stages": [...], "total": {...}, "notes": [...]}. A stage is {"stage",
 "action", "first_run", "reasons": [text], "changes": [{"kind", "name", "what", "old", "new"}], "waits_for": [path],
-"note", "forecast": null or {"seconds", "error", "runs", "tokens", "disk_bytes", "from_step", "steps"}}; null is
-not known. total is {"keep", "restore", "run", "follows", "seconds", "seconds_known", "tokens", "disk_bytes",
+"note", "forecast": null or {"seconds", "error", "runs", "tokens", "disk_bytes", "from_step", "steps",
+"input_known"}}; null is not known, "input_known" false means that an input is made anew first and its size was taken
+to be what it was. total is {"keep", "restore", "run", "follows", "seconds", "seconds_known", "tokens", "disk_bytes",
 "free_bytes"}; where "seconds_known" is false, stages without a past run are left out of "seconds".
 """
 
@@ -160,9 +161,12 @@ def as_text(plan: Plan) -> str:
         time = ("" if total["seconds_known"] else "more than ") + duration(total["seconds"])
     tokens = f"{total['tokens']:,}" if total["tokens"] else ""
     disk = size(total["disk_bytes"]) if total["disk_bytes"] else ""
+    notes = list(plan.notes)
+    if any(told.seconds is not None and not told.input_known for told in plan.forecasts.values()):
+        notes.append("(as before): input comes from a stage that runs first; with more data than now it takes longer")
     counts = ", ".join(f"{total[name]} {name}" for name in (RUN, FOLLOWS, RESTORE, KEEP) if total[name])
     lines.append(f"{'total':<{wide}}  {'':<8} {time:>22} {tokens:>15} {disk:>10}  {counts}")
-    return "\n".join([*lines, *(f"Note: {note}" for note in plan.notes)]) + "\n"
+    return "\n".join([*lines, *(f"Note: {note}" for note in notes)]) + "\n"
 
 
 def _rows(step: Step, told: Forecast | None, wide: int) -> list[str]:
@@ -177,7 +181,9 @@ def _rows(step: Step, told: Forecast | None, wide: int) -> list[str]:
     time = tokens = disk = ""
     if told is not None:
         time = "no past run" if told.seconds is None else duration(told.seconds)
-        if told.seconds is not None:
+        if told.seconds is not None and not told.input_known:
+            time += " (as before)"
+        elif told.seconds is not None:
             time += f" ±{told.error:.0%} of {told.runs}" if told.error is not None else " (1 past run)"
         tokens = f"{told.tokens:,}" if told.tokens is not None else "?" if step.stage in STAGES else ""
         disk = size(told.disk_bytes) if told.disk_bytes else "?"
