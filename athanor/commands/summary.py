@@ -40,7 +40,7 @@ def outcome(stage: str, before: dict[str, str], after: dict[str, str], since_ms:
 
 def text(root: Path, before: dict[str, str] | None = None, since_ms: int = 0) -> str:
     after = runs(root)
-    lines = ["", "Stages"]
+    lines, ran, rested = ["", "Stages"], 0.0, False
     for stage in Graph(root).stages:
         facts = leaf(root, stage)
         seconds = duration(facts["seconds"]) if facts else "-"
@@ -48,8 +48,11 @@ def text(root: Path, before: dict[str, str] | None = None, since_ms: int = 0) ->
         if state == "restored" and facts and facts.get("ended_ms", 0) >= since_ms > 0:
             state = "ran (resumed)"
         lines.append(f"  {stage:<16} {state:<14} {seconds:>14}")
-    total = sum(facts["seconds"] for facts in map(lambda stage: leaf(root, stage), after) if facts)
-    lines.append(f"  {'all':<16} {'':<14} {duration(total):>14}")
+        if facts and (before is None or state.startswith("ran")):
+            ran += facts["seconds"]
+        else:
+            rested = True
+    lines.append(f"  {'all that ran' if rested else 'all':<16} {'':<14} {duration(ran):>14}")
     lines += _scores(root)
     if (root / "models" / "export" / "MODEL_CARD.md").is_file():
         lines += ["", "Model     models/export  (hf/ for transformers, *.gguf for llama.cpp, MODEL_CARD.md)"]

@@ -71,6 +71,15 @@ def test_healthy_and_one_line_per_finding(toy: Toy, tmp_path: Path) -> None:
     assert elsewhere.returncode == 1 and "no dvc.yaml here. Fix: run it in the checkout" in elsewhere.stderr
 
 
+def test_a_read_lock_of_an_ended_process_is_no_problem(toy: Toy) -> None:
+    path = dead_lock(toy)
+    reader = {"pid": NOBODY, "cmd": "dvc repro"}
+    path.write_text(json.dumps({"write": {}, "read": {str(toy.path / "data/x"): [reader]}}))
+    done = text(toy)
+    assert done.returncode == 0 and done.stdout.startswith("note ") and "stops nothing" in done.stdout
+    assert "fixed " in text(toy, "--fix").stdout and text(toy).stdout == "healthy\n"
+
+
 def test_works_when_dvc_does_not(toy: Toy, tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     for name in ("dvc", "scmrepo", "celery", "kombu"):

@@ -70,10 +70,15 @@ def _rwlock(place: Place, path: Path) -> Iterator[Finding]:
         if state == "lives":
             continue
         paths = sorted({os.path.relpath(name, place.root) for _, name, entry in entries if entry["pid"] == pid})
+        # DVC drops an ended process's entry when it meets it, and a read lock it meets only where it wants to write.
+        modes = {mode for mode, _, entry in entries if entry["pid"] == pid}
+        harmless = state == "ended" and modes == {"read"}
         whose = "which has ended" if state == "ended" else "which is no DVC process now; DVC would wait for its end"
+        whose += "; a read lock without a process stops nothing" if harmless else ""
         repair = (lambda pid=pid: _release(path, pid)) if place.trusted else None
         what = f"{', '.join(paths[:3])}{' ...' if len(paths) > 3 else ''} locked by process {pid}, {whose}"
-        yield Finding("lock", where, what, FIX if repair else f"when no DVC runs anywhere: rm {where}", repair)
+        command = FIX if repair else f"when no DVC runs anywhere: rm {where}"
+        yield Finding("lock", where, what, command, repair, note=harmless)
 
 
 def _entries(lock: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
