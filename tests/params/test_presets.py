@@ -225,3 +225,18 @@ def test_a_moving_revision_is_refused(section: str, key: str, revision: str | No
     with pytest.raises(ParamsError, match=rf"does not pin .*{re.escape(data[section]['sources'][0][key])}") as caught:
         built(data)
     assert caught.value.where == f"{section}.sources[0].revision"
+
+
+@each_preset
+@pytest.mark.parametrize("override", ["sft.seed=77", "clean.rules.code.min_words=77", "model.layers=77"])
+def test_dvc_changes_one_line_and_leaves_the_rest(tmp_path, path, override):
+    """DVC writes the file anew for `-S`: comments within and after a list, flow lists and indented lists do not survive."""
+    from dvc.utils.hydra import apply_overrides
+
+    before, params = path.read_text(), tmp_path / "params.yaml"
+    params.write_text(before)
+    apply_overrides(params, [override])
+    before, after = before.splitlines(), params.read_text().splitlines()
+    assert len(after) == len(before)
+    changed = [new for old, new in zip(before, after, strict=True) if new != old]
+    assert len(changed) == 1 and "77" in changed[0]
