@@ -23,7 +23,7 @@ test: setup
 	@python -m pytest -q
 
 chat: setup
-	@python -m athanor.serving.terminal
+	@python -m athanor chat
 
 ui: setup
 	@python -m athanor ui

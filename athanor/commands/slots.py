@@ -12,7 +12,6 @@ a run with a larger token budget continues from, and pinned from the start.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import shutil
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 from athanor.artifacts import read_json, write_text
 from athanor.errors import InputError
 from athanor.pipeline.facts import flatten
+from athanor.pipeline.locks import locked, try_lock
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.progress import duration
 from athanor.pipeline.slots import DONE, PINNED
@@ -94,16 +94,7 @@ def _current(root: Path) -> set[str]:
 
 def busy(path: Path) -> bool:
     """Whether a process holds the slot's lock."""
-    if not (path / "lock").is_file():
-        return False
-    handle = os.open(path / "lock", os.O_RDWR)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
+    return locked(path / "lock")
 
 
 def words(slots: list[Found]) -> dict[Path, str]:
@@ -170,18 +161,13 @@ def prunable(
 
 def remove(slot: Found) -> bool:
     """Delete a slot under its lock; False when a process took it in the meantime."""
-    handle = os.open(slot.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Renamed first: a kill half-way must not leave a slot that looks whole.
-        scrap = slot.path.with_name(f".{slot.path.name}.removed.tmp")
-        os.rename(slot.path, scrap)
-        shutil.rmtree(scrap)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(handle)
-    return True
+    with try_lock(slot.path / "lock") as free:
+        if free:
+            # Renamed first: a kill half-way must not leave a slot that looks whole.
+            scrap = slot.path.with_name(f".{slot.path.name}.removed.tmp")
+            os.rename(slot.path, scrap)
+            shutil.rmtree(scrap)
+        return free
 
 
 def choose(slots: list[Found], start: str) -> Found:

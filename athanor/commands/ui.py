@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import socket
 import subprocess
 import sys
+import time
 
+from athanor.errors import InputError
 from athanor.pipeline import ship
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.redact import redact
@@ -34,16 +38,37 @@ def main() -> int:
     if uri.startswith("http"):
         print(f"open {redact(uri).rstrip('/')}/{page}")
         return 0
-    print(f"open http://127.0.0.1:{args.port}/{page}\n(Ctrl-C stops the server)", flush=True)
     quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     # Not as an argument, which every user of the machine can read.
     environment = {**os.environ, **quiet, "MLFLOW_BACKEND_STORE_URI": uri}
     command = [sys.executable, "-m", "mlflow", "server"]
     command += ["--host", "127.0.0.1", "--port", str(args.port), "--workers", "1"]
+    if _answers(args.port):
+        taken = f"something listens on port {args.port} already"
+        raise InputError(taken, where="athanor ui", fix=f"athanor ui --port {args.port + 1}, or stop it")
+    server = subprocess.Popen(command, env=environment, cwd=root)
     try:
-        return subprocess.call(command, env=environment, cwd=root)
+        if _listens(server, args.port):
+            print(f"open http://127.0.0.1:{args.port}/{page}\n(Ctrl-C stops the server)", flush=True)
+        return server.wait()
     except KeyboardInterrupt:
+        server.wait()  # the terminal sent it the same signal
         return 0
+
+
+def _listens(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until the server answers; False when it has ended instead."""
+    while server.poll() is None:
+        if _answers(port):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+        return True
+    return False
 
 
 if __name__ == "__main__":

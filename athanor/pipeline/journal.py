@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json, write_json
+from athanor.pipeline.locks import locked
 from athanor.pipeline.redact import redact
 
 TAIL_BYTES = 2**20
@@ -78,17 +79,7 @@ def alive(folder: Path) -> bool:
         return False
     except PermissionError:
         pass
-    try:
-        handle = os.open(folder / "journal.jsonl", os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
+    return locked(folder / "journal.jsonl")
 
 
 class Journal:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from athanor.artifacts import read_json
 from athanor.errors import AthanorError, InputError
 from athanor.pipeline import redact
 from athanor.pipeline.journal import alive
+from athanor.pipeline.locks import try_lock
 from athanor.pipeline.store import StoreReplaced, delivery, identity, tracking_uri
 
 if TYPE_CHECKING:
@@ -81,19 +81,6 @@ def _start(root: Path) -> None:
             stderr=log,
             start_new_session=True,
         )
-
-
-@contextlib.contextmanager
-def try_lock(path: Path) -> Iterator[bool]:
-    """Yields True while holding the lock, False when another process has it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
-    finally:
-        os.close(handle)
 
 
 def run_folders(root: Path) -> list[Path]:

@@ -143,7 +143,7 @@ def _steers(c: str) -> bool:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m athanor.serving.terminal", description="Chat in the terminal.")
+    parser = argparse.ArgumentParser(prog="athanor chat", description="Chat in the terminal.")
     parser.add_argument("--model", default=DEFAULT_MODEL, help=f"exported directory (default {DEFAULT_MODEL})")
     parser.add_argument("--system", default="", help="system message")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: as exported)")

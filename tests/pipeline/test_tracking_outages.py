@@ -19,6 +19,7 @@ import pytest
 from athanor.artifacts import read_json, write_json
 from athanor.pipeline import ship
 from athanor.pipeline.journal import Journal
+from athanor.pipeline.locks import try_lock
 from tests.pipeline.shippers import Checkout, Shippers, die, finish, points, until
 from tests.pipeline.view import assert_view, environment, meta, runs, view
 
@@ -302,7 +303,7 @@ def test_rebuild_gives_the_same_view_and_leaves_other_checkouts_alone(shippers, 
 
 def test_rebuild_waits_for_the_shipper_at_work(shippers, checkout):
     checkout.closed("clean-1", "clean")
-    with ship.try_lock(checkout.path / ".athanor" / "ship.lock") as free:
+    with try_lock(checkout.path / ".athanor" / "ship.lock") as free:
         assert free
         shippers.join(shippers.start(checkout, "--rebuild", LOCK_SECONDS=0.3))
     assert "ship.lock: a stage or its shipper is at work (process " in checkout.log

@@ -22,6 +22,7 @@ from athanor.params.strict import read_yaml
 from athanor.pipeline import ship
 from athanor.pipeline.facts import Graph, git
 from athanor.pipeline.journal import alive
+from athanor.pipeline.locks import try_lock
 from athanor.pipeline.store import delivery
 
 SCRAP_FOLDERS = ("data", "models", "metrics", "plots", ".athanor")
@@ -89,7 +90,7 @@ def _entries(lock: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
 
 def _release(path: Path, pid: int) -> str:
     """Drop a process's entries. DVC edits the file under the same guard and holds it for a moment only."""
-    with ship.try_lock(path.with_name("rwlock.lock")) as free:
+    with try_lock(path.with_name("rwlock.lock")) as free:
         if not free:
             raise AthanorError("a DVC command is changing the locks right now")
         lock = json.loads(path.read_text(encoding="utf-8"))
@@ -156,7 +157,7 @@ def journals(place: Place) -> Iterator[Finding]:
     left = _undelivered(place.root)
     if left:
         names = f"{left[0].name}{f' and {len(left) - 1} more' if len(left) > 1 else ''}"
-        with ship.try_lock(place.root / ".athanor" / "ship.lock") as free:
+        with try_lock(place.root / ".athanor" / "ship.lock") as free:
             running = not free
         if running:
             yield Finding("journal", names, "being shipped to MLflow now", "wait", note=True)

@@ -1,0 +1,37 @@
+"""`athanor ui` with its real server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+from tests.e2e.clone import environment
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_the_link_is_printed_when_the_server_answers(micro):
+    port = free_port()
+    command = [sys.executable, "-m", "athanor", "ui", "--port", str(port)]
+    with subprocess.Popen(
+        command, cwd=micro.path, env=environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as ui:
+        try:
+            # MLflow talks, too.
+            link = next(line.split()[1] for line in ui.stdout if line.startswith("open "))
+            assert link.startswith(f"http://127.0.0.1:{port}/#/experiments/")
+            with urllib.request.urlopen(link, timeout=30) as answer:  # at once: no retry
+                assert answer.status == 200
+            again = subprocess.run(command, cwd=micro.path, env=environment(), capture_output=True, text=True)
+            assert again.returncode == 1 and f"--port {port + 1}" in again.stderr
+        finally:
+            os.killpg(ui.pid, signal.SIGINT)  # as the terminal does
+        assert ui.wait(timeout=30) == 0
