@@ -35,7 +35,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
     path = Path(path)
     try:
-        data = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        data = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParamsError("file not found", where=str(path), fix="restore it: git checkout params.yaml") from None
     except YAMLError as error:
