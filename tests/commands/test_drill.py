@@ -14,6 +14,7 @@ import pytest
 
 from athanor.commands.drill import compare
 from athanor.commands.drill.plan import DAMAGE, KINDS, NOT_FOR_DOWNLOAD, plan
+from athanor.commands.drill.stage import identity
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("athanor", "stages", "corpus", "presets", "dvc.yaml")
@@ -114,6 +115,18 @@ def test_a_defect_is_found(kept, tmp_path, stage, path, old, new, told):
     assert " 0 differences" not in done.stdout and re.search(told, done.stdout), done.stdout
     where = Path(done.stdout.split("Kept for a look: ")[1].strip())
     assert list((where / stage).glob("*/attempts"))
+
+
+def test_a_checkpoint_written_again_is_another_one_though_it_gets_the_inode_of_the_damaged(tmp_path):
+    path, seen = tmp_path / "step_00000073", set()
+    for _ in range(20):  # file systems give a free inode out again
+        path.mkdir()
+        (path / "tensors.safetensors").write_text("x")
+        assert identity(path) not in seen
+        seen.add(identity(path))
+        (path / "tensors.safetensors").write_text("damaged")
+        assert identity(path) in seen  # and damage makes it no other
+        shutil.rmtree(path)
 
 
 def test_every_kind_is_planned_and_a_seed_repeats_its_plan():

@@ -31,7 +31,7 @@ TRIES = 4  # to reach a point, until the kill comes at a random moment instead
 LEAST_PART = 16 << 10  # of a download, on the disk
 LEAST_ROOM = 96 << 10  # left on a full disk: for the journal and the slot's own files
 
-Damaged = set[tuple[Path, int]]  # as `_identity` says
+Damaged = set[tuple[Path, int, int]]  # as `identity` says
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Drill:
     def whole(self, folder: Path, damaged: Damaged) -> list[Path]:
         """Checkpoints that are neither damaged nor half removed, newest first."""
         found = compare.checkpoints(folder, self.stage)
-        return [path for path in found if _identity(path) not in damaged and len(list(path.iterdir())) == 2]
+        return [path for path in found if identity(path) not in damaged and len(list(path.iterdir())) == 2]
 
     def position(self, folder: Path, damaged: Damaged) -> int:
         """Where the next attempt has to go on: the tokens, or rows, that the newest whole checkpoint stands for."""
@@ -204,7 +204,7 @@ class Drill:
             if any(compare.status(journal) == "FINISHED" for journal in compare.journals(folder)):
                 break  # killed when all was done
             if fault.kind in DAMAGE:
-                damaged.add(_identity(damage(folder, self.stage, fault, self.whole(folder, damaged))))
+                damaged.add(identity(damage(folder, self.stage, fault, self.whole(folder, damaged))))
             if self.draw.random() < 0.5:  # as dvc does before it runs a stage
                 for path in compare.files(folder, self.scratch.results(self.stage)).values():
                     path.unlink()
@@ -317,9 +317,10 @@ def _rows_of_whole_parts(path: Path) -> int:
     return int(state["rows"])
 
 
-def _identity(path: Path) -> tuple[Path, int]:
-    """A checkpoint's folder, and which one of that name: it may be written again."""
-    return path, path.stat().st_ino
+def identity(path: Path) -> tuple[Path, int, int]:
+    """A checkpoint's folder, and which one of that name: it may be written again, and get the inode of the one before."""
+    found = path.stat()
+    return path, found.st_ino, found.st_ctime_ns
 
 
 def _last(log: str) -> str:
