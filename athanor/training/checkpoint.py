@@ -42,12 +42,18 @@ def save(
     path = folder / f"step_{step:08d}"
     with new_dir(path) as temporary:
         checksum = write_tensors(temporary / TENSORS, tensors)
-        content = {"step": step, "pinned": pinned, "tensors_sha256": checksum, "state": dict(state)}
-        write_json(temporary / STATE, {**content, "checksum": digest(content)})
+        _write_state(temporary, {"step": step, "pinned": pinned, "tensors_sha256": checksum, "state": dict(state)})
     for old in [found for found in steps(folder) if step_of(found) <= step][KEEP:]:
         if not _pinned(old):
             shutil.rmtree(old)
     return path
+
+
+def pin(folder: Path, step: int) -> None:
+    """Keep the checkpoint of a step, if it is there, from being dropped for later ones."""
+    path = folder / f"step_{step:08d}"
+    if (path / STATE).is_file() and not _pinned(path):
+        _write_state(path, {**_state(path), "pinned": True})
 
 
 def steps(folder: Path) -> list[Path]:
@@ -87,6 +93,10 @@ def latest(folder: Path, on_damaged: Callable[[str], None], at_most: int | None 
             # Out of the way, or it would count as one of the two that are kept; cleared at the next start.
             os.replace(path, folder / f".{path.name}.damaged.tmp")
     return None
+
+
+def _write_state(path: Path, content: Mapping[str, Any]) -> None:
+    write_json(path / STATE, {**content, "checksum": digest(content)})
 
 
 def _state(path: Path) -> dict[str, Any]:

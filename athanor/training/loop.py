@@ -125,6 +125,8 @@ def train(
                 if not run.resume(trunk.path, at_most=run.pin_step):
                     hooks.before_first_step(model)
                 run.advance(trunk.path, run.pin_step)
+                # A longer run may have saved this very step on its way, when it was just another one.
+                checkpoint.pin(trunk.path, run.pin_step)
         elif not found:
             hooks.before_first_step(model)
         run.advance(folder, settings.steps)

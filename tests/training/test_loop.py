@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import types
@@ -288,6 +289,19 @@ def test_stops_in_trunk_and_cooldown_resume_exactly(micro, tmp_path):
     done = micro.run(tmp_path / "run", schedule=schedule, trunk=trunk, hooks={"on_step": lambda row: seen.append(row["step"])})
     assert seen == list(range(1, 25))
     assert micro.outcome(*done) == micro.outcome(*micro.run(tmp_path / "plain", schedule=schedule))
+
+
+def test_a_step_that_a_longer_run_saved_on_its_way_is_pinned_by_the_shorter_one(micro, tmp_path):
+    short, long, trunk, seen = lengths(24 * 128), lengths(48 * 128), Folder(tmp_path / "trunk"), []
+    hooks = {"on_step": lambda row: seen.append(row["step"]), "should_stop": lambda: len(seen) >= 17}
+    with pytest.raises(Interrupted, match="step 18 of 48"):  # where the shorter run's cooldown begins
+        micro.run(tmp_path / "long", schedule=long, trunk=trunk, hooks=hooks, log_every_steps=1)
+    assert micro.run(tmp_path / "short", schedule=short, trunk=trunk)[1].trained_tokens == 6 * 128
+    micro.run(tmp_path / "long", schedule=long, trunk=trunk, save_every_seconds=0.0)
+    kept = {path.name for path in checkpoint.steps(trunk.path)}
+    assert {"step_00000018", "step_00000036"} <= kept
+    other = dataclasses.replace(short, final=0.0)
+    assert micro.run(tmp_path / "branch", schedule=other, trunk=trunk)[1].trained_tokens == 6 * 128
 
 
 def test_a_cooldown_of_nothing_leaves_the_last_step_to_the_branch(micro, tmp_path):
