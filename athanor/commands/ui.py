@@ -17,7 +17,7 @@ from athanor.errors import InputError
 from athanor.pipeline import ship
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.redact import redact
-from athanor.pipeline.tracking import EXPERIMENT
+from athanor.pipeline.store import EXPERIMENT
 
 
 def main() -> int:

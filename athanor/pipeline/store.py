@@ -17,6 +17,8 @@ from athanor.artifacts import read_json
 from athanor.errors import AthanorError
 from athanor.pipeline.redact import redact
 
+EXPERIMENT = "athanor"
+
 
 class StoreReplaced(Exception):
     """The SQLite file is not the one that this process opened; only a new process sees the new one."""
@@ -33,6 +35,11 @@ def database(uri: str) -> Path | None:
     """The file of an SQLite store, None for any other."""
     path = uri.removeprefix("sqlite:///").partition("?")[0]
     return Path(path) if uri.startswith("sqlite:///") else None
+
+
+def artifacts_of(path: Path) -> Path:
+    """Where the runs of an SQLite store keep their files."""
+    return path.parent / "mlartifacts"
 
 
 @contextlib.contextmanager

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 from athanor.artifacts import read_json, write_json
 from athanor.pipeline.journal import has_more, last_ms, rows
 from athanor.pipeline.redact import redact
-from athanor.pipeline.store import StoreReplaced, database, delivery, identity, make_tables, store_lock
+from athanor.pipeline.store import EXPERIMENT, StoreReplaced, artifacts_of, database, delivery, identity, make_tables, store_lock
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-EXPERIMENT = "athanor"
 BATCH = 800
 CHUNK_BYTES = 2**20
 PARAM_CHARS = 6000
@@ -51,8 +50,7 @@ class Tracker:
             self.client = MlflowClient(tracking_uri=uri)
             found = self.client.get_experiment_by_name(EXPERIMENT)
             if found is None:
-                beside = root if path is None else path.parent
-                artifacts = None if uri.startswith("http") else (beside / "mlartifacts").as_uri()
+                artifacts = None if uri.startswith("http") else artifacts_of(path or root / "mlflow.db").as_uri()
                 made = self.client.create_experiment(EXPERIMENT, artifact_location=artifacts)
                 found = self.client.get_experiment(made)
             elif found.lifecycle_stage == "deleted":  # its name cannot be used again, and runs need a place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -196,6 +197,30 @@ def test_journals_that_were_not_shipped(toy: Toy) -> None:
     done = doctor("--fix")
     assert done.returncode == 0 and "Done: shipped" in done.stdout
     assert (folder / "journal.jsonl").is_file() and doctor().returncode == 0
+
+
+def test_a_database_that_came_with_a_copy(toy: Toy, tmp_path: Path) -> None:
+    """MLflow keeps the absolute place of its files: the copy's shipper would write into the original's folder."""
+    toy.hold(6)
+    stage = Job(toy, [sys.executable, "-m", "stages.count"])
+    end(toy.wait_held())
+    stage.wait()
+    on = {key: value for key, value in toy.environment().items() if key not in ("ATHANOR_TRACKING", "PWD")}
+    copied = tmp_path / "a copy"
+
+    def athanor(*words: str, where: Path) -> str:
+        command = [sys.executable, "-m", "athanor", *words]
+        return subprocess.run(command, cwd=where, env=on, capture_output=True, text=True).stdout
+
+    assert "Done: shipped" in athanor("doctor", "--fix", where=toy.path)
+    assert "copied or moved" not in athanor("doctor", where=toy.path)
+    shutil.copytree(toy.path, copied, symlinks=True)
+    told = athanor("doctor", where=copied)
+    assert f"was copied or moved: MLflow keeps its files in {(toy.path / 'mlartifacts').as_uri()}" in told
+    assert f"Fix: rm '{copied / 'mlflow.db'}' && athanor ship --rebuild" in told
+    (copied / "mlflow.db").unlink()
+    athanor("ship", "--rebuild", where=copied)
+    assert (copied / "mlflow.db").is_file() and "copied or moved" not in athanor("doctor", where=copied)
 
 
 # -- HEAD ---------------------------------------------------------------------------

@@ -7,11 +7,14 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from athanor.artifacts import read_json, write_text
 from athanor.commands import slots
@@ -23,7 +26,7 @@ from athanor.pipeline import ship
 from athanor.pipeline.facts import Graph, git
 from athanor.pipeline.journal import alive
 from athanor.pipeline.locks import try_lock
-from athanor.pipeline.store import delivery
+from athanor.pipeline.store import EXPERIMENT, artifacts_of, database, delivery
 
 SCRAP_FOLDERS = ("data", "models", "metrics", "plots", ".athanor")
 SHIP_SECONDS = 30.0
@@ -164,6 +167,21 @@ def journals(place: Place) -> Iterator[Finding]:
         else:
             what = "journal is not in MLflow yet"
             yield Finding("journal", names, what, "python -m athanor ship", lambda: _ship(place.root))
+
+
+def moved_store(place: Place) -> Iterator[Finding]:
+    """MLflow writes the absolute place of its files into the database: a copied or moved checkout keeps the old one."""
+    path = database(ship.tracking_uri(place.root))
+    if path is None or not path.is_file():
+        return
+    query = "SELECT artifact_location FROM experiments WHERE name = ?"
+    with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5.0)) as store:
+        rows = store.execute(query, (EXPERIMENT,)).fetchall()
+    beside = artifacts_of(path).as_uri()
+    for (where,) in rows:
+        if where != beside:
+            what = f"was copied or moved: MLflow keeps its files in {where}"
+            yield Finding("store", str(path), what, f"rm {shlex.quote(str(path))} && athanor ship --rebuild")
 
 
 def _undelivered(root: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sqlite3
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
         ("temp-dir", lambda: experiments.temp_dirs(place)),
         ("leftover", lambda: checks.leftovers(place, scraps)),
         ("journal", lambda: checks.journals(place)),
+        ("store", lambda: checks.moved_store(place)),
         ("untracked", lambda: checks.untracked(place)),
         ("space", lambda: checks.space(place)),
     ]
@@ -77,7 +79,7 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
     for kind, check in rules:
         try:
             findings += check()
-        except (OSError, ValueError, KeyError, TypeError, AthanorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, sqlite3.Error, AthanorError) as error:
             what = f"could not be checked: {type(error).__name__}: {error}".replace("\n", " ")
             findings.append(Finding(kind, str(root), what, "mend that file, then ask again"))
     return findings
