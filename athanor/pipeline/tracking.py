@@ -162,8 +162,8 @@ class Tracker:
             if found[1:]:
                 self._settle(found[0].info.run_id)
             return found[0].info.run_id
-        # Of a branch, the key: its last part tells runs of one commit with other parameters apart.
-        name = meta["experiment"] or meta["key"]
+        # The end tells runs of one commit with other parameters apart, and is short: the UI cuts names at 18 letters.
+        name = meta["experiment"] or re.sub(r"@([^@]*)/(.{4}).*$", r"-\1-\2", meta["key"])
         tags = {"athanor.key": meta["key"], "mlflow.source.git.commit": meta["commit"], "athanor.dirty": meta["dirty"]}
         return self._new(meta, name, tags)
 

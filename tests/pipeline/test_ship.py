@@ -70,7 +70,7 @@ def test_lost_ship_state_does_not_double_points(store):
 def test_stages_of_one_configuration_share_a_parent_and_another_has_its_own(store):
     root, tracker = store
     parents = []
-    for run, key in (("a-1", "k1"), ("b-1", "k1"), ("c-1", "k2")):
+    for run, key in (("a-1", "main@1111111/aaaaaaaa"), ("b-1", "main@1111111/aaaaaaaa"), ("c-1", "main@1111111/bbbbbbbb")):
         path, journal = folder(root, run, run[0], 1, key=key)
         journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
         tracker.ship(path, live=False)
