@@ -282,7 +282,8 @@ def text(found: Mapping[str, Any]) -> str:
     for row in rows:
         left, right = _number(row["a"], row["a_stderr"]), _number(row["b"], row["b_stderr"])
         lines.append(f"  {row['name']:<{width}}  {left:>17}  {right:>17}  {row['difference']:>+8.3f}  {_verdict(row)}")
-    lines.append(f"  {len(found['measures']) - len(rows)} others are equal")
+    equal = len(found["measures"]) - len(rows)
+    lines.append(f"  {equal} others are equal" if rows else f"  none; all {equal} are equal")
     if rows:
         lines += [
             "  yes: the difference exceeds twice its standard error. Errors are added as if A and B had been measured on",

@@ -21,7 +21,8 @@ PAGE = Path("docs/params.md")
 HEAD = """# Parameters
 
 Every key of `params.yaml`, by section. All keys are required: a params file is complete, and what stands in it is what runs.
-An unknown key, a wrong type or a value out of range stops the first stage with the name of the key. Units are in the names.
+An unknown key, a wrong type or a value out of range stops `make repro` (`athanor repro`) before it begins and a plain `dvc repro`
+in the first stage that runs, with the name of the key. Units are in the names.
 `null` is allowed where the type says so. Which stages read a section stands in `dvc.yaml`.
 
 This page is generated: `python -m athanor params-doc`.

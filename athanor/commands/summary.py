@@ -28,11 +28,11 @@ def runs(root: Path) -> dict[str, str]:
 
 
 def outcome(stage: str, before: dict[str, str], after: dict[str, str], since_ms: int) -> str:
-    """ran, cached (nothing to do), restored (from DVC's run cache) or missing."""
+    """ran, kept (nothing to do), restored (from DVC's run cache) or missing."""
     if stage not in after:
         return "missing"
     if before.get(stage) == after[stage]:
-        return "cached"
+        return "kept"
     stamp = re.search(r"-(\d{13})-", after[stage])
     # A resumed run keeps its first id, so age alone cannot tell it from a restored one.
     return "ran" if stamp and int(stamp[1]) >= since_ms else "restored"
@@ -44,7 +44,7 @@ def text(root: Path, before: dict[str, str] | None = None, since_ms: int = 0) ->
     for stage in Graph(root).stages:
         facts = leaf(root, stage)
         seconds = duration(facts["seconds"]) if facts else "-"
-        state = outcome(stage, after if before is None else before, after, since_ms)
+        state = "" if before is None else outcome(stage, before, after, since_ms)
         if state == "restored" and facts and facts.get("ended_ms", 0) >= since_ms > 0:
             state = "ran (resumed)"
         lines.append(f"  {stage:<16} {state:<14} {seconds:>14}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -46,13 +47,16 @@ def main() -> int:
     if _answers(args.port):
         taken = f"something listens on port {args.port} already"
         raise InputError(taken, where="athanor ui", fix=f"athanor ui --port {args.port + 1}, or stop it")
-    server = subprocess.Popen(command, env=environment, cwd=root)
+    # A session of its own: at Ctrl-C its processes would each print a traceback.
+    server = subprocess.Popen(command, env=environment, cwd=root, start_new_session=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if _listens(server, args.port):
             print(f"open http://127.0.0.1:{args.port}/{page}\n(Ctrl-C stops the server)", flush=True)
         return server.wait()
     except KeyboardInterrupt:
-        server.wait()  # the terminal sent it the same signal
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
         return 0
 
 

@@ -284,7 +284,7 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
     except Interrupted as error:
         return _report(run, stage, "KILLED", str(error), 75)
     except AthanorError as error:
-        return _report(run, stage, "FAILED", str(error), 1)
+        return _report(run, stage, "FAILED", f"{error}{_way_back(error)}", 1)
     except MemoryError as error:
         text = InputError(f"out of memory ({error})" if str(error) else "out of memory", where=stage)
         return _report(run, stage, "FAILED", f"{text}. Fix: use smaller inputs or a smaller model", 1)
@@ -302,6 +302,13 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
         raise
     finally:
         _ship()
+
+
+def _way_back(error: AthanorError) -> str:
+    """What a user of plain `dvc repro` needs besides: DVC removes a stage's outputs before it asks the stage."""
+    if not isinstance(error, ParamsError) or "DVC_ROOT" not in os.environ:
+        return ""
+    return ". Once params.yaml is right, dvc repro brings back what DVC has removed"
 
 
 def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:

@@ -208,7 +208,8 @@ class _Training:
                 checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=pinned)
                 saved_at = time.monotonic()
             if stop and not last:
-                raise Interrupted(f"stopped at step {progress.step} of {settings.steps}, saved in {folder}")
+                at = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
+                raise Interrupted(f"{at}; the same command goes on from there (saved in {folder})")
 
     def _record(self, fetched: list[list[float]], window_seconds: float) -> None:
         """Enter fetched scalars of the last steps into the history and tell the hooks."""

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from athanor.commands.plan.main import as_json, as_text, make_plan
+from athanor.commands.plan.forecast import Forecast
+from athanor.commands.plan.main import Plan, as_json, as_text, make_plan
+from athanor.commands.plan.simulate import FOLLOWS, RUN, Step
 from athanor.errors import AthanorError
 from tests.commands import toy_pipeline as toy
 
@@ -181,6 +183,21 @@ def test_a_stage_that_never_ran_is_marked(tmp_path, monkeypatch):
     assert [stage["first_run"] for stage in whole["stages"]] == [True] * 3
     assert [stage["action"] for stage in whole["stages"]] == ["run"] * 3
     assert whole["total"]["run"] == 3 and not whole["total"]["seconds_known"]
+
+
+def test_the_total_is_a_range_when_stages_may_turn_out_to_be_kept():
+    steps = [
+        Step(stage, action, False, (), (), {}, {}, "python x.py", None)
+        for stage, action in (("clean", RUN), ("shard", FOLLOWS), ("sft", FOLLOWS))
+    ]
+    told = {"clean": Forecast(4.0, None, 1, None, None), "shard": Forecast(10.0, 0.2, 3, None, None, input_known=False)}
+    plan = Plan(steps, {**told, "sft": Forecast(60.0, 0.1, 2, None, None)}, [], 1 << 40)
+    lines = as_text(plan).splitlines()
+    assert "4.0 s to 1 min 14 s" in next(line for line in lines if line.startswith("total"))
+    assert "10.0 s (as before)" in lines[2] and "1 min 00 s ±10% of 2" in lines[3] and "(as before): " in lines[-1]
+    assert plan.total()["seconds_certain"] == 4.0 and plan.total()["seconds"] == 74.0
+    sure = Plan(steps[:1], told, [], 1 << 40)
+    assert " to " not in next(line for line in as_text(sure).splitlines() if line.startswith("total"))
 
 
 def test_a_missing_source_is_told(repo):

@@ -296,3 +296,23 @@ def test_queue_worker_killed(toy: Toy) -> None:
     toy.dvc("queue", "start")
     until(lambda: states(toy) == {"a": "Success"}, "the experiment has run", toy)
     assert toy.steps() == AGAIN_FROM_CHECKPOINT and len(toy.trainers()) == 2
+
+
+def test_a_failed_experiment_in_the_queue(toy: Toy) -> None:
+    """DVC's worker sometimes leaves with it, without a word; doctor names those that wait, another start runs them."""
+    toy.dvc("exp", "run", "--queue", "-n", "bad", "-S", "sft.lr=5")
+    queue(toy, good=12)
+    waiting = "2 queued (bad, good) and no worker runs"
+    status, found = toy.doctor()
+    assert status == 0 and [(row["kind"], row["note"], row["command"]) for row in found] == [("queue", True, "dvc queue start")]
+    assert found[0]["what"] == waiting
+    toy.dvc("queue", "start")
+    until(lambda: states(toy)["bad"] == "Failed", "the first has failed", toy)
+    assert "out of range. Fix: use a value from" in logs(toy) and "brings back what DVC has removed" in logs(toy)
+    until(lambda: not toy.processes(), "the worker has left", toy)
+    left = states(toy)["good"] == "Queued"
+    assert ("1 queued (good) and no worker runs" in str(toy.doctor())) == left
+    if left:
+        toy.dvc("queue", "start")
+    until(lambda: states(toy)["good"] == "Success", "the second has run", toy)
+    assert "no worker runs" not in str(toy.doctor())

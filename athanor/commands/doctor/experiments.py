@@ -95,7 +95,9 @@ def _attach(place: Place, branch: str, now: str, left: list[str], stashed: bool)
         done += f", {_unstash(root)}"
     note = _clear(place, left)
     changed = git(root, "diff", "--name-only", "HEAD", "--", "params.yaml")
-    kept = "; params.yaml has the experiment's values (git restore -SW params.yaml takes them back)" if changed else ""
+    kept = ""
+    if changed:
+        kept = "; params.yaml has the experiment's values and your own edits: to go on, the same dvc exp run again"
     return f"{done}{f', {note}' if left else ''}{kept}"
 
 
@@ -155,6 +157,14 @@ def queue(place: Place) -> Iterator[Finding]:
         command = f"{FIX}, then dvc queue remove {task.label} and {again}"
         what = "shown as Running, but its worker has ended"
         yield Finding("queue", f"task {task.label}", what, command, lambda t=task, r=result: _fail(place, t, r))
+
+
+def waiting(place: Place) -> Iterator[Finding]:
+    """Queued experiments that nobody will run: DVC's worker may leave when one fails, and the others stay behind."""
+    names = [task.label for task in _taken(place.root / ".dvc" / "tmp" / "exps" / "celery" / "broker" / "in")]
+    if names and not any(process.words and "queue-worker" in process.words for process in place.workers):
+        what = f"{len(names)} queued ({', '.join(sorted(names)[:3])}{' ...' if len(names) > 3 else ''}) and no worker runs"
+        yield Finding("queue", "dvc queue", what, "dvc queue start", note=True)
 
 
 def _taken(folder: Path) -> Iterator[Task]:

@@ -66,6 +66,7 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
         ("lock", lambda: checks.locks(place)),
         ("head", lambda: experiments.head(place)),
         ("queue", lambda: experiments.queue(place)),
+        ("queue", lambda: experiments.waiting(place)),
         ("temp-dir", lambda: experiments.temp_dirs(place)),
         ("leftover", lambda: checks.leftovers(place, scraps)),
         ("journal", lambda: checks.journals(place)),

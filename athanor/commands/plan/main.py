@@ -18,8 +18,8 @@ in the arguments.
 "action", "first_run", "reasons": [text], "changes": [{"kind", "name", "what", "old", "new"}], "waits_for": [path],
 "note", "forecast": null or {"seconds", "error", "runs", "tokens", "disk_bytes", "from_step", "steps",
 "input_known"}}; null is not known, "input_known" false means that an input is made anew first and its size was taken
-to be what it was. total is {"keep", "restore", "run", "follows", "seconds", "seconds_known", "tokens", "disk_bytes",
-"free_bytes"}; where "seconds_known" is false, stages without a past run are left out of "seconds".
+to be what it was. total is {"keep", "restore", "run", "follows", "seconds", "seconds_certain", "seconds_known", "tokens",
+"disk_bytes", "free_bytes"}; "seconds_certain" is without the stages that may turn out to be kept, and where "seconds_known" is false, stages without a past run are left out of "seconds".
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ class Plan:
         return {
             **{action: sum(step.action == action for step in self.steps) for action in (KEEP, RESTORE, RUN, FOLLOWS)},
             "seconds": sum(each.seconds or 0.0 for each in told),
+            "seconds_certain": sum(
+                self.forecasts[step.stage].seconds or 0.0
+                for step in self.steps
+                if step.action == RUN and step.stage in self.forecasts
+            ),
             "seconds_known": all(each.seconds is not None for each in told),
             "tokens": sum(each.tokens or 0 for each in told),
             "disk_bytes": sum(each.disk_bytes or 0 for each in told),
@@ -159,6 +164,8 @@ def as_text(plan: Plan) -> str:
     time = ""
     if plan.forecasts and (total["seconds_known"] or total["seconds"]):
         time = ("" if total["seconds_known"] else "more than ") + duration(total["seconds"])
+        if total["seconds_known"] and total[FOLLOWS] and total[RUN]:
+            time = f"{duration(total['seconds_certain'])} to {time}"
     tokens = f"{total['tokens']:,}" if total["tokens"] else ""
     disk = size(total["disk_bytes"]) if total["disk_bytes"] else ""
     notes = list(plan.notes)
