@@ -47,9 +47,10 @@ def main() -> int:
     if _answers(args.port):
         taken = f"something listens on port {args.port} already"
         raise InputError(taken, where="athanor ui", fix=f"athanor ui --port {args.port + 1}, or stop it")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT, too: a shell's background job ignores it
+        signal.signal(number, signal.default_int_handler)
     # A session of its own: at Ctrl-C its processes would each print a traceback.
     server = subprocess.Popen(command, env=environment, cwd=root, start_new_session=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if _listens(server, args.port):
             print(f"open http://127.0.0.1:{args.port}/{page}\n(Ctrl-C stops the server)", flush=True)

@@ -181,7 +181,7 @@ def _(tour: Tour) -> None:
     assert sorted(grid.values()) == [("0.002", "0.0"), ("0.002", "0.2"), ("0.006", "0.0"), ("0.006", "0.2")], grid
     log = tour.output("dvc queue logs")
     assert "python -m stages.sft" in log and "stages.pretrain" not in log
-    rows = re.findall(r"\[(grid-\d)\] +([\d.]+)", tour.output("dvc exp show --hide-workspace"))
+    rows = re.findall(r"\[(grid-\d)\] +Success +([\d.]+)", tour.output("dvc exp show --hide-workspace"))
     scores = [float(score) for _, score in rows]
     assert len(rows) == 4 and scores == sorted(scores) and len(set(scores)) > 1
     assert tour.clone.run("git", "status", "--porcelain").stdout == ""  # the queue left the workspace alone

@@ -32,6 +32,7 @@ def test_the_link_is_printed_when_the_server_answers(micro):
                 assert answer.status == 200
             again = subprocess.run(command, cwd=micro.path, env=environment(), capture_output=True, text=True)
             assert again.returncode == 1 and f"--port {port + 1}" in again.stderr
-        finally:
             os.killpg(ui.pid, signal.SIGINT)  # as the terminal does
-        assert ui.wait(timeout=30) == 0
+            assert ui.wait(timeout=60) == 0
+        finally:
+            ui.kill()  # nothing that goes wrong above may hold up the tests

@@ -19,7 +19,8 @@ in the arguments.
 "note", "forecast": null or {"seconds", "error", "runs", "tokens", "disk_bytes", "from_step", "steps",
 "input_known"}}; null is not known, "input_known" false means that an input is made anew first and its size was taken
 to be what it was. total is {"keep", "restore", "run", "follows", "seconds", "seconds_certain", "seconds_known", "tokens",
-"disk_bytes", "free_bytes"}; "seconds_certain" is without the stages that may turn out to be kept, and where "seconds_known" is false, stages without a past run are left out of "seconds".
+"disk_bytes", "free_bytes"}; "seconds_certain" is without the stages that may turn out to be kept, and where
+"seconds_known" is false, stages without a past run are left out of "seconds".
 """
 
 from __future__ import annotations
