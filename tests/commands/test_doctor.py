@@ -217,7 +217,7 @@ def test_a_database_that_came_with_a_copy(toy: Toy, tmp_path: Path) -> None:
     shutil.copytree(toy.path, copied, symlinks=True)
     told = athanor("doctor", where=copied)
     assert f"was copied or moved: MLflow keeps its files in {(toy.path / 'mlartifacts').as_uri()}" in told
-    assert f"Fix: rm '{copied / 'mlflow.db'}' && athanor ship --rebuild" in told
+    assert f"Fix: mv '{copied / 'mlflow.db'}' '{copied / 'mlflow.db'}'.old && athanor ship --rebuild" in told
     (copied / "mlflow.db").unlink()
     athanor("ship", "--rebuild", where=copied)
     assert (copied / "mlflow.db").is_file() and "copied or moved" not in athanor("doctor", where=copied)

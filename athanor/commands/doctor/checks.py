@@ -172,16 +172,17 @@ def journals(place: Place) -> Iterator[Finding]:
 def moved_store(place: Place) -> Iterator[Finding]:
     """MLflow writes the absolute place of its files into the database: a copied or moved checkout keeps the old one."""
     path = database(ship.tracking_uri(place.root))
-    if path is None or not path.is_file():
-        return
+    if path != place.root / "mlflow.db" or not path.is_file():
+        return  # one elsewhere is not this checkout's alone
     query = "SELECT artifact_location FROM experiments WHERE name = ?"
     with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5.0)) as store:
         rows = store.execute(query, (EXPERIMENT,)).fetchall()
     beside = artifacts_of(path).as_uri()
     for (where,) in rows:
         if where != beside:
+            name = shlex.quote(str(path))
             what = f"was copied or moved: MLflow keeps its files in {where}"
-            yield Finding("store", str(path), what, f"rm {shlex.quote(str(path))} && athanor ship --rebuild")
+            yield Finding("store", str(path), what, f"mv {name} {name}.old && athanor ship --rebuild")
 
 
 def _undelivered(root: Path) -> list[Path]:
