@@ -2,13 +2,16 @@
 
 A document is never joined with others by blank lines: that shredded the
 predecessors' code and split questions from their answers.
+
+A source is a folder of numbered shards, `<source>/00000.parquet` and so on, so
+that work on it can be spread over processes and machines and be resumed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,18 +23,21 @@ from athanor.errors import InputError
 
 SCHEMA_VERSION = 1
 ROW_GROUP_DOCUMENTS = 4096
+READ_DOCUMENTS = 256
 SCHEMA = pa.schema(
     [
         ("id", pa.string()),  # content hash of text, 32 hex digits
         ("text", pa.large_string()),
         ("source", pa.string()),  # name of the source in params.yaml
-        ("kind", pa.string()),  # web, prose, code, math, qa
+        ("kind", pa.string()),  # one of KINDS
         ("license", pa.string()),  # SPDX expression, or "unknown"
         ("split", pa.string()),  # train or val, decided once, at download
         ("meta", pa.string()),  # JSON object
     ]
 )
 KINDS = ("web", "prose", "code", "math", "qa")
+# Of text; about 12 MB on disk. A shard is the unit of parallel work and of what an interruption costs.
+SHARD_BYTES = 32_000_000
 
 
 def content_id(text: str) -> str:
@@ -67,26 +73,92 @@ class Document:
 
 
 def write_documents(path: str | Path, documents: Iterable[Document]) -> int:
-    """Write documents in the given order; returns their number.
+    """Write documents in the given order to one file; returns their number.
 
     Byte-deterministic: explicit schema, fixed row groups, no pandas metadata.
     """
     count = 0
-    with pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3) as writer:
-        batch: list[Document] = []
+    with DocumentWriter(path) as writer:
         for document in documents:
-            batch.append(document)
+            writer.add(document)
             count += 1
-            if len(batch) == ROW_GROUP_DOCUMENTS:
-                writer.write_table(_table(batch), row_group_size=ROW_GROUP_DOCUMENTS)
-                batch = []
-        if batch:
-            writer.write_table(_table(batch), row_group_size=ROW_GROUP_DOCUMENTS)
     return count
 
 
-def _table(batch: list[Document]) -> pa.Table:
-    columns = {
+class DocumentWriter:
+    """Writes one Parquet file of documents, row group by row group. `extra` are further columns, of numbers."""
+
+    def __init__(self, path: str | Path, extra: Sequence[pa.Field] = ()) -> None:
+        self._extra = tuple(extra)
+        self._schema = pa.schema([*SCHEMA, *self._extra])
+        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd", compression_level=3)
+        self._batch: list[Document] = []
+        self._values: list[Sequence[Any]] = []
+
+    def add(self, document: Document, values: Sequence[Any] = ()) -> None:
+        self._batch.append(document)
+        self._values.append(values)
+        if len(self._batch) == ROW_GROUP_DOCUMENTS:
+            self._flush()
+
+    def _flush(self) -> None:
+        columns = _columns(self._batch)
+        for number, field_ in enumerate(self._extra):
+            columns[field_.name] = [values[number] for values in self._values]
+        self._writer.write_table(pa.table(columns, schema=self._schema), row_group_size=ROW_GROUP_DOCUMENTS)
+        self._batch, self._values = [], []
+
+    def __enter__(self) -> DocumentWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._batch:
+            self._flush()
+        self._writer.close()
+
+
+def write_shards(folder: str | Path, documents: Iterable[Document], shard_bytes: int = SHARD_BYTES) -> int:
+    """Write documents in the given order as numbered shards of about `shard_bytes` of text; returns their number.
+
+    A shard is closed by the document that reaches the limit.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    count = shards = size = 0
+    writer: DocumentWriter | None = None
+    try:
+        for document in documents:
+            if writer is None:
+                writer = DocumentWriter(folder / f"{shards:05d}.parquet")
+            writer.add(document)
+            count += 1
+            size += len(document.text.encode())
+            if size >= shard_bytes:
+                writer.__exit__(None)
+                writer, shards, size = None, shards + 1, 0
+    finally:
+        if writer is not None:
+            writer.__exit__(None)
+    return count
+
+
+def shard_files(folder: str | Path) -> dict[str, list[Path]]:
+    """Source name to its shards in order, of a folder of sources; sources without a shard are left out."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(Path(folder).glob("*/*.parquet")):
+        found.setdefault(path.parent.name, []).append(path)
+    return found
+
+
+def read_sources(folder: str | Path) -> Iterator[Document]:
+    """Every document below a folder of sources: by name of the source, in the source's order."""
+    for paths in shard_files(folder).values():
+        for path in paths:
+            yield from read_documents(path)
+
+
+def _columns(batch: list[Document]) -> dict[str, list[Any]]:
+    return {
         "id": [d.id for d in batch],
         "text": [d.text for d in batch],
         "source": [d.source for d in batch],
@@ -95,18 +167,17 @@ def _table(batch: list[Document]) -> pa.Table:
         "split": [d.split for d in batch],
         "meta": [json.dumps(d.meta, sort_keys=True, ensure_ascii=False) for d in batch],
     }
-    return pa.table(columns, schema=SCHEMA)
 
 
 def read_documents(path: str | Path) -> Iterator[Document]:
-    """Stream the documents of one Parquet file, row group by row group."""
+    """Stream the documents of one Parquet file, row group by row group; further columns are not read."""
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"not a readable Parquet file ({error})", where=str(path)) from None
-    if file.schema_arrow.names != SCHEMA.names:
+    if file.schema_arrow.names[: len(SCHEMA.names)] != SCHEMA.names:
         raise InputError(f"columns {file.schema_arrow.names}, expected {SCHEMA.names}", where=str(path))
-    for batch in file.iter_batches(batch_size=ROW_GROUP_DOCUMENTS):
+    for batch in file.iter_batches(batch_size=READ_DOCUMENTS, columns=SCHEMA.names):
         for row in batch.to_pylist():
             yield Document(
                 row["text"], row["source"], row["kind"], row["license"], row["split"], json.loads(row["meta"])

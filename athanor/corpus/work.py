@@ -1,0 +1,24 @@
+"""Work on shards: what the library asks of whatever runs it, on one machine or on many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+# task, and an empty folder for what it writes -> facts about it, as plain JSON types.
+Work = Callable[[Any, Path], dict[str, Any]]
+
+
+class MapShards(Protocol):
+    """Does `work` for every task, in any order and any number of processes; returns the facts by name of the task.
+
+    `work` is a function of a module (other processes import it), pure: its
+    files and facts depend on the task alone. The files of task `name` end up
+    in `folder/name`, whole or not at all, and what is there already is not
+    done again. `sizes` are bytes of text by task, for the progress shown.
+    """
+
+    def __call__(
+        self, work: Work, tasks: Mapping[str, Any], folder: Path, *, desc: str, sizes: Mapping[str, int] | None = None
+    ) -> dict[str, dict[str, Any]]: ...
