@@ -1,98 +1,109 @@
-"""Normalise, filter, deduplicate and decontaminate the documents of data/raw into data/clean."""
+"""Normalise, redact, score, filter, deduplicate and decontaminate the documents of data/raw into data/clean."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.artifacts import manifest_digest, new_dir, read_manifest, write_manifest
-from athanor.corpus.cleaning import Cleaned, Drop, clean
+from athanor.corpus.cleaning import Cleaned, clean
 from athanor.corpus.conversations import read_items
-from athanor.corpus.documents import read_documents, write_documents
+from athanor.corpus.documents import shard_files
+from athanor.corpus.emit import BINS
 from athanor.corpus.funnel import IN, OUT
-from athanor.errors import GateError, InputError
+from athanor.corpus.sweep import settings_of
+from athanor.errors import InputError
 from athanor.params.clean import CleanParams
 from athanor.pipeline.run import Run, stage_main
 
-RAW, BATTERY, CLEAN = Path("data/raw"), Path("data/battery"), Path("data/clean")
-DROPPED_SCHEMA = pa.schema(
-    [*((name, pa.string()) for name in ("id", "source", "rule", "detail")), ("bytes", pa.int64())]
-)
+RAW, BATTERY, CLASSIFIERS, CLEAN = (Path(p) for p in ("data/raw", "data/battery", "models/classifiers", "data/clean"))
+ITEMS = BATTERY / "items.jsonl"
 
 
 def run(run: Run) -> None:
     params = run.params("clean", CleanParams)
-    read_manifest(RAW, "raw", 1)
-    read_manifest(BATTERY, "battery", 1)
-    files = sorted(RAW.glob("*.parquet"))
-    if not files:
-        raise InputError("no source file is there", where=str(RAW), fix="run dvc repro download")
-    items = list(read_items(BATTERY / "items.jsonl"))
-    if not items:
-        raise InputError("the battery is empty", where=str(BATTERY / "items.jsonl"), fix="run dvc repro download")
-    with run.progress(None, "clean", "B") as bar:
-        cleaned = clean({file.stem: read_documents(file) for file in files}, items, params, bar.update)
-    with new_dir(CLEAN) as folder:
-        write_documents(folder / "train.parquet", cleaned.train)
-        write_documents(folder / "val.parquet", cleaned.val)
-        _write_dropped(folder / "dropped.parquet", cleaned.drops)
-        _check_written(folder, cleaned)
-        write_manifest(
-            folder,
-            kind="clean",
-            version=1,
-            counts=_counts(cleaned),
-            parents={"raw": manifest_digest(RAW), "battery": manifest_digest(BATTERY)},
-            funnel=cleaned.funnel.rows(),
-        )
+    sources = read_inputs()
+    parents = {"raw": manifest_digest(RAW), "battery": manifest_digest(BATTERY)}
+    parents |= {"classifiers": manifest_digest(CLASSIFIERS)}
+    # What is measured depends on no threshold: another threshold finds it done.
+    sweeps = run.part("sweep", "athanor.corpus.sweep", settings_of(params), parents)
+    with sweeps, run.slot({"clean": asdict(params)}, parents) as slot:
+        work = slot.path / "work"
+        cleaned = clean(sources, ITEMS, CLASSIFIERS, params, sweeps.path / "shards", work, run.map_shards)
+        with new_dir(CLEAN) as folder:
+            emit(folder, cleaned)
+            funnel = cleaned.funnel.rows()
+            write_manifest(
+                folder, kind="clean", version=2, counts=cleaned.counts, parents=parents, funnel=funnel,
+                contaminated_items=cleaned.items,
+            )
+        shutil.rmtree(work)
+        sweeps.mark_done()
+        slot.mark_done()
     run.metrics({"sources": _summary(cleaned), **cleaned.report})
     # Without what came in and went out: next to them no rule would be seen.
-    run.plot("clean_funnel", [row for row in cleaned.funnel.rows() if row["step"] not in (IN, OUT)])
+    run.plot("clean_funnel", [row for row in funnel if row["step"] not in (IN, OUT)])
+    run.plot("clean_scores", score_rows(cleaned))
     for source in cleaned.funnel.sources:
         kept, total = cleaned.funnel.bytes(source, OUT), cleaned.funnel.bytes(source, IN)
         worst = ", ".join(f"{rule} {documents}" for rule, documents, _ in cleaned.funnel.dropped(source)[:3])
         run.note(f"{source}: {kept / total:.1%} of {total / 1e6:.2f} MB kept; documents dropped: {worst or 'none'}")
 
 
-def _write_dropped(path: Path, drops: Sequence[Drop]) -> None:
-    rows = [{name: getattr(drop, name) for name in DROPPED_SCHEMA.names} for drop in drops]
-    pq.write_table(pa.Table.from_pylist(rows, schema=DROPPED_SCHEMA), path, compression="zstd", compression_level=3)
+def read_inputs() -> dict[str, list[Path]]:
+    """The shards of each source; InputError when there is nothing to clean, or nothing to keep out of it."""
+    named = read_manifest(RAW, "raw", 1)["counts"]
+    read_manifest(BATTERY, "battery", 1)
+    sources = shard_files(RAW)
+    missing = sorted(set(named) - set(sources))
+    if missing or not sources:
+        what = f"no shard of source {missing[0]} is there" if missing else "no source is there"
+        raise InputError(what, where=str(RAW), fix="run dvc repro download")
+    if not any(True for _ in read_items(ITEMS)):
+        raise InputError("the battery is empty", where=str(ITEMS), fix="run dvc repro download")
+    return sources
 
 
-def _check_written(folder: Path, cleaned: Cleaned) -> None:
-    """Count what is on disk: the funnel must describe the files and not the intention."""
-    found: dict[str, list[int]] = {}
-    for name in ("train", "val"):
-        for document in read_documents(folder / f"{name}.parquet"):
-            if document.split != name:
-                what = f"a {document.split} document is in {name}"
-                raise GateError("splits stay apart", what, where=f"document {document.id}")
-            row = found.setdefault(document.source, [0, 0])
-            row[0] += 1
-            row[1] += len(document.text.encode())
-    for source in cleaned.funnel.sources:
-        expected = [cleaned.funnel.documents(source, OUT), cleaned.funnel.bytes(source, OUT)]
-        if found.get(source) != expected:
-            raise GateError(
-                "funnel describes the files",
-                f"{found.get(source)} documents and bytes on disk, {expected} in the funnel",
-                where=f"source {source}",
-                fix="check the disk and run dvc repro clean again",
-            )
+def emit(folder: Path, cleaned: Cleaned) -> None:
+    """Put the parts together: training by source and shard, the small rest in one file each."""
+    for source, parts in cleaned.parts.items():
+        for number, part in enumerate(parts):
+            if (part / "train.parquet").is_file():
+                target = folder / "train" / source / f"{number:05d}.parquet"
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(part / "train.parquet", target)
+    everything = [part for parts in cleaned.parts.values() for part in parts]
+    for name in ("val.parquet", "dropped.parquet"):
+        join(folder / name, [part / name for part in everything if (part / name).is_file()])
 
 
-def _counts(cleaned: Cleaned) -> dict[str, dict[str, dict[str, int]]]:
-    """Split -> source -> documents and bytes."""
-    counts: dict[str, dict[str, dict[str, int]]] = {"train": {}, "val": {}}
-    for split, documents in (("train", cleaned.train), ("val", cleaned.val)):
-        for document in documents:
-            row = counts[split].setdefault(document.source, {"documents": 0, "bytes": 0})
-            row["documents"] += 1
-            row["bytes"] += len(document.text.encode())
-    return counts
+def join(path: Path, files: Iterable[Path]) -> None:
+    """One Parquet file of several of the same columns, in the given order."""
+    writer: pq.ParquetWriter | None = None
+    for file in files:
+        table = pq.read_table(file)
+        writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd", compression_level=3)
+        if len(table):
+            writer.write_table(table)
+    if writer is None:
+        raise InputError("no validation document is left in any source", where=str(CLEAN), fix="raise download.val_fraction")
+    writer.close()
+
+
+def score_rows(cleaned: Cleaned) -> list[dict[str, Any]]:
+    """One row for each source, score and bin: documents kept and dropped with a score in it."""
+    return [
+        {"source": source, "score": score, "from": number / BINS, "kept": fates["kept"][number],
+         "dropped": fates["dropped"][number]}
+        for source, scores in sorted(cleaned.scores.items())
+        for score, fates in scores.items()
+        for number in range(BINS)
+    ]
 
 
 def _summary(cleaned: Cleaned) -> dict[str, dict[str, object]]:

@@ -89,7 +89,8 @@ def _files(path: Path) -> Iterable[Path]:
 def _current(root: Path) -> set[str]:
     """Fingerprints of the slots that made what the workspace holds."""
     leaves = [read_json(path) for path in (root / "metrics" / "runs").glob("*.json")]
-    return {leaf["facts"][name] for leaf in leaves for name in ("slot", "trunk") if name in leaf.get("facts", {})}
+    facts = [pair for leaf in leaves for pair in leaf.get("facts", {}).items()]
+    return {value for name, value in facts if name in ("slot", "trunk") or name.startswith("slot_")}
 
 
 def busy(path: Path) -> bool:

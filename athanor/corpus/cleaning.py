@@ -1,283 +1,227 @@
-"""Cleaning a corpus: every document is swept on its own, then duplicates and evaluation items are settled for all.
+"""Cleaning a corpus: every document is swept on its own, then the corpus is settled, then written and checked.
 
-`sweep` is a pure function of one shard of documents, so shards can be swept
-anywhere and in any order. `settle` is the one global step; it sees signatures,
-hits and ranks and takes the same decisions whatever the order of the shards.
+The work on documents is done shard by shard (`sweep`, `settle`, `emit`), by
+whatever runs such work. Between, the decisions that need all documents are
+taken here, on a few numbers for each (`table`), and they are the same whatever
+the order of the shards and of the documents in them.
 """
 
 from __future__ import annotations
 
-import json
-import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from athanor.corpus import dedup, minhash, rules
-from athanor.corpus.audit import audit
-from athanor.corpus.conversations import Item
-from athanor.corpus.decontaminate import Hits, ItemIndex
-from athanor.corpus.documents import Document
-from athanor.corpus.funnel import IN, NORMALISED, OUT, Funnel
-from athanor.corpus.normalise import indents, misread_count, normalise
-from athanor.corpus.words import shingles, tokenise
+from athanor.corpus import audit, dedup, emit, minhash, rules, settle
+from athanor.corpus.decontaminate import ItemIndex
+from athanor.corpus.funnel import IN, NORMALISED, OUT, REDACTED, Funnel
+from athanor.corpus.sweep import DOCUMENTS, cached_tools, sweep_shard, tools_of
+from athanor.corpus.table import (
+    EXACT, EXACT_VAL, ITEM, KEPT, NEAR, NEAR_VAL, REASONS, Shard, ShardSignatures, Table, band_keys, read_all_hits,
+    read_table,
+)
+from athanor.corpus.work import MapShards
 from athanor.errors import GateError, ParamsError
 from athanor.params.clean import CleanParams
-
-BATCH_BYTES = 1_000_000
-
-EXACT, NEAR = "exact_duplicate", "near_duplicate"
-EXACT_VAL, NEAR_VAL = "exact_duplicate_of_val", "near_duplicate_of_val"
-ITEM = "evaluation_item"
-
-
-@dataclass(frozen=True)
-class Drop:
-    """A document that did not make it. `id` is its id in data/raw; `detail` what was measured, or the other's id."""
-
-    id: str
-    source: str
-    rule: str
-    detail: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A document that passed the rules, with what the global step needs to know of it."""
-
-    document: Document
-    raw_id: str
-    order: int  # place in its source
-    bytes: int
-    signature: np.ndarray  # uint32 [128]
-    hits: Hits
-
-
-@dataclass(frozen=True)
-class Swept:
-    kept: list[Kept]
-    drops: list[Drop]
-    funnel: Funnel
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    train: list[Document]
-    val: list[Document]
-    drops: list[Drop]  # sorted by source, rule, id
+    """`parts` are the folders that `emit.write_shard` filled, by source, in the order of the shards."""
+
+    parts: dict[str, list[Path]]
+    counts: dict[str, dict[str, dict[str, int]]]  # split -> source -> documents, bytes
     funnel: Funnel
+    items: dict[str, int]  # evaluation item -> documents dropped for it
+    scores: dict[str, dict[str, dict[str, list[int]]]]  # source -> score -> kept or dropped -> histogram
     report: dict[str, Any]  # deterministic facts for the metrics
 
 
-def item_index(items: Iterable[Item], params: CleanParams) -> ItemIndex:
-    settings = params.decontamination
-    return ItemIndex.from_items(
-        items,
-        ngram_words=settings.ngram_words,
-        max_ngram_items=settings.max_ngram_items,
-        fact_categories=settings.fact_categories,
-    )
-
-
 def clean(
-    sources: Mapping[str, Iterable[Document]], items: Iterable[Item], params: CleanParams,
-    tick: Callable[[int], None] = lambda size: None,
+    raw: Mapping[str, Sequence[Path]], items: Path, classifiers: Path, params: CleanParams,
+    sweeps: Path, work: Path, map_shards: MapShards,
 ) -> Cleaned:
-    """Clean all sources; `tick` is called with the bytes of each batch as it is swept.
+    """Clean the sources of `raw` (name to shards).
 
-    GateError when a check on the result fails, among them: a source with
-    nothing left, counts that do not add up, duplicates above the limit.
+    `sweeps` keeps what the sweep writes (it serves again when only thresholds
+    change), `work` the rest. GateError when a check on the result fails,
+    among them: a source with nothing left, counts that do not add up,
+    duplicates above the limit.
     """
-    index = item_index(items, params)
-    swept = {name: sweep(documents, params, index, tick) for name, documents in sorted(sources.items())}
-    cleaned = settle(swept, params, index)
-    cleaned.funnel.check()
-    facts = audit(cleaned.train, cleaned.val, params, index)
-    return replace(cleaned, report={**cleaned.report, **facts})
-
-
-def sweep(
-    documents: Iterable[Document], params: CleanParams, index: ItemIndex,
-    tick: Callable[[int], None] = lambda size: None,
-) -> Swept:
-    """Normalise, apply the rules and compute what the global step needs, for one shard of one source.
-
-    Memory is bounded by the documents themselves and one batch of about 60 MB,
-    or 60 times the largest document that its kind's `max_bytes` allows.
-    """
-    result = Swept([], [], Funnel())
-    for batch in _batches(_normalised(documents, params, result), tick):
-        texts = [document.text for document, _, _, _ in batch]
-        tokens = tokenise(texts)
-        columns = rules.measure(texts, tokens)
-        signatures = minhash.signatures(shingles(tokens.words, minhash.SHINGLE_WORDS))
-        hits = index.scan(texts, tokens, prompts_alone=False)
-        for number, (document, raw_id, order, size) in enumerate(batch):
-            failed = rules.verdict(columns, number, getattr(params.rules, document.kind))
-            if failed:
-                _drop(result, raw_id, document.source, failed[0], f"{failed[1]:.6g}", size)
-            else:
-                result.kept.append(Kept(document, raw_id, order, size, signatures[number].copy(), hits[number]))
-    return result
-
-
-def _normalised(
-    documents: Iterable[Document], params: CleanParams, result: Swept
-) -> Iterator[tuple[Document, str, int, int]]:
-    """(document, raw id, place, bytes) after normalisation; a document that is too long goes before any other work."""
-    for order, raw in enumerate(documents):
-        before = len(raw.text.encode())
-        result.funnel.add(raw.source, IN, 1, before)
-        if before > getattr(params.rules, raw.kind).max_bytes:
-            _drop(result, raw.id, raw.source, rules.TOO_LONG, str(before), before)
-            continue
-        text = normalise(raw.text, raw.kind)
-        size = before
-        document, raw_id = raw, raw.id
-        if text != raw.text:
-            size = len(text.encode())
-            document = replace(raw, text=text, meta={**raw.meta, "raw_id": raw_id})
-            if raw.kind == "code":
-                check_indents(raw.text, text, f"document {raw_id} of source {raw.source}")
-        result.funnel.add(raw.source, NORMALISED, 0, before - size)
-        yield document, raw_id, order, size
-
-
-def check_indents(before: str, after: str, where: str) -> None:
-    """GateError when a line of `after` begins with other white space than the line of `before` it came from."""
-    lines = before.replace("\r\n", "\n").replace("\r", "\n")
-    visible = "".join(char for char in lines if char in "\n\t" or unicodedata.category(char) != "Cc").lstrip("\ufeff")
-    if indents(visible) != indents(after):
-        raise GateError("code keeps its indents", "normalisation changed the beginning of a line", where=where)
-
-
-def _drop(result: Swept, raw_id: str, source: str, rule: str, detail: str, size: int) -> None:
-    result.drops.append(Drop(raw_id, source, rule, detail, size))
-    result.funnel.add(source, rule, 1, size)
-
-
-def _batches(
-    documents: Iterable[tuple[Document, str, int, int]], tick: Callable[[int], None]
-) -> Iterator[list[tuple[Document, str, int, int]]]:
-    batch: list[tuple[Document, str, int, int]] = []
-    size = 0
-    for row in documents:
-        if batch and size + row[3] > BATCH_BYTES:
-            yield batch
-            tick(size)
-            batch, size = [], 0
-        batch.append(row)
-        size += row[3]
-    if batch:
-        yield batch
-        tick(size)
-
-
-def source_ranks(names: Iterable[str], params: CleanParams) -> dict[str, int]:
-    """Rank of each source, 0 the best: those of `source_priority`, then the rest by name."""
-    names = sorted(names)
-    for wanted in params.source_priority:
-        if wanted not in names:
-            raise ParamsError(
-                f"no source is named '{wanted}'", where="clean.source_priority", fix=f"use some of: {', '.join(names)}"
-            )
-    ordered = [*params.source_priority, *(name for name in names if name not in params.source_priority)]
-    return {name: rank for rank, name in enumerate(ordered)}
-
-
-def settle(swept: Mapping[str, Swept], params: CleanParams, index: ItemIndex) -> Cleaned:
-    """Remove duplicates, then evaluation items, and put together what is left."""
-    ranks = source_ranks(swept, params)
-    everything = (row for shard in swept.values() for row in shard.kept)
-    kept = sorted(everything, key=lambda row: (ranks[row.document.source], row.order))
-    drops = [drop for shard in swept.values() for drop in shard.drops]
-    funnel = Funnel()
-    for shard in swept.values():
-        funnel.merge(shard.funnel)
-    shingle_sets = _ShingleSets(kept)
-    gone: dict[int, tuple[str, str]] = {}
-    _settle_duplicates(kept, ranks, shingle_sets, params, gone)
-    left = [number for number in range(len(kept)) if number not in gone]
-    found = index.resolve(
-        [kept[number].hits for number in left], max_ngram_documents=params.decontamination.max_ngram_documents
-    )
-    leaked: Counter[str] = Counter()
-    touched: set[int] = set()
-    for number, item in zip(left, found, strict=True):
-        if item is not None:
-            gone[number] = (ITEM, index.items[item].id)
-            leaked[index.items[item].category] += 1
-            touched.add(item)
-    for number, (rule, detail) in gone.items():
-        row = kept[number]
-        drops.append(Drop(row.raw_id, row.document.source, rule, detail, row.bytes))
-        funnel.add(row.document.source, rule, 1, row.bytes)
-    remaining = [kept[number] for number in range(len(kept)) if number not in gone]
-    for row in remaining:
-        funnel.add(row.document.source, OUT, 1, row.bytes)
+    ranks = source_ranks(raw, params)
+    tools = tools_of(params, items, classifiers)
+    names = {source: [f"{source}/{number:05d}" for number in range(len(raw[source]))] for source in sorted(raw)}
+    tasks, sizes = {}, {}
+    for source, of_source in names.items():
+        for name, path in zip(of_source, raw[source], strict=True):
+            tasks[name] = {"shard": str(path.absolute()), "tools": tools}
+            sizes[name] = path.stat().st_size
+    swept = map_shards(sweep_shard, tasks, sweeps, desc="normalise and measure", sizes=sizes)
+    table = read_table({s: [sweeps / name for name in of_source] for s, of_source in names.items()}, params.rules)
+    _, index, _ = cached_tools(tools)
+    drop_duplicates(table, ranks, params, work, map_shards)
+    items_found = drop_items(table, index, params)
+    threshold = params.dedup.near_duplicate_jaccard
+    sample = sample_of(table, params.dedup.duplicate_check_documents)
+    sets = settle.ShingleSets(table.shards, sample, work / "sample", map_shards, "sample")
+    shared = {"tools": tools, "threshold": threshold, "sample": sets.write_index(work / "sample" / "index", sample)}
+    tasks = {shard.name: {**write_task(table, shard, index, items_found, work), **shared} for shard in table.shards}
+    sizes = {shard.name: (shard.folder / DOCUMENTS).stat().st_size for shard in table.shards}
+    written = map_shards(emit.write_shard, tasks, work / "written", desc="write and check", sizes=sizes)
+    funnel = funnel_of(table, swept, written)
+    funnel.check()
+    seen = [emit.load_seen(work / "written" / shard.name) for shard in table.shards]
+    facts = audit.judge(seen, sample.tolist(), params, index)
+    leaked = Counter(index.items[item].category for item in items_found.values())
+    touched = Counter(index.items[item].id for item in items_found.values())
     report = {
         "contaminated": {
-            "documents": sum(leaked.values()),
+            "documents": len(items_found),
             "items": len(touched),
             "by_category": {name: leaked[name] for name in sorted({item.category for item in index.items})},
             "ngrams_shared_by_items": index.shared_ngrams,
         },
-        "misread_characters": sum(misread_count(row.document.text) for row in remaining if row.document.kind != "code"),
+        "redactions": {source: _redactions(swept[name] for name in of) for source, of in names.items()},
+        **facts,
     }
-    return Cleaned(
-        [row.document for row in remaining if row.document.split == "train"],
-        [row.document for row in remaining if row.document.split == "val"],
-        sorted(drops, key=lambda drop: (drop.source, drop.rule, drop.id, drop.detail)),
-        funnel,
-        report,
-    )
+    parts = {source: [work / "written" / name for name in of_source] for source, of_source in names.items()}
+    scores = {source: _summed([written[name]["scores"] for name in of]) for source, of in names.items()}
+    return Cleaned(parts, _counts(written, names), funnel, dict(sorted(touched.items())), scores, report)
 
 
-def _settle_duplicates(
-    kept: Sequence[Kept], ranks: Mapping[str, int], shingle_sets: _ShingleSets, params: CleanParams,
-    gone: dict[int, tuple[str, str]],
+def source_ranks(names: Mapping[str, Any], params: CleanParams) -> dict[str, int]:
+    """Rank of each source, 0 the best: those of `source_priority`, then the rest by name."""
+    for wanted in params.source_priority:
+        if wanted not in names:
+            fix = f"use some of: {', '.join(sorted(names))}"
+            raise ParamsError(f"no source is named '{wanted}'", where="clean.source_priority", fix=fix)
+    ordered = [*params.source_priority, *(name for name in sorted(names) if name not in params.source_priority)]
+    return {name: rank for rank, name in enumerate(ordered)}
+
+
+def drop_duplicates(
+    table: Table, ranks: Mapping[str, int], params: CleanParams, work: Path, map_shards: MapShards
 ) -> None:
-    """Add to `gone` every document that repeats a better one: validation first, then source, length, id."""
+    """Drop every document that repeats a better one: validation first, then source, length, id."""
+    ranked = table.rank(ranks)
+    ranked = ranked[table.reason[ranked] == KEPT]
 
-    def worth(number: int) -> tuple[Any, ...]:
-        document = kept[number].document
-        meta = json.dumps(document.meta, sort_keys=True)
-        return document.split != "val", ranks[document.source], -kept[number].bytes, document.id, document.license, meta
+    def repeats(rows: np.ndarray, twins: np.ndarray, plain: str, of_val: str) -> None:
+        crossing = ~table.val[rows] & table.val[twins]
+        table.drop(rows[crossing], of_val, twins[crossing])
+        table.drop(rows[~crossing], plain, twins[~crossing])
 
-    def repeats(found: Mapping[int, int], plain: str, of_val: str) -> None:
-        for number, other in found.items():
-            crossing = (kept[number].document.split, kept[other].document.split) == ("train", "val")
-            gone[number] = (of_val if crossing else plain, kept[other].raw_id)
-
+    repeats(*dedup.exact_duplicates(table.id, ranked), EXACT, EXACT_VAL)
+    ranked = ranked[table.reason[ranked] == KEPT]
+    signatures = ShardSignatures(table.shards)
+    among = (table.reason == KEPT) & ~signatures.empty()
+    found = dedup.candidates(lambda band: band_keys(table.shards, band), among, minhash.BANDS)
+    val = np.flatnonzero(table.val & (table.reason == KEPT))
+    wanted = np.union1d(found[0], val)
+    sets = settle.ShingleSets(table.shards, wanted, work / "candidates", map_shards, "candidates")
     threshold = params.dedup.near_duplicate_jaccard
-    ranked = sorted(range(len(kept)), key=worth)
-    repeats(dedup.exact_duplicates([row.document.id for row in kept], ranked), EXACT, EXACT_VAL)
-    ranked = [number for number in ranked if number not in gone]
-    if not ranked:
-        return
-    signatures = np.stack([row.signature for row in kept])
-    repeats(dedup.near_duplicates(signatures, ranked, shingle_sets, threshold), NEAR, NEAR_VAL)
+    repeats(*_columns(dedup.near_duplicates(signatures, ranked, sets, threshold, found)), NEAR, NEAR_VAL)
     # Banding misses one pair in twenty at the threshold. Between training and validation none may be missed.
-    val = [number for number in ranked if number not in gone and kept[number].document.split == "val"]
-    texts = ((n, kept[n].document.text) for n in ranked if n not in gone and kept[n].document.split == "train")
-    found = dedup.resembling(val, [shingle_sets(n) for n in val], dedup.shingle_sets(texts), threshold)
-    repeats(found, NEAR, NEAR_VAL)
+    ranked = ranked[table.reason[ranked] == KEPT]
+    val = ranked[table.val[ranked]]
+    if len(val):
+        index = sets.write_index(work / "validation" / "index", val.tolist())
+        train = np.sort(ranked[~table.val[ranked]])
+        pairs = settle.copies(table.shards, train, index, threshold, work / "validation", map_shards)
+        repeats(pairs[:, 0], pairs[:, 1], NEAR, NEAR_VAL)
 
 
-class _ShingleSets:
-    """The sorted shingle set of a document, made when asked for; the latest few thousand are remembered."""
+def _columns(found: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(list(found), np.int64), np.array(list(found.values()), np.int64)
 
-    def __init__(self, kept: Sequence[Kept], remembered: int = 4096) -> None:
-        self._kept, self._remembered = kept, remembered
-        self._sets: dict[int, np.ndarray] = {}
 
-    def __call__(self, number: int) -> np.ndarray:
-        if number not in self._sets:
-            if len(self._sets) >= self._remembered:
-                self._sets.clear()
-            self._sets |= dedup.shingle_sets([(number, self._kept[number].document.text)])
-        return self._sets[number]
+def drop_items(table: Table, index: ItemIndex, params: CleanParams) -> dict[int, int]:
+    """Drop the documents that hold an evaluation item; row to number of the item."""
+    rows, hits = read_all_hits(table.shards)
+    left = [(row, hit) for row, hit in zip(rows.tolist(), hits, strict=True) if table.reason[row] == KEPT]
+    limit = params.decontamination.max_ngram_documents
+    items = index.resolve([hit for _, hit in left], max_ngram_documents=limit)
+    found = {row: item for (row, _), item in zip(left, items, strict=True) if item is not None}
+    table.drop(np.array(list(found), np.int64), ITEM)
+    return found
+
+
+def sample_of(table: Table, count: int) -> np.ndarray:
+    """Rows of the kept documents with the smallest content hashes: as good as random, and independent of order."""
+    kept = table.kept
+    return kept[np.lexsort((table.id[kept, 1], table.id[kept, 0]))][:count]
+
+
+def write_task(
+    table: Table, shard: Shard, index: ItemIndex, items_found: Mapping[int, int], work: Path
+) -> dict[str, Any]:
+    """What `emit.write_shard` needs to know of a shard."""
+    rows = slice(shard.rows.start, shard.rows.stop)
+    twins = [table.hex(twin, raw=True) if twin >= 0 else "" for twin in table.twin[rows].tolist()]
+    details = [index.items[items_found[row]].id if row in items_found else twin
+               for row, twin in zip(shard.rows, twins, strict=True)]
+    path = work / "fates" / f"{shard.name}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fates = {"reason": table.reason[rows], "value": table.value[rows]}
+    np.savez(path, **fates, twin=np.array(twins, "U32"), detail=np.array(details, str))
+    place = {"source": shard.source, "number": shard.number, "start": shard.rows.start}
+    return {"shard": str(shard.folder.absolute()), "fates": str(path.absolute()), **place}
+
+
+def funnel_of(
+    table: Table, swept: Mapping[str, dict[str, Any]], written: Mapping[str, dict[str, Any]]
+) -> Funnel:
+    """What came in and was dropped, from the decisions; what went out, from the files."""
+    funnel = Funnel()
+    for shard in table.shards:
+        facts, source = swept[shard.name], shard.source
+        funnel.add(source, IN, facts["documents_in"], facts["bytes_in"])
+        funnel.add(source, NORMALISED, 0, facts["bytes_normalised"])
+        funnel.add(source, REDACTED, 0, facts["bytes_redacted"])
+        for early in facts["too_long"]:
+            funnel.add(source, rules.TOO_LONG, 1, early["bytes"])
+        rows = slice(shard.rows.start, shard.rows.stop)
+        reason, size = table.reason[rows], table.bytes[rows]
+        for place in np.unique(reason[reason != KEPT]).tolist():
+            funnel.add(source, REASONS[place], int((reason == place).sum()), int(size[reason == place].sum()))
+        found = [0, 0]
+        for row in written[shard.name]["counts"].values():
+            found = [found[0] + row["documents"], found[1] + row["bytes"]]
+        expected = [int((reason == KEPT).sum()), int(size[reason == KEPT].sum())]
+        if found != expected:
+            raise GateError(
+                "funnel describes the files",
+                f"{found} documents and bytes on disk, {expected} in the funnel",
+                where=f"source {source}, shard {shard.number:05d}",
+                fix="check the disk and run dvc repro clean again",
+            )
+        funnel.add(source, OUT, *found)
+    return funnel
+
+
+def _counts(written: Mapping[str, dict[str, Any]], names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    counts: dict[str, Any] = {split: {} for split in emit.SPLITS}
+    for source, of_source in names.items():
+        for split in emit.SPLITS:
+            rows = [written[name]["counts"][split] for name in of_source if split in written[name]["counts"]]
+            if rows:
+                counts[split][source] = {key: sum(row[key] for row in rows) for key in ("documents", "bytes")}
+    return counts
+
+
+def _redactions(facts: Any) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for row in facts:
+        total.update(row["redactions"])
+    return dict(sorted(total.items()))
+
+
+def _summed(histograms: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:
+    return {
+        score: {fate: np.sum([h[score][fate] for h in histograms], axis=0).tolist() for fate in fates}
+        for score, fates in histograms[0].items()
+    }

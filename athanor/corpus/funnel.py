@@ -7,14 +7,16 @@ from typing import Any
 
 from athanor.errors import GateError
 
-IN, NORMALISED, OUT = "in", "normalised", "out"
+IN, NORMALISED, REDACTED, OUT = "in", "normalised", "redacted", "out"
+NO_RULE = (IN, NORMALISED, REDACTED, OUT)
 
 
 class Funnel:
     """Counts (documents, bytes) by source and step. Bytes are of the UTF-8 text.
 
-    `normalised` holds the bytes that normalisation removed (negative if it
-    added some), so that `in` minus everything between is `out`.
+    `normalised` and `redacted` hold the bytes that were removed inside
+    documents (negative if some were added), so that `in` minus everything
+    between is `out`.
     """
 
     def __init__(self) -> None:
@@ -35,13 +37,16 @@ class Funnel:
     def bytes(self, source: str, step: str) -> int:
         return self._bytes[source, step]
 
+    def _inside(self, source: str) -> int:
+        return self._bytes[source, NORMALISED] + self._bytes[source, REDACTED]
+
     @property
     def sources(self) -> list[str]:
         return sorted({source for source, step in self._documents if step == IN})
 
     def dropped(self, source: str) -> list[tuple[str, int, int]]:
         """(rule, documents, bytes) of each rule that dropped something, most bytes first."""
-        steps = [step for name, step in self._documents if name == source and step not in (IN, NORMALISED, OUT)]
+        steps = [step for name, step in self._documents if name == source and step not in NO_RULE]
         rows = [(step, self._documents[source, step], self._bytes[source, step]) for step in steps]
         return sorted(rows, key=lambda row: (-row[2], row[0]))
 
@@ -49,7 +54,7 @@ class Funnel:
         """One row for each source and step with anything in it: in, normalised, the rules, out."""
         rows = []
         for source in self.sources:
-            for step in (IN, NORMALISED, *(rule for rule, _, _ in self.dropped(source)), OUT):
+            for step in (IN, NORMALISED, REDACTED, *(rule for rule, _, _ in self.dropped(source)), OUT):
                 size = self._bytes[source, step]
                 rows.append({"source": source, "step": step, "documents": self._documents[source, step], "bytes": size})
         return rows
@@ -59,7 +64,7 @@ class Funnel:
         for source in self.sources:
             dropped = self.dropped(source)
             documents = self._documents[source, IN] - sum(row[1] for row in dropped)
-            size = self._bytes[source, IN] - self._bytes[source, NORMALISED] - sum(row[2] for row in dropped)
+            size = self._bytes[source, IN] - self._inside(source) - sum(row[2] for row in dropped)
             found = (self._documents[source, OUT], self._bytes[source, OUT])
             if (documents, size) != found:
                 raise GateError(

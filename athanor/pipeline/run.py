@@ -26,18 +26,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from athanor.artifacts import digest, read_json, rounded, write_json, write_text
+from athanor.corpus.work import Work
 from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.params.strict import build, read_yaml
 from athanor.pipeline import facts
 from athanor.pipeline.beginning import Beginning
 from athanor.pipeline.closure import code_digest
+from athanor.pipeline.executor import Executor
 from athanor.pipeline.journal import Journal, now_ms
-from athanor.pipeline.machine import anchor
+from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import Progress, duration
 from athanor.pipeline.redact import excepthook, redact
 from athanor.pipeline.slots import Slot
 
 T = TypeVar("T")
+SPREAD_BYTES = 4_000_000
 PARAMS = Path("params.yaml")
 NO_ROOM = {
     errno.ENOSPC: "the disk is full",
@@ -138,6 +141,24 @@ class Run:
         slot = Slot(self._slots(), {**self._slot_facts(params, inputs), "part": "trunk"}, pinned=True)
         self.fact(trunk=slot.fingerprint)
         return slot
+
+    def part(self, name: str, module: str, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
+        """A slot for a part of the work that depends on less than the whole stage: these parameters, this module."""
+        told = {**self._slot_facts(params, inputs), "code": code_digest(self.root, module), "part": name}
+        slot = Slot(self._slots(), told)
+        self.fact(**{f"slot_{name}": slot.fingerprint})
+        return slot
+
+    def map_shards(
+        self, work: Work, tasks: Mapping[str, Any], folder: Path, *, desc: str = "", sizes: Mapping[str, int] | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Do work on shards as this machine does it (a `MapShards`), with its progress shown."""
+        total = sum(sizes.values()) if sizes else len(tasks)
+        # Starting a process costs a second or two: nothing is gained for less than that of work.
+        workers = min(machine().workers, 1 + total // SPREAD_BYTES) if sizes else machine().workers
+        with self.progress(total, f"{self.stage}: {desc}", "B" if sizes else "shards") as bar:
+            execute_shards = Executor(workers, bar.update, self.stop_requested)
+            return execute_shards(work, tasks, folder, desc=desc, sizes=sizes or dict.fromkeys(tasks, 1))
 
     def _slots(self) -> Path:
         return self.anchor / ".athanor" / "slots" / self.name

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from athanor.corpus import cleaning
-from athanor.corpus.audit import audit, measure_duplicates
+from athanor.corpus import audit, dedup, rules, sweep, table
+from athanor.corpus.classify.model import Scorer
 from athanor.corpus.conversations import Item, Message
 from athanor.corpus.documents import KINDS, Document
 from athanor.corpus.funnel import IN, OUT, Funnel
 from athanor.errors import GateError, ParamsError
 from athanor.params.clean import CleanParams
 from athanor.params.strict import load_section
+from tests.corpus.world import Result, clean, write_scorer
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = load_section(ROOT / "presets" / "micro.yaml", "clean", CleanParams)
@@ -30,7 +31,7 @@ ITEM = Item(
     (Message("user", "Mira has 14 red marbles and 9 blue ones in a jar. She gives 5 to Tom. How many are left?"),),
     "exact", "18", ("18",), ("17", "19"),
 )
-INDEX = cleaning.item_index([ITEM], PARAMS)
+INDEX = sweep.item_index([ITEM], PARAMS)
 VOCABULARY = """the of and a to in is was that for it with as on be at by this had from they not but which
 have one you were river garden window letter kettle morning table brother kitchen winter summer street music
 paper finger mountain island bridge silver copper engine market cotton butter ladder pocket basket needle candle mirror saddle anchor
@@ -44,10 +45,6 @@ def prose(seed: int, words: int = 120) -> str:
 
 def document(text: str, source: str = "books", kind: str = "prose", split: str = "train", **meta) -> Document:
     return Document(text, source, kind, "MIT", split, meta)
-
-
-def reasons(cleaned: cleaning.Cleaned) -> dict[str, str]:
-    return {drop.id: drop.rule for drop in cleaned.drops}
 
 
 def corpus() -> dict[str, list[Document]]:
@@ -66,54 +63,59 @@ def corpus() -> dict[str, list[Document]]:
 
 def test_every_drop_has_its_reason():
     raw = corpus()
-    cleaned = cleaning.clean(raw, [ITEM], PARAMS)
-    books, found = raw["books"], reasons(cleaned)
-    assert found == {
-        books[4].id: "near_duplicate",  # the copy is longer
-        books[37].id: "exact_duplicate_of_val",
-        books[38].id: "near_duplicate_of_val",
-        books[39].id: "too_few_words",
-        books[40].id: "evaluation_item",
-        books[3].id: "exact_duplicate",
-        raw["web"][10].id: "exact_duplicate",
+    cleaned = clean(raw, [ITEM], PARAMS)
+    books = raw["books"]
+    found = {(row["source"], row["shard"], row["row"]): row for row in cleaned.dropped}
+    assert {key: row["rule"] for key, row in found.items()} == {
+        ("books", 0, 4): "near_duplicate",  # the copy is longer
+        ("books", 0, 3): "exact_duplicate",  # of two that are worth the same, one by hash
+        ("books", 0, 37): "exact_duplicate_of_val",
+        ("books", 0, 38): "near_duplicate_of_val",
+        ("books", 0, 39): "too_few_words",
+        ("books", 0, 40): "evaluation_item",
+        ("web", 0, 10): "exact_duplicate",
     }
-    assert len(cleaned.drops) == 7 and len(cleaned.val) == 5
-    assert next(d for d in cleaned.drops if d.rule == "evaluation_item").detail == ITEM.id
+    assert len(cleaned.val) == 5
+    assert all(row["id"] == raw[source][number].id for (source, _, number), row in found.items())
+    assert found["books", 0, 38]["twin"] == books[31].id and found["books", 0, 39]["detail"] == "2"
+    assert found["books", 0, 40]["detail"] == ITEM.id and cleaned.cleaned.items == {ITEM.id: 1}
     assert cleaned.report["contaminated"]["by_category"] == {"stories": 1}
     assert cleaned.report["duplicates"]["found"] == 0
-    # What stays keeps its order: sources by rank, then as they came.
-    gone = {4, 35, 37, 38, 39, 40, 51}  # 51 is the last one of web
+    # What stays keeps its order.
+    gone = {3, 4, 37, 38, 39, 40, 51}  # 51 is the last one of web
     assert cleaned.train == [d for n, d in enumerate(books + raw["web"]) if d.split == "train" and n not in gone]
 
 
-def outcome(cleaned: cleaning.Cleaned) -> tuple:
-    kept = sorted(d.id + json.dumps(d.meta) for d in cleaned.train + cleaned.val)
-    return kept, cleaned.drops, cleaned.funnel.rows(), cleaned.report
+def outcome(result: Result) -> tuple:
+    kept = sorted(d.id + json.dumps(d.meta) for d in result.train + result.val)
+    places = ("shard", "row")
+    drops = [json.dumps({k: v for k, v in row.items() if k not in places}, sort_keys=True) for row in result.dropped]
+    return kept, sorted(drops), result.funnel.rows(), result.report, result.cleaned.scores
 
 
-def test_the_order_of_documents_and_the_size_of_batches_do_not_matter(monkeypatch):
-    expected = outcome(cleaning.clean(corpus(), [ITEM], PARAMS))
+def test_order_shards_workers_and_batches_do_not_matter(monkeypatch):
+    expected = outcome(clean(corpus(), [ITEM], PARAMS))
     for seed in range(3):
         raw = corpus()
         for documents in raw.values():
             random.Random(seed).shuffle(documents)
-        monkeypatch.setattr(cleaning, "BATCH_BYTES", 10 ** (seed + 2))
-        assert outcome(cleaning.clean(dict(reversed(raw.items())), [ITEM], PARAMS)) == expected
+        monkeypatch.setattr(sweep, "BATCH_BYTES", 10 ** (seed + 2))
+        found = clean(dict(reversed(raw.items())), [ITEM], PARAMS, shard_bytes=3000 * seed + 1, workers=1 + seed % 2)
+        assert outcome(found) == expected
 
 
 def test_source_priority_decides_across_sources():
     first = dataclasses.replace(PARAMS, source_priority=("web",))
-    cleaned = cleaning.clean(corpus(), [ITEM], first)
+    cleaned = clean(corpus(), [ITEM], first)
     shared = document(prose(5)).id
     assert [d.source for d in cleaned.train if d.id == shared] == ["web"]
-    assert [d.source for d in cleaned.drops if d.id == shared] == ["books"]
-    assert cleaned.train[0].source == "web"
+    assert [row["source"] for row in cleaned.dropped if row["id"] == shared] == ["books"]
     with pytest.raises(ParamsError, match="source_priority.*'wed'.*books, web"):
-        cleaning.clean(corpus(), [ITEM], dataclasses.replace(PARAMS, source_priority=("wed",)))
+        clean(corpus(), [ITEM], dataclasses.replace(PARAMS, source_priority=("wed",)))
 
 
 def test_the_funnel_adds_up_and_a_lost_document_turns_it_red():
-    funnel = cleaning.clean(corpus(), [ITEM], PARAMS).funnel
+    funnel = clean(corpus(), [ITEM], PARAMS).funnel
     for source in funnel.sources:
         lost = sum(row[1] for row in funnel.dropped(source))
         assert funnel.documents(source, IN) - lost == funnel.documents(source, OUT)
@@ -125,7 +127,7 @@ def test_the_funnel_adds_up_and_a_lost_document_turns_it_red():
 def test_normalisation_is_counted_and_remembered():
     text = "def f():\r\n    return '\u2581'\r\n" + "".join(f"\ndef g{n}(x):\r\n\treturn x + {n}\r\n" for n in range(9))
     raw = {"code": [document(text, "code", "code", module="m")]}
-    cleaned = cleaning.clean(raw, [], relaxed())
+    cleaned = clean(raw, [], relaxed())
     (kept,) = cleaned.train
     assert kept.text == text.replace("\r\n", "\n").replace("\u2581", "_")
     assert kept.meta == {"module": "m", "raw_id": raw["code"][0].id}
@@ -136,15 +138,15 @@ def test_normalisation_is_counted_and_remembered():
 def test_an_empty_source_names_the_rule_that_emptied_it():
     raw = {**corpus(), "chat": [document("Hi.", "chat"), document("Yes.", "chat"), document("+ = " * 30, "chat")]}
     with pytest.raises(GateError, match="source chat.*no document is left of 3.*too_few_words"):
-        cleaning.clean(raw, [ITEM], PARAMS)
+        clean(raw, [ITEM], PARAMS)
 
 
 def test_a_stripped_indent_turns_the_gate_red(monkeypatch):
     text = "def f(x):\n    return x\n\x00" * 20
-    cleaning.clean({"code": [document(text, "code", "code")]}, [], relaxed())
-    monkeypatch.setattr(cleaning, "normalise", lambda text, kind: "\n".join(line.strip() for line in text.split("\n")))
+    clean({"code": [document(text, "code", "code")]}, [], relaxed())
+    monkeypatch.setattr(sweep, "normalise", lambda text, kind: "\n".join(line.strip() for line in text.split("\n")))
     with pytest.raises(GateError, match="indents"):
-        cleaning.clean({"code": [document(text, "code", "code")]}, [], relaxed())
+        clean({"code": [document(text, "code", "code")]}, [], relaxed())
 
 
 def relaxed() -> CleanParams:
@@ -153,30 +155,46 @@ def relaxed() -> CleanParams:
     return dataclasses.replace(PARAMS, rules=dataclasses.replace(PARAMS.rules, code=code))
 
 
+def audited(documents: list[Document], params: CleanParams = PARAMS) -> dict:
+    numbered = list(enumerate(documents))
+    sets = [item for _, item in dedup.shingle_sets((number, d.text) for number, d in numbered)]
+    sample = dedup.Index(range(len(sets)), sets)
+    half = len(numbered) // 2
+    seen = [audit.look(part, INDEX, sample, 0.8) for part in (numbered[:half], numbered[half:])]
+    return audit.judge(seen, range(len(sets)), params, INDEX)
+
+
 @pytest.mark.parametrize("size", [1, 2, 13])
 def test_the_audit_finds_long_repetition(size):
     looped = prose(1) + " ".join(" ".join(f"loop{n}" for n in range(size)) for _ in range(32))
     with pytest.raises(GateError, match="no long repetition.*32 times"):
-        audit([document(prose(2)), document(looped)], [], PARAMS, INDEX)
-    audit([document(prose(2)), document(looped.rsplit(" ", size)[0])], [], PARAMS, INDEX)
+        audited([document(prose(2)), document(looped)])
+    audited([document(prose(2)), document(looped.rsplit(" ", size)[0])])
 
 
 def test_the_audit_finds_duplicates_and_items():
-    clean = [document(prose(seed)) for seed in range(60)]
-    assert measure_duplicates(clean, 60, PARAMS)["duplicates"] == {"checked": 60, "found": 0, "fraction": 0.0}
+    good = [document(prose(seed)) for seed in range(60)]
+    assert audited(good)["duplicates"] == {"checked": 60, "found": 0, "fraction": 0.0}
     with pytest.raises(GateError, match="no duplicates.*1 documents equal"):
-        audit([*clean, clean[0]], [], PARAMS, INDEX)
+        audited([*good, good[0]])
     with pytest.raises(GateError, match="duplicate rate.*2 of 61"):
-        audit(clean, [document(clean[7].text + "\nThe end.", split="val")], PARAMS, INDEX)
+        audited([*good, document(good[7].text + "\nThe end.", split="val")])
     with pytest.raises(GateError, match=f"no evaluation item.*{ITEM.id} of category stories"):
-        audit([*clean, document(ITEM.prompt[0].content + prose(70))], [], PARAMS, INDEX)
+        audited([*good, document(ITEM.prompt[0].content + prose(70))])
 
 
-def test_a_document_of_50_mb_in_one_line_is_dropped_in_bounded_memory():
+def swept(documents: list[Document], folder: Path) -> tuple[dict, dict]:
+    """Facts and measures of a sweep."""
+    scorer = Scorer.load(write_scorer(folder / "classifiers"))
+    facts = sweep.sweep(documents, PARAMS, INDEX, scorer, folder)
+    return facts, table.read_measures(folder)
+
+
+def test_a_document_of_50_mb_in_one_line_is_dropped_in_bounded_memory(tmp_path):
     huge = document("word " * 10_000_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    swept = cleaning.sweep([huge, document(prose(1))], PARAMS, INDEX)
-    assert [drop.rule for drop in swept.drops] == ["too_long"] and len(swept.kept) == 1
+    facts, _ = swept([huge, document(prose(1))], tmp_path)
+    assert [row["row"] for row in facts["too_long"]] == [0] and facts["documents"] == 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
@@ -185,9 +203,11 @@ LARGE = {"word": "a" * 3_999_999, "words": "ab " * 1_300_000, "lines": "\n" * 3_
 
 @pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize("kind", ["prose", "code"])
-def test_large_odd_documents_get_a_verdict(text, kind):
-    swept = cleaning.sweep([document(text, kind=kind)], PARAMS, INDEX)
-    assert len(swept.drops) == 1
+def test_large_odd_documents_get_a_verdict(text, kind, tmp_path):
+    _, measures = swept([document(text, kind=kind)], tmp_path)
+    columns = {name: values for name, values in measures.items() if values.dtype == float}
+    reason, _ = rules.verdicts(columns, [kind], PARAMS.rules)
+    assert reason.tolist() != [-1]
 
 
 SPECIAL = ["", "\x00", "\x00\x00 \n", "\ufeff", " \n\t" * 50, "\u2581", "\U0010ffff"]
@@ -198,14 +218,14 @@ ODD = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(ODD, st.sampled_from(KINDS)), max_size=12))
 def test_nothing_crashes_and_no_good_document_is_lost(rows):
     good = document(prose(1))
     odd = [document(text, kind=kind) for text, kind in rows]
-    cleaned = cleaning.clean({"books": [*odd, good]}, [ITEM], PARAMS)
+    cleaned = clean({"books": [*odd, good]}, [ITEM], PARAMS)
     assert good.id in {d.id for d in cleaned.train}
-    assert len(cleaned.drops) + len(cleaned.train) == len(odd) + 1
+    assert len(cleaned.dropped) + len(cleaned.train) == len(odd) + 1
 
 
 def test_rows_of_the_funnel_are_sorted_and_complete():
@@ -217,8 +237,8 @@ def test_rows_of_the_funnel_are_sorted_and_complete():
     funnel.add("a", IN, 1, 10)
     funnel.add("a", OUT, 1, 10)
     assert [(row["source"], row["step"]) for row in funnel.rows()] == [
-        *(("a", step) for step in ("in", "normalised", "out")),
-        *(("b", step) for step in ("in", "normalised", "large", "small", "out")),
+        *(("a", step) for step in ("in", "normalised", "redacted", "out")),
+        *(("b", step) for step in ("in", "normalised", "redacted", "large", "small", "out")),
     ]
 
 
@@ -228,8 +248,7 @@ def test_equal_results_in_another_process():
         "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
         "import test_cleaning as t\n"
         "from athanor.artifacts import digest\n"
-        "kept, drops, rows, report = t.outcome(t.cleaning.clean(t.corpus(), [t.ITEM], t.PARAMS))\n"
-        "print(digest([kept, [list(vars(d).values()) for d in drops], rows, report]))\n"
+        "print(digest(t.outcome(t.clean(t.corpus(), [t.ITEM], t.PARAMS))))\n"
     )
     here = str(Path(__file__).parent)
     found = {

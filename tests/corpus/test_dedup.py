@@ -94,7 +94,10 @@ def test_short_and_empty_texts():
 
 
 def test_exact_duplicates_keep_the_first_in_rank():
-    assert dedup.exact_duplicates(["x", "y", "x", "x"], [2, 0, 1, 3]) == {0: 2, 3: 2}
+    ids = np.array([(1, 7), (1, 8), (1, 7), (1, 7), (2, 7)], np.uint64)
+    repeats, kept = dedup.exact_duplicates(ids, np.array([2, 0, 1, 3, 4]))
+    assert dict(zip(repeats.tolist(), kept.tolist(), strict=True)) == {0: 2, 3: 2}
+    assert [len(part) for part in dedup.exact_duplicates(ids, np.zeros(0, np.int64))] == [0, 0]
 
 
 def test_the_exhaustive_search_agrees_with_plain_comparison():
@@ -110,7 +113,7 @@ def test_the_exhaustive_search_agrees_with_plain_comparison():
         if close:
             expected[other] = close[0]
     assert len(expected) > 10
-    assert dedup.resembling(queries, [sets[q] for q in queries], ((o, sets[o]) for o in others), 0.8) == expected
+    assert dedup.Index(queries, [sets[q] for q in queries]).find(((o, sets[o]) for o in others), 0.8) == expected
 
 
 def test_many_documents_of_one_template_are_settled_quickly():

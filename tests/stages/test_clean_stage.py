@@ -1,22 +1,29 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
+import os
 import random
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
 from athanor.artifacts import manifest_digest, read_json, read_manifest, sha256_file, verify_files, write_manifest
-from athanor.corpus import cleaning
+from athanor.corpus import emit
 from athanor.corpus.conversations import Item, Message, write_rows
-from athanor.corpus.documents import Document, read_documents, split_of, write_documents
+from athanor.corpus.documents import Document, read_documents, read_sources, split_of, write_shards
 from athanor.errors import GateError, InputError
 from athanor.params.strict import read_yaml
+from athanor.pipeline import run
 from athanor.pipeline.run import Run
 from stages import clean
+from tests.corpus.world import write_scorer
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
@@ -50,18 +57,21 @@ def sources() -> dict[str, list[Document]]:
 def write_raw(raw: dict[str, list[Document]]) -> None:
     Path("data/raw").mkdir(parents=True, exist_ok=True)
     for name, documents in raw.items():
-        write_documents(f"data/raw/{name}.parquet", documents)
-    write_manifest("data/raw", kind="raw", version=1, counts={})
+        write_shards(f"data/raw/{name}", documents, 6000)
+    write_manifest("data/raw", kind="raw", version=1, counts=dict.fromkeys(raw, {}))
 
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     monkeypatch.delenv("DVC_ROOT", raising=False)
     monkeypatch.chdir(tmp_path)
+    for name in ("athanor", "stages"):  # the slots' fingerprints hold a digest of the code
+        Path(name).symlink_to(ROOT / name)
     write_raw(sources())
     Path("data/battery").mkdir()
     write_rows("data/battery/items.jsonl", [ITEM])
     write_manifest("data/battery", kind="battery", version=1, counts={"facts": 1})
+    write_manifest(write_scorer(Path("models/classifiers")), kind="classifiers", version=1, counts={})
     set_params()
     return tmp_path
 
@@ -74,15 +84,20 @@ def set_params(**dedup) -> None:
 
 
 def run_stage() -> None:
-    clean.run(Run("clean", "stages.clean"))
+    this = Run("clean", "stages.clean")
+    try:
+        clean.run(this)
+    finally:
+        this._release()
 
 
 def test_outputs_describe_each_other(world):
     run_stage()
     verify_files("data/clean")
-    manifest, metrics = read_manifest("data/clean", "clean", 1), read_json("metrics/clean.json")
-    assert manifest["parents"] == {"raw": manifest_digest("data/raw"), "battery": manifest_digest("data/battery")}
-    files = {split: list(read_documents(f"data/clean/{split}.parquet")) for split in ("train", "val")}
+    manifest, metrics = read_manifest("data/clean", "clean", 2), read_json("metrics/clean.json")
+    parents = {"raw": "data/raw", "battery": "data/battery", "classifiers": "models/classifiers"}
+    assert manifest["parents"] == {name: manifest_digest(path) for name, path in parents.items()}
+    files = {"train": list(read_sources("data/clean/train")), "val": list(read_documents("data/clean/val.parquet"))}
     for split, documents in files.items():
         for source in ("docs", "code"):
             mine = [d for d in documents if d.source == source]
@@ -110,19 +125,90 @@ def test_outputs_describe_each_other(world):
 
 def test_code_leaves_byte_for_byte_and_in_order(world):
     run_stage()
-    kept = [d.text for s in ("train", "val") for d in read_documents(f"data/clean/{s}.parquet") if d.source == "code"]
+    train = [d.text for d in read_sources("data/clean/train") if d.source == "code"]
+    val = [d.text for d in read_documents("data/clean/val.parquet") if d.source == "code"]
+    kept = train + val
     assert sorted(kept) == sorted(d.text for d in sources()["code"])
     order = [d.text for d in sources()["code"] if d.split == "train"]
-    assert [d.text for d in read_documents("data/clean/train.parquet") if d.source == "code"] == order
+    assert train == order
+
+
+def files_of(*folders: str) -> dict[str, str]:
+    paths = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
+    return {path.as_posix(): sha256_file(path) for path in sorted(paths)}
+
+
+RESULTS = ("data/clean", "plots")
 
 
 def test_repeats_to_the_byte(world):
-    files = ("data/clean/manifest.json", "metrics/clean.json", "plots/clean_funnel.tsv")
     run_stage()
-    first = [sha256_file(path) for path in files]
-    Path("data/raw/code.parquet").touch()
+    first = files_of(*RESULTS)
+    assert len([name for name in first if name.startswith("data/clean/train/docs/")]) > 1
+    Path("data/raw/code/00000.parquet").touch()
     run_stage()
-    assert [sha256_file(path) for path in files] == first
+    assert files_of(*RESULTS) == first
+
+
+def test_any_number_of_workers_gives_the_same_bytes(world, monkeypatch):
+    monkeypatch.setenv("ATHANOR_WORKERS", "1")
+    run_stage()
+    first = files_of(*RESULTS)
+    shutil.rmtree(".athanor")
+    monkeypatch.setenv("ATHANOR_WORKERS", "2")
+    monkeypatch.setattr(run, "SPREAD_BYTES", 1)
+    run_stage()
+    assert files_of(*RESULTS) == first
+
+
+def test_killed_at_any_shard_and_resumed_gives_the_same_bytes(world):
+    """SIGKILL after each number of finished shards; what was finished is not done again."""
+    run_stage()
+    first = files_of(*RESULTS)
+    shutil.rmtree(".athanor")
+    command = [sys.executable, "-c", KILLED, str(ROOT)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ATHANOR_WORKERS": "1"}
+    kills = 0
+    while (code := subprocess.run(command, env=environment, capture_output=True).returncode) == -signal.SIGKILL:
+        kills += 1
+        assert kills < 100
+    assert code == 0 and kills > 2
+    assert files_of(*RESULTS) == first
+
+
+# Dies in the middle of the seventh piece of work that it does.
+KILLED = """
+import os, signal, sys
+from athanor.pipeline import executor
+from athanor.pipeline import run
+from athanor.pipeline.run import Run
+from stages import clean
+
+done = 0
+def dying(work, *rest, real=executor.run_task):
+    def counted(task, out):
+        global done
+        done += 1
+        found = work(task, out)
+        if done == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+    return real(counted, *rest)
+
+executor.run_task = dying
+clean.run(Run("clean", "stages.clean"))
+"""
+
+
+def test_another_threshold_finds_the_sweep_done(world):
+    run_stage()
+    (sweep,) = Path(".athanor/slots/clean").glob("*/shards")
+    before = files_of(str(sweep))
+    stamps = {path: path.stat().st_mtime_ns for path in sweep.rglob("*.parquet")}
+    set_params(near_duplicate_jaccard=0.9)
+    run_stage()
+    assert files_of(str(sweep)) == before and stamps == {path: path.stat().st_mtime_ns for path in stamps}
+    assert len(list(Path(".athanor/slots/clean").glob("*/DONE"))) == 3
 
 
 def test_a_failed_run_leaves_the_earlier_output(world):
@@ -138,31 +224,35 @@ def test_a_failed_run_leaves_the_earlier_output(world):
 
 
 def test_a_document_in_the_wrong_file_turns_the_gate_red(world, monkeypatch):
-    real = cleaning.clean
+    real = emit.write_table
 
-    def leaking(*args):
-        done = real(*args)
-        return dataclasses.replace(done, train=[*done.train, done.val[0]], val=done.val[1:])
+    def leaking(path, table):
+        real(path, table.set_column(5, "split", pa.array(["val"] * len(table))) if path.name == "train.parquet" else table)
 
-    monkeypatch.setattr(clean, "clean", leaking)
+    monkeypatch.setattr(emit, "write_table", leaking)
     with pytest.raises(GateError, match="splits stay apart"):
         run_stage()
 
 
 def test_a_lost_document_turns_the_gate_red(world, monkeypatch):
-    real = cleaning.clean
-    monkeypatch.setattr(clean, "clean", lambda *args: dataclasses.replace(done := real(*args), train=done.train[1:]))
+    real = emit.write_table
+    monkeypatch.setattr(emit, "write_table", lambda path, table: real(path, table.slice(len(table) > 1)))
     with pytest.raises(GateError, match="funnel describes the files"):
         run_stage()
 
 
 def test_missing_and_broken_inputs_are_told(world):
-    Path("data/raw/docs.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(InputError, match="docs.parquet: not a readable Parquet file"):
+    whole = Path("data/raw/docs/00000.parquet").read_bytes()
+    Path("data/raw/docs/00000.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(InputError, match="00000.parquet: not a readable Parquet file"):
         run_stage()
-    for path in Path("data/raw").glob("*.parquet"):
-        path.unlink()
-    with pytest.raises(InputError, match="no source file is there.*dvc repro download"):
+    Path("data/raw/docs/00000.parquet").write_bytes(whole)
+    shutil.rmtree("data/raw/code")
+    with pytest.raises(InputError, match="no shard of source code.*dvc repro download"):
+        run_stage()
+    Path("data/battery/items.jsonl").write_text("")
+    write_shards("data/raw/code", sources()["code"])
+    with pytest.raises(InputError, match="the battery is empty"):
         run_stage()
     Path("data/raw/manifest.json").unlink()
     with pytest.raises(InputError, match="file not found"):
