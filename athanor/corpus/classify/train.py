@@ -81,10 +81,8 @@ def toxicity_examples(natural: Sequence[Sampled], labelled: Sequence[Sampled], s
             text, test = weak.window(item.text, rng), item.side == TEST
             tag = (item.side, item.source, item.kind)
             yield weak.insulted(text, True, test, rng), (*tag, True, "abuse_inserted")
-            if rng.random() < 0.5:
-                yield weak.insulted(text, False, test, rng), (*tag, False, "friendly_inserted")
-            else:
-                yield text, (*tag, False, "natural")
+            yield weak.insulted(text, False, test, rng), (*tag, False, "friendly_inserted")
+            yield text, (*tag, False, "natural")
 
     origin = LABELLED if labelled else WEAK
     kinds = {item.kind for item in (labelled or natural)}
