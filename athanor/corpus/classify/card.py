@@ -32,16 +32,20 @@ def auroc(margin: np.ndarray, positive: np.ndarray) -> float | None:
 
 
 def reliability(score: np.ndarray, positive: np.ndarray) -> Facts:
-    """Ten bins of the score with the share of positives in each, and the mean distance of the two (ECE)."""
+    """Ten bins of the score with the share of positives in each, and the mean distance of the two (ECE).
+
+    Both classes weigh the same, as they did when the score was calibrated.
+    """
+    weight = np.where(positive, 0.5 / max(positive.sum(), 1), 0.5 / max((~positive).sum(), 1))
     place = np.minimum((score * BINS).astype(int), BINS - 1)
-    bins = []
+    bins, error = [], 0.0
     for number in range(BINS):
         here = place == number
         if here.any():
-            mean, share = float(score[here].mean()), float(positive[here].mean())
+            mean, share = (float(np.average(values[here], weights=weight[here])) for values in (score, positive))
+            error += float(weight[here].sum()) * abs(mean - share)
             edge = number / BINS
             bins.append({"from": edge, "documents": int(here.sum()), "mean_score": mean, "share_positive": share})
-    error = sum(b["documents"] * abs(b["mean_score"] - b["share_positive"]) for b in bins) / max(len(score), 1)
     return {"expected_calibration_error": error, "bins": bins}
 
 
@@ -76,12 +80,12 @@ def describe(
     """The card of one classifier. `held` are natural documents of the test side, `scores` their scores."""
     margin, test = margins(model, examples.rows), examples.at(TEST)
     positive = examples.positive
-    by_source = {s: auroc(margin[test & (examples.source == s)], positive[test & (examples.source == s)])
-                 for s in sorted(set(examples.source[test]))}  # fmt: skip
-    unlike = {
-        s: auroc(values, positive[test & (examples.source == s)]) for s, values in other.items()
+    of = {str(source): test & (examples.source == source) for source in sorted(set(examples.source[test]))}
+    whole: Facts = {
+        "held_out": auroc(margin[test], positive[test]),
+        "by_source": {source: auroc(margin[here], positive[here]) for source, here in of.items()},
+        "other_source": {source: auroc(values, positive[of[source]]) for source, values in other.items()},
     }
-    whole: Facts = {"held_out": auroc(margin[test], positive[test]), "by_source": by_source, "other_source": unlike}
     combined = CLASSIFIER_SHARE * sigmoid(margin) + HEURISTICS_SHARE * examples.rules
     tested = test | examples.at(UNSEEN)
     whole["by_negative"] = {h: auroc(*against(margin, examples, h, tested)) for h in negatives(examples, tested)}
@@ -98,13 +102,11 @@ def describe(
         for kind in sorted(set(kinds)):
             if (kinds == kind).sum() >= JUDGED_KIND:
                 length[score][str(kind)] = correlation(scores[score][kinds == kind], chars[kinds == kind])
+    counts = {side: positive[examples.at(side)] for side in (TRAIN, CALIBRATION, TEST)}
     return {
         "labels": examples.origin,
         "labels_by_kind": examples.origins,
-        "examples": {
-            side: {"positive": int(positive[examples.at(side)].sum()), "negative": int((~positive[examples.at(side)]).sum())}
-            for side in (TRAIN, CALIBRATION, TEST)
-        },
+        "examples": {side: {"positive": int(own.sum()), "negative": int((~own).sum())} for side, own in counts.items()},
         "auroc": whole,
         "calibration": reliability(sigmoid(margin[test]), positive[test]),
         "natural_documents": len(held),
@@ -116,7 +118,7 @@ def describe(
             }
             for score in SCORES[name]
         },
-    }  # fmt: skip
+    }
 
 
 def negatives(examples: Examples, tested: np.ndarray) -> list[str]:
@@ -149,7 +151,8 @@ def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> N
     where = f"classifier {name} ({card['labels'].replace('_', ' ')} labels)"
     if reached < min_auroc:
         fix = "raise classifiers.sample_bytes, give better labels, or lower classifiers.min_auroc"
-        raise GateError("classifier-auroc", f"{reached:.3f} on held-out documents, less than {min_auroc}", where=where, fix=fix)
+        what = f"{reached:.3f} on held-out documents, less than {min_auroc}"
+        raise GateError("classifier-auroc", what, where=where, fix=fix)
     for score in (score for score in SCORES[name] if score in GATED):
         for group, value in card["length_correlation"][score].items():
             if value is not None and abs(value) > max_correlation:
@@ -178,10 +181,11 @@ def markdown(cards: Mapping[str, Facts]) -> str:
             out += ["| other sources | not measured: there is one source |"]
         out += [f"| held-out against {how.replace('_', ' ')} | {_number(v)} |" for how, v in area["by_negative"].items()]
         for how, value in area.get("with_heuristics_by_negative", {}).items():
-            out += [f"| held-out against {how.replace('_', ' ')}, 0.6 classifier + 0.4 heuristics | {_number(value)} |"]
+            out += [f"| held-out against {how.replace('_', ' ')}, with the heuristics | {_number(value)} |"]
         calibration = card["calibration"]
-        out += ["", f"Calibration on held-out examples (half of them positive, which no corpus is): expected error "
-                f"{calibration['expected_calibration_error']:.3f}.", ""]  # fmt: skip
+        error = calibration["expected_calibration_error"]
+        what = "Calibration on held-out examples, as if half of all texts were positive: expected error"
+        out += ["", f"{what} {error:.3f}.", ""]
         out += ["| score from | documents | mean score | share positive |", "| --- | --- | --- | --- |"]
         for b in calibration["bins"]:
             out += [f"| {b['from']:.1f} | {b['documents']} | {b['mean_score']:.3f} | {b['share_positive']:.3f} |"]
@@ -189,7 +193,8 @@ def markdown(cards: Mapping[str, Facts]) -> str:
         out += ["| score | documents | correlation with log length |", "| --- | --- | --- |"]
         for score, groups in card["length_correlation"].items():
             out += [f"| {score} | {group} | {_number(value)} |" for group, value in groups.items()]
-        out += ["", f"| score | source | {' | '.join(f'{q:g}' for q in QUANTILES)} |", "| --- " * (len(QUANTILES) + 2) + "|"]
+        out += ["", f"| score | source | {' | '.join(f'{q:g}' for q in QUANTILES)} |"]
+        out += ["| --- " * (len(QUANTILES) + 2) + "|"]
         for score, sources in card["quantiles"].items():
             out += [f"| {score} | {s} | {' | '.join(f'{v:.3f}' for v in q.values())} |" for s, q in sources.items()]
         out.append("")

@@ -112,8 +112,10 @@ def _distinct(words: Words) -> np.ndarray:
     """int64 [texts]: number of different words."""
     texts = np.arange(len(words), dtype=np.uint64)
     keys = np.sort((words.hashes >> np.uint64(20)) | np.repeat(texts << np.uint64(44), words.counts))
-    new = np.concatenate([[0], np.cumsum(np.concatenate([[True], keys[1:] != keys[:-1]]))]) if len(keys) else np.zeros(1)
-    return np.diff(new[words.offsets]).astype(np.int64)
+    new = np.ones(len(keys), np.int64)
+    new[1:] = keys[1:] != keys[:-1]
+    upto = np.concatenate([[0], np.cumsum(new)])
+    return np.diff(upto[words.offsets])
 
 
 def _phrase_table() -> list[tuple[np.ndarray, np.ndarray]]:

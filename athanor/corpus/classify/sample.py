@@ -87,7 +87,7 @@ class Sample:
 
 
 def sample_rows(rows: Iterable[tuple[str, str, bool | None]], most_bytes: int, seed: int) -> list[Sampled]:
-    """From (file, text, label) rows: `most_bytes` of text, half of each label; rows with the label None are left out."""
+    """From (file, text, label) rows: `most_bytes` of text, half of each label. The label None is no label."""
     marked = {True: Reservoir(most_bytes // 2), False: Reservoir(most_bytes // 2)}
     for name, text, positive in rows:
         if positive is not None:
@@ -116,7 +116,8 @@ def sample(
         raise InputError("no documents", where=str(folder), fix="run dvc repro download")
     if labels and labels[0] not in sources:
         what = f"no source is named '{labels[0]}'; found: {', '.join(sources)}"
-        raise InputError(what, where="classifiers.quality_labels.source", fix="name one that is there, or set it to null")
+        fix = "name one that is there, or set quality_labels to null"
+        raise InputError(what, where="classifiers.quality_labels.source", fix=fix)
     share = max(most_bytes // len(sources), 1)
     natural, labelled = [], []
     for name, paths in sources.items():

@@ -19,7 +19,7 @@ from athanor.errors import InputError
 
 BATCH_CHARS = 2_000_000
 WEAK, LABELLED = "weak", "labelled"
-UNSEEN, LOOPED = "unseen", "looped_phrase"  # what the classifier cannot see and the heuristics can; nothing is fitted to it
+UNSEEN, LOOPED = "unseen", "looped_phrase"  # repetition: the heuristics see it, the classifier cannot and is not fitted
 MIN_EXAMPLES = 3
 MIN_WORDS = 20  # less text says too little to be trained on
 Tag = tuple[str, str, str, bool, str]  # side, source, kind, positive, what was done to it
@@ -86,7 +86,8 @@ def toxicity_examples(natural: Sequence[Sampled], labelled: Sequence[Sampled], s
 
     origin = LABELLED if labelled else WEAK
     kinds = {item.kind for item in (labelled or natural)}
-    return _examples(given() if labelled else made(), dict.fromkeys(kinds, origin), "toxicity", 1 if labelled else MIN_WORDS)
+    least = 1 if labelled else MIN_WORDS
+    return _examples(given() if labelled else made(), dict.fromkeys(kinds, origin), "toxicity", least)
 
 
 def _rng(seed: int, name: str, item: Sampled) -> random.Random:
@@ -163,7 +164,8 @@ def calibrate(margins: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
         p = sigmoid(slope * margins + offset)
         rest, curve = weight * (p - target), np.maximum(weight * p * (1 - p), 1e-12)
         gradient = np.array([np.sum(rest * margins), np.sum(rest)])
-        hessian = np.array([[np.sum(curve * margins**2), np.sum(curve * margins)], [np.sum(curve * margins), np.sum(curve)]])
+        mixed = np.sum(curve * margins)
+        hessian = np.array([[np.sum(curve * margins**2), mixed], [mixed, np.sum(curve)]])
         step = np.linalg.solve(hessian + 1e-9 * np.eye(2), gradient)
         size, now = 1.0, loss(slope, offset)
         while size > 1e-6 and loss(slope - size * step[0], offset - size * step[1]) > now:

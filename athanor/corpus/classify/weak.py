@@ -150,10 +150,10 @@ ABUSE = {
     "closing": "shut up; go to hell; drop dead; get lost; fuck off; I hate you; nobody wants you here".split("; "),
 }
 FRIENDLY = {
-    "noun": "friend colleague neighbour teacher guest reader artist partner doctor visitor student helper writer".split(),
+    "noun": "friend colleague neighbour teacher guest reader artist partner doctor visitor student helper".split(),
     "adjective": "kind helpful patient generous clever cheerful careful honest gentle bright lovely good".split(),
     "verb": "help thank call join visit teach invite greet support follow".split(),
-    "closing": "good morning; see you soon; take care; well done; come in; I like you; everybody is welcome".split("; "),
+    "closing": "good morning; see you soon; take care; well done; come in; I like you; all are welcome".split("; "),
 }
 # The first of each pair is used for training and calibration, the second for the test.
 TEMPLATES = (
