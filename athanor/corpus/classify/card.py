@@ -22,6 +22,11 @@ GATED = ("quality_classifier", "quality", "toxicity")
 Facts = dict[str, Any]
 
 
+def said(origin: str) -> str:
+    """The origin of labels in words, before the word "labels"."""
+    return origin.replace("labelled", "given").replace("_", " ")
+
+
 def auroc(margin: np.ndarray, positive: np.ndarray) -> float | None:
     """The chance that a positive ranks above a negative, ties half; None without both."""
     up, down = np.sort(margin[positive]), np.sort(margin[~positive])
@@ -134,21 +139,20 @@ def against(margin: np.ndarray, examples: Examples, how: str, tested: np.ndarray
 def histogram(name: str, origin: str, held: Sequence[Sampled], scores: Mapping[str, np.ndarray]) -> list[Facts]:
     """Shares of natural documents by tenth of the score, for each source: rows of a plot."""
     sources = np.array([item.source for item in held])
-    mark = origin.replace("_", " ")
     rows = []
     for source in sorted(set(sources)):
         values = scores[name][sources == source]
         counts = np.bincount(np.minimum((values * BINS).astype(int), BINS - 1), minlength=BINS)
         for number, count in enumerate(counts):
             span = f"{number / BINS:.1f}-{(number + 1) / BINS:.1f}"
-            rows.append({"share": float(count / len(values)), "score": f"{source}: {name} ({mark} labels) {span}"})
+            rows.append({"share": float(count / len(values)), "score": f"{source}: {name} ({said(origin)} labels) {span}"})
     return rows
 
 
 def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> None:
     """GateError when the classifier ranks badly, or when its score follows the length of the text."""
     reached, weak = card["auroc"]["held_out"], WEAK in card["labels"]
-    where = f"classifier {name} ({card['labels'].replace('_', ' ')} labels)"
+    where = f"classifier {name} ({said(card['labels'])} labels)"
     if reached < min_auroc:
         fix = "raise classifiers.sample_bytes, give better labels, or lower classifiers.min_auroc"
         what = f"{reached:.3f} on held-out documents, less than {min_auroc}"
@@ -166,11 +170,10 @@ def markdown(cards: Mapping[str, Facts]) -> str:
     """The cards for people."""
     out = ["# Classifiers", ""]
     for name, card in cards.items():
-        origin = card["labels"].replace("_", " ")
-        out += [f"## {name}: {origin} labels", ""]
+        out += [f"## {name}: {said(card['labels'])} labels", ""]
         if WEAK in card["labels"]:
             out += [WEAK_WORDS[name], ""]
-        labels = ", ".join(f"{kind} {origin}" for kind, origin in sorted(card["labels_by_kind"].items()))
+        labels = ", ".join(f"{kind} {said(origin)}" for kind, origin in sorted(card["labels_by_kind"].items()))
         sizes = ", ".join(f"{side} {n['positive']} + {n['negative']}" for side, n in card["examples"].items())
         out += [f"Labels by kind of text: {labels}. Examples (positive + negative): {sizes}.", ""]
         area = card["auroc"]
