@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from athanor.corpus.classify import card, heuristics, train, weak
 from athanor.corpus.classify.features import BUCKETS, SCHEME, UNIT, features, matrix
 from athanor.corpus.classify.model import Linear
-from athanor.corpus.classify.sample import Reservoir, Sampled, hashed, side_of
+from athanor.corpus.classify.sample import Reservoir, Sampled, hashed, sample, side_of
+from athanor.corpus.documents import Document, write_shards
 from athanor.corpus.words import tokenise
 
 PROSE = (
@@ -183,6 +186,29 @@ def test_sides_have_their_shares_and_depend_on_the_group():
     assert sides.count("test") / 3000 == pytest.approx(0.2, abs=0.03)
     assert sides.count("calibration") / 3000 == pytest.approx(0.1, abs=0.02)
     assert sides == [side_of(f"module{number}", 1) for number in range(3000)]
+
+
+def test_a_module_and_everything_made_of_it_is_on_one_side(tmp_path):
+    """Two documents of a module, a text that two sources share, and all corruptions."""
+    sources = {
+        "a": [Document(f"{PROSE} {n}", "a", "prose", "MIT", "train", {"module": f"m{n // 2}"}) for n in range(120)],
+        "b": [Document(f"{PROSE} {n}", "b", "prose", "MIT", "train", {"n": n}) for n in range(100, 160)],
+    }
+    for name, documents in sources.items():
+        write_shards(tmp_path / name, documents)
+    drawn = sample(tmp_path, 10**6, 1, ("b", lambda document: document.meta["n"] % 2 == 0))
+    assert len(drawn.natural) == 160 and len({item.id for item in drawn.natural}) == 160
+    assert {item.positive for item in drawn.labelled} == {True, False} and len(drawn.labelled) == 60
+    sides: dict[str, set[str]] = {}
+    for item in drawn.natural:
+        if item.source == "a":
+            sides.setdefault(f"m{int(item.text.split()[-1]) // 2}", set()).add(item.side)
+    assert len(sides) == 60 and all(len(side) == 1 for side in sides.values())
+    texts: dict[str, str] = {item.text: item.side for item in drawn.natural}
+    made = train.quality_examples(dataclasses.replace(drawn, labelled=[]), 1)
+    expected = Counter(texts.values())
+    for side in ("train", "calibration", "test"):
+        assert made.at(side).sum() == 2 * expected[side]
 
 
 # -- the card -------------------------------------------------------------------------------------------------------
