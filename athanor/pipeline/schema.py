@@ -17,6 +17,7 @@ from athanor.params.strict import build, read_yaml
 def schemas() -> dict[str, type]:
     """Section name to dataclass, in the order of params.yaml."""
     from athanor.params.battery import BatteryParams
+    from athanor.params.classifiers import ClassifiersParams
     from athanor.params.clean import CleanParams
     from athanor.params.download import DownloadParams
     from athanor.params.eval import EvalParams
@@ -34,6 +35,7 @@ def schemas() -> dict[str, type]:
         "download": DownloadParams,
         "instruct": InstructParams,
         "battery": BatteryParams,
+        "classifiers": ClassifiersParams,
         "clean": CleanParams,
         "mixture": MixtureParams,
         "tokenizer": TokenizerParams,

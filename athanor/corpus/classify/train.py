@@ -1,0 +1,206 @@
+"""Fit a linear classifier: logistic regression on the shares of hashed words and pairs, calibrated apart."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from athanor.corpus.classify import heuristics, weak
+from athanor.corpus.classify.features import UNIT, features, matrix
+from athanor.corpus.classify.model import Linear, sigmoid
+from athanor.corpus.classify.sample import CALIBRATION, TEST, TRAIN, Sample, Sampled
+from athanor.corpus.words import tokenise
+from athanor.errors import InputError
+
+BATCH_CHARS = 2_000_000
+WEAK, LABELLED = "weak", "labelled"
+UNSEEN, LOOPED = "unseen", "looped_phrase"  # repetition: the heuristics see it, the classifier cannot and is not fitted
+MIN_EXAMPLES = 3
+MIN_WORDS = 20  # less text says too little to be trained on
+Tag = tuple[str, str, str, bool, str]  # side, source, kind, positive, what was done to it
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Feature rows with their labels, and where each comes from."""
+
+    rows: Any  # scipy CSR [examples, BUCKETS]
+    positive: np.ndarray  # bool [examples]
+    side: np.ndarray  # str [examples]
+    source: np.ndarray  # str [examples]
+    how: np.ndarray  # str [examples]: "natural", "labelled" or what was done to it
+    rules: np.ndarray  # float64 [examples]: the score of the heuristics
+    origins: dict[str, str]  # kind -> WEAK or LABELLED
+
+    def at(self, side: str) -> np.ndarray:
+        return self.side == side
+
+    @property
+    def origin(self) -> str:
+        """Where the labels are from: WEAK, LABELLED, or both."""
+        return "_and_".join(sorted(set(self.origins.values())))
+
+
+def quality_examples(sample: Sample, seed: int) -> Examples:
+    """Labelled documents; and for every kind of text that has no labels, documents with their corruptions."""
+    kinds = {item.kind for item in sample.labelled}
+    origins = {item.kind: LABELLED if item.kind in kinds else WEAK for item in (*sample.natural, *sample.labelled)}
+
+    def pairs() -> Iterator[tuple[str, Tag]]:
+        for item in sample.labelled:
+            text = weak.window(item.text, _rng(seed, "quality", item))
+            yield text, (item.side, item.source, item.kind, bool(item.positive), LABELLED)
+        for item in sample.natural:
+            if item.kind not in kinds:
+                rng = _rng(seed, "quality", item)
+                text = weak.window(item.text, rng)
+                how, good, bad = weak.corrupt(text, item.kind, rng)
+                yield good, (item.side, item.source, item.kind, True, "natural")
+                yield bad, (item.side, item.source, item.kind, False, how)
+                if item.side == TEST:
+                    yield weak.loop(text, rng), (UNSEEN, item.source, item.kind, False, LOOPED)
+
+    return _examples(pairs(), origins, "quality", MIN_WORDS)
+
+
+def toxicity_examples(natural: Sequence[Sampled], labelled: Sequence[Sampled], seed: int) -> Examples:
+    """Rows of labelled files if there are any, else documents with sentences put between their lines."""
+
+    def given() -> Iterator[tuple[str, Tag]]:
+        for item in labelled:
+            yield item.text[: weak.WINDOW_CHARS], (item.side, item.source, item.kind, bool(item.positive), LABELLED)
+
+    def made() -> Iterator[tuple[str, Tag]]:
+        for item in natural:
+            rng = _rng(seed, "toxicity", item)
+            text, test = weak.window(item.text, rng), item.side == TEST
+            tag = (item.side, item.source, item.kind)
+            yield weak.insulted(text, True, test, rng), (*tag, True, "abuse_inserted")
+            yield weak.insulted(text, False, test, rng), (*tag, False, "friendly_inserted")
+            yield text, (*tag, False, "natural")
+
+    origin = LABELLED if labelled else WEAK
+    kinds = {item.kind for item in (labelled or natural)}
+    least = 1 if labelled else MIN_WORDS
+    return _examples(given() if labelled else made(), dict.fromkeys(kinds, origin), "toxicity", least)
+
+
+def _rng(seed: int, name: str, item: Sampled) -> random.Random:
+    return random.Random(f"{name} {seed} {item.id}")
+
+
+def _examples(pairs: Iterable[tuple[str, Tag]], origins: dict[str, str], name: str, min_words: int) -> Examples:
+    from scipy.sparse import vstack
+
+    blocks: list[Any] = []
+    rules: list[np.ndarray] = []
+    tags: list[Tag] = []
+    for texts, batch in _batches(pairs):
+        tokens = tokenise(texts)
+        keep = np.flatnonzero(tokens.words.counts >= min_words)
+        blocks.append(matrix(features(tokens))[keep])
+        rules.append(heuristics.score(texts, tokens)[keep])
+        tags += [batch[number] for number in keep]
+    if not tags:
+        raise InputError(f"no document to train the {name} classifier on", where="data/raw", fix="add documents")
+    side, source, _, positive, how = (np.array(column) for column in zip(*tags, strict=True))
+    return Examples(vstack(blocks, format="csr"), positive, side, source, how, np.concatenate(rules), origins)
+
+
+def _batches(pairs: Iterable[tuple[str, Tag]]) -> Iterator[tuple[list[str], list[Tag]]]:
+    texts: list[str] = []
+    tags: list[Tag] = []
+    size = 0
+    for text, tag in pairs:
+        texts.append(text)
+        tags.append(tag)
+        size += len(text)
+        if size >= BATCH_CHARS:
+            yield texts, tags
+            texts, tags, size = [], [], 0
+    if texts:
+        yield texts, tags
+
+
+def fit(rows: Any, positive: np.ndarray, inverse_l2: float) -> tuple[np.ndarray, float]:
+    """Weights float64 [BUCKETS] and bias, by L-BFGS.
+
+    Features of fewer than MIN_EXAMPLES examples get none: they tell nothing
+    about other documents, and without them the fit is three times as fast.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
+
+    used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]) >= MIN_EXAMPLES)
+    # Classes count alike however many examples each has.
+    model = LogisticRegression(C=inverse_l2, class_weight="balanced", tol=1e-4, max_iter=200)
+    # One thread: how several add up depends on how many there are.
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # after 200 steps the ranking changes no more
+        model.fit(rows[:, used], positive)
+    weights = np.zeros(rows.shape[1])
+    weights[used] = model.coef_[0]
+    return weights, float(model.intercept_[0])
+
+
+def calibrate(margins: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
+    """Slope and offset that make the margins log odds (Platt 1999, with his softened targets), by Newton's method."""
+    up, down = int(positive.sum()), int((~positive).sum())
+    target = np.where(positive, (up + 1) / (up + 2), 1 / (down + 2))
+    weight = np.where(positive, 0.5 / max(up, 1), 0.5 / max(down, 1)) * len(positive)
+    slope, offset = 1.0, 0.0
+
+    def loss(slope: float, offset: float) -> float:
+        z = slope * margins + offset
+        return float(np.sum(weight * (np.logaddexp(0, z) - target * z)))
+
+    for _ in range(50):
+        p = sigmoid(slope * margins + offset)
+        rest, curve = weight * (p - target), np.maximum(weight * p * (1 - p), 1e-12)
+        gradient = np.array([np.sum(rest * margins), np.sum(rest)])
+        mixed = np.sum(curve * margins)
+        hessian = np.array([[np.sum(curve * margins**2), mixed], [mixed, np.sum(curve)]])
+        step = np.linalg.solve(hessian + 1e-9 * np.eye(2), gradient)
+        size, now = 1.0, loss(slope, offset)
+        while size > 1e-6 and loss(slope - size * step[0], offset - size * step[1]) > now:
+            size /= 2
+        slope, offset = slope - size * step[0], offset - size * step[1]
+        if size * np.abs(step).max() < 1e-9:
+            break
+    return slope, offset
+
+
+def train(examples: Examples, inverse_l2: float) -> Linear:
+    """Fit on one side of the examples and calibrate on another; the third is for the card."""
+    fitted, apart = examples.at(TRAIN), examples.at(CALIBRATION)
+    for where in (fitted, apart, examples.at(TEST)):
+        if len(set(examples.positive[where])) < 2:
+            what = f"{int(where.sum())} documents of one side of the split, and not of both classes"
+            fix = "raise classifiers.sample_bytes, add documents, or widen the labels' limits"
+            raise InputError(what, where="classifiers", fix=fix)
+    weights, bias = fit(examples.rows[fitted], examples.positive[fitted], inverse_l2)
+    slope, offset = calibrate(examples.rows[apart] @ weights + bias, examples.positive[apart])
+    return Linear.quantised(weights, UNIT * slope, slope * bias + offset)
+
+
+def margins(model: Linear, rows: Any) -> np.ndarray:
+    """float64 [examples]: what the finished model says of feature rows."""
+    return model.scale * (rows @ model.weights.astype(np.float64)) / UNIT + model.bias
+
+
+def other_source(examples: Examples, inverse_l2: float) -> dict[str, np.ndarray]:
+    """For each source, margins on its test examples from a model that saw the other sources only."""
+    found: dict[str, np.ndarray] = {}
+    for name in sorted(set(examples.source)):
+        own = examples.source == name
+        seen, held = examples.at(TRAIN) & ~own, examples.at(TEST) & own
+        if len(set(examples.positive[seen])) == 2 and len(set(examples.positive[held])) == 2:
+            weights, bias = fit(examples.rows[seen], examples.positive[seen], inverse_l2)
+            found[name] = examples.rows[held] @ weights + bias
+    return found

@@ -1,0 +1,119 @@
+"""Train the quality and toxicity classifiers that clean scores documents with, and write what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import manifest_digest, new_dir, rounded, write_json, write_manifest, write_text
+from athanor.corpus.classify import card, model
+from athanor.corpus.classify.sample import TEST, Labeller, Sampled, sample, sample_rows
+from athanor.corpus.classify.train import Examples, other_source, quality_examples, toxicity_examples, train
+from athanor.corpus.documents import Document, shard_files
+from athanor.corpus.sources import rows
+from athanor.errors import InputError
+from athanor.params.classifiers import ClassifiersParams, QualityLabels, ToxicityLabels
+from athanor.pipeline.run import Run, stage_main
+
+RAW, OUT = Path("data/raw"), Path("models/classifiers")
+MAX_ROW_BYTES = 16_000_000  # of a labelled text
+
+
+def run(run: Run) -> None:
+    params = run.params("classifiers", ClassifiersParams)
+    labels = params.quality_labels
+    # Sizes on disk, for the bar only: text is about three times as long as its Parquet file.
+    size = sum(path.stat().st_size for paths in shard_files(RAW).values() for path in paths)
+    with run.progress(3 * size, "drawing documents", "B") as bar:
+        marked = (labels.source, labeller(labels)) if labels else None
+        drawn = sample(RAW, params.sample_bytes, params.seed, marked, bar.update)
+    if labels and not drawn.labelled:
+        what = f"no document of source '{labels.source}' has a number '{labels.meta_key}' in its meta"
+        fix = "correct classifiers.quality_labels, or set it to null for weak labels"
+        raise InputError(what, where=str(RAW), fix=fix)
+    given, files = toxicity_rows(params.toxicity_labels, params)
+
+    sets: dict[str, Examples] = {"quality": quality_examples(drawn, params.seed)}
+    sets["toxicity"] = toxicity_examples(drawn.natural, given, params.seed)
+    models = {name: train(examples, params.inverse_l2) for name, examples in sets.items()}
+    held = [item for item in drawn.natural if item.side == TEST]
+    scores = card.natural_scores(model.Scorer(**models, digest=""), held)
+    cards: dict[str, Any] = {}
+    for name, examples in sets.items():
+        other = other_source(examples, params.inverse_l2)
+        cards[name] = rounded(card.describe(name, models[name], examples, other, held, scores))
+        origin = card.said(cards[name]["labels"])
+        run.note(f"{name} ({origin} labels): AUROC {cards[name]['auroc']['held_out']:.3f} on held-out documents")
+        card.check(name, cards[name], params.min_auroc, params.max_length_correlation)
+    if len(held) < card.JUDGED:
+        run.note(f"{len(held)} held-out documents are too few to judge the correlation of scores with length")
+
+    with new_dir(OUT) as folder:
+        model.save(folder, models, {name: {"labels": cards[name]["labels"]} for name in sets})
+        write_json(folder / "card.json", cards)
+        write_text(folder / "card.md", card.markdown(cards))
+        write_manifest(
+            folder,
+            kind=model.KIND,
+            version=model.VERSION,
+            counts={name: cards[name]["examples"] for name in sets},
+            parents={"raw": manifest_digest(RAW)},
+            labels={name: cards[name]["labels"] for name in sets},
+            label_files=files,
+        )
+    # The name says what the figures are worth: quality_weak, toxicity_labelled.
+    run.metrics({f"{name}_{cards[name]['labels']}": summary(cards[name]) for name in sets})
+    for name in sets:
+        run.plot(f"train_classifiers_{name}", card.histogram(name, cards[name]["labels"], held, scores))
+    run.attach(OUT / "card.md")
+
+
+def labeller(labels: QualityLabels) -> Labeller:
+    def label(document: Document) -> bool | None:
+        return judged(document.meta.get(labels.meta_key), labels.high_from, labels.low_below)
+
+    return label
+
+
+def judged(value: Any, high_from: float, low_below: float) -> bool | None:
+    """True from `high_from` on, False below `low_below`, None between and for what is no number."""
+    if isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, (int, float)):
+        return None
+    return True if value >= high_from else False if value < low_below else None
+
+
+def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> tuple[list[Sampled], dict[str, Any]]:
+    """Labelled rows, and what files they are from; nothing without labels."""
+    if labels is None:
+        return [], {}
+    found, columns = rows.find(labels.globs), [labels.text_column, labels.label_column]
+
+    def read() -> Iterator[tuple[str, str, bool | None]]:
+        for name, path in found:
+            for where, row in rows.read_rows(path, columns, MAX_ROW_BYTES):
+                text = rows.check_text(row[labels.text_column], where, labels.text_column, MAX_ROW_BYTES)
+                yield name, text, judged(row[labels.label_column], labels.toxic_from, labels.clean_below)
+
+    given = sample_rows(read(), params.sample_bytes, params.seed)
+    if not given:
+        fix = "correct label_column and the limits, or set it to null for weak labels"
+        raise InputError("no row has a usable label", where="classifiers.toxicity_labels", fix=fix)
+    return given, {"files": len(found), "files_sha256": rows.digest_of(found), "rows": len(given)}
+
+
+def summary(facts: dict[str, Any]) -> dict[str, Any]:
+    """The card without its tables."""
+    area = {name: value for name, value in facts["auroc"].items() if name != "with_heuristics_by_negative"}
+    return {
+        "examples": facts["examples"],
+        "auroc": area,
+        "expected_calibration_error": facts["calibration"]["expected_calibration_error"],
+        "length_correlation": facts["length_correlation"],
+    }
+
+
+if __name__ == "__main__":
+    stage_main("train-classifiers", run)
