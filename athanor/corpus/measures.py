@@ -15,7 +15,7 @@ _HIGH = bytes(range(128, 256))
 _CONTINUATION = bytes(range(128, 192))
 
 _BULLETS = ("- ", "* ", "+ ", "• ", "‣ ", "▪ ", "◦ ", "● ")
-_ENDS = ".!?:;\"'”’…)"  # what the last line of a sentence or of a quotation may end with
+_ENDS = ".!?…\"'”’"  # of a sentence or a quotation
 _COMMENTS = ("# ", "//", "/*", "* ", "*/", "-- ", "; ", ";;", "% ", "#!", '"""', "'''", "<!--")
 SHORT_LINE_CHARS = 30  # FineWeb's (Penedo et al. 2024)
 SHORT_TURN_WORDS = 2
