@@ -35,7 +35,7 @@ SCHEMA = pa.schema(
         ("meta", pa.string()),  # JSON object
     ]
 )
-KINDS = ("web", "prose", "code", "math", "qa")
+KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
 # Of text; about 12 MB on disk. A shard is the unit of parallel work and of what an interruption costs.
 SHARD_BYTES = 32_000_000
 

@@ -47,7 +47,7 @@ class FilesSource:
 
     type: Literal["files"]
     name: str
-    kind: str = param(choices=("web", "prose", "code", "math", "qa"))
+    kind: str = param(choices=("web", "prose", "code", "math", "qa", "dialogue"))
     license: str
     globs: tuple[str, ...]
     text_column: str
@@ -76,7 +76,7 @@ class HuggingFaceSource:
 
     type: Literal["huggingface"]
     name: str
-    kind: str = param(choices=("web", "prose", "code", "math", "qa"))
+    kind: str = param(choices=("web", "prose", "code", "math", "qa", "dialogue"))
     license: str
     dataset: str
     config: str | None
