@@ -136,7 +136,7 @@ def _prepared(
         normal = normalise(raw.text, raw.kind)
         if normal != raw.text and raw.kind == "code":
             check_indents(raw.text, normal, f"document {raw_id} of source {raw.source}")
-        text, found = pii.redact(normal, raw.kind, params.pii)
+        text, found = pii.redact(normal, getattr(params.pii, raw.kind))
         redactions.update(found)
         document, size = raw, before
         if text != raw.text:

@@ -150,7 +150,7 @@ def test_a_stripped_indent_turns_the_gate_red(monkeypatch):
 
 
 def relaxed() -> CleanParams:
-    off = {"max_repeated_line_fraction": None, "max_repeated_ngram_fraction": None, "max_top_ngram_fraction": None}
+    off = dict.fromkeys(name for name in vars(PARAMS.rules.code) if "repeated" in name or "gram" in name)
     code = dataclasses.replace(PARAMS.rules.code, **off)
     return dataclasses.replace(PARAMS, rules=dataclasses.replace(PARAMS.rules, code=code))
 

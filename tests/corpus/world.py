@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
-from athanor.artifacts import write_json
+from athanor.artifacts import write_manifest
 from athanor.corpus import cleaning
+from athanor.corpus.classify.features import BUCKETS
+from athanor.corpus.classify.model import KIND, NAMES, VERSION, Linear, save
 from athanor.corpus.conversations import Item, write_rows
 from athanor.corpus.documents import Document, read_documents, shard_files, write_shards
 from athanor.params.clean import CleanParams
@@ -64,5 +67,9 @@ def clean(
 
 
 def write_scorer(folder: Path) -> Path:
-    write_json(folder / "x.json", {})
+    """Classifiers that know nothing: every document is as likely good as bad."""
+    blank = Linear(np.zeros(BUCKETS, np.int64), 1.0, 0.0)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder, dict.fromkeys(NAMES, blank), dict.fromkeys(NAMES, {}))
+    write_manifest(folder, kind=KIND, version=VERSION, counts={})
     return folder

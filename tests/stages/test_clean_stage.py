@@ -71,7 +71,7 @@ def world(tmp_path, monkeypatch):
     Path("data/battery").mkdir()
     write_rows("data/battery/items.jsonl", [ITEM])
     write_manifest("data/battery", kind="battery", version=1, counts={"facts": 1})
-    write_manifest(write_scorer(Path("models/classifiers")), kind="classifiers", version=1, counts={})
+    write_scorer(Path("models/classifiers"))
     set_params()
     return tmp_path
 

@@ -13,13 +13,13 @@ score does not depend on the batch it is scored in.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from athanor.corpus import language, repetition
-from athanor.corpus.words import Tokens, Words, ngrams, tokenise
+from athanor.corpus.words import Tokens, Words, members, ngrams, tokenise
 
 WEIGHTS = {
     "diversity": 0.15,
@@ -56,8 +56,10 @@ _SLOT = re.compile(r"\{[A-Za-z_]+\}")
 _AT_HOST = re.compile(r"@[A-Za-z0-9-]+\.[A-Za-z]")
 
 
-def heuristics(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
-    """float64 [texts] for each name in WEIGHTS."""
+def heuristics(
+    texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """float64 [texts] for each name in WEIGHTS. `columns` of `rules.measure`, if at hand, spare some of the work."""
     words = tokens.words
     count = words.counts
     layout = _layout(texts)
@@ -67,8 +69,12 @@ def heuristics(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
     kinds = np.bitwise_count(marks & ((1 << len(BOILERPLATE)) - 1))
     per_hundred = 100 * links / np.maximum(count, 1)
     variety = _distinct(words) / np.sqrt(np.maximum(count, 1))
-    stop = language.english_share(words)
-    top = repetition.top_share(words, 3) / 3  # share of the trigrams; nothing that occurs less than thrice
+    if columns is None:
+        repeats = repetition.Repeats(words)
+        repeats.grow(2)
+        repeats.grow(3)
+        columns = {"stop_words": language.measure(words)["stop_words"], "top_3gram": repeats.top_share()}
+    stop, top = columns["stop_words"], columns["top_3gram"] / 3  # as a share of the trigrams
     return {
         "diversity": _steps(variety, (2, 0.1), (4, (2, 4, 0.3, 0.7)), (20, (4, 12, 0.8, 1.0)), rest=0.9),
         "sentences": _sentences(layout),
@@ -87,9 +93,11 @@ def heuristics(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
     }
 
 
-def score(texts: Sequence[str], tokens: Tokens) -> np.ndarray:
+def score(
+    texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None
+) -> np.ndarray:
     """float64 [texts]: the weighted sum, 0 for texts of fewer than JUDGED_WORDS words."""
-    found = heuristics(texts, tokens)
+    found = heuristics(texts, tokens, columns)
     total = np.zeros(len(texts))
     for name, weight in WEIGHTS.items():
         total += weight * found[name]
@@ -141,7 +149,7 @@ def _phrases(words: Words) -> np.ndarray:
     """int64 [texts]: one bit for each line of BOILERPLATE that occurs, and one above them for LOREM."""
     out = np.zeros(len(words), np.int64)
     for grams, (hashes, bits) in zip((words, ngrams(words, 2)), _PHRASES, strict=True):
-        at = np.flatnonzero(language.members(grams.hashes, hashes))
+        at = np.flatnonzero(members(grams.hashes, hashes))
         owner = np.searchsorted(grams.offsets, at, "right") - 1
         np.bitwise_or.at(out, owner, bits[np.searchsorted(hashes, grams.hashes[at])])
     return out

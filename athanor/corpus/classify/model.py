@@ -1,7 +1,7 @@
 """The two classifiers on disk and in use: weights as .npy, the rest as JSON; nothing is pickled.
 
     scorer = Scorer.load("models/classifiers")
-    scores = scorer.scores(texts, words.tokenise(texts), {})
+    scores = scorer.scores(texts, words.tokenise(texts))
 
 A weight is a whole number (stored as float32, which holds it exactly), so the
 sum over a text is exact and its score the same in any batch.
@@ -86,13 +86,13 @@ class Scorer:
     def scores(
         self, texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, np.ndarray]:
-        """float32 [texts] each, 0 to 1. `tokens` is words.tokenise(texts); `columns` is not needed.
+        """float32 [texts] each, 0 to 1. `tokens` is words.tokenise(texts); `columns` are rules.measure's, if at hand.
 
         quality = 0.6 quality_classifier + 0.4 quality_heuristics.
         """
         found = features(tokens)
         classifier = self.quality.probabilities(found)
-        rules = heuristics.score(texts, tokens)
+        rules = heuristics.score(texts, tokens, columns)
         scores = {
             "quality": CLASSIFIER_SHARE * classifier + HEURISTICS_SHARE * rules,
             "quality_classifier": classifier,
