@@ -17,6 +17,7 @@ _CONTINUATION = bytes(range(128, 192))
 _BULLETS = ("- ", "* ", "+ ", "• ", "‣ ", "▪ ", "◦ ", "● ")
 _ENDS = ".!?…\"'”’"  # of a sentence or a quotation
 _COMMENTS = ("# ", "//", "/*", "* ", "*/", "-- ", "; ", ";;", "% ", "#!", '"""', "'''", "<!--")
+JUDGED_LINES = 5  # a share among fewer lines, which may be long paragraphs, means nothing
 SHORT_LINE_CHARS = 30  # FineWeb's (Penedo et al. 2024)
 SHORT_TURN_WORDS = 2
 
@@ -63,7 +64,8 @@ def lines(text: str) -> tuple[float, ...]:
     """Longest and mean line in characters, then shares.
 
     Of lines that are not blank: bullets, ellipses, comments, sentence ends,
-    short lines. Of characters in them: repeated lines, repeated paragraphs.
+    short lines, all as in ordinary text where there are fewer than five lines.
+    Of characters in them: repeated lines, repeated paragraphs.
     """
     raw = text.split("\n")
     solid = [line for line in map(str.strip, raw) if line]
@@ -73,19 +75,19 @@ def lines(text: str) -> tuple[float, ...]:
     sizes = list(map(len, solid))
     size = sum(sizes)
     repeated = size - sum(map(len, set(solid)))
-    # What only a few texts have at all is looked for in the whole text first.
-    bullets = sum(line.startswith(_BULLETS) for line in solid)
-    dots = "..." in text or "…" in text
-    ellipses = sum(line.endswith(("...", "…")) for line in solid) if dots else 0
-    comments = sum(line.startswith(_COMMENTS) for line in solid)
-    ends = sum(map(_ENDS.__contains__, [line[-1] for line in solid]))
-    short = sum(map(SHORT_LINE_CHARS.__gt__, sizes))
+    of_lines = (0.0, 0.0, 0.0, 1.0, 0.0)
+    if count >= JUDGED_LINES:
+        dots = "..." in text or "…" in text  # the few texts that have any are looked at line by line
+        ellipses = sum(line.endswith(("...", "…")) for line in solid) if dots else 0
+        bullets = sum(line.startswith(_BULLETS) for line in solid)
+        comments = sum(line.startswith(_COMMENTS) for line in solid)
+        ends = sum(map(_ENDS.__contains__, [line[-1] for line in solid]))
+        short = sum(map(SHORT_LINE_CHARS.__gt__, sizes))
+        of_lines = (bullets / count, ellipses / count, comments / count, ends / count, short / count)
     paragraphs = [part for part in map(str.strip, text.split("\n\n")) if part] if repeated else []
     again = sum(map(len, paragraphs)) - sum(map(len, set(paragraphs)))
-    return (
-        float(max(map(len, raw))), size / count, bullets / count, ellipses / count, comments / count, ends / count,
-        short / count, repeated / size, again / max(sum(map(len, paragraphs)), 1),
-    )
+    longest = float(max(map(len, raw)))
+    return longest, size / count, *of_lines, repeated / size, again / max(sum(map(len, paragraphs)), 1)
 
 
 def turns(text: str) -> tuple[float, ...]:

@@ -2,7 +2,8 @@
 
 One rule set for all kinds would drop plain code as bad prose, so thresholds
 come per kind and a rule can be off. A dropped document has one reason, the
-first rule it fails in the order of `CHECKS`.
+first rule it fails in the order of `CHECKS`, where a rule that says more comes
+before one that it implies: a repeated paragraph is made of repeated lines.
 
 The rules are after MassiveText (Rae et al. 2021: words, symbols, bullets,
 ellipses, stop words, repetition), C4 (Raffel et al. 2020: curly brackets,
@@ -61,16 +62,16 @@ CHECKS = (
     Check("placeholder_text", "placeholders", gt, "max_placeholder_phrases"),
     Check("boilerplate", "boilerplate", gt, "max_boilerplate_word_ratio"),
     Check("many_links", "links", gt, "max_link_word_ratio"),
-    Check("few_stop_words", "stop_words", lt, "min_stop_word_fraction"),
     Check(NOT_ENGLISH, "foreign_lead", gt, "english_only"),
-    Check("repeated_lines", "repeated_lines", gt, "max_repeated_line_fraction"),
+    Check("few_stop_words", "stop_words", lt, "min_stop_word_fraction"),
     Check("repeated_paragraphs", "repeated_paragraphs", gt, "max_repeated_paragraph_fraction"),
+    Check("repeated_lines", "repeated_lines", gt, "max_repeated_line_fraction"),
     Check("consecutive_repeats", "consecutive", gt, "max_consecutive_repeats"),
     Check("top_2gram", "top_2gram", gt, "max_top_2gram_fraction"),
     Check("top_3gram", "top_3gram", gt, "max_top_3gram_fraction"),
     Check("top_4gram", "top_4gram", gt, "max_top_4gram_fraction"),
-    Check("repeated_5grams", "repeated_5grams", gt, "max_repeated_5gram_fraction"),
     Check("repeated_10grams", "repeated_10grams", gt, "max_repeated_10gram_fraction"),
+    Check("repeated_5grams", "repeated_5grams", gt, "max_repeated_5gram_fraction"),
     Check("line_breaks", "line_breaks", gt, "max_line_break_word_ratio"),
     Check("short_lines", "short_lines", gt, "max_short_line_fraction"),
     Check("few_sentence_ends", "sentence_ends", lt, "min_sentence_end_line_fraction"),

@@ -73,6 +73,30 @@ def test_text_misread_twice_is_repaired():
     assert normalise(twice, "web") == "it’s"
 
 
+@pytest.mark.parametrize("text", ["it’s", "naïve “quotes”", "😀 and ½", "é’é"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_utf8_read_as_latin_1_is_repaired_in_prose_only(text, times):
+    """Its control characters say what it was, so they are read before they go."""
+    misread = text
+    for _ in range(times):
+        misread = misread.encode().decode("latin-1")
+    assert normalise(misread, "prose") == text
+    assert normalise(misread, "code") == "".join(c for c in misread if unicodedata.category(c) != "Cc")
+
+
+def test_byte_order_mark_read_as_windows_1252_goes():
+    assert normalise("\ufeffhello".encode().decode("cp1252"), "web") == "hello"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet=st.characters(), max_size=30), st.sampled_from(KINDS))
+def test_surrogates_are_joined_or_replaced(text, kind):
+    text += "\ud83d\ude00\ud800"
+    once = normalise(text, kind)
+    once.encode()
+    assert once.endswith("😀\ufffd") and normalise(once, kind) == once
+
+
 def test_prose_is_composed_and_code_is_not():
     assert normalise("cafe\u0301", "prose") == "café"
     assert normalise("cafe\u0301", "code") == "cafe\u0301"
