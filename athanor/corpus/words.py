@@ -110,7 +110,6 @@ def _class_table() -> np.ndarray:
 
 _CLASS = _class_table().tobytes()
 _BYTE = np.where(_class_table() == SPACE, np.uint64(0), stream(1, 256))
-_DIGIT = np.isin(np.arange(256), list(b"0123456789"))
 
 
 def _classes(text: bytes, data: np.ndarray) -> np.ndarray:
@@ -149,7 +148,9 @@ def _blocks(texts: Sequence[str]) -> Iterator[list[bytes]]:
 
 def _tokenise_block(encoded: list[bytes]) -> Tokens:
     # Texts are parted by a newline, so that each takes at least one byte.
-    text = b"\n".join([*encoded, b""]).replace(b"\xc2\xa0", b"  ")
+    text = b"\n".join([*encoded, b""])
+    if not text.isascii():
+        text = text.replace(b"\xc2\xa0", b"  ")
     data = np.frombuffer(text, np.uint8)
     ends = np.cumsum([len(item) + 1 for item in encoded], dtype=np.int64)
     classes = _classes(text, data)
@@ -164,7 +165,7 @@ def _tokenise_block(encoded: list[bytes]) -> Tokens:
     power, inverse = _POWER, _INVERSE
     if len(data) > len(power):
         power, inverse = (_powers(base, len(data)) for base in (_BASE, pow(_BASE, -1, 2**64)))
-    values = np.take(_BYTE, data)
+    values = np.take(_BYTE, data, mode="clip")  # which is faster than to check the range
     values *= power[: len(data)]
     sums = np.add.reduceat(values, begins) if len(begins) else np.zeros(0, np.uint64)
     hashes = mix(sums * inverse[begins])
@@ -177,7 +178,7 @@ def _tokenise_block(encoded: list[bytes]) -> Tokens:
     return Tokens(
         words=Words(hashes[is_word], word_offsets),
         units=Words(hashes, offsets),
-        numeric=_DIGIT[data[begins[is_word]]],
+        numeric=data[begins[is_word]] <= ord("9"),  # of a word's bytes digits come first
         mean_word_bytes=letters / np.maximum(np.diff(word_offsets), 1),
     )
 
