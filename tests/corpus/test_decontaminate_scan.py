@@ -27,7 +27,7 @@ def case() -> tuple[ItemIndex, list[str]]:
     for number in range(60):
         prompt, answer = sentence(rng, 1, 12), sentence(rng, 1, 5)
         items.append(Item(f"c{number}", (Message("user", prompt),), "exact", answer, (answer,), ("no", "never")))
-    texts = [sentence(rng, 0, 60) for _ in range(400)] + ["", "red", "..."]
+    texts = [sentence(rng, 0, 60) for _ in range(120)] + ["", "red", "..."]
     for item in items[::2]:
         words = f"{prompt_text(item.prompt)} {item.accepted[0]}"
         texts += [f"{sentence(rng, 0, 9)} {words} {sentence(rng, 0, 9)}", words]
