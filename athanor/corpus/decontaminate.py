@@ -47,12 +47,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from athanor.corpus.conversations import Item, Message
-from athanor.corpus.words import WORD_PATTERN, Tokens, Words, fold, ngrams, stream, tokenise, window_sums
+from athanor.corpus.words import (
+    WORD_PATTERN, Tokens, Words, closed, fold, ngrams, opened, rolling, rolling_at, stream, tokenise,
+)
 
 NGRAM_WORDS = 13
 MAX_NGRAM_DOCUMENTS = 10
 MAX_NGRAM_ITEMS = 1
 MIN_PROMPT_WORDS = 4
+LEAD_WORDS = 3  # whole sequences are looked for where their first words stand
 BATCH_CHARS = 1_000_000
 
 _NUMBER = stream(31, 1)[0]  # stands for any number
@@ -89,11 +92,29 @@ class _Grams:
     shared: int  # families left out because several items have them
 
 
+class _Marks:
+    """Says quickly, and at times wrongly, that a 64-bit value is in a set; never that it is not, when it is.
+
+    A table over the leading bits, at least 64 places for each value.
+    """
+
+    def __init__(self, values: np.ndarray) -> None:
+        bits = min(max(6 + len(values).bit_length(), 14), 24)
+        self._shift = np.uint64(64 - bits)
+        self._table = np.zeros(1 << bits, bool)
+        self._table[values >> self._shift] = True
+
+    def places(self, values: np.ndarray) -> np.ndarray:
+        """int64, ascending: where in `values` one of the set may stand."""
+        return np.flatnonzero(self._table[(values >> self._shift).view(np.int64)])
+
+
 class ItemIndex:
     """The battery's items, ready to be searched for. Build it with `from_items`."""
 
     def __init__(
-        self, items: Sequence[Item], grams: _Grams, anchors: dict[int, dict[int, list[_Sequence]]], ngram_words: int
+        self, items: Sequence[Item], grams: _Grams, anchors: dict[int, dict[int, list[_Sequence]]],
+        leads: dict[int, set[int]], ngram_words: int,
     ) -> None:
         self.items = items
         self.ngram_words = ngram_words
@@ -101,6 +122,12 @@ class ItemIndex:
         self._grams = grams
         self._anchors = anchors  # number of words -> hash of a sequence's first words -> sequences
         self._anchor_hashes = {size: np.array(sorted(table), np.uint64) for size, table in anchors.items()}
+        # The tables hold rolling sums, so that a scan mixes the few sums that pass them and no others.
+        self._gram_marks = _Marks(opened(grams.hashes, ngram_words))
+        self._family_marks = _Marks(opened(grams.families, ngram_words))
+        self._lead_marks = {
+            size: _Marks(opened(np.array(sorted(hashes), np.uint64), size)) for size, hashes in leads.items()
+        }
 
     @classmethod
     def from_items(
@@ -111,14 +138,15 @@ class ItemIndex:
         found: dict[int, tuple[int, int]] = {}  # n-gram -> its family and an item
         owners: dict[int, set[int]] = {}  # family -> items
         anchors: dict[int, dict[int, list[_Sequence]]] = {}
+        leads: dict[int, set[int]] = {}  # number of words -> hashes of the first words of anchors
         for number, item in enumerate(items):
             prompt = prompt_text(item.prompt)
             asked = len(ngrams(tokenise([prompt]).words, ngram_words).hashes)
             for alone, text in ((True, prompt), *((False, f"{prompt}\n{answer}") for answer in item.accepted)):
                 tokens = tokenise([text])
-                grams, families = _families(tokens, ngram_words)
-                upto = asked if item.category in fact_categories else len(grams.hashes)
-                for gram, family in zip(grams.hashes[:upto].tolist(), families[:upto].tolist(), strict=True):
+                grams, families = (closed(sums, ngram_words) for sums in _windows(tokens, ngram_words))
+                upto = asked if item.category in fact_categories else len(grams)
+                for gram, family in zip(grams[:upto].tolist(), families[:upto].tolist(), strict=True):
                     found.setdefault(gram, (family, number))
                     owners.setdefault(family, set()).add(number)
                 words = len(tokens.words.hashes)
@@ -127,6 +155,8 @@ class ItemIndex:
                     anchor = int(ngrams(tokens.words, size).hashes[0])
                     sequence = _Sequence(number, compared(text), words, alone)
                     anchors.setdefault(size, {}).setdefault(anchor, []).append(sequence)
+                    lead = min(size, LEAD_WORDS)
+                    leads.setdefault(lead, set()).add(int(ngrams(tokens.words, lead).hashes[0]))
         families = sorted(family for family, having in owners.items() if len(having) <= max_ngram_items)
         place = {family: n for n, family in enumerate(families)}
         specific = sorted((gram, place[family], item) for gram, (family, item) in found.items() if family in place)
@@ -135,7 +165,7 @@ class ItemIndex:
             np.array(columns[0], np.uint64), np.array(columns[2], np.int64), np.array(columns[1], np.int64),
             np.array(families, np.uint64), len(owners) - len(families),
         )
-        return cls(items, grams, anchors, ngram_words)
+        return cls(items, grams, anchors, leads, ngram_words)
 
     def matches(
         self, texts: Sequence[str], *, max_ngram_documents: int = MAX_NGRAM_DOCUMENTS, prompts_alone: bool = True
@@ -169,21 +199,26 @@ class ItemIndex:
     def scan(self, texts: Sequence[str], tokens: Tokens | None = None, *, prompts_alone: bool) -> list[Hits]:
         """Search each text of a batch; `tokens` are `tokenise(texts)` if at hand."""
         tokens = tokenise(texts) if tokens is None else tokens
-        grams, families = _families(tokens, self.ngram_words)
-        owner = grams.owner
-        hits = _by_text(owner, _find(grams.hashes, self._grams.hashes), len(texts))
-        seen = _by_text(owner, _find(families, self._grams.families), len(texts))
-        whole = self._whole(texts, tokens.words, grams, prompts_alone)
-        return [Hits(*found) for found in zip(hits, seen, whole, strict=True)]
+        size = self.ngram_words
+        found = []
+        windows = _windows(tokens, size)
+        for sums, marks, known in zip(
+            windows, (self._gram_marks, self._family_marks), (self._grams.hashes, self._grams.families), strict=True
+        ):
+            places, owners = _inside(marks.places(sums), size, tokens.words)
+            found.append(_by_text(owners, _find(closed(sums[places], size), known), len(texts)))
+        whole = self._whole(texts, tokens.words, prompts_alone)
+        return [Hits(*hits) for hits in zip(*found, whole, strict=True)]
 
-    def _whole(self, texts: Sequence[str], words: Words, grams: Words, prompts_alone: bool) -> list[int]:
+    def _whole(self, texts: Sequence[str], words: Words, prompts_alone: bool) -> list[int]:
         found = [-1] * len(texts)
         folded: dict[int, str] = {}
+        leads = {size: marks.places(rolling(words.hashes, size)) for size, marks in self._lead_marks.items()}
         for size, hashes in self._anchor_hashes.items():
-            sized = grams if size == self.ngram_words else ngrams(words, size)
-            place = _find(sized.hashes, hashes)
+            starts, owners = _inside(leads[min(size, LEAD_WORDS)], size, words)
+            place = _find(closed(rolling_at(words.hashes, starts, size), size), hashes)
             hit = np.flatnonzero(place >= 0)
-            for text, anchor in sorted(set(zip(sized.owner[hit].tolist(), place[hit].tolist(), strict=True))):
+            for text, anchor in sorted(set(zip(owners[hit].tolist(), place[hit].tolist(), strict=True))):
                 for sequence in self._anchors[size][int(hashes[anchor])] if found[text] < 0 else ():
                     inside = folded.setdefault(text, compared(texts[text]))
                     enough = MIN_PROMPT_WORDS if prompts_alone else self.ngram_words
@@ -243,19 +278,31 @@ def batches(texts: Sequence[str], chars: int = BATCH_CHARS) -> Iterable[Sequence
         yield texts[start:]
 
 
-def _families(tokens: Tokens, size: int) -> tuple[Words, np.ndarray]:
-    """The n-grams of a batch and the family hash of each: itself, or with its only number made anonymous."""
-    grams = ngrams(tokens.words, size)
-    masked = ngrams(Words(np.where(tokens.numeric, _NUMBER, tokens.words.hashes), tokens.words.offsets), size)
-    several = window_sums(tokens.words, tokens.numeric, size) > 1
-    return grams, np.where(several, grams.hashes, masked.hashes)
+def _windows(tokens: Tokens, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rolling sums of the n-grams from each word on and of their families, text ends ignored.
+
+    A family is the n-gram itself, or the n-gram with its only number made anonymous.
+    """
+    sums = rolling(tokens.words.hashes, size)
+    numbers = np.zeros(len(sums), np.uint8)
+    for step in range(size if len(sums) else 0):
+        numbers += tokens.numeric[step : step + len(sums)]
+    masked = rolling(np.where(tokens.numeric, _NUMBER, tokens.words.hashes), size)
+    return sums, np.where(numbers > 1, sums, masked)
+
+
+def _inside(places: np.ndarray, size: int, words: Words) -> tuple[np.ndarray, np.ndarray]:
+    """Those of ascending places from which `size` words lie inside one text, and that text of each."""
+    owners = np.searchsorted(words.offsets, places, "right") - 1
+    inside = places + size <= words.offsets[owners + 1]
+    return places[inside], owners[inside]
 
 
 def _by_text(owner: np.ndarray, place: np.ndarray, texts: int) -> list[np.ndarray]:
     """The distinct places found in each text; -1 is none."""
     hit = np.flatnonzero(place >= 0)
     pairs = np.unique(np.stack([owner[hit], place[hit]], axis=1), axis=0)
-    cuts = np.searchsorted(pairs[:, 0], np.arange(texts + 1))
+    cuts = np.searchsorted(pairs[:, 0], np.arange(texts + 1)).tolist()
     return [pairs[cuts[text] : cuts[text + 1], 1] for text in range(texts)]
 
 

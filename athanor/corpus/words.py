@@ -10,16 +10,16 @@ computed for a batch of texts at once without a Python loop over words.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 SPACE, WORD, MARK = 0, 1, 2
+BLOCK_BYTES = 1 << 17  # of text tokenised at a time: the arrays of one block stay in the cache
 # Separators outside ASCII are U+0080-00BF, U+2000-206F and U+3000-303F; every other character counts as a letter.
 WORD_PATTERN = re.compile("[0-9a-z\u00c0-\u1fff\u2070-\u2fff\u3040-\U0010ffff]+")
 _FOLD = {"×": "*", "÷": "/", "−": "-"}  # signs that stand for an ASCII operator
-_LONG = 4096  # powers of the byte hash repeat after this many bytes of one word
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,28 @@ def stream(seed: int, count: int) -> np.ndarray:
         return mix(np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
-_BYTE = stream(1, 256)
-_POWER = np.full(_LONG, 0x9E3779B97F4A7C15, np.uint64)
-_POWER[0] = 1
-_POWER = np.cumprod(_POWER, dtype=np.uint64)
+def unmix(values: np.ndarray) -> np.ndarray:
+    """The inverse of `mix`."""
+    values = values ^ (values >> np.uint64(31)) ^ (values >> np.uint64(62))
+    values = values * np.uint64(pow(0x94D049BB133111EB, -1, 2**64))
+    values = (values ^ (values >> np.uint64(27)) ^ (values >> np.uint64(54))) * np.uint64(
+        pow(0xBF58476D1CE4E5B9, -1, 2**64)
+    )
+    return values ^ (values >> np.uint64(30)) ^ (values >> np.uint64(60))
+
+
 _STEP = np.uint64(0xD1342543DE82EF95)  # odd, so multiplying loses nothing
+_BASE = 0x9E3779B97F4A7C15
+
+
+def _powers(base: int, count: int) -> np.ndarray:
+    """uint64 [count]: base^0, base^1, ... modulo 2^64."""
+    powers = np.full(count, base, np.uint64)
+    powers[:1] = 1
+    return np.cumprod(powers, dtype=np.uint64)
+
+
+_POWER, _INVERSE = (_powers(base, 2 * BLOCK_BYTES) for base in (_BASE, pow(_BASE, -1, 2**64)))
 
 
 def _class_table() -> np.ndarray:
@@ -91,50 +108,95 @@ def _class_table() -> np.ndarray:
     return table
 
 
-_CLASS = _class_table()
-_DIGIT = np.isin(np.arange(256), list(b"0123456789"))
+_CLASS = _class_table().tobytes()
+_BYTE = np.where(_class_table() == SPACE, np.uint64(0), stream(1, 256))
 
 
-def _classes(data: np.ndarray) -> np.ndarray:
-    """uint8 [bytes]: white space, word or mark, for UTF-8."""
-    classes = _CLASS[data]
+def _classes(text: bytes, data: np.ndarray) -> np.ndarray:
+    """uint8 [bytes]: white space, word or mark, for UTF-8 whose NO-BREAK SPACEs are two spaces; `data` are its bytes."""
+    classes = np.frombuffer(bytearray(text.translate(_CLASS)), np.uint8)
+    if text.isascii():
+        return classes
     lead = np.flatnonzero(data >= 0xC2)
-    lead = lead[lead < len(data) - 1]
     first, second = data[lead], data[lead + 1]
     two = lead[(first == 0xC2) & (second < 0xC0)]  # U+0080-00BF
     three = lead[((first == 0xE2) & (second <= 0x81)) | ((first == 0xE3) & (second == 0x80))]
     for start, size in ((two, 2), (three, 3)):
         for step in range(size):
             classes[start + step] = MARK
-    classes[two[data[two + 1] == 0xA0]] = SPACE  # NO-BREAK SPACE
-    classes[two[data[two + 1] == 0xA0] + 1] = SPACE
     return classes
 
 
 def tokenise(texts: Sequence[str]) -> Tokens:
-    """Words and units of a batch of texts. Needs about 60 bytes of memory for each byte of text."""
-    encoded = [fold(text).encode() for text in texts]
-    data = np.frombuffer(b"\n".join([*encoded, b""]), np.uint8)
-    text_ends = np.cumsum([len(item) + 1 for item in encoded], dtype=np.int64)
-    classes = _classes(data)
-    # A unit begins where the class changes to something other than white space; texts are parted by a newline.
-    changed = np.concatenate([[True], classes[1:] != classes[:-1]])
-    begins = np.flatnonzero(changed & (classes != SPACE))
-    used = np.flatnonzero(classes != SPACE)
-    first = np.flatnonzero(changed[used])
-    sizes = np.diff(np.append(first, len(used)))
-    place = np.arange(len(used)) - np.repeat(first, sizes)
-    values = _BYTE[data[used]] * _POWER[place & (_LONG - 1)]
-    hashes = mix(np.add.reduceat(values, first)) if len(first) else np.zeros(0, np.uint64)
-    offsets = np.concatenate([[0], np.searchsorted(begins, text_ends)])
+    """Words and units of a batch of texts. Needs about 60 bytes of memory for each byte of the longest text."""
+    return _joined([_tokenise_block(block) for block in _blocks(texts)])
+
+
+def _blocks(texts: Sequence[str]) -> Iterator[list[bytes]]:
+    """Runs of whole texts of about BLOCK_BYTES, at least one run."""
+    block: list[bytes] = []
+    size = 0
+    for text in texts:
+        encoded = fold(text).encode()
+        if block and size + len(encoded) > BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+        block.append(encoded)
+        size += len(encoded)
+    yield block
+
+
+def _tokenise_block(encoded: list[bytes]) -> Tokens:
+    # Texts are parted by a newline, so that each takes at least one byte.
+    text = b"\n".join([*encoded, b""])
+    if not text.isascii():
+        text = text.replace(b"\xc2\xa0", b"  ")
+    data = np.frombuffer(text, np.uint8)
+    ends = np.cumsum([len(item) + 1 for item in encoded], dtype=np.int64)
+    classes = _classes(text, data)
+    # A unit begins where the class changes to something other than white space.
+    changed = np.empty(len(data), bool)
+    changed[:1] = True
+    np.not_equal(classes[1:], classes[:-1], out=changed[1:])
+    changed &= classes != SPACE
+    begins = np.flatnonzero(changed)
+    # A unit's hash is the mixed sum of _BYTE[byte] * base^place, places counted from its beginning. The sum is taken
+    # with places counted from the block's beginning, then divided by base^begin; white space counts 0.
+    power, inverse = _POWER, _INVERSE
+    if len(data) > len(power):
+        power, inverse = (_powers(base, len(data)) for base in (_BASE, pow(_BASE, -1, 2**64)))
+    values = np.take(_BYTE, data, mode="clip")  # which is faster than to check the range
+    values *= power[: len(data)]
+    sums = np.add.reduceat(values, begins) if len(begins) else np.zeros(0, np.uint64)
+    hashes = mix(sums * inverse[begins])
+    offsets = np.concatenate([[0], np.searchsorted(begins, ends)])
     is_word = classes[begins] == WORD
     word_offsets = np.concatenate([[0], np.cumsum(is_word)])[offsets]
-    letters = np.concatenate([[0], np.cumsum(np.where(is_word, sizes, 0))])[offsets]
+    letters = np.zeros(0)
+    if len(ends):
+        letters = np.add.reduceat(classes == WORD, np.concatenate([[0], ends[:-1]]), dtype=np.int64)
     return Tokens(
         words=Words(hashes[is_word], word_offsets),
         units=Words(hashes, offsets),
-        numeric=_DIGIT[data[begins[is_word]]],
-        mean_word_bytes=np.diff(letters) / np.maximum(np.diff(word_offsets), 1),
+        numeric=data[begins[is_word]] <= ord("9"),  # of a word's bytes digits come first
+        mean_word_bytes=letters / np.maximum(np.diff(word_offsets), 1),
+    )
+
+
+def _joined(parts: list[Tokens]) -> Tokens:
+    if len(parts) == 1:
+        return parts[0]
+
+    def join(words: list[Words]) -> Words:
+        ends = np.cumsum([0, *(len(item.hashes) for item in words)])
+        offsets = [item.offsets[1:] + end for item, end in zip(words, ends, strict=False)]
+        return Words(np.concatenate([item.hashes for item in words]), np.concatenate([[0], *offsets]))
+
+    return Tokens(
+        words=join([part.words for part in parts]),
+        units=join([part.units for part in parts]),
+        numeric=np.concatenate([part.numeric for part in parts]),
+        mean_word_bytes=np.concatenate([part.mean_word_bytes for part in parts]),
     )
 
 
@@ -163,13 +225,6 @@ def ngrams(words: Words, size: int) -> Words:
     return Words(_combine(words.hashes, starts, size), offsets)
 
 
-def window_sums(words: Words, values: np.ndarray, size: int) -> np.ndarray:
-    """int64: sums of a value per word over the same windows as `ngrams`."""
-    starts, _ = _starts(words, np.maximum(words.counts - size + 1, 0))
-    total = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-    return total[starts + size] - total[starts]
-
-
 def _starts(words: Words, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Index of the first word of each window, `counts` windows for each text, and the windows' offsets."""
     offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -188,13 +243,36 @@ def shingles(words: Words, size: int) -> Words:
     return Words(hashes, offsets)
 
 
-def _combine(hashes: np.ndarray, starts: np.ndarray, size: int) -> np.ndarray:
-    """uint64 [starts]: an order-dependent hash of `size` values from each start, modulo 2^64 throughout."""
-    if not len(starts):
-        return np.zeros(0, np.uint64)
-    span = len(hashes) - size + 1
-    total = hashes[:span].copy()
+def rolling(hashes: np.ndarray, size: int) -> np.ndarray:
+    """uint64 [places]: an order-dependent sum of the `size` hashes from each place on, modulo 2^64, text ends ignored.
+
+    `closed(rolling(...), size)` are the hashes of the n-grams; `rolling_at` gives the sums of chosen places.
+    """
+    total = hashes[: max(len(hashes) - size + 1, 0)].copy()
     for step in range(1, size):
         total *= _STEP
-        total += hashes[step : span + step]
-    return mix(total[starts] + np.uint64(size))
+        total += hashes[step : step + len(total)]
+    return total
+
+
+def rolling_at(hashes: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
+    """uint64 [places]: `rolling(hashes, size)[places]`, for few places."""
+    total = hashes[places]
+    for step in range(1, size):
+        total = total * _STEP + hashes[places + step]
+    return total
+
+
+def closed(total: np.ndarray, size: int) -> np.ndarray:
+    """The hash of an n-gram of `size` words from its rolling sum."""
+    return mix(total + np.uint64(size))
+
+
+def opened(hashes: np.ndarray, size: int) -> np.ndarray:
+    """The inverse of `closed`: what rolling sums are to be compared with to find given n-grams without mixing."""
+    return unmix(hashes) - np.uint64(size)
+
+
+def _combine(hashes: np.ndarray, starts: np.ndarray, size: int) -> np.ndarray:
+    """uint64 [starts]: the hash of the `size` words from each start."""
+    return closed(rolling(hashes, size)[starts], size) if len(starts) else np.zeros(0, np.uint64)

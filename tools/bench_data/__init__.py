@@ -1,0 +1,1 @@
+"""The data engine measured: speed beside datatrove on the same documents, memory, and near duplicates planted by hand."""
