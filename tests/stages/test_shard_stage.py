@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from athanor.artifacts import manifest_digest, read_json, sha256_file, verify_files
-from athanor.corpus.documents import read_documents
+from athanor.corpus.documents import read_documents, read_sources
 from athanor.data.shards import open_train, open_val, read_shards_manifest
 from athanor.errors import GateError, InputError
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ def test_shards_hold_the_corpus_in_its_mixture(world, run_text_stage):
     assert manifest["tokenizer"] == tokenizer.digest and manifest["vocab_size"] == tokenizer.vocab_size
     stream = open_train("data/shards")
     assert stream.tokens == manifest["counts"]["tokens"] and 30_000 <= stream.tokens < 32_000
-    texts = {d.text for d in read_documents("data/clean/train.parquet")}
+    texts = {d.text for d in read_sources("data/clean/train")}
     for number in range(0, stream.documents, 20):
         ids = stream.document(number)
         assert ids[0] == tokenizer.bos and ids[-1] == tokenizer.eos
@@ -86,8 +86,8 @@ def test_a_document_in_both_splits_is_refused_and_the_old_shards_stay(world, run
 def test_a_mixture_that_is_not_interleaved_is_refused(world, run_text_stage, monkeypatch):
     real = shard.plan_mixture
 
-    def one_after_the_other(sources, target, seed):
-        plan = real(sources, target, seed)
+    def one_after_the_other(sources, target, seed, **how):
+        plan = real(sources, target, seed, **how)
         order = np.argsort(plan.sources, kind="stable")
         return type(plan)(plan.sources[order], plan.documents[order], plan.taken, plan.allowed, plan.limited_by)
 
