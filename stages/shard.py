@@ -10,7 +10,7 @@ from athanor.corpus.documents import shard_files
 from athanor.data import build, shard_gate
 from athanor.data.mixture import check_sources, mix_sources, plan_mixture
 from athanor.data.shards import COOLDOWN, KIND, TRAIN, VERSION
-from athanor.data.spool import Tokens, spool
+from athanor.data.spool import Tokens
 from athanor.errors import InputError, Interrupted, ParamsError
 from athanor.params.mixture import MixtureParams, SourceShare
 from athanor.params.shard import ShardParams
@@ -19,6 +19,7 @@ from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
 from athanor.pipeline.slots import Slot
 from athanor.tokenizer.chat import template_hash
+from athanor.tokenizer.tokenise import tokenise
 from athanor.tokenizer.tokenizer import Tokenizer
 
 CLEAN, TOKENIZER, OUT = Path("data/clean"), Path("models/tokenizer"), Path("data/shards")
@@ -42,7 +43,7 @@ def run(run: Run) -> None:
     run.fact(slot=slot.fingerprint)
     with slot, new_dir(OUT) as folder:
         used = {name for shares, _ in wanted.values() for name, source in shares.items() if source.share > 0}
-        tokens = tokenise(run, mixture, used, slot.path)
+        tokens = tokenised(run, mixture, used, slot.path)
         target = build.Target(folder, tokenizer, params.shard_tokens, params.share_tolerance)
         streams = {
             part: write(run, target, tokens["train"], part, mixture.seed, shares, asked)
@@ -76,7 +77,7 @@ def run(run: Run) -> None:
     run.plot("shard_shares", build.shares_by_shard(facts))
 
 
-def tokenise(
+def tokenised(
     run: Run, mixture: MixtureParams, used: Collection[str], folder: Path
 ) -> dict[str, dict[str, Tokens]]:
     """Split to the tokens of each source in `used`, taken from `folder` as far as they are there."""
@@ -98,7 +99,7 @@ def tokenise(
         workers = max(1, min(machine().workers, sum(sizes.values()) // PROCESS_BYTES))
         executor = Executor(workers, lambda done: bar.update(done / 1e6), run.stop_requested)
         for split, group in groups.items():
-            tokens = spool(executor, group, TOKENIZER, folder / split, f"tokenise {split}", sizes[split])
+            tokens = tokenise(executor, group, TOKENIZER, folder / split, f"tokenise {split}", sizes[split])
             found[split] = {name: part for name, part in tokens.items() if name in used}
             shard_gate.check_complete(found[split], counted[split], used, split)
     train, val = ((part for t in found[split].values() for part in t.contents()) for split in groups)

@@ -19,7 +19,7 @@ class SourceShare:
 
 @dataclass(frozen=True)
 class CooldownMixture:
-    """What the cooldown of a wsd schedule trains on instead: sources of the mixture, those not named left out."""
+    """What the cooldown of a wsd schedule trains on instead. It leaves out the sources that it does not name."""
 
     sources: dict[str, SourceShare]
 
