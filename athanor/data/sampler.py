@@ -14,7 +14,7 @@ import numpy as np
 from athanor.artifacts import manifest_digest
 from athanor.data.order import permutation
 from athanor.data.rows import PackedRows
-from athanor.data.shards import COOLDOWN, TokenStream, main_digest, open_cooldown, open_train
+from athanor.data.shards import COOLDOWN, TRAIN, TokenStream, main_digest, open_cooldown, open_train
 from athanor.errors import InputError, ParamsError
 
 NO_DOCUMENT = -1  # document id of padding
@@ -73,13 +73,13 @@ class _Sampler:
 class _Windows(_Sampler):
     """Windows of `context_tokens` + 1 over a stream, each once per epoch."""
 
-    def __init__(self, folder: str | Path, stream: TokenStream, context_tokens: int, seed: int) -> None:
+    def __init__(self, folder: str | Path, part: str, stream: TokenStream, context_tokens: int, seed: int) -> None:
         self._stream = stream
         samples = (stream.tokens - 1) // context_tokens
         if samples < 1:
             raise InputError(
                 f"{stream.tokens} tokens are fewer than one window of {context_tokens + 1}",
-                where=str(folder),
+                where=str(Path(folder) / part),
                 fix="add text or lower the context length",
             )
         super().__init__(folder, context_tokens, seed, samples)
@@ -106,7 +106,7 @@ class PretrainSampler(_Windows):
     def __init__(
         self, folder: str | Path, context_tokens: int, seed: int, cooldown_start: int | None = None
     ) -> None:
-        super().__init__(folder, open_train(folder), context_tokens, seed)
+        super().__init__(folder, TRAIN, open_train(folder), context_tokens, seed)
         self.trunk_manifest = main_digest(folder)
         stream = open_cooldown(folder)
         if stream is not None and cooldown_start is None:
@@ -115,7 +115,7 @@ class PretrainSampler(_Windows):
                 where="pretrain.schedule",
                 fix="use wsd, or set mixture.cooldown to null",
             )
-        self._cooldown = stream and _Windows(Path(folder) / COOLDOWN, stream, context_tokens, seed)
+        self._cooldown = stream and _Windows(folder, COOLDOWN, stream, context_tokens, seed)
         self._cooldown_start = cooldown_start or 0
 
     def batch(self, position_tokens: int, batch_tokens: int) -> PretrainBatch:
