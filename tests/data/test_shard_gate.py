@@ -7,7 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from athanor.data.shard_gate import check_complete, check_counts, check_disjoint, check_epochs, check_files, check_shares
+from athanor.data.shard_gate import (
+    check_complete,
+    check_counts,
+    check_disjoint,
+    check_epochs,
+    check_files,
+    check_shares,
+)
 from athanor.errors import GateError
 
 BOS, EOS = 2, 3
@@ -102,7 +109,7 @@ def test_a_source_that_lost_documents_or_all_of_them():
 
 
 def test_a_share_that_drifts_to_nothing_is_caught_in_its_shards():
-    """Code fell from 24 % to 0 % in a corpus of the reference system because a small source ran dry; the total was near."""
+    """Code once fell from 24 % to 0 % along a corpus whose small source had run dry; the total was near."""
     code = np.linspace(2400, 0, 12).astype(np.int64)
     shards = np.stack([code, 10_000 - code], axis=1)
     share = float(shards[:, 0].sum() / shards.sum())
