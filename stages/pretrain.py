@@ -72,15 +72,16 @@ def run(run: Run) -> None:
         log_every_steps=local.log_every_steps,
         save_every_seconds=local.save_every_seconds,
     )
-    sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed)
-    held_out = {
-        name: held_out_documents(stream, params.validation_max_bytes, vocabulary)
-        for name, stream in open_val(SHARDS).items()
-    }
+    wsd, step = params.schedule == "wsd", params.batch_tokens
+    # Where the trunk ends: the first step that ends with a lower rate.
+    cooldown = min(schedule.cooldown_start, total - step) // step * step if wsd else None
+    sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown)
+    held_out = {n: held_out_documents(s, params.validation_max_bytes, vocabulary) for n, s in open_val(SHARDS).items()}
     chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
     inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
     shared = {key: value for key, value in chosen.items() if key not in NOT_IN_TRUNK}
-    trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, inputs) if params.schedule == "wsd" else None
+    trunk_inputs = {**inputs, "shards": sampler.trunk_manifest}
+    trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
     slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
     with slot, run.progress(total, "pretrain", "tokens") as bar:
 
@@ -127,7 +128,7 @@ def run(run: Run) -> None:
         parents = {"shards": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
         save_model(OUT, model, config, facts, parents=parents)
         slot.mark_done()
-    run.metrics({**result.metrics(config), "epochs": sampler.epoch(result.tokens)})
+    run.metrics({**result.metrics(config), **sampler.epochs(result.tokens)})
     run.plot("pretrain", result.curve)
     names = sorted(result.validations[-1]["scores"])  # a resumed run has them sorted
     run.plot("pretrain_validation", result.validation_rows(lambda scores: {n: scores[n]["bpb"] for n in names}))

@@ -2,112 +2,138 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from athanor.artifacts import manifest_digest, new_dir, rounded, write_manifest
-from athanor.corpus.documents import read_documents
-from athanor.data import shard_gate
-from athanor.data.build import Split, check, describe, tokenise, write_train
-from athanor.data.mixture import mix_sources, plan_mixture
-from athanor.data.shards import KIND, VERSION, token_dtype
-from athanor.errors import InputError
-from athanor.params.mixture import MixtureParams
+from athanor.artifacts import manifest_digest, new_dir, read_json, write_manifest
+from athanor.corpus.documents import shard_files
+from athanor.data import build, shard_gate
+from athanor.data.mixture import check_sources, mix_sources, plan_mixture
+from athanor.data.shards import COOLDOWN, KIND, TRAIN, VERSION
+from athanor.data.spool import Tokens
+from athanor.errors import InputError, Interrupted, ParamsError
+from athanor.params.mixture import MixtureParams, SourceShare
 from athanor.params.shard import ShardParams
-from athanor.pipeline.machine import cores, machine
+from athanor.pipeline.executor import Executor
+from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.slots import Slot
 from athanor.tokenizer.chat import template_hash
+from athanor.tokenizer.tokenise import tokenise
 from athanor.tokenizer.tokenizer import Tokenizer
 
 CLEAN, TOKENIZER, OUT = Path("data/clean"), Path("models/tokenizer"), Path("data/shards")
+VAL = CLEAN / "val.parquet"
+PROCESS_BYTES = 4_000_000  # of text; for less, another process takes longer to start than it saves
 
 
 def run(run: Run) -> None:
     params, mixture = run.params("shard", ShardParams), run.params("mixture", MixtureParams)
+    wanted = {TRAIN: (mixture.sources, params.train_tokens)}
+    if mixture.cooldown is not None:
+        wanted[COOLDOWN] = (mixture.cooldown.sources, params.cooldown_tokens)
+    elif params.cooldown_tokens is not None:
+        fix = "set it to null, or give mixture.cooldown its sources"
+        raise ParamsError("there is no mixture for the cooldown", where="shard.cooldown_tokens", fix=fix)
     tokenizer = Tokenizer.load(TOKENIZER)
-    dtype = token_dtype(tokenizer.vocab_size)
-    with new_dir(OUT) as folder:
-        spool = folder / "spool"
-        train = tokenise_split(run, "train", spool, tokenizer, mixture, params.shard_tokens)
-        val = tokenise_split(run, "val", folder / "val", tokenizer, mixture, params.shard_tokens)
-        shard_gate.check_disjoint(train.hashes, val.hashes)
-        if not val.hashes:
-            raise InputError(
-                "no validation document in any source", where=str(CLEAN), fix="raise download.val_fraction"
-            )
-        sources = mix_sources(mixture.sources, train.lengths)
-        plan = plan_mixture(sources, params.train_tokens, mixture.seed)
-        write_train(folder / "train", spool, sources, plan, dtype, params.shard_tokens)
-        shutil.rmtree(spool)
-        counted = check(folder, sources, tokenizer, params.share_tolerance)
-        facts = rounded(describe(sources, train, val, counted))
+    parents = {"clean": manifest_digest(CLEAN), "tokenizer": manifest_digest(TOKENIZER)}
+    # A slot of what decides the tokens, so that every mixture finds them. Not `run.slot`: there, a run would go on
+    # in the journal of an interrupted one with another mixture.
+    slot = Slot(run.anchor / ".athanor" / "slots" / run.name, {"params": {}, "inputs": parents, "code": run.code})
+    run.fact(slot=slot.fingerprint)
+    with slot, new_dir(OUT) as folder:
+        used = {name for shares, _ in wanted.values() for name, source in shares.items() if source.share > 0}
+        tokens = tokenised(run, mixture, used, slot.path)
+        target = build.Target(folder, tokenizer, params.shard_tokens, params.share_tolerance)
+        streams = {
+            part: write(run, target, tokens["train"], part, mixture.seed, shares, asked)
+            for part, (shares, asked) in wanted.items()
+        }
+        facts = {part: stream.facts for part, stream in streams.items()}
+        held_out = build.write_val(target, tokens["val"], list(facts[TRAIN]["sources"]))
+        counts = {f"val_{key}": sum(row[key] for row in held_out.values()) for key in ("tokens", "documents")}
+        if not counts["val_documents"]:
+            raise InputError("no validation document in any source", where=str(VAL), fix="raise download.val_fraction")
         write_manifest(
             folder,
             kind=KIND,
             version=VERSION,
-            parents={"clean": manifest_digest(CLEAN), "tokenizer": manifest_digest(TOKENIZER)},
-            dtype=dtype.name,
+            parents=parents,
+            dtype=target.dtype.name,
             vocab_size=tokenizer.vocab_size,
             bos_id=tokenizer.bos,
             eos_id=tokenizer.eos,
             tokenizer=tokenizer.digest,
             template_hash=template_hash(tokenizer),
-            **facts,
+            val=held_out,
+            **{**facts[TRAIN], "counts": {**facts[TRAIN]["counts"], **counts}},
+            **{part: rows for part, rows in facts.items() if part != TRAIN},
         )
-    if params.train_tokens is not None and params.train_tokens > plan.allowed:
+        slot.mark_done()
+    metrics = {part: stream.metrics for part, stream in streams.items()}
+    ids = build.id_statistics(tokenizer, streams[TRAIN].histogram)
+    run.metrics({**metrics.pop(TRAIN), **counts, "val": held_out, **ids, **metrics})
+    run.plot("shard_mixture", build.shares_by_source(facts))
+    run.plot("shard_shares", build.shares_by_shard(facts))
+
+
+def tokenised(
+    run: Run, mixture: MixtureParams, used: Collection[str], folder: Path
+) -> dict[str, dict[str, Tokens]]:
+    """Split to the tokens of each source in `used`, taken from `folder` as far as they are there."""
+    files = shard_files(CLEAN / "train")
+    if not files:
+        raise InputError("no documents", where=str(CLEAN / "train"), fix="dvc repro clean")
+    if not VAL.is_file():
+        raise InputError("file not found", where=str(VAL), fix="dvc repro clean")
+    check_sources(mixture.sources, files)
+    later = mixture.cooldown.sources if mixture.cooldown else {}
+    check_sources(later, later.keys() & files.keys())
+    groups = {"train": {name: paths for name, paths in files.items() if name in used}, "val": {"val": [VAL]}}
+    counted = read_json(CLEAN / "manifest.json")["counts"]
+    # The file of the validation split holds every source, and is tokenised whole.
+    rows = {split: [r for n, r in counted[split].items() if n in used or split == "val"] for split in groups}
+    sizes = {split: sum(row["bytes"] for row in rows[split]) for split in groups}
+    found = {}
+    with run.progress(sum(sizes.values()) / 1e6, "tokenise", "MB") as bar:
+        workers = max(1, min(machine().workers, sum(sizes.values()) // PROCESS_BYTES))
+        executor = Executor(workers, lambda done: bar.update(done / 1e6), run.stop_requested)
+        for split, group in groups.items():
+            tokens = tokenise(executor, group, TOKENIZER, folder / split, f"tokenise {split}", sizes[split])
+            found[split] = {name: part for name, part in tokens.items() if name in used}
+            shard_gate.check_complete(found[split], counted[split], used, split)
+    train, val = ((part for t in found[split].values() for part in t.contents()) for split in groups)
+    shard_gate.check_disjoint(train, val)
+    return found
+
+
+def write(
+    run: Run,
+    target: build.Target,
+    tokens: Mapping[str, Tokens],
+    part: str,
+    seed: int,
+    shares: Mapping[str, SourceShare],
+    asked: int | None,
+) -> build.Stream:
+    """Plan, write and check one stream; its mixture is shown before anything is written."""
+    sources = mix_sources(shares, {name: found.lengths for name, found in tokens.items() if name in shares})
+    plan = plan_mixture(sources, asked, seed, backwards=part == COOLDOWN)
+    run.note(f"{part}\n{build.mixture_table(sources, plan, asked)}")
+    if asked is not None and asked > plan.allowed:
         run.note(
-            f"{params.train_tokens:,} tokens asked; at these shares the epoch cap of source "
+            f"{asked:,} tokens asked; at these shares the epoch cap of source "
             f"'{plan.limited_by}' allows {plan.allowed:,}"
         )
-    run.metrics(
-        {
-            **facts.pop("counts"),
-            **facts,
-            "shards": len(counted["shards"]),
-            "asked_tokens": params.train_tokens,
-            "allowed_tokens": plan.allowed,
-            "limited_by": plan.limited_by,
-            "longest_document_tokens": counted["longest"],
-            **id_statistics(tokenizer, counted["histogram"]),
-        }
-    )
-    run.plot(
-        "shard_mixture",
-        [
-            {"source": name, **{key: row[key] for key in ("tokens", "share", "target_share", "epochs")}}
-            for name, row in sorted(facts["sources"].items())
-        ],
-    )
+    with run.progress(plan.total / 1e6, f"write {part}", "M tokens") as bar:
 
+        def advance(tokens: int) -> None:
+            bar.update(tokens / 1e6)
+            if run.stop_requested():
+                raise Interrupted("stopped while writing shards; run again to continue (no text is tokenised twice)")
 
-def tokenise_split(
-    run: Run, split: str, folder: Path, tokenizer: Tokenizer, mixture: MixtureParams, shard_tokens: int
-) -> Split:
-    left_out = {name for name, source in mixture.sources.items() if source.share == 0}
-
-    def documents() -> Iterator[tuple[str, str]]:
-        for document in read_documents(CLEAN / f"{split}.parquet"):
-            if document.source not in left_out:
-                yield document.source, document.text
-
-    threads = machine().threads or cores()
-    with run.progress(None, f"tokenise {split}", "chars") as progress:
-        return tokenise(documents(), folder, tokenizer, shard_tokens, threads, progress.update)
-
-
-def id_statistics(tokenizer: Tokenizer, histogram: np.ndarray) -> dict[str, Any]:
-    """Learned ids the training stream never or hardly uses, and the share of tokens spelled as bytes."""
-    is_byte = np.array([tokenizer.processor.is_byte(i) for i in range(tokenizer.vocab_size)])
-    learned = (tokenizer.token_bytes > 0) & ~is_byte
-    return {
-        "dead_ids": int((learned & (histogram == 0)).sum()),
-        "rare_ids": int((learned & (histogram < 100)).sum()),
-        "byte_fallback_share": float(histogram[is_byte].sum() / histogram.sum()),
-    }
+        build.write_stream(target, part, sources, plan, tokens, advance)
+    return build.check_stream(target, part, sources, plan, tokens, asked)
 
 
 if __name__ == "__main__":

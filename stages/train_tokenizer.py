@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from athanor.artifacts import manifest_digest, new_dir
-from athanor.corpus.documents import read_documents
-from athanor.data.mixture import MixSource, Plan, mix_sources, plan_mixture
+from athanor.corpus.documents import read_documents, shard_files
+from athanor.data.mixture import MixSource, Plan, check_sources, mix_sources, plan_mixture
+from athanor.errors import InputError
 from athanor.params.mixture import MixtureParams
 from athanor.params.tokenizer import TokenizerParams
 from athanor.pipeline.run import Run, stage_main
@@ -22,12 +26,22 @@ def run(run: Run) -> None:
     params = run.params("tokenizer", TokenizerParams)
     mixture = run.params("mixture", MixtureParams)
 
-    lengths: dict[str, list[int]] = defaultdict(list)
-    for document in read_documents(CLEAN / "train.parquet"):
-        lengths[document.source].append(len(document.text.encode()))
-    sources = mix_sources(mixture.sources, lengths)
+    files = shard_files(CLEAN / "train")
+    if not files:
+        raise InputError("no documents", where=str(CLEAN / "train"), fix="dvc repro clean")
+    check_sources(mixture.sources, files)
+    lengths = {
+        name: [text_lengths(path) for path in paths]
+        for name, paths in files.items()
+        if mixture.sources[name].share > 0
+    }
+    sources = mix_sources(mixture.sources, {name: np.concatenate(parts) for name, parts in lengths.items()})
     plan = plan_mixture(sources, params.sample_bytes, mixture.seed)
-    texts = read_texts(sources, plan)
+    texts = read_texts(
+        sources,
+        plan,
+        {name: list(zip(files[name], map(len, parts), strict=True)) for name, parts in lengths.items()},
+    )
 
     run.note(f"training on {plan.total:,} bytes of {len(texts):,} documents")
     model = train(texts, params)
@@ -48,17 +62,28 @@ def run(run: Run) -> None:
     run.fact(tokenizer=tokenizer.digest)
 
 
-def read_texts(sources: list[MixSource], plan: Plan) -> list[str]:
-    """The planned documents' texts, in the plan's order; repeats are the same string."""
-    wanted = set(zip(plan.sources.tolist(), plan.documents.tolist(), strict=True))
-    numbers = {source.name: number for number, source in enumerate(sources)}
+def text_lengths(path: Path) -> np.ndarray:
+    """int64 [documents]: bytes of each text of one shard."""
+    return np.array([len(document.text.encode()) for document in read_documents(path)], dtype=np.int64)
+
+
+def read_texts(sources: list[MixSource], plan: Plan, shards: Mapping[str, Sequence[tuple[Path, int]]]) -> list[str]:
+    """The planned documents' texts, in the plan's order; repeats are the same string.
+
+    `shards` are the files of each source in order, with the documents in each; those without a planned one stay shut.
+    """
     found: dict[tuple[int, int], str] = {}
-    seen: dict[str, int] = defaultdict(int)
-    for document in read_documents(CLEAN / "train.parquet"):
-        key = (numbers.get(document.source, -1), seen[document.source])
-        seen[document.source] += 1
-        if key in wanted:
-            found[key] = document.text
+    for number, source in enumerate(sources):
+        wanted = np.unique(plan.documents[plan.sources == number])
+        first = 0
+        for path, documents in shards[source.name]:
+            here = wanted[(wanted >= first) & (wanted < first + documents)]
+            if len(here):
+                chosen = set((here - first).tolist())
+                for place, document in enumerate(read_documents(path)):
+                    if place in chosen:
+                        found[number, first + place] = document.text
+            first += documents
     return [found[key] for key in zip(plan.sources.tolist(), plan.documents.tolist(), strict=True)]
 
 

@@ -8,7 +8,8 @@ Pure functions of lengths; no text and no files here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -19,6 +20,7 @@ from athanor.data.order import permutation
 from athanor.errors import InputError, ParamsError
 
 WEIGHT_SCALE = 10**9
+PART = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -67,22 +69,34 @@ class Share(Protocol):
     max_epochs: float
 
 
-def mix_sources(shares: Mapping[str, Share], lengths: Mapping[str, Sequence[int] | np.ndarray]) -> list[MixSource]:
-    """The sources of a mixture in order of name, without those whose share is 0.
+def check_sources(shares: Mapping[str, Share], names: Collection[str]) -> None:
+    """The sources that have documents, in `names`, are those that have a share, which may be 0.
 
-    ParamsError for a source that has documents and no share, InputError for a
-    share without documents: a mixture that names other sources than the data
-    holds is never what was meant.
+    A mixture that names other sources than the data holds is never what was
+    meant: ParamsError for documents without a share, InputError for a share
+    without documents.
     """
-    for name in sorted(lengths):
+    for name in sorted(names):
         if name not in shares:
             raise ParamsError(
                 f"source '{name}' has documents but no share",
                 where="mixture.sources",
                 fix=f"add '{name}', with share 0 to leave it out",
             )
+    for name, entry in sorted(shares.items()):
+        if entry.share > 0 and name not in names:
+            raise _no_text(name)
+
+
+def _no_text(name: str) -> InputError:
+    return InputError("no training text", where=f"mixture source '{name}'", fix="add text, or set its share to 0")
+
+
+def mix_sources(shares: Mapping[str, Share], lengths: Mapping[str, Sequence[int] | np.ndarray]) -> list[MixSource]:
+    """The sources of a mixture in order of name, without those whose share is 0; errors as of `check_sources`."""
+    check_sources(shares, lengths)
     return [
-        MixSource(name, np.asarray(lengths.get(name, ()), dtype=np.int64), entry.share, entry.max_epochs)
+        MixSource(name, np.asarray(lengths[name], dtype=np.int64), entry.share, entry.max_epochs)
         for name, entry in sorted(shares.items())
         if entry.share > 0
     ]
@@ -94,18 +108,21 @@ def weights(sources: Sequence[MixSource]) -> list[int]:
     return [round(Fraction(str(source.share)) / total * WEIGHT_SCALE) for source in sources]
 
 
-def plan_mixture(sources: Sequence[MixSource], target: int | None, seed: int) -> Plan:
+def plan_mixture(sources: Sequence[MixSource], target: int | None, seed: int, *, backwards: bool = False) -> Plan:
     """Order documents so that each source holds its share; stop at `target` units or when a cap is reached.
 
     A source's documents come in a seeded order, a new one for each repeat; the
     order depends on the source's name, so adding another source leaves it alone.
+    `backwards` reads each order from its end: after a stream of less than one
+    epoch of a source, that gives the documents which it did not come to.
     InputError for a source without documents.
+
+    Memory: 8 bytes for each document of a source and 9 for each of the stream;
+    24 more for each document of one source while its order is drawn.
     """
     for source in sources:
         if source.total == 0:
-            raise InputError(
-                "no training text", where=f"mixture source '{source.name}'", fix="add text, or set its share to 0"
-            )
+            raise _no_text(source.name)
     weight = weights(sources)
     scale = sum(weight)
     caps = [source.cap for source in sources]
@@ -114,12 +131,10 @@ def plan_mixture(sources: Sequence[MixSource], target: int | None, seed: int) ->
     limited_by = sources[limits.index(allowed)].name
     end = allowed if target is None else min(target, allowed)
 
-    queues = [_Queue(source, seed) for source in sources]
-    taken, total = [0] * len(sources), 0
-    out_sources: list[int] = []
-    out_documents: list[int] = []
+    queues = [_Queue(source, seed, backwards) for source in sources]
+    taken, behind, total = [0] * len(sources), [0] * len(sources), 0
+    out_sources, out_documents = array("B"), array("q")
     while total < end:
-        behind = [w * total - scale * t for w, t in zip(weight, taken, strict=True)]
         best = behind.index(max(behind))
         document, length = queues[best].peek()
         if taken[best] + length > caps[best]:
@@ -129,9 +144,12 @@ def plan_mixture(sources: Sequence[MixSource], target: int | None, seed: int) ->
         out_documents.append(document)
         taken[best] += length
         total += length
+        # How far each is behind its share, times `scale`: whole numbers of any size, so nothing is ever rounded.
+        behind = [late + w * length for late, w in zip(behind, weight, strict=True)]
+        behind[best] -= scale * length
     return Plan(
-        sources=np.array(out_sources, dtype=np.uint8),
-        documents=np.array(out_documents, dtype=np.int64),
+        sources=np.frombuffer(out_sources, dtype=np.uint8),
+        documents=np.frombuffer(out_documents, dtype=np.int64),
         taken=tuple(taken),
         allowed=allowed,
         limited_by=limited_by,
@@ -141,19 +159,29 @@ def plan_mixture(sources: Sequence[MixSource], target: int | None, seed: int) ->
 class _Queue:
     """The documents of one source, epoch after epoch, each epoch in its own order."""
 
-    def __init__(self, source: MixSource, seed: int) -> None:
-        self._source, self._seed = source, seed
-        self._lengths = source.lengths.tolist()
+    def __init__(self, source: MixSource, seed: int, backwards: bool) -> None:
+        self._source, self._seed, self._backwards = source, seed, backwards
         self._epoch = -1
-        self._order: list[int] = []
+        self._order = np.zeros(0, dtype=np.int64)
+        self._next = 0  # place in the order where the part after this one begins
+        self._documents: list[int] = []  # a part of the order as Python numbers, which are quick and large
+        self._lengths: list[int] = []
         self._at = 0
 
     def peek(self) -> tuple[int, int]:
-        if self._at == len(self._order):
-            self._epoch, self._at = self._epoch + 1, 0
-            self._order = permutation(len(self._lengths), self._seed, self._source.name, self._epoch).tolist()
-        document = self._order[self._at]
-        return document, self._lengths[document]
+        if self._at == len(self._documents):
+            self._refill()
+        return self._documents[self._at], self._lengths[self._at]
+
+    def _refill(self) -> None:
+        if self._next == len(self._order):
+            self._epoch, self._next = self._epoch + 1, 0
+            self._order = permutation(len(self._source.lengths), self._seed, self._source.name, self._epoch)
+            if self._backwards:
+                self._order = self._order[::-1]
+        part = self._order[self._next : self._next + PART]
+        self._documents, self._lengths = part.tolist(), self._source.lengths[part].tolist()
+        self._next, self._at = self._next + len(part), 0
 
     def advance(self) -> None:
         self._at += 1

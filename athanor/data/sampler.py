@@ -14,7 +14,7 @@ import numpy as np
 from athanor.artifacts import manifest_digest
 from athanor.data.order import permutation
 from athanor.data.rows import PackedRows
-from athanor.data.shards import open_train
+from athanor.data.shards import COOLDOWN, TRAIN, TokenStream, main_digest, open_cooldown, open_train
 from athanor.errors import InputError, ParamsError
 
 NO_DOCUMENT = -1  # document id of padding
@@ -70,31 +70,66 @@ class _Sampler:
         return numbers
 
 
-class PretrainSampler(_Sampler):
-    """Windows of `context_tokens` + 1 over the training stream, each once per epoch.
+class _Windows(_Sampler):
+    """Windows of `context_tokens` + 1 over a stream, each once per epoch."""
 
-    Neighbouring windows share one token, so every token but the first of the
-    stream is a target exactly once; a tail shorter than a window is left out.
-    """
-
-    def __init__(self, folder: str | Path, context_tokens: int, seed: int) -> None:
-        self._stream = open_train(folder)
-        samples = (self._stream.tokens - 1) // context_tokens
+    def __init__(self, folder: str | Path, part: str, stream: TokenStream, context_tokens: int, seed: int) -> None:
+        self._stream = stream
+        samples = (stream.tokens - 1) // context_tokens
         if samples < 1:
             raise InputError(
-                f"{self._stream.tokens} tokens are fewer than one window of {context_tokens + 1}",
-                where=str(folder),
+                f"{stream.tokens} tokens are fewer than one window of {context_tokens + 1}",
+                where=str(Path(folder) / part),
                 fix="add text or lower the context length",
             )
         super().__init__(folder, context_tokens, seed, samples)
 
     def batch(self, position_tokens: int, batch_tokens: int) -> PretrainBatch:
-        """The batch that starts `position_tokens` into training; both count target tokens."""
         numbers = self.sample_numbers(position_tokens, batch_tokens)
         width = self.context_tokens + 1
         starts_B = np.array(numbers, dtype=np.int64) * self.context_tokens
         tokens_BS = np.stack([self._stream.read(int(start), width) for start in starts_B])
         return PretrainBatch(tokens_BS, self._stream.document_of(starts_B[:, None] + np.arange(width)))
+
+
+class PretrainSampler(_Windows):
+    """Windows over the training stream, and from `cooldown_start` tokens on over the cooldown's, if the data has one.
+
+    Neighbouring windows share one token, so every token but the first of the
+    stream is a target exactly once; a tail shorter than a window is left out.
+    `cooldown_start` is a whole number of steps, None for a schedule without a
+    cooldown; the position in the cooldown's stream is counted from there.
+    `manifest` stands for all the data, `trunk_manifest` for what comes before
+    the cooldown and for the validation text.
+    """
+
+    def __init__(
+        self, folder: str | Path, context_tokens: int, seed: int, cooldown_start: int | None = None
+    ) -> None:
+        super().__init__(folder, TRAIN, open_train(folder), context_tokens, seed)
+        self.trunk_manifest = main_digest(folder)
+        stream = open_cooldown(folder)
+        if stream is not None and cooldown_start is None:
+            raise ParamsError(
+                "the data has a mixture for the cooldown, but this schedule has no cooldown",
+                where="pretrain.schedule",
+                fix="use wsd, or set mixture.cooldown to null",
+            )
+        self._cooldown = stream and _Windows(folder, COOLDOWN, stream, context_tokens, seed)
+        self._cooldown_start = cooldown_start or 0
+
+    def batch(self, position_tokens: int, batch_tokens: int) -> PretrainBatch:
+        """The batch that starts `position_tokens` into training; both count target tokens."""
+        if self._cooldown is not None and position_tokens >= self._cooldown_start:
+            return self._cooldown.batch(position_tokens - self._cooldown_start, batch_tokens)
+        return super().batch(position_tokens, batch_tokens)
+
+    def epochs(self, position_tokens: int) -> dict[str, float]:
+        """How many times each stream has been seen after `position_tokens`."""
+        if self._cooldown is None:
+            return {"epochs": self.epoch(position_tokens)}
+        later = max(0, position_tokens - self._cooldown_start)
+        return {"epochs": self.epoch(position_tokens - later), "cooldown_epochs": self._cooldown.epoch(later)}
 
 
 class SftSampler(_Sampler):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,19 +13,65 @@ from athanor.errors import GateError
 # Whole documents are indivisible, so a stretch of the stream may miss its share
 # by a few of them; three of the longest is above every case seen in simulation.
 SLACK_DOCUMENTS = 3
+COUNTED = 1 << 20
 FIX = "run dvc repro --force shard; if it fails again, this is a bug"
 
 
-def check_disjoint(train: Collection[bytes], val: Collection[bytes]) -> None:
-    """No document content in both splits."""
-    both = set(train) & set(val)
+def check_disjoint(train: Iterable[np.ndarray], val: Iterable[np.ndarray]) -> None:
+    """No document content in both splits. Parts of uint64 [documents, 2] content hashes; only `val` is kept in memory.
+
+    Equal texts only: near duplicates of held-out documents are the gate of clean, which has the words.
+    """
+    held_out = np.concatenate([np.zeros((0, 2), dtype=np.uint64), *val])
+    held_out = held_out[np.argsort(held_out[:, 0])]
+    both: set[tuple[int, ...]] = set()
+    for part in train:
+        # By the first half, in one go; those that agree in it are next to nothing.
+        suspects = part[np.isin(part[:, 0], held_out[:, 0])]
+        twins = held_out[np.isin(held_out[:, 0], suspects[:, 0])]
+        both |= {tuple(pair) for pair in suspects.tolist()} & {tuple(pair) for pair in twins.tolist()}
     if both:
+        example = "".join(f"{half:016x}" for half in min(both))
         raise GateError(
             "split",
-            f"{len(both)} documents are in both train and val, for example {min(both).hex()}",
+            f"{len(both)} documents are in both train and val, for example {example}",
             where="data/clean",
             fix="deduplicate across the split in clean",
         )
+
+
+class Tokenised(Protocol):
+    """What is used of a source's tokens."""
+
+    @property
+    def documents(self) -> int: ...
+
+    @property
+    def text_bytes(self) -> int: ...
+
+
+def check_complete(
+    found: Mapping[str, Tokenised], counted: Mapping[str, Mapping[str, int]], names: Collection[str], split: str
+) -> None:
+    """What was tokenised of each source in `names` are the documents and bytes that clean counted."""
+    for name in sorted(names):
+        expected = tuple(counted[name][key] for key in ("documents", "bytes")) if name in counted else (0, 0)
+        have = (found[name].documents, found[name].text_bytes) if name in found else (0, 0)
+        if have != expected:
+            raise GateError(
+                "complete",
+                f"{have[0]:,} documents of {have[1]:,} bytes of source '{name}' in {split},"
+                f" clean counted {expected[0]:,} of {expected[1]:,}",
+                where="data/clean",
+                fix="run dvc checkout --force, or dvc repro --force clean",
+            )
+
+
+def check_counts(written: Mapping[str, int], planned: Mapping[str, int], where: str) -> None:
+    """Tokens in the files are the sum over the documents that belong there, for each source."""
+    for name, tokens in planned.items():
+        if written[name] != tokens:
+            raise GateError("counts", f"{written[name]:,} tokens of '{name}', not {tokens:,}", where=where, fix=FIX)
 
 
 def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: int, sources: int) -> dict[str, Any]:
@@ -45,7 +91,9 @@ def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: i
             raise GateError("counts", "document offsets do not add up to the tokens", where=where, fix=FIX)
         if int(tokens.max()) >= vocab_size:
             raise GateError("ids", f"id {int(tokens.max())} with a vocabulary of {vocab_size}", where=where, fix=FIX)
-        counts = np.bincount(tokens, minlength=vocab_size)
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        for start in range(0, len(tokens), COUNTED):  # bincount needs 8 bytes for each token
+            counts += np.bincount(tokens[start : start + COUNTED], minlength=vocab_size)
         ends_right = (tokens[starts[:-1]] == bos).all() and (tokens[starts[1:] - 1] == eos).all()
         if not ends_right or counts[bos] != len(lengths) or counts[eos] != len(lengths):
             raise GateError(

@@ -4,21 +4,25 @@
     train/00000.idx.npy   uint64 [documents + 1]: where each document starts, and the end
     train/00000.src.npy   uint8 [documents]: number of each document's source in the manifest
     val/<source>/00000.bin, 00000.idx.npy
+    cooldown/             as train, with the mixture of the cooldown; only where params.yaml has one
 
 A document never crosses a shard. Every document is `<|bos|>` ids `<|eos|>`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from athanor.artifacts import read_manifest
+from athanor.artifacts import digest, read_manifest
 from athanor.errors import InputError
 
 KIND, VERSION = "shards", 1
+TRAIN = "train"  # the folder of the main stream
+COOLDOWN = "cooldown"  # the folder, and the manifest's entry on it
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -72,6 +76,16 @@ class TokenStream:
         paths = sorted(Path(folder).glob("*.bin"))
         if not paths:
             raise InputError("no token shards", where=str(folder), fix="dvc repro shard")
+        self._open(paths, dtype)
+
+    @classmethod
+    def of(cls, paths: Sequence[Path], dtype: np.dtype) -> TokenStream:
+        """The stream of these files, in this order; at least one."""
+        stream = cls.__new__(cls)
+        stream._open(paths, dtype)
+        return stream
+
+    def _open(self, paths: Sequence[Path], dtype: np.dtype) -> None:
         self._maps: list[np.ndarray] = []
         starts, base = [], 0
         for path in paths:
@@ -115,7 +129,21 @@ def read_shards_manifest(folder: str | Path) -> dict[str, Any]:
 def open_train(folder: str | Path) -> TokenStream:
     """The training stream of a data/shards folder."""
     manifest = read_shards_manifest(folder)
-    return TokenStream(Path(folder) / "train", np.dtype(manifest["dtype"]))
+    return TokenStream(Path(folder) / TRAIN, np.dtype(manifest["dtype"]))
+
+
+def open_cooldown(folder: str | Path) -> TokenStream | None:
+    """The stream of the cooldown, where the mixture has one."""
+    manifest = read_shards_manifest(folder)
+    return TokenStream(Path(folder) / COOLDOWN, np.dtype(manifest["dtype"])) if COOLDOWN in manifest else None
+
+
+def main_digest(folder: str | Path) -> str:
+    """Stands for all of the folder but the cooldown: what the manifest's digest would be without one."""
+    manifest = read_shards_manifest(folder)
+    manifest.pop(COOLDOWN, None)
+    files = manifest["files"]
+    return digest({**manifest, "files": {name: files[name] for name in files if not name.startswith(f"{COOLDOWN}/")}})
 
 
 def open_val(folder: str | Path) -> dict[str, TokenStream]:

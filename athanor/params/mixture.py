@@ -18,9 +18,20 @@ class SourceShare:
 
 
 @dataclass(frozen=True)
+class CooldownMixture:
+    """What the cooldown of a wsd schedule trains on instead. It leaves out the sources that it does not name."""
+
+    sources: dict[str, SourceShare]
+
+    def __post_init__(self) -> None:
+        _check_shares(self.sources)
+
+
+@dataclass(frozen=True)
 class MixtureParams:
     seed: int = param(min=0)  # document order within a source
     sources: dict[str, SourceShare]
+    cooldown: CooldownMixture | None  # null: the cooldown goes on with the same stream
 
     def __post_init__(self) -> None:
         for name in self.sources:
@@ -28,7 +39,18 @@ class MixtureParams:
                 raise ParamsError(
                     f"'{name}' cannot name a folder", where="sources", fix="use letters, digits, dot, dash, underscore"
                 )
-        if not any(source.share > 0 for source in self.sources.values()):
-            raise ParamsError("no source has a share above 0", where="sources", fix="give at least one source a share")
+        _check_shares(self.sources)
+        for name in self.cooldown.sources if self.cooldown else ():
+            if name not in self.sources:
+                raise ParamsError(
+                    "not a source of the mixture",
+                    where=f"cooldown.sources.{name}",
+                    fix=f"add '{name}' to mixture.sources, with share 0 to use it in the cooldown only",
+                )
         if len(self.sources) > 256:
             raise ParamsError(f"{len(self.sources)} sources, at most 256 fit", where="sources", fix="merge some")
+
+
+def _check_shares(sources: dict[str, SourceShare]) -> None:
+    if not any(source.share > 0 for source in sources.values()):
+        raise ParamsError("no source has a share above 0", where="sources", fix="give at least one source a share")

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from athanor.artifacts import write_manifest
+from athanor.artifacts import read_json, write_manifest
 from athanor.data import rows, shards
 
 BOS, EOS, PAD, STOP = 2, 3, 0, 7
@@ -45,6 +46,22 @@ def shard_folder(tmp_path: Path, shard_documents: list[np.ndarray]) -> Path:
         dtype=dtype.name,
         val={"a": {"documents": 5}, "none": {"documents": 0}},
     )
+    return folder
+
+
+@pytest.fixture
+def cooldown_folder(tmp_path: Path, shard_folder: Path) -> Path:
+    """`shard_folder` as it would be with a mixture for the cooldown: other documents, all of one source."""
+    folder = tmp_path / "with cooldown"
+    shutil.copytree(shard_folder, folder)
+    manifest = read_json(folder / "manifest.json")
+    writer = shards.ShardWriter(folder / "cooldown", shards.token_dtype(320), 300, sources=True)
+    for ids in documents(30, seed=2):
+        writer.add(ids)
+    writer.close()
+    (folder / "manifest.json").unlink()
+    facts = {key: manifest[key] for key in ("dtype", "val")}
+    write_manifest(folder, kind=shards.KIND, version=shards.VERSION, counts={}, **facts, cooldown={"counts": {}})
     return folder
 
 

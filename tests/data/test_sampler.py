@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from athanor.data.sampler import NO_DOCUMENT, PretrainSampler, SftSampler
+from athanor.data.shards import open_cooldown
 from athanor.errors import InputError, ParamsError
 
 T = 16
@@ -61,6 +62,37 @@ def test_positions_off_the_grid_and_too_little_data_are_errors(shard_folder):
             sampler.batch(position, batch)
     with pytest.raises(InputError, match="fewer than one window"):
         PretrainSampler(shard_folder, 100_000, 1)
+
+
+def test_the_cooldown_reads_its_own_stream_from_its_start(cooldown_folder, shard_folder):
+    main, start = PretrainSampler(shard_folder, T, 1), 24 * T
+    sampler = PretrainSampler(cooldown_folder, T, 1, start)
+    assert np.array_equal(sampler.batch(start - 4 * T, 4 * T).tokens_BS, main.batch(start - 4 * T, 4 * T).tokens_BS)
+    stream = open_cooldown(cooldown_folder)
+    n = (stream.tokens - 1) // T
+    whole = sampler.batch(start, n * T)
+    windows = [stream.read(i * T, T + 1).tolist() for i in range(n)]
+    assert sorted(whole.tokens_BS.tolist()) == sorted(windows)
+    for place in (n - 1, 0, 5):  # any order, a new object each time
+        single = PretrainSampler(cooldown_folder, T, 1, start).batch(start + place * T, T)
+        assert all(np.array_equal(a[0], b[place]) for a, b in zip(single, whole, strict=True))
+    again = sampler.batch(start + n * T, n * T).tokens_BS  # the second epoch
+    assert sorted(again.tolist()) == sorted(windows) and not np.array_equal(again, whole.tokens_BS)
+    epochs = {"epochs": start / main.tokens_per_epoch, "cooldown_epochs": 1.5}
+    assert sampler.epochs(start + n * T * 3 // 2) == pytest.approx(epochs, abs=0.01)
+    assert main.epochs(start) == {"epochs": main.epoch(start)}
+
+
+def test_what_stands_for_the_trunk_does_not_know_the_cooldown(cooldown_folder, shard_folder):
+    with_it, without = (PretrainSampler(folder, T, 1, 8 * T) for folder in (cooldown_folder, shard_folder))
+    assert with_it.trunk_manifest == without.trunk_manifest == without.manifest != with_it.manifest
+
+
+def test_a_cooldown_stream_without_a_cooldown_is_refused(cooldown_folder):
+    with pytest.raises(ParamsError, match="pretrain.schedule: .*no cooldown.*mixture.cooldown to null"):
+        PretrainSampler(cooldown_folder, T, 1)
+    with pytest.raises(InputError, match="cooldown: .*fewer than one window"):
+        PretrainSampler(cooldown_folder, 1500, 1, 0)
 
 
 def test_sft_rows_hold_whole_isolated_conversations(sft_folder):

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from athanor.data.shard_gate import check_disjoint, check_epochs, check_files, check_shares
+from athanor.data.shard_gate import (
+    check_complete,
+    check_counts,
+    check_disjoint,
+    check_epochs,
+    check_files,
+    check_shares,
+)
 from athanor.errors import GateError
 
 BOS, EOS = 2, 3
@@ -68,6 +77,43 @@ def test_epoch_cap():
 
 
 def test_document_in_both_splits():
-    check_disjoint({b"a"}, {b"b"})
-    with pytest.raises(GateError, match="1 documents are in both"):
-        check_disjoint({b"a", b"c"}, {b"b", b"c"})
+    def parts(*rows):
+        return iter([np.array(part, dtype=np.uint64).reshape(-1, 2) for part in rows])
+
+    # Halves that agree crosswise are other documents.
+    check_disjoint(parts([(1, 2), (3, 4)], [(5, 6)]), parts([(1, 4), (3, 6)], [(7, 2)]))
+    check_disjoint(parts([(1, 2)]), parts())
+    with pytest.raises(GateError, match="2 documents are in both.*for example 0000000000000003000000000000000f"):
+        check_disjoint(parts([(1, 2), (3, 15)], [(3, 15), (2**64 - 1, 6)]), parts([(8, 8)], [(2**64 - 1, 6), (3, 15)]))
+
+
+def test_tokens_that_are_not_the_sum_over_the_documents():
+    check_counts({"a": 5}, {"a": 5}, "train")
+    with pytest.raises(GateError, match="train: gate 'counts' failed: 4 tokens of 'a', not 5"):
+        check_counts({"a": 4}, {"a": 5}, "train")
+
+
+def test_a_source_that_lost_documents_or_all_of_them():
+    found = {"a": SimpleNamespace(documents=2, text_bytes=10)}
+    counted = {"a": {"documents": 2, "bytes": 10}}
+    check_complete(found, counted, ["a", "in neither"], "train")
+    cases = {
+        "2 documents of 10 bytes": {"a": {"documents": 3, "bytes": 10}},
+        "0 documents of 0 bytes of source 'b'": {**counted, "b": {"documents": 1, "bytes": 1}},
+    }
+    for have, wrong in cases.items():
+        with pytest.raises(GateError, match=f"'complete' failed: {have}"):
+            check_complete(found, wrong, ["a", "b"], "train")
+    with pytest.raises(GateError, match="clean counted 0 of 0"):
+        check_complete(found, {}, ["a"], "val")
+
+
+def test_a_share_that_drifts_to_nothing_is_caught_in_its_shards():
+    """Code once fell from 24 % to 0 % along a corpus whose small source had run dry; the total was near."""
+    code = np.linspace(2400, 0, 12).astype(np.int64)
+    shards = np.stack([code, 10_000 - code], axis=1)
+    share = float(shards[:, 0].sum() / shards.sum())
+    with pytest.raises(GateError, match="shard 00000: gate 'shares' failed: source 'code' makes up 0.2400"):
+        check_shares(shards, ["code", "web"], [share, 1 - share], 0.02, 1)
+    with pytest.raises(GateError, match="shard 00002: gate 'shares' failed: source 'code' makes up 0.0000"):
+        check_shares(shards[[5, 6, 11]], ["code", "web"], [0.1, 0.9], 0.06, 1)

@@ -15,13 +15,16 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.artifacts import new_dir, write_manifest
-from athanor.corpus.documents import Document, write_documents
+from athanor.corpus.documents import Document, write_documents, write_shards
 from athanor.pipeline.run import Run
 
+ROOT = Path(__file__).resolve().parents[2]
+SHARD_BYTES = 30_000
 TEXT_PARAMS: dict[str, Any] = {
     "mixture": {
         "seed": 1,
         "sources": {"code": {"share": 0.6, "max_epochs": 2.0}, "prose": {"share": 0.4, "max_epochs": 3.0}},
+        "cooldown": None,
     },
     "tokenizer": {
         "vocab_size": 768,
@@ -31,7 +34,7 @@ TEXT_PARAMS: dict[str, Any] = {
         "max_piece_chars": 16,
         "split_by_unicode_script": False,
     },
-    "shard": {"train_tokens": 30_000, "shard_tokens": 12_000, "share_tolerance": 0.02},
+    "shard": {"train_tokens": 30_000, "cooldown_tokens": None, "shard_tokens": 12_000, "share_tolerance": 0.02},
 }
 
 
@@ -58,11 +61,19 @@ def text_documents() -> tuple[Document, ...]:
 
 
 def write_clean(folder: Path, documents: Iterable[Document]) -> None:
+    """data/clean as the clean stage writes it, several shards for a source, without the scores."""
     documents = list(documents)
+    counts: dict[str, dict[str, dict[str, int]]] = {"train": {}, "val": {}}
+    for document in documents:
+        row = counts[document.split].setdefault(document.source, {"documents": 0, "bytes": 0})
+        row["documents"] += 1
+        row["bytes"] += len(document.text.encode())
     with new_dir(folder / "data" / "clean") as clean:
-        for split in ("train", "val"):
-            write_documents(clean / f"{split}.parquet", [d for d in documents if d.split == split])
-        write_manifest(clean, kind="clean", version=1, counts={"documents": len(documents)})
+        for source in counts["train"]:
+            chosen = [d for d in documents if (d.split, d.source) == ("train", source)]
+            write_shards(clean / "train" / source, chosen, SHARD_BYTES)
+        write_documents(clean / "val.parquet", [d for d in documents if d.split == "val"])
+        write_manifest(clean, kind="clean", version=1, counts=counts)
 
 
 @pytest.fixture
@@ -72,6 +83,8 @@ def text_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ATHANOR_THREADS", "1")
     monkeypatch.chdir(tmp_path)
     write_clean(tmp_path, text_documents())
+    for name in ("athanor", "stages"):  # a slot's fingerprint covers the code
+        (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 

@@ -1,17 +1,26 @@
 from __future__ import annotations
 
+import contextlib
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from athanor.artifacts import manifest_digest, read_json, sha256_file, verify_files
-from athanor.corpus.documents import read_documents
-from athanor.data.shards import open_train, open_val, read_shards_manifest
-from athanor.errors import GateError, InputError
+from athanor.corpus.documents import read_documents, read_sources
+from athanor.data.mixture import MixSource
+from athanor.data.shards import main_digest, open_cooldown, open_train, open_val, read_shards_manifest
+from athanor.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.pipeline.run import Run
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import shard
-from tests.stages.conftest import text_documents, write_clean
+from tests.stages.conftest import ROOT, text_documents, write_clean
 
 
 @pytest.fixture
@@ -26,7 +35,7 @@ def test_shards_hold_the_corpus_in_its_mixture(world, run_text_stage):
     assert manifest["tokenizer"] == tokenizer.digest and manifest["vocab_size"] == tokenizer.vocab_size
     stream = open_train("data/shards")
     assert stream.tokens == manifest["counts"]["tokens"] and 30_000 <= stream.tokens < 32_000
-    texts = {d.text for d in read_documents("data/clean/train.parquet")}
+    texts = {d.text for d in read_sources("data/clean/train")}
     for number in range(0, stream.documents, 20):
         ids = stream.document(number)
         assert ids[0] == tokenizer.bos and ids[-1] == tokenizer.eos
@@ -86,8 +95,8 @@ def test_a_document_in_both_splits_is_refused_and_the_old_shards_stay(world, run
 def test_a_mixture_that_is_not_interleaved_is_refused(world, run_text_stage, monkeypatch):
     real = shard.plan_mixture
 
-    def one_after_the_other(sources, target, seed):
-        plan = real(sources, target, seed)
+    def one_after_the_other(sources, target, seed, **how):
+        plan = real(sources, target, seed, **how)
         order = np.argsort(plan.sources, kind="stable")
         return type(plan)(plan.sources[order], plan.documents[order], plan.taken, plan.allowed, plan.limited_by)
 
@@ -103,3 +112,257 @@ def test_a_source_left_out_and_no_validation_text(world, run_text_stage):
     write_clean(world, [d for d in text_documents() if d.split == "train"])
     with pytest.raises(InputError, match="no validation document"):
         run_text_stage(shard)
+
+
+# -- tokenising, shard by shard -------------------------------------------------------------------------------------
+
+COOLDOWN = {"sources": {"prose": {"share": 0.7, "max_epochs": 1.0}, "code": {"share": 0.3, "max_epochs": 0.5}}}
+MIXTURE = {
+    "seed": 1,
+    "sources": {"code": {"share": 0.6, "max_epochs": 2.0}, "prose": {"share": 0.4, "max_epochs": 3.0}},
+}
+
+
+def results() -> dict[str, str]:
+    """Hash by name of everything that the stage hands on."""
+    paths = [*Path("data/shards").rglob("*.*"), Path("metrics/shard.json"), *Path("plots").iterdir()]
+    return {str(path): sha256_file(path) for path in paths}
+
+
+def spooled() -> dict[str, int]:
+    """When each file of the spool was written."""
+    return {str(path): path.stat().st_mtime_ns for path in Path(".athanor/slots/shard").rglob("*.bin")}
+
+
+def test_another_mixture_or_length_tokenises_nothing_again(world, run_text_stage):
+    run_text_stage(shard, shard={"train_tokens": None})
+    first, tokens = results(), spooled()
+    assert len(tokens) > 6
+    shares = {"code": {"share": 0.3, "max_epochs": 1.0}, "prose": {"share": 0.7, "max_epochs": 2.0}}
+    run_text_stage(shard, mixture={"sources": shares, "cooldown": COOLDOWN}, shard={"train_tokens": 9000})
+    assert results() != first and spooled() == tokens
+    run_text_stage(shard, shard={"train_tokens": None})
+    assert results() == first and spooled() == tokens
+    write_clean(world, text_documents()[:-20])
+    run_text_stage(shard)
+    assert len(spooled()) > len(tokens)  # other text is another slot
+
+
+def test_a_source_that_gets_a_share_later_is_tokenised_then(world, run_text_stage):
+    run_text_stage(shard)
+    both = results()
+    shutil.rmtree(".athanor")
+    only = {"code": {"share": 1.0, "max_epochs": 2.0}, "prose": {"share": 0.0, "max_epochs": 1.0}}
+    run_text_stage(shard, mixture={"sources": only})
+    tokens = spooled()
+    assert not any("prose-00000" in name for name in tokens)
+    run_text_stage(shard)
+    assert results() == both and tokens.items() < spooled().items()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_workers_and_a_stop_between_shards_change_nothing(world, run_text_stage, monkeypatch, workers):
+    run_text_stage(shard)
+    whole = results()
+    shutil.rmtree(".athanor")
+    shutil.rmtree("data/shards")
+    monkeypatch.setenv("ATHANOR_WORKERS", workers)
+    monkeypatch.setattr(shard, "PROCESS_BYTES", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "stop_requested", lambda run: True)
+        with pytest.raises(Interrupted, match="stopped"):
+            run_text_stage(shard)
+    assert not Path("data/shards").exists()
+    tokens = spooled()
+    # Another process may still have finished what it was at.
+    assert len(tokens) == 1 if workers == "1" else tokens
+    run_text_stage(shard)
+    assert results() == whole and tokens.items() <= spooled().items()
+
+
+def test_a_stop_while_shards_are_written_keeps_the_tokens(world, run_text_stage, monkeypatch):
+    monkeypatch.setattr(Run, "stop_requested", lambda run: len(spooled()) > 6)
+    monkeypatch.setattr(shard.Executor, "__call__", _unstopped(shard.Executor.__call__))
+    with pytest.raises(Interrupted, match="while writing shards"):
+        run_text_stage(shard)
+    assert [path.name for path in Path("data").iterdir()] == ["clean"]
+    tokens = spooled()
+    monkeypatch.undo()
+    os.chdir(world)
+    run_text_stage(shard)
+    assert spooled() == tokens
+
+
+def _unstopped(real):
+    def call(executor, *args, **named):
+        executor.stop = lambda: False
+        return real(executor, *args, **named)
+
+    return call
+
+
+KILLED = """
+import os, signal
+from athanor.pipeline.run import Run
+from stages import shard
+
+class Deadly(shard.Executor):
+    def __init__(self, workers, advance, stop):
+        self.done = 0
+        super().__init__(workers, self.count, stop)
+
+    def count(self, size):
+        self.done += 1
+        if self.done == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+shard.PROCESS_BYTES, shard.Executor = 1, Deadly
+shard.run(Run("shard", "stages.shard"))
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_killed_while_tokenising_and_resumed(world, run_text_stage, monkeypatch, workers):
+    monkeypatch.setenv("ATHANOR_WORKERS", workers)
+    run_text_stage(shard)
+    whole = results()
+    for folder in (".athanor", "data/shards", "metrics", "plots"):
+        shutil.rmtree(folder)
+    with open("killed.log", "wb") as log:  # no pipe: workers that live on a little would keep it open
+        how = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stdout": log, "stderr": log, "start_new_session": True}
+        killed = subprocess.Popen([sys.executable, "-P", "-c", KILLED], **how)
+        assert killed.wait(timeout=300) == -signal.SIGKILL, Path("killed.log").read_text()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(killed.pid, signal.SIGKILL)
+    done = {path.parent.parent.parent.parent for path in Path(".athanor/slots/shard").rglob("tokens/*/00000.bin")}
+    assert done and not Path("data/shards").exists()
+    run_text_stage(shard)
+    assert results() == whole
+
+
+def test_a_shard_that_is_missing_is_a_failed_stage(world, run_text_stage):
+    """Never a smaller corpus: what clean counted must be there."""
+    (world / "data/clean/train/code/00001.parquet").unlink()
+    with pytest.raises(GateError, match="'complete' failed: .* of source 'code' in train, clean counted"):
+        run_text_stage(shard)
+    shutil.rmtree(world / "data/clean/train/code")
+    with pytest.raises(InputError, match="mixture source 'code': no training text"):
+        run_text_stage(shard)
+    shutil.rmtree(world / "data/clean/train")
+    with pytest.raises(InputError, match="data/clean/train: no documents"):
+        run_text_stage(shard)
+
+
+def test_a_source_without_a_document_is_refused_before_anything_is_tokenised(world, run_text_stage):
+    """A code source of no bytes was once renormalised away, and a model trained without code."""
+    shares = MIXTURE["sources"] | {"maths": {"share": 0.2, "max_epochs": 1.0}}
+    with pytest.raises(InputError, match="mixture source 'maths': no training text"):
+        run_text_stage(shard, mixture={"sources": shares})
+    cooldown = {"sources": {"maths": {"share": 1.0, "max_epochs": 1.0}}}
+    with pytest.raises(InputError, match="mixture source 'maths': no training text"):
+        shares = shares | {"maths": {"share": 0.0, "max_epochs": 1.0}}
+        run_text_stage(shard, mixture={"sources": shares, "cooldown": cooldown})
+    assert not spooled()
+
+
+def test_tokens_that_do_not_match_the_plan_are_refused(world, run_text_stage, monkeypatch):
+    real = shard.plan_mixture
+
+    def miscounted(*args, **named):
+        plan = real(*args, **named)
+        return type(plan)(plan.sources, plan.documents, (plan.taken[0] + 1, *plan.taken[1:]), plan.allowed, "code")
+
+    monkeypatch.setattr(shard, "plan_mixture", miscounted)
+    with pytest.raises(GateError, match="'counts' failed: .* tokens of 'code', not"):
+        run_text_stage(shard)
+
+
+# -- what is told ---------------------------------------------------------------------------------------------------
+
+
+def test_the_mixture_is_shown_before_it_is_built_and_plotted_by_shard(world, run_text_stage, capsys, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("not yet")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard.build, "write_stream", refuse)
+        with pytest.raises(RuntimeError, match="not yet"):
+            run_text_stage(shard)
+    told = capsys.readouterr().err
+    run_text_stage(shard)
+    manifest = read_shards_manifest("data/shards")
+    for name, facts in manifest["sources"].items():
+        (row,) = [line.split() for line in told.splitlines() if line.startswith(f"{name} ")]
+        numbers = [f"{facts[key]:,}" for key in ("unique_documents", "unique_tokens")]
+        assert row[1:3] == numbers and float(row[3]) == facts["target_share"]
+        assert float(row[5]) == pytest.approx(facts["epochs"], abs=0.006) and row[6] == f"{facts['tokens']:,}"
+    assert "30,000 asked; the caps allow" in told and "by source 'prose'" in told
+    with open("plots/shard_shares.tsv") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    shards = sorted(Path("data/shards/train").glob("*.bin"))
+    assert [row["shard"] for row in rows] == [str(n) for n in range(len(shards)) for _ in range(2)]
+    for number, path in enumerate(shards):
+        tokens = {name: counts[number] for name, counts in manifest["per_shard"].items()}
+        assert sum(tokens.values()) * 2 == path.stat().st_size
+        shares = {row["source"]: float(row["share"]) for row in rows if row["shard"] == str(number)}
+        assert shares == pytest.approx({name: n / sum(tokens.values()) for name, n in tokens.items()}, rel=1e-5)
+
+
+# -- the cooldown's mixture -----------------------------------------------------------------------------------------
+
+
+def test_the_cooldown_has_a_stream_of_its_own_and_leaves_the_main_one_alone(world, run_text_stage, capsys):
+    run_text_stage(shard)
+    alone, digest = results(), manifest_digest("data/shards")
+    run_text_stage(shard, mixture={"cooldown": COOLDOWN}, shard={"cooldown_tokens": 5000})
+    verify_files("data/shards")
+    with_it, manifest = results(), read_shards_manifest("data/shards")
+    same = [name for name in alone if name.startswith("data/shards/") and name.endswith((".bin", ".npy"))]
+    assert same and all(with_it[name] == alone[name] for name in same)
+    assert main_digest("data/shards") == digest != manifest_digest("data/shards")
+    stream, facts = open_cooldown("data/shards"), manifest["cooldown"]
+    longest = read_json("metrics/shard.json")["cooldown"]["longest_document_tokens"]
+    assert 5000 <= stream.tokens == facts["counts"]["tokens"] < 5000 + longest
+    assert facts["sources"]["prose"]["target_share"] == 0.7 and facts["sources"]["prose"]["share"] > 0.5
+    assert {name: sum(counts) for name, counts in facts["per_shard"].items()} == {
+        name: row["tokens"] for name, row in facts["sources"].items()
+    }
+    metrics = read_json("metrics/shard.json")
+    assert metrics["cooldown"]["asked_tokens"] == 5000 and metrics["tokens"] == open_train("data/shards").tokens
+    plotted = Path("plots/shard_mixture.tsv").read_text()
+    assert "prose (cooldown)" in plotted and "\ncooldown\t" in Path("plots/shard_shares.tsv").read_text()
+    assert "shard: cooldown\n" in capsys.readouterr().err
+    run_text_stage(shard)
+    assert results() == alone
+
+
+def test_a_source_of_the_cooldown_only(world, run_text_stage):
+    sources = MIXTURE["sources"] | {"prose": {"share": 0.0, "max_epochs": 1.0}}
+    cooldown = {"sources": {"prose": {"share": 1.0, "max_epochs": 1.0}}}
+    run_text_stage(shard, mixture={"sources": sources, "cooldown": cooldown})
+    manifest = read_shards_manifest("data/shards")
+    assert list(manifest["sources"]) == list(manifest["val"]) == ["code"]
+    facts = manifest["cooldown"]["sources"]
+    assert list(facts) == ["prose"] and facts["prose"]["epochs"] == 1.0
+
+
+def test_gates_hold_for_the_cooldown(world, run_text_stage, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(MixSource, "cap", property(lambda source: 4 * source.total))
+        with pytest.raises(GateError, match="'epochs' failed: source 'prose' is seen .* cap 1.0"):
+            run_text_stage(shard, mixture={"cooldown": COOLDOWN})
+    run_text_stage(shard, mixture={"cooldown": COOLDOWN}, shard={"cooldown_tokens": 10**9})
+    facts = read_shards_manifest("data/shards")["cooldown"]["sources"]
+    assert all(facts[name]["epochs"] <= row["max_epochs"] for name, row in COOLDOWN["sources"].items())
+    assert "1,000,000,000 tokens asked; at these shares the epoch cap of source" in capsys.readouterr().err
+
+
+def test_a_cooldown_that_cannot_be_meant(world, run_text_stage):
+    with pytest.raises(ParamsError, match="shard.cooldown_tokens: there is no mixture for the cooldown"):
+        run_text_stage(shard, shard={"cooldown_tokens": 100})
+    unknown = {"sources": {"maths": {"share": 1.0, "max_epochs": 1.0}}}
+    with pytest.raises(ParamsError, match="mixture.cooldown.sources.maths: not a source of the mixture"):
+        run_text_stage(shard, mixture={"cooldown": unknown})
+    nothing = {"sources": {"code": {"share": 0.0, "max_epochs": 1.0}}}
+    with pytest.raises(ParamsError, match="mixture.cooldown.sources: no source has a share"):
+        run_text_stage(shard, mixture={"cooldown": nothing})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable
 
 import pytest
 from sentencepiece import sentencepiece_model_pb2 as proto
 
 from athanor.errors import GateError
-from athanor.tokenizer import gate
+from athanor.tokenizer import chat, gate
 from athanor.tokenizer.tokenizer import Tokenizer
 
 Piece = proto.ModelProto.SentencePiece
@@ -101,6 +103,53 @@ def test_repaired_surrogates(tokenizer):
     with pytest.raises(GateError, match="surrogates"):
         gate.check_surrogates(Lenient(tokenizer.model_bytes))
     gate.check_surrogates(tokenizer)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda text: text.replace("\t", "    "),
+        lambda text: text.replace("\r\n", "\n"),
+        lambda text: text.replace("\r", ""),
+        lambda text: text.replace("\u00a0", " "),
+        lambda text: text.replace("\u2581", " "),
+        lambda text: text.replace("\u200d", ""),
+        lambda text: text.replace("\u200f", ""),
+        lambda text: text.replace("\0", ""),
+        lambda text: text.lstrip("\ufeff").replace("\ufeff", ""),
+        lambda text: re.sub("\n +", "\n ", text),
+        lambda text: unicodedata.normalize("NFC", text),
+        lambda text: text[:50],
+    ],
+    ids="tab crlf cr nbsp U+2581 joiner right-to-left nul bom indentation combining length".split(),
+)
+def test_each_thing_that_text_can_lose_is_in_the_fuzz_set(tokenizer, loss):
+    class Lossy(Tokenizer):
+        def encode_arrays(self, texts, threads=1):
+            return super().encode_arrays([loss(text) for text in texts], threads)
+
+    with pytest.raises(GateError, match="'round-trip' failed"):
+        gate.check_texts(Lossy(tokenizer.model_bytes), gate.NASTY, "fuzz set")
+    gate.check_texts(tokenizer, gate.NASTY, "fuzz set")
+
+
+@pytest.mark.parametrize("change", [lambda text: text.replace("<|stop|>", " <|stop|>"), lambda text: text + "\n"])
+def test_template_whose_text_and_ids_differ(tokenizer, monkeypatch, change):
+    real = chat.render_text
+    monkeypatch.setattr(chat, "render_text", lambda messages: change(real(messages)))
+    with pytest.raises(GateError, match="'seams' failed: the chat template"):
+        gate.check_seams(tokenizer, ["one two three"] * 5, seed=1)
+
+
+def test_what_is_measured_by_source(tokenizer):
+    """Bytes that no piece spells, ids that no text uses, bytes for each token: told for each source."""
+    facts = gate.statistics(tokenizer, {"plain": ["the the the"], "spelled": ["\U0001f9ff" * 3], "empty": [""]})
+    plain, spelled = facts["sources"]["plain"], facts["sources"]["spelled"]
+    assert plain["byte_fallback_share"] == 0 and plain["bytes_per_token"] > 2
+    assert spelled == {"bytes": 12, "tokens": 12, "bytes_per_token": 1.0, "byte_fallback_share": 1.0}
+    assert facts["sources"]["empty"]["tokens"] == 0
+    used = set(tokenizer.encode("the the the"))
+    assert facts["unused_ids_in_check"] == facts["learned_ids"] - len(used)
 
 
 def test_fuzz_set_is_the_same_each_time_and_covers_the_nasty_strings():

@@ -1,0 +1,89 @@
+"""The spool: every document tokenised once, one folder for each Parquet file of data/clean.
+
+A mixture only orders documents, so it is made from the spool, and another
+share or length tokenises nothing again. Both mixtures, of the main stream and
+of the cooldown, read the same spool.
+
+    <file>/tokens/<source>/00000.bin, 00000.idx.npy   as in `shards`
+    <file>/tokens/<source>/content.npy                uint64 [documents, 2]: the 128-bit hash of each text
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from athanor.data.shards import ShardWriter, TokenStream
+
+CONTENT = "content.npy"
+ONE_FILE = 1 << 62  # more tokens than a file will have
+
+
+class SpoolWriter:
+    """Writes the spool's folder of one file: documents of any sources, each source in the order given."""
+
+    def __init__(self, folder: Path, dtype: np.dtype) -> None:
+        self._folder, self._dtype = folder / "tokens", dtype
+        self._writers: dict[str, ShardWriter] = {}
+        self._hashes: dict[str, bytearray] = {}
+        self._text_bytes: dict[str, int] = {}
+
+    def add(self, source: str, ids: np.ndarray, text: bytes) -> None:
+        """One document: its ids with `<|bos|>` and `<|eos|>`, and the text that they stand for."""
+        if source not in self._writers:
+            self._writers[source] = ShardWriter(self._folder / source, self._dtype, ONE_FILE, sources=False)
+            self._hashes[source], self._text_bytes[source] = bytearray(), 0
+        self._writers[source].add(ids)
+        self._hashes[source] += hashlib.blake2b(text, digest_size=16).digest()
+        self._text_bytes[source] += len(text)
+
+    def close(self) -> dict[str, int]:
+        """Finish the files; returns the bytes of text of each source."""
+        for source, writer in self._writers.items():
+            writer.close()
+            hashes = np.frombuffer(self._hashes[source], ">u8").reshape(-1, 2)
+            np.save(self._folder / source / CONTENT, hashes.astype("<u8"))
+        return self._text_bytes
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One source of a split, tokenised: `paths` of its token files in order, `lengths` int64 [documents] in tokens.
+
+    8 bytes of memory per document; ids and content hashes stay on disk.
+    """
+
+    paths: tuple[Path, ...]
+    lengths: np.ndarray
+    text_bytes: int
+
+    @property
+    def documents(self) -> int:
+        return len(self.lengths)
+
+    def stream(self, dtype: np.dtype) -> TokenStream:
+        return TokenStream.of(self.paths, dtype)
+
+    def contents(self) -> Iterator[np.ndarray]:
+        """uint64 [documents, 2] of one file after the other."""
+        for path in self.paths:
+            yield np.load(path.with_name(CONTENT))
+
+
+def read_spool(folder: Path, text_bytes: Mapping[str, Mapping[str, int]]) -> dict[str, Tokens]:
+    """The tokens of each source, from the bytes of text by file and source; files in the order given."""
+    paths: dict[str, list[Path]] = {}
+    sums: dict[str, int] = {}
+    for name, sizes in text_bytes.items():
+        for source, size in sizes.items():
+            paths.setdefault(source, []).append(folder / name / "tokens" / source / "00000.bin")
+            sums[source] = sums.get(source, 0) + size
+    return {source: Tokens(tuple(found), _lengths(found), sums[source]) for source, found in sorted(paths.items())}
+
+
+def _lengths(paths: Sequence[Path]) -> np.ndarray:
+    return np.concatenate([np.diff(np.load(path.with_suffix(".idx.npy")).astype(np.int64)) for path in paths])
