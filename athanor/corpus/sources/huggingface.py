@@ -85,6 +85,9 @@ def fetch(
             raise Interrupted(f"stopped after {state['documents']:,} documents of {source.name}; run again to continue")
         if pending >= source.checkpoint_documents:
             save(done=False)
+    if not state["rows"]:  # the client library says nothing of a pattern that matches no file
+        fix = "correct json_lines or skip_documents in params.yaml"
+        raise InputError("no row was found", where=source.json_lines or source.dataset, fix=fix)
     check(ended=True)
     save(done=True)
     return _counts(state)
