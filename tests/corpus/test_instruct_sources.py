@@ -245,18 +245,20 @@ def test_shapes(tmp_path, shape, columns, row, roles, form):
 
 def test_best_path_through_a_tree(tmp_path):
     def row(own, parent, text, rank=None, lang="en"):
-        return {"id": own, "up": parent, "who": "prompter" if text[0] == "q" else "assistant", "text": text, "rank": rank, "lang": lang}
+        who = "prompter" if text[0] == "q" else "assistant"
+        return {"id": own, "up": parent, "who": who, "text": text, "rank": rank, "lang": lang}
 
     rows = [row("1", None, "q1"), row("2", "1", "a-worse", 1), row("3", "1", "a-best", 0), row("4", "3", "q2")]
     rows += [row("5", "4", "a2"), row("6", "5", "q3"), row("7", None, "q-alone"), row("8", None, "q4", lang="de")]
-    rows += [row("9", "2", "q-under-the-worse"), row("10", None, "q5"), row("11", "10", "a-german", 0, "de"), row("12", "10", "a5", 1)]
+    rows += [row("9", "2", "q-under-the-worse"), row("10", None, "q5"), row("11", "10", "a-german", 0, "de")]
+    rows += [row("12", "10", "a5", 1)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     english = {"column": "lang", "min": None, "max": None, "one_of": ["en"]}
     chosen = {"filters": [english], "max_pairs": None, "drop_system": False, "max_chars": None, "drop_phrases": []}
     left_out = []
     source = chats(tmp_path, shape="tree", columns=["id", "up", "who", "text", "rank"], select=chosen)
     made = list(messages.conversations(source, 0.5, leave_out=left_out.append))
-    assert [[message.content for message in row.messages] for row in made] == [["q1", "a-best", "q2", "a2"], ["q5", "a5"]]
+    assert [[m.content for m in row.messages] for row in made] == [["q1", "a-best", "q2", "a2"], ["q5", "a5"]]
     assert left_out == ["empty"]  # the question nobody answered
 
 
@@ -265,15 +267,16 @@ def test_selection_of_conversations(tmp_path):
         first = [{"role": "system", "content": system}] if system else []
         return {"messages": first + chat(*turns)["messages"], "lang": lang}
 
-    rows = [row("a", "b", "c", "d", "e", "f"), row("a", "As an AI Language Model, no."), row("a" * 50, "b"), row("x", "y", lang="c")]
-    rows += [row("g", "h", system="be short"), row("I asked ChatGPT", "b")]
+    rows = [row("a", "b", "c", "d", "e", "f"), row("a", "As an AI Language Model, no."), row("a" * 50, "b")]
+    rows += [row("x", "y", lang="c"), row("g", "h", system="be short"), row("I asked ChatGPT", "b")]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     python = {"column": "lang", "min": None, "max": None, "one_of": ["python"]}
     chosen = {"filters": [python], "max_pairs": 2, "drop_system": True, "max_chars": 40}
     chosen |= {"drop_phrases": ["as an AI language model", "chatgpt"]}
     left_out = []
     made = list(messages.conversations(chats(tmp_path, select=chosen), 0.5, leave_out=left_out.append))
-    assert [[m.content for m in row.messages] for row in made] == [["a", "b", "c", "d"], ["g", "h"], ["I asked ChatGPT", "b"]]
+    taken = [[m.content for m in row.messages] for row in made]
+    assert taken == [["a", "b", "c", "d"], ["g", "h"], ["I asked ChatGPT", "b"]]
     assert left_out == ["phrase", "long", "filters"]
 
 

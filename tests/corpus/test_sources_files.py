@@ -144,7 +144,8 @@ def test_gate_on_size_and_count_of_what_is_left_out(tmp_path):
 
 def rows_of_repositories():
     """Rows as a code data set has them."""
-    given = ["mit", ["MIT", "apache-2.0"], "GPL-3.0-only", "MIT OR GPL-2.0-only", None, ["MIT", "GPL-2.0-only"], "no SPDX ("]
+    given = ["mit", ["MIT", "apache-2.0"], "GPL-3.0-only", "MIT OR GPL-2.0-only", None]
+    given += [["MIT", "GPL-2.0-only"], "no SPDX ("]
     return [
         {"body": f"text of row {number}", "license": license, "stars": number, "lang": "en" if number != 1 else "de"}
         for number, license in enumerate(given)

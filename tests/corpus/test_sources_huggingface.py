@@ -181,6 +181,21 @@ def test_offline_and_gated(monkeypatch):
     assert "gated" in told and "HF_TOKEN" in told
 
 
+def test_a_missing_data_set_is_not_called_gated():
+    """The client's message for it ends with advice on private and gated repositories, which was taken for the reason."""
+
+    class RepositoryNotFoundError(OSError):
+        pass
+
+    advice = "404. Repository Not Found. If you try to access a private or gated repo, make sure you are authenticated"
+    assert "cannot be found" in str(huggingface.explain(RepositoryNotFoundError(advice), "x", "train"))
+
+    class GatedRepoError(RepositoryNotFoundError):
+        pass
+
+    assert "is gated" in str(huggingface.explain(GatedRepoError("401"), "x", "train"))
+
+
 @pytest.mark.parametrize("revision", ["main", "v1.0", "0123abc", "G" * 40])
 def test_hub_ids_need_a_commit(revision):
     with pytest.raises(ParamsError, match=r"revision: .*does not pin.*Fix: use the 40 hex digits"):
@@ -218,8 +233,9 @@ def json_set(tmp_path, *files):
 
 def test_columns_that_change_their_type_do_not_matter_to_json_lines(tmp_path):
     """The client library's reader casts all columns to those of the first file, and failed in the middle of a set."""
-    drifting = [{"text": f"a{n} \u2028", "meta": n} for n in range(9)], [{"text": f"b{n}", "meta": {"x": "y"}} for n in range(9)]
-    folder = json_set(tmp_path, *drifting, [{"text": "c", "meta": "z", "new": [1]}])
+    numbers = [{"text": f"a{n} \u2028", "meta": n} for n in range(9)]
+    objects = [{"text": f"b{n}", "meta": {"x": "y"}} for n in range(9)]
+    folder = json_set(tmp_path, numbers, objects, [{"text": "c", "meta": "z", "new": [1]}])
     made = source(folder, json_lines="*.jsonl", checkpoint_documents=4)
     with pytest.raises(Interrupted):
         calls = iter(range(1, 1000))
@@ -237,7 +253,8 @@ def test_few_malformed_rows_are_counted_and_many_are_an_error(tmp_path):
     made = source(folder, json_lines="*.jsonl", max_malformed_fraction=0.03)
     counts = huggingface.fetch(made, tmp_path / "work", 0.1)
     assert counts["documents"] == 97 and counts["left_out"] == {"malformed": 3}
-    with pytest.raises(InputError, match=r"'hub': 3 of 100 rows are malformed, the first: .*row 51: column 'text' holds int"):
+    told = r"'hub': 3 of 100 rows are malformed, the first: .*row 51: column 'text' holds int"
+    with pytest.raises(InputError, match=told):
         huggingface.fetch(source(folder, json_lines="*.jsonl", max_malformed_fraction=0.029), tmp_path / "b", 0.1)
     with pytest.raises(InputError, match="1 of 51 rows are malformed"):  # none tolerated: at once
         huggingface.fetch(source(folder, json_lines="*.jsonl"), tmp_path / "c", 0.1)

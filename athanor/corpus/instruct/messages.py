@@ -99,7 +99,8 @@ def _refused(messages: tuple[Message, ...], chosen: ChatSelection) -> str | None
     if chosen.max_chars is not None and sum(len(message.content) for message in messages) > chosen.max_chars:
         return "long"
     answers = [message.content.casefold() for message in messages if message.role == "assistant"]
-    return "phrase" if any(phrase.casefold() in answer for phrase in chosen.drop_phrases for answer in answers) else None
+    phrases = [phrase.casefold() for phrase in chosen.drop_phrases]
+    return "phrase" if any(phrase in answer for phrase in phrases for answer in answers) else None
 
 
 def parse(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterator[Message]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from athanor.corpus.instruct import docstrings
-from athanor.corpus.sources import files, http, huggingface, packages, python, rows, stdlib
+from athanor.corpus.sources import files, huggingface, packages, python, rows, stdlib, web
 from athanor.corpus.sources.collect import SourceWriter, Tally
 from athanor.errors import Interrupted, ParamsError
 from athanor.params.download import (
@@ -96,11 +96,11 @@ class Fetcher:
             return self._write_files(source, found, bar), facts
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
-        with self.slot(http.__name__, {"type": source.type, "urls": [file.url for file in source.urls]}) as folder:
+        with self.slot(web.__name__, {"type": source.type, "urls": [file.url for file in source.urls]}) as folder:
             with self.progress(None, source.name, "B") as bar:
-                found = http.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
+                found = web.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
             with self.progress(sum(path.stat().st_size for _, path in found), f"{source.name}, reading", "B") as bar:
-                return self._write_files(source, found, bar), http.facts(source, found)
+                return self._write_files(source, found, bar), web.facts(source, found)
 
     def _write_files(self, source: FilesSource | HttpSource, found: list[tuple[str, Path]], bar: Bar) -> Tally:
         with self._writer(source.name, source) as writer:

@@ -200,7 +200,9 @@ def explain(error: Exception, dataset: str, split: str, after: int | None = None
     # Offline before missing: the client reports an unreachable hub as a missing data set or a plain ConnectionError.
     if names & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError", "ConnectTimeout", "LocalEntryNotFoundError"}:
         return InputError(f"the hub cannot be reached ({text})", where=where, fix=f"check the network{resume}")
-    if names & {"GatedRepoError"} or "gated" in text.lower():
+    # The client's words for a missing repository speak of gated ones too.
+    missing = "RepositoryNotFoundError" in names
+    if "GatedRepoError" in names or ("gated" in text.lower() and not missing):
         fix = "accept its terms on its page, then set HF_TOKEN to a token of that account"
         return InputError(f"the data set is gated ({text})", where=where, fix=fix)
     if names & {"RepositoryNotFoundError", "DatasetNotFoundError", "RevisionNotFoundError", "EmptyDatasetError"}:

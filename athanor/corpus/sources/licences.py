@@ -78,7 +78,8 @@ def permitted(expression: str, allowed: Collection[str]) -> str | None:
 def permitted_value(value: Any, allowed: Collection[str] | None) -> str | None:
     """`permitted` for a cell of a data set: an expression, or a list of ids of which all apply. None allows all."""
     items = [value] if isinstance(value, str) else value
-    if not isinstance(items, Sequence) or not items or not all(isinstance(item, str) and item.strip() for item in items):
+    usable = isinstance(items, Sequence) and len(items) > 0
+    if not usable or not all(isinstance(item, str) and item.strip() for item in items):
         return UNKNOWN if allowed is None else None
     names = sorted({item.strip() for item in items})
     if allowed is not None:
@@ -151,5 +152,6 @@ def of_package(metadata: Message) -> str:
 
 def _named(text: str) -> str | None:
     words = re.sub(r"[^a-z0-9+/]+", " ", text.casefold())
-    words = " ".join(word for word in words.split() if word not in ("license", "licence", "the", "v", "osi", "approved"))
-    return NAMES.get(words) or NAMES.get(words.removesuffix(" osi"))
+    idle = ("license", "licence", "the", "v", "osi", "approved")
+    words = " ".join(word for word in words.split() if word not in idle)
+    return NAMES.get(words)

@@ -27,10 +27,12 @@ from athanor.params.download import PackagesSource
 
 SELF = "athanor"  # its sources hold the battery's questions
 TESTS = frozenset("test tests testing _testing conftest benchmarks".split())
-VENDORED = frozenset("_vendor _vendored vendor vendored third_party thirdparty extern externals _extern _external".split())
+VENDORED = frozenset("_vendor _vendored vendor vendored third_party thirdparty extern externals _extern".split())
 TEST_FILE = re.compile(r"(test_.*|.*_test|.*_tests|tests?|conftest)\.py$")
 GENERATED_FILE = re.compile(r".*_pb2(_grpc)?\.py$|_?version\.py$|.*_parsetab\.py$|lextab\.py$")
-GENERATED = re.compile(rb"@generated|do not edit|auto-?generated|(file|code|module) (is|was) generated|^# generated ", re.I | re.M)
+GENERATED = re.compile(
+    rb"@generated|do not edit|auto-?generated|(file|code|module) (is|was) generated|^# generated ", re.IGNORECASE | re.M
+)
 HEADER_BYTES = 1500  # where a generated file says so
 MAX_FILE_BYTES = 1_000_000  # a longer module is a table of data
 
@@ -56,7 +58,8 @@ def find(source: PackagesSource, base: Path) -> tuple[list[Package], dict[str, s
     found: dict[str, Package] = {}
     refused: dict[str, str] = {}
     excluded = {normalised(name) for name in (*source.exclude, SELF)}
-    installed = [(normalised(item.metadata["Name"] or ""), item) for item in importlib.metadata.distributions(path=[str(base)])]
+    distributions = importlib.metadata.distributions(path=[str(base)])
+    installed = [(normalised(item.metadata["Name"] or ""), item) for item in distributions]
     for name, item in sorted(installed, key=lambda pair: (pair[0], pair[1].version)):
         stated = licences.of_package(item.metadata)
         license_ = licences.permitted(stated, source.licenses)

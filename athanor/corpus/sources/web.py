@@ -159,7 +159,7 @@ class _File:
 
     def _check_stop(self) -> None:
         if self.stop():
-            raise Interrupted(f"stopped at {self._size():,} bytes of {self.file.url}; run again to continue")
+            raise Interrupted(f"stopped at {self.told:,} bytes of {self.file.url}; run again to continue")
 
     def _size(self) -> int:
         return self.part.stat().st_size if self.part.is_file() else 0
@@ -221,9 +221,7 @@ class _File:
             while piece := self._piece(reply):
                 out.write(piece)
                 self._tell(self.told + len(piece))
-                if self.stop():
-                    out.flush()
-                    self._check_stop()
+                self._check_stop()
         if total is not None and self._size() != total:
             raise Retry(f"{self._size():,} of {total:,} bytes came")
 
