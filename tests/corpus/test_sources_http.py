@@ -235,7 +235,7 @@ def test_refusals_are_told_at_once(server, tmp_path, status, message):
 
 def test_nobody_listens(server, tmp_path):
     made = source(server, urls=[{"url": "http://127.0.0.1:1/a.txt", "sha256": None}])
-    with pytest.raises(InputError, match="http://127.0.0.1:1/a.txt: 6 tries in a row failed, the last: ConnectionError"):
+    with pytest.raises(InputError, match="127.0.0.1:1/a.txt: 6 tries in a row failed, the last: ConnectionError"):
         fetch(made, tmp_path)
 
 

@@ -182,7 +182,7 @@ def test_offline_and_gated(monkeypatch):
 
 
 def test_a_missing_data_set_is_not_called_gated():
-    """The client's message for it ends with advice on private and gated repositories, which was taken for the reason."""
+    """The client's message for it ends with advice on gated repositories, which was taken for the reason."""
 
     class RepositoryNotFoundError(OSError):
         pass

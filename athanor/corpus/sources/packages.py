@@ -97,7 +97,8 @@ def _wanted(path: PurePosixPath) -> bool:
 def _readme(metadata: Any) -> str:
     """The long description: the body of METADATA, or the field of older versions of it."""
     text = metadata.get_payload() or metadata.get("Description") or ""
-    return "" if text.strip() == "UNKNOWN" else re.sub(r"\n(        |       \|)", "\n", text.replace("\r\n", "\n")).strip()
+    text = re.sub(r"\n(        |       \|)", "\n", text.replace("\r\n", "\n")).strip()
+    return "" if text == "UNKNOWN" else text
 
 
 def total_bytes(packages: list[Package]) -> int:
