@@ -26,6 +26,7 @@ COMMANDS = {
     "summary": Command("athanor.commands.summary", "", "what the pipeline made"),
     "compare": Command("athanor.commands.compare", "A B", "two experiments or revisions: parameters, scores, noise"),
     "preset": Command("athanor.commands.preset", "list | use NAME", "complete params files; make one params.yaml"),
+    "pin": Command("athanor.commands.pin", "[FILE]", "write hub data sets' current commits into params.yaml"),
     "chat": Command("athanor.serving.terminal", "[--model DIR]", "talk to the exported model"),
     "ui": Command("athanor.commands.ui", "[--port N]", "MLflow on the page that shows the runs"),
     "ship": Command("athanor.pipeline.ship", "[--wait S] [--rebuild]", "deliver journals to MLflow"),

@@ -117,29 +117,46 @@ class DocumentWriter:
         self._writer.close()
 
 
-def write_shards(folder: str | Path, documents: Iterable[Document], shard_bytes: int = SHARD_BYTES) -> int:
-    """Write documents in the given order as numbered shards of about `shard_bytes` of text; returns their number.
+class ShardWriter:
+    """Writes documents in the given order as numbered shards of about `shard_bytes` of text.
 
     A shard is closed by the document that reaches the limit.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    count = shards = size = 0
-    writer: DocumentWriter | None = None
-    try:
+
+    def __init__(self, folder: str | Path, shard_bytes: int = SHARD_BYTES) -> None:
+        self.folder, self.shard_bytes = Path(folder), shard_bytes
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.count = self._shards = self._size = 0
+        self._writer: DocumentWriter | None = None
+
+    def add(self, document: Document) -> None:
+        if self._writer is None:
+            self._writer = DocumentWriter(self.folder / f"{self._shards:05d}.parquet")
+        self._writer.add(document)
+        self.count += 1
+        self._size += len(document.text.encode())
+        if self._size >= self.shard_bytes:
+            self.close()
+
+    def close(self) -> None:
+        """Finish the shard that is open; the next document begins another."""
+        if self._writer is not None:
+            self._writer.__exit__(None)
+            self._writer, self._shards, self._size = None, self._shards + 1, 0
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def write_shards(folder: str | Path, documents: Iterable[Document], shard_bytes: int = SHARD_BYTES) -> int:
+    """Write documents as the shards of a source (see ShardWriter); returns their number."""
+    with ShardWriter(folder, shard_bytes) as writer:
         for document in documents:
-            if writer is None:
-                writer = DocumentWriter(folder / f"{shards:05d}.parquet")
             writer.add(document)
-            count += 1
-            size += len(document.text.encode())
-            if size >= shard_bytes:
-                writer.__exit__(None)
-                writer, shards, size = None, shards + 1, 0
-    finally:
-        if writer is not None:
-            writer.__exit__(None)
-    return count
+    return writer.count
 
 
 def shard_files(folder: str | Path) -> dict[str, list[Path]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from athanor.errors import ParamsError
-from athanor.params.download import check_revision
+from athanor.params.download import Filter, check_revision
 from athanor.params.strict import param
 
 DOCSTRING_KINDS = ("summary", "module", "signature", "code", "docstring", "doctest", "parameter", "topic")
@@ -53,11 +53,43 @@ class IdentitySource:
 
 
 @dataclass(frozen=True)
+class ChatSelection:
+    """Which conversations are taken, and what of them.
+
+    All `filters` must hold. `max_pairs` keeps the first so many questions with
+    their answers; `drop_system` removes a system message. What is then longer
+    than `max_chars`, or has one of `drop_phrases` in an answer (upper and
+    lower case are one), is counted and left out.
+    """
+
+    filters: tuple[Filter, ...]
+    max_pairs: int | None = param(min=1, max=1000)
+    drop_system: bool
+    max_chars: int | None = param(min=1, max=10_000_000)
+    drop_phrases: tuple[str, ...]
+
+
+# Columns that a shape needs, in order; those of "prompt" are one or more questions' parts and then the answer.
+SHAPES = {"messages": 1, "conversations": 1, "turns": 1, "prompt": 2, "tree": 5}
+
+
+@dataclass(frozen=True)
 class MessagesSource:
-    """Conversations in the usual `messages` form: local JSONL or Parquet files, or a data set of the hub.
+    """Conversations of other people: local JSONL or Parquet files, or a data set of the hub.
 
     Exactly one of `files` (a glob) and `hub_id` is set; a hub data set needs
-    a pinned `revision`.
+    a pinned `revision` (`python -m athanor pin` fills in null). `shape` says
+    what `columns` hold:
+
+    - messages: one column, a list of {role, content}
+    - conversations: one column, a list of {from, value}; human and gpt stand for user and assistant
+    - turns: one column, a list of {input, output}
+    - prompt: a column for the question, further ones that are added to it where they are not empty, the answer last
+    - tree: message id, id of the message it answers, role (prompter or assistant), text and rank, a row each message;
+      the conversation is the path of best rank through each tree
+
+    Malformed rows are counted; more than `max_malformed_fraction` of all is an
+    error. `select` null takes every conversation whole.
     """
 
     type: Literal["messages"]
@@ -67,7 +99,10 @@ class MessagesSource:
     hub_config: str | None
     revision: str | None
     hub_split: str
-    column: str
+    shape: str = param(choices=tuple(SHAPES))
+    columns: tuple[str, ...]
+    select: ChatSelection | None
+    max_malformed_fraction: float = param(min=0.0, max=1.0)
     max_rows: int = param(min=1, max=1_000_000_000)
     min_rows: int = param(min=1, max=1_000_000_000)  # gate
     license: str
@@ -77,6 +112,10 @@ class MessagesSource:
             raise ParamsError("set exactly one of 'files' and 'hub_id'", where="files", fix="set the other one to null")
         if self.hub_id is not None:
             check_revision(self.hub_id, self.revision)
+        needed = SHAPES[self.shape]
+        if len(self.columns) < needed or (len(self.columns) > needed and self.shape != "prompt"):
+            what = f"shape {self.shape} needs {needed} columns{' or more' if self.shape == 'prompt' else ''}"
+            raise ParamsError(f"{what}, found {len(self.columns)}", where="columns", fix="name the data set's columns")
 
 
 InstructSource = ExercisesSource | DocstringsSource | IdentitySource | MessagesSource

@@ -39,6 +39,13 @@ class Progress:
             self.bar.initial = self.bar.n = done
             self.bar.refresh()
 
+    def expect(self, amount: float) -> None:
+        """Add to the total, where it becomes known piece by piece."""
+        self.total = (self.total or 0.0) + amount
+        if self.bar is not None:
+            self.bar.total = self.total
+            self.bar.refresh()
+
     def update(self, amount: float, note: str = "") -> None:
         self.done += amount
         if self.bar is not None:

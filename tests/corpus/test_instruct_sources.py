@@ -160,8 +160,8 @@ def test_invented_names_never_repeat():
 
 def chats(path, **changes):
     values = {"type": "messages", "name": "chats", "files": str(path), "hub_id": None, "hub_config": None}
-    values |= {"revision": None, "hub_split": "train", "column": "messages", "max_rows": 100}
-    values |= {"min_rows": 1, "license": "CC0-1.0"}
+    values |= {"revision": None, "hub_split": "train", "shape": "messages", "columns": ["messages"], "select": None}
+    values |= {"max_malformed_fraction": 0.0, "max_rows": 100, "min_rows": 1, "license": "CC0-1.0"}
     return build(MessagesSource, values | changes, "instruct.sources[0]")
 
 
@@ -202,15 +202,99 @@ def test_messages_from_a_directory(tmp_path):
         (chat("a", "  "), "a message is empty"),
         ({"messages": [{"role": "human", "content": "a"}]}, "the role 'human'. Fix: use system, user, assistant"),
         ({"messages": [{"role": "user", "content": None}]}, "the content of a message is NoneType"),
-        ({"messages": "User: hi"}, "not a list of messages but str"),
+        ({"messages": "User: hi"}, "column 'messages' is not a list of messages but str"),
         ({"conversations": []}, "column 'messages' is missing"),
         (chat("a", "\ud800"), "lone surrogate"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, row, message):
     (tmp_path / "a.jsonl").write_text(json.dumps(chat("a", "b")) + "\n" + json.dumps(row) + "\n")
-    with pytest.raises(InputError, match=f"a.jsonl:2: .*{message}"):
+    where = "" if "is missing" in message else "source 'chats': 1 of 2 rows are malformed, the first: .*"
+    with pytest.raises(InputError, match=f"{where}.*a.jsonl:2: .*{message}"):
         list(messages.conversations(chats(tmp_path / "a.jsonl"), 0.5))
+
+
+QUESTION = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+THREE = [("system", "short"), ("human", "a"), ("gpt", "b"), ("human", "c"), ("gpt", "d")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns", "row", "roles"),
+    [
+        ("messages", ["m"], {"m": QUESTION}, "ua"),
+        ("conversations", ["c"], {"c": [{"from": who, "value": what, "weight": None} for who, what in THREE]}, "suaua"),
+        ("conversations", ["c"], {"c": {"from": ["human", "gpt"], "value": ["a", "b"]}}, "ua"),
+        ("turns", ["t"], {"t": [{"input": "a", "output": "b"}, {"input": "c", "output": "d"}]}, "uaua"),
+        ("prompt", ["instruction", "output"], {"instruction": "a", "output": "b"}, "ua"),
+        ("prompt", ["q", "context", "r"], {"q": "a", "context": "the text", "r": "b"}, "ua"),
+    ],
+)
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_shapes(tmp_path, shape, columns, row, roles, form):
+    if form == "jsonl":
+        (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    else:
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    (made,) = messages.conversations(chats(tmp_path, shape=shape, columns=columns), 0.5)
+    assert "".join(message.role[0] for message in made.messages) == roles
+    answers = [message.content for message in made.messages if message.role == "assistant"]
+    assert answers == ["b", "d"][: len(answers)]
+    questions = [message.content for message in made.messages if message.role == "user"]
+    assert questions[0] == ("a\n\nthe text" if "context" in columns else "a")
+
+
+def test_best_path_through_a_tree(tmp_path):
+    def row(own, parent, text, rank=None, lang="en"):
+        who = "prompter" if text[0] == "q" else "assistant"
+        return {"id": own, "up": parent, "who": who, "text": text, "rank": rank, "lang": lang}
+
+    rows = [row("1", None, "q1"), row("2", "1", "a-worse", 1), row("3", "1", "a-best", 0), row("4", "3", "q2")]
+    rows += [row("5", "4", "a2"), row("6", "5", "q3"), row("7", None, "q-alone"), row("8", None, "q4", lang="de")]
+    rows += [row("9", "2", "q-under-the-worse"), row("10", None, "q5"), row("11", "10", "a-german", 0, "de")]
+    rows += [row("12", "10", "a5", 1)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    english = {"column": "lang", "min": None, "max": None, "one_of": ["en"]}
+    chosen = {"filters": [english], "max_pairs": None, "drop_system": False, "max_chars": None, "drop_phrases": []}
+    left_out = []
+    source = chats(tmp_path, shape="tree", columns=["id", "up", "who", "text", "rank"], select=chosen)
+    made = list(messages.conversations(source, 0.5, leave_out=left_out.append))
+    assert [[m.content for m in row.messages] for row in made] == [["q1", "a-best", "q2", "a2"], ["q5", "a5"]]
+    assert left_out == ["empty"]  # the question nobody answered
+
+
+def test_selection_of_conversations(tmp_path):
+    def row(*turns, system=None, lang="python"):
+        first = [{"role": "system", "content": system}] if system else []
+        return {"messages": first + chat(*turns)["messages"], "lang": lang}
+
+    rows = [row("a", "b", "c", "d", "e", "f"), row("a", "As an AI Language Model, no."), row("a" * 50, "b")]
+    rows += [row("x", "y", lang="c"), row("g", "h", system="be short"), row("I asked ChatGPT", "b")]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    python = {"column": "lang", "min": None, "max": None, "one_of": ["python"]}
+    chosen = {"filters": [python], "max_pairs": 2, "drop_system": True, "max_chars": 40}
+    chosen |= {"drop_phrases": ["as an AI language model", "chatgpt"]}
+    left_out = []
+    made = list(messages.conversations(chats(tmp_path, select=chosen), 0.5, leave_out=left_out.append))
+    taken = [[m.content for m in row.messages] for row in made]
+    assert taken == [["a", "b", "c", "d"], ["g", "h"], ["I asked ChatGPT", "b"]]
+    assert left_out == ["phrase", "long", "filters"]
+
+
+def test_one_odd_row_does_not_end_a_set(tmp_path):
+    """Every hub set has some: the first of them used to end the stage, whatever its size."""
+    rows = [chat("a", f"b{number}") for number in range(98)] + [chat("a"), {"messages": None}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    left_out = []
+    made = list(messages.conversations(chats(tmp_path, max_malformed_fraction=0.02), 0.5, leave_out=left_out.append))
+    assert len(made) == 98 and left_out == ["malformed", "malformed"]
+    with pytest.raises(InputError, match=r"2 of 100 rows are malformed, the first: .*a.jsonl:99: roles are"):
+        list(messages.conversations(chats(tmp_path, max_malformed_fraction=0.019), 0.5))
+
+
+def test_columns_fit_the_shape():
+    for shape, columns in (("messages", ["a", "b"]), ("prompt", ["a"]), ("tree", ["a", "b", "c", "d"])):
+        with pytest.raises(ParamsError, match=rf"columns: shape {shape} needs \d columns"):
+            chats("x", shape=shape, columns=columns)
 
 
 def test_hub_conversations_need_a_commit():

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from athanor.corpus.documents import read_documents, split_of
+from athanor.corpus.documents import Document, read_sources, split_of
 from athanor.corpus.sources import files, rows
 from athanor.corpus.sources.collect import write_source
 from athanor.errors import GateError, InputError, ParamsError
@@ -22,7 +22,7 @@ TEXTS = ["one\n\ntwo  \r\n\tthree", "U+2028 \u2028 and <|doc|>", "é" * 10, "\tt
 
 def source(*globs, **changes):
     values = dict(
-        type="files", name="mine", kind="prose", license="CC0-1.0", globs=list(globs), text_column="text",
+        type="files", name="mine", kind="prose", license="CC0-1.0", globs=list(globs), text_column="text", select=None,
         max_document_bytes=1 << 20, min_chars=1, min_documents=1, min_bytes=1,
     )  # fmt: skip
     return build(FilesSource, values | changes, "download.sources[0]")
@@ -96,7 +96,7 @@ def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
         ("a.jsonl", b'{"text": "a"}\n["text"]\n', "a.jsonl:2: not a JSON object"),
         ("a.jsonl", b'{"text": "a"}\n{"body": "a"}\n', "a.jsonl:2: column 'text' is missing.*found: body"),
         ("a.jsonl", b'{"text": 7}\n', "a.jsonl:1: column 'text' holds int"),
-        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl:1: the text holds a lone surrogate \(U\+D800\)"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl:1: column 'text' holds a lone surrogate \(U\+D800\)"),
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz: cannot be read"),
         ("a.jsonl.gz", gzip.compress(jsonl(["a" * 99]))[:-9], "a.jsonl.gz: cannot be read"),
         ("a.jsonl.zst", b"no zstandard", "a.jsonl.zst: cannot be read"),
@@ -130,14 +130,70 @@ def test_glob_without_files(tmp_path):
 
 def test_gate_on_size_and_count_of_what_is_left_out(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(jsonl(["long enough", "no", "", "  \n        "]))
-    documents = read(str(tmp_path / "a.jsonl"))
-    tally = write_source(tmp_path / "mine.parquet", documents, min_chars=5, min_documents=1, min_bytes=11)
-    assert (tally.documents, tally.bytes, tally.left_out) == (1, 11, 3)
-    assert [d.text for d in read_documents(tmp_path / "mine.parquet")] == ["long enough"]
-    with pytest.raises(GateError, match="source 'mine' gave 1 documents, its minimum is 2"):
-        write_source(tmp_path / "mine.parquet", documents, min_chars=5, min_documents=2, min_bytes=1)
+    documents = [Document(text, "mine", "prose", "MIT", "train") for text in ("long enough", "no", "", "  \n       ")]
+    tally = write_source(tmp_path, "mine", documents, min_chars=5, min_documents=1, min_bytes=11)
+    assert (tally.documents, tally.bytes, tally.left_out) == (1, 11, {"short": 3})
+    assert [d.text for d in read_sources(tmp_path)] == ["long enough"]
+    with pytest.raises(GateError, match=r"source 'mine' gave 1 documents, its minimum is 2 \(left out: 3 short\)"):
+        write_source(tmp_path, "mine", documents, min_chars=5, min_documents=2, min_bytes=1)
     with pytest.raises(GateError, match="gave 11 bytes, its minimum is 12"):
-        write_source(tmp_path / "mine.parquet", documents, min_chars=5, min_documents=1, min_bytes=12)
+        write_source(tmp_path, "mine", documents, min_chars=5, min_documents=1, min_bytes=12)
+    with pytest.raises(GateError, match="gave 0 documents"):
+        write_source(tmp_path, "empty", [], min_chars=1, min_documents=1, min_bytes=1)
+
+
+def rows_of_repositories():
+    """Rows as a code data set has them."""
+    given = ["mit", ["MIT", "apache-2.0"], "GPL-3.0-only", "MIT OR GPL-2.0-only", None]
+    given += [["MIT", "GPL-2.0-only"], "no SPDX ("]
+    return [
+        {"body": f"text of row {number}", "license": license, "stars": number, "lang": "en" if number != 1 else "de"}
+        for number, license in enumerate(given)
+    ]
+
+
+def selection(**changes):
+    return {"filters": [], "meta_columns": [], "license_column": None, "licenses": None} | changes
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_rows_of_other_licences_are_counted_and_left_out(tmp_path, form):
+    rows_ = rows_of_repositories()
+    if form == "jsonl":
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_))
+    else:
+        rows_ = [row for row in rows_ if not isinstance(row["license"], list)]
+        pq.write_table(pa.Table.from_pylist(rows_), tmp_path / "a.parquet")
+    chosen = selection(license_column="license", licenses=["MIT", "Apache-2.0"], meta_columns=["stars"])
+    made = source(str(tmp_path / "*"), text_column="body", select=chosen)
+    left_out = []
+    found = list(files.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append))
+    expected = [(0, "MIT"), (1, "Apache-2.0 AND MIT"), (3, "MIT")]
+    assert [(d.meta["stars"], d.license) for d in found] == [e for e in expected if form == "jsonl" or e[0] != 1]
+    assert left_out == ["license"] * (len(rows_) - len(found))
+    everything = source(str(tmp_path / "*"), text_column="body", select=selection(license_column="license"))
+    kept = list(files.documents(everything, rows.find(made.globs), 0.5))
+    assert len(kept) == len(rows_) and {"unknown", "GPL-3.0-only"} < {d.license for d in kept}
+
+
+def test_filters(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of_repositories()))
+
+    def stars(*filters):
+        chosen = selection(filters=list(filters), meta_columns=["stars"])
+        made = source(str(tmp_path / "*"), text_column="body", select=chosen)
+        return [d.meta["stars"] for d in files.documents(made, rows.find(made.globs), 0.5)]
+
+    none = {"min": None, "max": None, "one_of": None}
+    assert stars(none | {"column": "stars", "min": 2.0, "max": 4.0}) == [2, 3, 4]
+    assert stars(none | {"column": "lang", "one_of": ["en", "fr"]}, none | {"column": "stars", "max": 2.0}) == [0, 2]
+    assert stars(none | {"column": "stars", "one_of": ["3"]}) == [3]
+    assert stars(none | {"column": "lang", "min": 0.0}) == []  # text is in no range
+    for bad in ({}, {"min": 1.0, "one_of": ["a"]}):
+        with pytest.raises(ParamsError, match="set min, max or both, or one_of alone"):
+            stars(none | {"column": "stars"} | bad)
+    with pytest.raises(ParamsError, match="licenses: needs a license_column"):
+        source("x", select=selection(licenses=["MIT"]))
 
 
 def test_source_names_are_unique_and_usable():
@@ -146,5 +202,7 @@ def test_source_names_are_unique_and_usable():
         build(DownloadParams, {"val_fraction": 0.1, "sources": [one, one]}, "download")
     with pytest.raises(ParamsError, match="'a/b' is no usable file name"):
         build(DownloadParams, {"val_fraction": 0.1, "sources": [one | {"name": "a/b"}]}, "download")
+    with pytest.raises(ParamsError, match="'all' means every source together"):
+        build(DownloadParams, {"val_fraction": 0.1, "sources": [one | {"name": "all"}]}, "download")
     with pytest.raises(ParamsError, match="did you mean 'files'"):
         build(DownloadParams, {"val_fraction": 0.1, "sources": [one | {"type": "file"}]}, "download")

@@ -73,8 +73,17 @@ def library(tmp_path):
     return tmp_path
 
 
+class Made:
+    """What one reading of a library hands on."""
+
+    def __init__(self, base, source=SOURCE, val_fraction=0.5, **visitors):
+        self.prose, self.code = [], []
+        add = (self.prose.append, self.code.append)
+        self.provenance = python.read(source, val_fraction, base, *add, **visitors)
+
+
 def read(base):
-    return python.read(SOURCE, 0.5, base)
+    return Made(base)
 
 
 def test_reads_only_what_belongs_to_the_library(library):
@@ -157,7 +166,7 @@ def test_the_real_library():
             later = [line.strip() for paragraph in entry.doc.split("\n\n")[1:] for line in paragraph.split("\n")]
             details.extend(line for line in later if len(line) > 60 and not line.startswith(">>>"))
 
-    made = python.read(source, 0.05, stdlib.root(), visit=visit)
+    made = Made(stdlib.root(), source, 0.05, visit=visit)
     prose, code = (sum(len(d.text.encode()) for d in documents) for documents in (made.prose, made.code))
     assert prose > 2_000_000 and code > 5_000_000
     modules = {d.meta["module"] for d in [*made.prose, *made.code]}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import http.server
 import json
 import shutil
+import threading
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -67,21 +71,50 @@ def test_a_parameter_that_no_stage_reads_is_named(executed, micro, tmp_path):
 
 def other_sources(micro: Clone, folder: Path) -> list[Hermetic]:
     """download and clean with the kinds of source and of text that micro has not, from files below corpus/."""
-    document = {"license": "CC0-1.0", "text_column": "text", "max_document_bytes": 100_000}
-    document |= {"min_chars": 1, "min_documents": 1, "min_bytes": 1}
-    hub = {"config": None, "split": "train", "revision": None, "checkpoint_documents": 7}
-    hub |= {"skip_documents": 1, "max_documents": 30, "max_bytes": 100_000}
-    chats = {"type": "messages", "column": "messages", "max_rows": 9, "min_rows": 1, "license": "CC0-1.0"}
+    texts = [document.text for document in read_documents(micro.path / "data" / "clean" / "val.parquet")]
+    (folder / "served").mkdir()
+    (folder / "served" / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[4::5]))
+    with served(folder / "served") as address:
+        download = Hermetic(micro.path, "download", folder / "download", other_params(f"{address}/d.jsonl"))
+        write_corpus(download.work / "corpus", texts)
+        succeed(download)
+    clean = Hermetic(micro.path, "clean", folder / "clean")
+    shutil.rmtree(clean.work / "data" / "raw")
+    shutil.copytree(download.work / "data" / "raw", clean.work / "data" / "raw")
+    return [download, succeed(clean)]
+
+
+def other_params(url: str) -> dict[str, Any]:
+    """Sections that read every field of every kind of source."""
+    least = {"min_chars": 1, "min_documents": 1, "min_bytes": 1}
+    document = {"license": "CC0-1.0", "text_column": "text", "max_document_bytes": 100_000, "select": None, **least}
+    hub = {"config": None, "split": "train", "revision": None, "checkpoint_documents": 7, "json_lines": None}
+    hub |= {"skip_documents": 1, "max_documents": 30, "max_bytes": 100_000, "max_malformed_fraction": 0.0}
+    filters = [
+        {"column": "score", "min": 0.0, "max": 9.0, "one_of": None},
+        {"column": "lang", "min": None, "max": None, "one_of": ["en"]},
+    ]
+    select = {"filters": filters, "meta_columns": ["score"], "license_column": "license", "licenses": ["MIT"]}
+    chats = {"type": "messages", "shape": "messages", "columns": ["messages"], "max_malformed_fraction": 0.0}
+    chats |= {"max_rows": 9, "min_rows": 1, "license": "CC0-1.0", "select": None}
     here = {"files": "corpus/chats/a.jsonl", "hub_id": None, "hub_config": None, "revision": None, "hub_split": "train"}
+    some = {"filters": [], "max_pairs": 1, "drop_system": True, "max_chars": 99, "drop_phrases": ["as a model"]}
     # A folder in the place of a hub data set: the same fields are read, and no network is needed.
-    there = {**here, "files": None, "hub_id": "./corpus/chats", "revision": "0" * 40}
-    params = {
+    there = {**here, "files": None, "hub_id": "./corpus/chats", "revision": "0" * 40, "select": some}
+    packages = {"type": "packages", "prose_name": "f", "code_name": "g", "licenses": ["MIT"], "exclude": ["torch"]}
+    packages |= {"max_bytes": 100_000, "max_prose_chars": 3000, "max_code_chars": 6000, **least}
+    hub |= {"type": "huggingface", "kind": "math", **document}
+    return {
         "download": {
             "val_fraction": 0.3,
             "sources": [
-                {"type": "files", "name": "a", "kind": "web", "globs": ["corpus/a.parquet"], **document},
+                {"type": "files", "name": "a", "kind": "web", "globs": ["corpus/a.parquet"], **document}
+                | {"select": select},
                 {"type": "files", "name": "b", "kind": "qa", "globs": ["corpus/b.parquet"], **document},
-                {"type": "huggingface", "name": "c", "kind": "math", "dataset": "./corpus/set", **hub, **document},
+                {**hub, "name": "c", "dataset": "./corpus/set", "text_template": None},
+                {**hub, "name": "e", "dataset": "./corpus/filled", "text_column": None, "text_template": "{text}"},
+                {"type": "http", "name": "d", "kind": "dialogue", "urls": [{"url": url, "sha256": None}], **document},
+                packages,
             ],
         },
         "instruct": {
@@ -90,20 +123,34 @@ def other_sources(micro: Clone, folder: Path) -> list[Hermetic]:
             "sources": [{"name": "here", **chats, **here}, {"name": "there", **chats, **there}],
         },
     }
-    download = Hermetic(micro.path, "download", folder / "download", params)
-    corpus = download.work / "corpus"
-    texts = [document.text for document in read_documents(micro.path / "data" / "clean" / "val.parquet")]
-    for number, name in enumerate(("a.parquet", "b.parquet", "set/a.parquet")):
-        (corpus / name).parent.mkdir(exist_ok=True)
-        pq.write_table(pa.table({"text": texts[number::3]}), corpus / name)
+
+
+def write_corpus(corpus: Path, texts: list[str]) -> None:
+    """The local files that `other_params` names."""
+    for number, name in enumerate(("a.parquet", "b.parquet", "set/a.parquet", "filled/a.parquet")):
+        (corpus / name).parent.mkdir(exist_ok=True, parents=True)
+        columns = {"text": texts[number::5]}
+        constant = {"score": 1.0, "lang": "en", "license": "MIT"}
+        columns |= {key: [value] * len(columns["text"]) for key, value in constant.items()}
+        pq.write_table(pa.table(columns), corpus / name)
     row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
     (corpus / "chats").mkdir()
     (corpus / "chats" / "a.jsonl").write_text(json.dumps(row) + "\n")
-    succeed(download)
-    clean = Hermetic(micro.path, "clean", folder / "clean")
-    shutil.rmtree(clean.work / "data" / "raw")
-    shutil.copytree(download.work / "data" / "raw", clean.work / "data" / "raw")
-    return [download, succeed(clean)]
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A web server on this machine that hands out a folder; yields its address."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def classes(schema: Any) -> Iterator[type]:

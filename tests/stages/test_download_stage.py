@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.artifacts import read_json, read_manifest, verify_files
+from athanor.artifacts import read_json, read_manifest, sha256_file, verify_files
 from athanor.corpus.conversations import read_conversations, read_items
-from athanor.corpus.documents import read_documents
-from athanor.errors import GateError, InputError, Interrupted
+from athanor.corpus.documents import read_documents, read_sources
+from athanor.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.pipeline.run import Run
 from stages import download
 
@@ -22,13 +25,18 @@ OUTPUTS = ("data/raw", "data/instruct", "data/battery")
 LIMITS = {"text_column": "text", "max_document_bytes": 100_000, "min_chars": 1, "min_documents": 1, "min_bytes": 1}
 
 
+FOREIGN = {"filters": [], "meta_columns": [], "license_column": "license", "licenses": ["MIT"]}
+
+
 def params():
     files = {"type": "files", "name": "notes", "kind": "prose", "license": "CC0-1.0", "globs": ["corpus/*.md"]}
+    files |= {"select": None}
     hub = {"type": "huggingface", "name": "web", "kind": "web", "license": "MIT", "dataset": "./set", "config": None}
     hub |= {"split": "train", "revision": None, "skip_documents": 0, "max_documents": None, "max_bytes": None}
+    hub |= {"json_lines": None, "text_template": None, "select": None, "max_malformed_fraction": 0.0}
     chats = {"type": "messages", "name": "chats", "files": "chats.jsonl", "hub_id": None, "hub_config": None}
-    chats |= {"revision": None, "hub_split": "train", "column": "messages", "max_rows": 9, "min_rows": 1}
-    chats |= {"license": "CC0-1.0"}
+    chats |= {"revision": None, "hub_split": "train", "shape": "messages", "columns": ["messages"]}
+    chats |= {"select": None, "max_malformed_fraction": 0.0, "max_rows": 9, "min_rows": 1, "license": "CC0-1.0"}
     exercises = {"type": "exercises", "name": "exercises", "categories": {"comparison": 30, "http_status": 20}}
     return {
         "download": {
@@ -55,7 +63,12 @@ def workspace(tmp_path, monkeypatch):
     def make(name="one"):
         folder = tmp_path / name
         (folder / "corpus").mkdir(parents=True)
-        (folder / "set").mkdir()
+        for name_ in ("set", "empty", "torn"):
+            (folder / name_).mkdir()
+        (folder / "empty" / "a.md").write_text("")
+        row = json.dumps({"text": "a text", "license": "GPL-3.0-only"})
+        (folder / "torn" / "a.jsonl").write_text(f"{row}\n" * 9)
+        (folder / "torn" / "b.jsonl").write_text(f"{row}\n{row[:9]}\n")
         for package in ("athanor", "stages"):
             (folder / package).symlink_to(ROOT / package)
         for number in range(9):
@@ -80,7 +93,7 @@ def execute(folder, monkeypatch, values, stop=False):
 
 def content(folder):
     paths = [path for output in OUTPUTS for path in (folder / output).rglob("*")] + [folder / "metrics/download.json"]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.is_file()}
 
 
 def test_outputs_manifests_and_determinism(workspace, monkeypatch):
@@ -91,15 +104,16 @@ def test_outputs_manifests_and_determinism(workspace, monkeypatch):
     assert made == content(second)
     assert not any(str(first).encode() in data for data in made.values())
     assert sorted(made) == sorted(
-        ["data/raw/manifest.json", "data/raw/notes.parquet", "data/raw/web.parquet", "data/battery/items.jsonl"]
-        + ["data/battery/manifest.json", "data/instruct/manifest.json", "data/instruct/exercises.jsonl"]
+        ["data/raw/manifest.json", "data/raw/notes/00000.parquet", "data/raw/web/00000.parquet"]
+        + ["data/battery/items.jsonl", "data/battery/manifest.json"]
+        + ["data/instruct/manifest.json", "data/instruct/exercises.jsonl"]
         + ["data/instruct/identity.jsonl", "data/instruct/chats.jsonl", "metrics/download.json"]
     )
     for output, kind in zip(OUTPUTS, ("raw", "instruct", "battery"), strict=True):
         read_manifest(first / output, kind, 1)
         verify_files(first / output)
     raw = read_json(first / "data/raw/manifest.json")
-    documents = list(read_documents(first / "data/raw/notes.parquet"))
+    documents = list(read_documents(first / "data/raw/notes/00000.parquet"))
     assert raw["counts"]["notes"]["documents"] == len(documents) == 9
     assert raw["counts"]["notes"]["bytes"] == sum(len(document.text.encode()) for document in documents)
     sides = {side: sum(document.split == side for document in documents) for side in ("train", "val")}
@@ -128,7 +142,7 @@ def test_changed_local_data_set_is_read_again(workspace, monkeypatch):
     execute(folder, monkeypatch, params())
     pq.write_table(pa.table({"text": ["another page"]}), folder / "set" / "a.parquet")
     execute(folder, monkeypatch, params())
-    assert [document.text for document in read_documents(folder / "data/raw/web.parquet")] == ["another page"]
+    assert [document.text for document in read_documents(folder / "data/raw/web/00000.parquet")] == ["another page"]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +152,11 @@ def test_changed_local_data_set_is_read_again(workspace, monkeypatch):
         ("download", 1, {"min_bytes": 10_000}, GateError, "'web' gave .* bytes, its minimum is 10,000"),
         ("download", 0, {"globs": ["corpus/*.txt"]}, InputError, r"corpus/\*.txt: no file matches"),
         ("download", 1, {"dataset": "./gone"}, InputError, "./gone: no such directory"),
+        ("download", 0, {"globs": ["empty/*.md"]}, GateError, "'notes' gave 0 documents, .*left out: 1 short"),
+        ("download", 0, {"globs": ["torn/*.jsonl"]}, InputError, "torn/b.jsonl:2: not valid JSON"),
+        ("download", 0, {"globs": ["torn/a.jsonl"], "select": FOREIGN}, GateError, "0 documents.*left out: 9 license"),
+        ("download", 1, {"dataset": "owner/name"}, ParamsError, r"\[1\].revision: .*not pinned. Fix: .*athanor pin"),
+        ("instruct", 2, {"files": None, "hub_id": "owner/chats"}, ParamsError, "owner/chats is not pinned"),
         ("instruct", 1, {"min_rows": 5000}, GateError, "'identity' gave .* conversations, its minimum is 5,000"),
     ],
 )
@@ -163,3 +182,54 @@ def test_battery_question_in_a_chat_file_fails_the_stage(workspace, monkeypatch)
     (folder / "chats.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(GateError, match="battery held out.*'chats'"):
         execute(folder, monkeypatch, params())
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """A folder on a web server: (folder, address)."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "served"
+    folder.mkdir()
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield folder, f"http://127.0.0.1:{made.server_port}"
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+def test_http_and_packages(workspace, monkeypatch, served):
+    folder, address = served
+    (folder / "pages.jsonl").write_text("".join(json.dumps({"text": f"page {n}"}) + "\n" for n in range(7)))
+    remote = {"type": "http", "name": "remote", "kind": "web", "license": "MIT", "select": None} | LIMITS
+    remote |= {"urls": [{"url": f"{address}/pages.jsonl", "sha256": "0" * 64}]}
+    installed = {"type": "packages", "prose_name": "docs", "code_name": "code", "exclude": [], "max_bytes": 300_000}
+    installed |= {"licenses": ["MIT", "Apache-2.0", "BSD-3-Clause", "LicenseRef-BSD"], "max_prose_chars": 3000}
+    installed |= {"max_code_chars": 6000, "min_chars": 100, "min_documents": 1, "min_bytes": 1000}
+    values = params()
+    values["download"]["sources"] = [remote, installed]
+    first, second = workspace("first"), workspace("second")
+    with pytest.raises(InputError, match=f"pages.jsonl: the file has SHA-256 .* params.yaml says {'0' * 64}"):
+        execute(first, monkeypatch, values)
+    assert not (first / "data/raw").exists()
+    remote["urls"][0]["sha256"] = sha256_file(folder / "pages.jsonl")
+    execute(first, monkeypatch, values)
+    (folder / "pages.jsonl").unlink()
+    with pytest.raises(InputError, match="HTTP 404"):
+        execute(second, monkeypatch, values)
+    execute(first, monkeypatch, values)  # what was fetched is kept
+    raw = read_json(first / "data/raw/manifest.json")
+    assert raw["counts"]["remote"]["documents"] == 7
+    assert raw["sources"]["remote"]["urls"][0]["sha256"] == remote["urls"][0]["sha256"]
+    assert raw["sources"]["docs"]["packages"] and raw["sources"]["docs"] == raw["sources"]["code"]
+    size = raw["counts"]["docs"]["bytes"] + raw["counts"]["code"]["bytes"]
+    assert 300_000 <= size < 2_000_000
+    licenses = {document.license for document in read_sources(first / "data/raw")}
+    assert {part for license in licenses for part in license.split(" AND ")} <= set(installed["licenses"])

@@ -1,37 +1,60 @@
-"""Conversations in the usual `messages` form: a list of {role, content}, from local files or the hub."""
+"""Conversations of other people's instruction sets, from local files or the hub, in the shapes they come in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from athanor.corpus.conversations import ROLES, Conversation, Message, check_messages
 from athanor.corpus.documents import split_of
-from athanor.corpus.sources import huggingface, rows
+from athanor.corpus.sources import huggingface, rows, select
+from athanor.corpus.sources.rows import MalformedRow
 from athanor.errors import InputError
-from athanor.params.instruct import MessagesSource
+from athanor.params.instruct import ChatSelection, MessagesSource
 
 MAX_ROW_BYTES = 64 << 20
 SHAPE = 'use [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
+# Names of the two keys of an item, and what roles are called.
+KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}
+SPEAKERS = {"human": "user", "user": "user", "prompter": "user", "gpt": "assistant", "assistant": "assistant"}
+SPEAKERS |= {"chatgpt": "assistant", "bot": "assistant", "system": "system"}
+
+Row = tuple[str, Mapping[str, Any]]  # where it is, and its columns
 
 
 def conversations(
-    source: MessagesSource, val_fraction: float, tick: Callable[[int], None] = lambda rows_read: None
+    source: MessagesSource,
+    val_fraction: float,
+    tick: Callable[[int], None] = lambda rows_taken: None,
+    leave_out: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Conversation]:
-    """The first `max_rows` conversations in file order, then row order. InputError names file and line of a bad row.
+    """The first `max_rows` conversations that the source takes, in the data's order.
 
-    The split follows the conversation's content, so that a repeated one
-    stays on one side.
+    `leave_out` gets the reason for each one not taken. InputError when more rows are
+    malformed than the source tolerates, told with the first. The split follows
+    the conversation's content, so that a repeated one stays on one side.
     """
-    for number, (where, value) in enumerate(_values(source)):
-        if number == source.max_rows:
-            return
-        messages = tuple(parse(value, where))
-        check_messages(messages, where)
-        key = Conversation(messages, "", "", "", "").id
-        yield Conversation(messages, source.name, source.license, split_of(key, val_fraction), key)
+    taken = seen = malformed = 0
+    first = ""
+    fraction = source.max_malformed_fraction
+    for where, row in _trees(source) if source.shape == "tree" else _rows(source):
+        seen += 1
+        try:
+            found = _take(source, row, where)
+        except MalformedRow as error:
+            malformed, first, found = malformed + 1, first or str(error), "malformed"
+            select.check_malformed(source.name, malformed, seen, fraction, first, ended=False)
+        if isinstance(found, str):
+            leave_out(found)
+            continue
+        key = Conversation(found, "", "", "", "").id
+        yield Conversation(found, source.name, source.license, split_of(key, val_fraction), key)
         tick(1)
+        taken += 1
+        if taken == source.max_rows:
+            break
+    select.check_malformed(source.name, malformed, seen, fraction, first, ended=True)
 
 
 def find(source: MessagesSource) -> list[tuple[str, Path]]:
@@ -46,27 +69,124 @@ def find(source: MessagesSource) -> list[tuple[str, Path]]:
     return rows.find([str(path / tail) for tail in present])
 
 
-def parse(value: Any, where: str) -> Iterator[Message]:
-    """Messages of one row; keys other than role and content are ignored."""
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise InputError(f"not a list of messages but {type(value).__name__}", where=where, fix=SHAPE)
+def _take(source: MessagesSource, row: Mapping[str, Any], where: str) -> tuple[Message, ...] | str:
+    """The messages of a row, or the reason for leaving it out."""
+    chosen = source.select
+    # The rows of a tree have met their filters one by one.
+    if chosen is not None and source.shape != "tree" and not select.passes(chosen.filters, row):
+        return "filters"
+    messages = tuple(parse(source, row, where))
+    if not messages:
+        return "empty"
+    if chosen is not None:
+        messages = _shortened(messages, chosen)
+    try:
+        check_messages(messages, where)
+    except InputError as error:
+        raise MalformedRow(error.what, where=error.where, fix=error.fix) from None
+    return (chosen and _refused(messages, chosen)) or messages
+
+
+def _shortened(messages: tuple[Message, ...], chosen: ChatSelection) -> tuple[Message, ...]:
+    system = tuple(message for message in messages[:1] if message.role == "system")
+    turns = messages[len(system) :]
+    if chosen.max_pairs is not None:
+        turns = turns[: 2 * chosen.max_pairs]
+    return turns if chosen.drop_system else (*system, *turns)
+
+
+def _refused(messages: tuple[Message, ...], chosen: ChatSelection) -> str | None:
+    if chosen.max_chars is not None and sum(len(message.content) for message in messages) > chosen.max_chars:
+        return "long"
+    answers = [message.content.casefold() for message in messages if message.role == "assistant"]
+    phrases = [phrase.casefold() for phrase in chosen.drop_phrases]
+    return "phrase" if any(phrase in answer for phrase in phrases for answer in answers) else None
+
+
+def parse(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterator[Message]:
+    """Messages of one row; none where a question or its answer is empty. MalformedRow names the column."""
+    if source.shape == "prompt":
+        yield from _prompt(source, row, where)
+        return
+    column = source.columns[0]
+    if source.shape == "tree":
+        yield from row[column]
+        return
+    value = row.get(column)
+    if isinstance(value, Mapping):  # how some readers return a list of mappings
+        value = [dict(zip(value, items, strict=False)) for items in zip(*value.values(), strict=False)]
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        what = f"column '{column}' is not a list of messages but {type(value).__name__}"
+        raise MalformedRow(what, where=where, fix=SHAPE)
     for item in value:
-        role, content = item.get("role"), item.get("content")
-        if role not in ROLES:
-            raise InputError(f"a message has the role {role!r}", where=where, fix=f"use {', '.join(ROLES)}")
-        if not isinstance(content, str):
-            raise InputError(f"the content of a message is {type(content).__name__}, not text", where=where, fix=SHAPE)
-        yield Message(role, rows.check_text(content, where, "content", MAX_ROW_BYTES))
+        if source.shape == "turns":
+            yield Message("user", _content(item.get("input"), "input", where))
+            yield Message("assistant", _content(item.get("output"), "output", where))
+        else:
+            role, content = (item.get(key) for key in KEYS[source.shape])
+            yield Message(_role(role, source.shape, where), _content(content, KEYS[source.shape][1], where))
 
 
-def _values(source: MessagesSource) -> Iterator[tuple[str, Any]]:
+def _role(role: Any, shape: str, where: str) -> str:
+    known = dict.fromkeys(ROLES) if shape == "messages" else SPEAKERS
+    if role not in known:
+        raise MalformedRow(f"a message has the role {role!r}", where=where, fix=f"use {', '.join(known)}")
+    return known[role] or role
+
+
+def _content(value: Any, key: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise MalformedRow(f"the {key} of a message is {type(value).__name__}, not text", where=where, fix=SHAPE)
+    return rows.check_text(value, where, key, MAX_ROW_BYTES)
+
+
+def _prompt(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterator[Message]:
+    *question, answer = (rows.check_text(row.get(name), where, name, MAX_ROW_BYTES) for name in source.columns)
+    asked = "\n\n".join(part.strip() for part in question if part.strip())
+    if question[0].strip() and answer.strip():
+        yield Message("user", asked)
+        yield Message("assistant", answer)
+
+
+def _columns(source: MessagesSource) -> list[str]:
+    filters = source.select.filters if source.select is not None else ()
+    return list(dict.fromkeys([*source.columns, *(rule.column for rule in filters)]))
+
+
+def _rows(source: MessagesSource) -> Iterator[Row]:
+    columns = _columns(source)
     if source.hub_id is None:
         for _, path in find(source):
-            for where, row in rows.read_rows(path, [source.column], MAX_ROW_BYTES):
-                yield where, row[source.column]
+            yield from rows.read_rows(path, columns, MAX_ROW_BYTES)
         return
-    stream = huggingface.open_stream(source.hub_id, source.hub_config, source.hub_split, source.revision, source.column)
+    stream = huggingface.open_stream(source.hub_id, source.hub_config, source.hub_split, source.revision, columns)
     number = 0
     for row in huggingface.rows_of(stream, source.hub_id, lambda: number):
         number += 1
-        yield f"{source.hub_id} row {number}", row.get(source.column)
+        yield f"{source.hub_id} row {number}", row
+
+
+def _trees(source: MessagesSource) -> Iterator[Row]:
+    """The best path of each tree as one row whose first column holds its messages; roots in the data's order.
+
+    A message's replies may come anywhere after it, so all rows are held.
+    """
+    own, parent, role, text, rank = source.columns
+    filters = source.select.filters if source.select is not None else ()
+    replies: dict[Any, list[Row]] = {}
+    for where, row in _rows(source):
+        if select.passes(filters, row):
+            replies.setdefault(row[parent], []).append((where, row))
+
+    def best(rows_: Iterable[Row]) -> Row:
+        return min(rows_, key=lambda item: item[1][rank] if item[1][rank] is not None else 2**31)
+
+    for where, root in replies.pop(None, []):
+        path, row = [], root
+        while True:
+            content = _content(row[text], text, where) if isinstance(row[text], str) else ""
+            path.append(Message(SPEAKERS.get(row[role], str(row[role])), content))
+            if row[own] not in replies:
+                break
+            _, row = best(replies[row[own]])
+        yield where, {own: path if len(path) % 2 == 0 else path[:-1]}

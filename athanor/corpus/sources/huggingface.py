@@ -9,19 +9,21 @@ damaged one is fetched again.
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import digest, read_json, sha256_file, write_json
-from athanor.corpus.documents import Document, content_id, read_documents, split_of, write_documents
-from athanor.corpus.sources.rows import check_text
+from athanor.corpus.documents import Document, read_documents, write_documents
+from athanor.corpus.sources import select
+from athanor.corpus.sources.rows import MalformedRow
 from athanor.errors import InputError, Interrupted
 from athanor.params.download import HuggingFaceSource, is_local
 
 STATE = "state.json"
-POSITION = ("documents", "bytes", "rows", "stream")
+POSITION = ("documents", "bytes", "rows", "left_out", "first_malformed", "stream")
 
 
 def fetch(
@@ -31,22 +33,20 @@ def fetch(
     *,
     tick: Callable[[int], None] = lambda text_bytes: None,
     stop: Callable[[], bool] = lambda: False,
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Bring the source's documents into parts under `folder`, continuing where an earlier call ended.
 
-    Returns {documents, bytes, rows}: documents kept, UTF-8 bytes of their text,
-    rows read (documents below `min_chars` are read and left out). `tick`
-    gets the bytes of every kept document, those of earlier calls first in one
-    sum. Raises Interrupted, with everything so far saved, once `stop()` is true.
+    Returns {documents, bytes, rows, left_out}: documents kept, UTF-8 bytes of
+    their text, rows read, and rows not kept by reason. `tick` gets the bytes
+    of every kept document, those of earlier calls first in one sum. Raises
+    Interrupted, with everything so far saved, once `stop()` is true.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = _whole(folder, _load_state(folder))
     tick(state["bytes"])
     if state["done"]:
         return _counts(state)
-    stream = open_stream(source.dataset, source.config, source.split, source.revision, source.text_column)
-    if source.skip_documents:
-        stream = stream.skip(source.skip_documents)
+    stream = _stream_of(source)
     if state["stream"] is not None:
         stream.load_state_dict(state["stream"])
     part: list[Document] = []
@@ -58,24 +58,26 @@ def fetch(
         if part:
             checksum = _write_part(folder, len(state["parts"]), part)
             # Where the stream stood after it, so that what follows can be fetched again from here.
-            state["parts"].append({"sha256": checksum, **{key: state[key] for key in POSITION}})
+            state["parts"].append({"sha256": checksum, **copy.deepcopy({key: state[key] for key in POSITION})})
         write_json(folder / STATE, state)
         part, pending = [], 0
+
+    def check(ended: bool) -> None:
+        count, first = state["left_out"].get("malformed", 0), state["first_malformed"] or ""
+        select.check_malformed(source.name, count, state["rows"], source.max_malformed_fraction, first, ended=ended)
 
     for row in rows_of(stream, source.dataset, lambda: state["rows"]):
         state["rows"] += 1
         pending += 1
-        where = f"{source.dataset} row {source.skip_documents + state['rows']}"
-        if source.text_column not in row:
-            raise InputError(f"column '{source.text_column}' is missing", where=where, fix=f"found: {sorted(row)}")
-        text = check_text(row[source.text_column], where, source.text_column, source.max_document_bytes)
-        if len(text) >= source.min_chars and text.strip():
-            meta = {"row": source.skip_documents + state["rows"] - 1}
-            split = split_of(content_id(text), val_fraction)
-            part.append(Document(text, source.name, source.kind, source.license, split, meta))
+        found = _document(source, row, source.skip_documents + state["rows"], state, val_fraction)
+        if isinstance(found, Document):
+            part.append(found)
             state["documents"] += 1
-            state["bytes"] += (size := len(text.encode()))
+            state["bytes"] += (size := len(found.text.encode()))
             tick(size)
+        else:
+            state["left_out"][found] = state["left_out"].get(found, 0) + 1
+            check(ended=False)
         if _spent(source, state):
             break
         if stop():
@@ -83,8 +85,35 @@ def fetch(
             raise Interrupted(f"stopped after {state['documents']:,} documents of {source.name}; run again to continue")
         if pending >= source.checkpoint_documents:
             save(done=False)
+    if not state["rows"]:  # the client library says nothing of a pattern that matches no file
+        fix = "correct json_lines or skip_documents in params.yaml"
+        raise InputError("no row was found", where=source.json_lines or source.dataset, fix=fix)
+    check(ended=True)
     save(done=True)
     return _counts(state)
+
+
+def _stream_of(source: HuggingFaceSource) -> Any:
+    where = (source.dataset, source.config, source.split, source.revision)
+    if source.json_lines is not None:
+        stream = open_lines(source.dataset, source.revision, source.json_lines)
+    else:
+        stream = open_stream(*where, select.columns(source))
+    return stream.skip(source.skip_documents) if source.skip_documents else stream
+
+
+def _document(
+    source: HuggingFaceSource, row: dict[str, Any], number: int, state: dict[str, Any], val_fraction: float
+) -> Document | str:
+    """The document of row `number` (from 1), or the reason for leaving it out."""
+    where = f"{source.dataset} row {number}"
+    try:
+        if source.json_lines is not None:
+            row = select.json_object(row["text"], where)
+        return select.document(source, row, where, {"row": number - 1}, val_fraction)
+    except MalformedRow as error:
+        state["first_malformed"] = state["first_malformed"] or str(error)
+        return "malformed"
 
 
 def documents(folder: Path) -> Iterator[Document]:
@@ -107,28 +136,46 @@ def local_digest(dataset: str) -> str | None:
     return digest([[path.relative_to(base).as_posix(), sha256_file(path)] for path in files])
 
 
-def open_stream(dataset: str, config: str | None, split: str, revision: str | None, column: str) -> Any:
-    """The `datasets.IterableDataset` of one column, unshuffled; InputError with advice when it cannot be had.
+def open_stream(
+    dataset: str, config: str | None, split: str, revision: str | None, columns: Sequence[str]
+) -> Any:
+    """The `datasets.IterableDataset` of some columns, unshuffled; InputError with advice when it cannot be had.
 
     The access token, where one is needed, comes from HF_TOKEN in the
     environment and from nowhere else.
     """
+    name = str(Path(dataset).expanduser().resolve()) if is_local(dataset) else dataset
+    stream = _load(dataset, split, name, config, split=split, revision=revision)
+    names = stream.column_names
+    if names is not None:
+        for column in columns:
+            if column not in names:
+                found = ", ".join(sorted(names))
+                raise InputError(f"column '{column}' is missing", where=dataset, fix=f"name one of: {found}")
+        stream = stream.select_columns(list(columns))
+    return stream
+
+
+def open_lines(dataset: str, revision: str | None, pattern: str) -> Any:
+    """The lines of a data set's JSON lines files, each under "text".
+
+    The client library's own reader casts every column to the type it has in
+    the first file, and fails on the first file where an unread column differs.
+    """
+    base = Path(dataset).expanduser().resolve() if is_local(dataset) else f"hf://datasets/{dataset}@{revision}"
+    return _load(dataset, "", "text", data_files={"train": f"{base}/{pattern}"}, split="train")
+
+
+def _load(dataset: str, split_: str, *arguments: Any, **options: Any) -> Any:
     import datasets
 
-    name = str(Path(dataset).expanduser().resolve()) if is_local(dataset) else dataset
     local_digest(dataset)  # a clear error for a directory that does not exist
     datasets.disable_progress_bars()
     try:
         token = os.environ.get("HF_TOKEN") or False
-        stream = datasets.load_dataset(name, config, split=split, revision=revision, streaming=True, token=token)
-        names = stream.column_names
+        return datasets.load_dataset(*arguments, streaming=True, token=token, **options)
     except Exception as error:
-        raise explain(error, dataset, split) from error
-    if names is not None:
-        if column not in names:
-            raise InputError(f"column '{column}' is missing", where=dataset, fix=f"found: {', '.join(sorted(names))}")
-        stream = stream.select_columns([column])
-    return stream
+        raise explain(error, dataset, split_) from error
 
 
 def rows_of(stream: Any, dataset: str, done: Callable[[], int]) -> Iterator[dict[str, Any]]:
@@ -153,7 +200,9 @@ def explain(error: Exception, dataset: str, split: str, after: int | None = None
     # Offline before missing: the client reports an unreachable hub as a missing data set or a plain ConnectionError.
     if names & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError", "ConnectTimeout", "LocalEntryNotFoundError"}:
         return InputError(f"the hub cannot be reached ({text})", where=where, fix=f"check the network{resume}")
-    if names & {"GatedRepoError"} or "gated" in text.lower():
+    # The client's words for a missing repository speak of gated ones too.
+    missing = "RepositoryNotFoundError" in names
+    if "GatedRepoError" in names or ("gated" in text.lower() and not missing):
         fix = "accept its terms on its page, then set HF_TOKEN to a token of that account"
         return InputError(f"the data set is gated ({text})", where=where, fix=fix)
     if names & {"RepositoryNotFoundError", "DatasetNotFoundError", "RevisionNotFoundError", "EmptyDatasetError"}:
@@ -173,7 +222,11 @@ def _spent(source: HuggingFaceSource, state: dict[str, Any]) -> bool:
 def _load_state(folder: Path) -> dict[str, Any]:
     if (folder / STATE).is_file():
         return read_json(folder / STATE)
-    return {"documents": 0, "bytes": 0, "rows": 0, "parts": [], "stream": None, "done": False}
+    return {**_start(), "parts": [], "done": False}
+
+
+def _start() -> dict[str, Any]:
+    return {"documents": 0, "bytes": 0, "rows": 0, "left_out": {}, "first_malformed": None, "stream": None}
 
 
 def _whole(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
@@ -181,14 +234,14 @@ def _whole(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     for number, part in enumerate(state["parts"]):
         path = _part_path(folder, number)
         if not path.is_file() or sha256_file(path) != part["sha256"]:
-            before = state["parts"][number - 1] if number else {"documents": 0, "bytes": 0, "rows": 0, "stream": None}
-            kept = {key: before[key] for key in POSITION}
+            before = state["parts"][number - 1] if number else _start()
+            kept = copy.deepcopy({key: before[key] for key in POSITION})
             return {**kept, "parts": state["parts"][:number], "done": False}
     return state
 
 
-def _counts(state: dict[str, Any]) -> dict[str, int]:
-    return {key: state[key] for key in ("documents", "bytes", "rows")}
+def _counts(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: state[key] for key in ("documents", "bytes", "rows", "left_out")}
 
 
 def _part_path(folder: Path, number: int) -> Path:

@@ -1,4 +1,4 @@
-"""Source code of the standard library as documents that a small context can hold.
+"""Source code of Python modules as documents that a small context can hold.
 
 A module is cut between top-level statements into pieces of at most
 `max_chars`; comments and decorators stay with the statement they introduce. A
@@ -39,8 +39,8 @@ class Chunk:
 def documents(module: Module, source: str, val_fraction: float, max_chars: int, min_chars: int) -> Iterator[Document]:
     """The code documents of one module, in order."""
     for part, text in enumerate(pieces(module, max_chars, min_chars)):
-        meta = {"module": module.name, "part": part}
-        yield Document(text, source, "code", stdlib.LICENSE, split_of(module.name, val_fraction), meta)
+        split = split_of(module.name, val_fraction)
+        yield Document(text, source, "code", module.license, split, module.meta(part))
 
 
 def pieces(module: Module, max_chars: int, min_chars: int) -> Iterator[str]:

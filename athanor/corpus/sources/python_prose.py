@@ -1,4 +1,4 @@
-"""Documentation of the standard library as prose: docstrings, long comments and the language reference.
+"""Documentation of Python modules as prose: docstrings, long comments and the language reference.
 
 A document belongs to one module. It is a run of consecutive sections (module
 docstring, a class with its methods, functions), each under the dotted name
@@ -33,14 +33,19 @@ def documents(
             line = getattr(entry.node, "lineno", 0)
             sections.append((line, "\n\n".join([heading(entry), *texts])))
     sections += comments.items()  # between definitions: they introduce what follows
-    yield from _pack([text for _, text in sorted(sections)], module.name, source, val_fraction, max_chars, min_chars)
+    for part, text in enumerate(packed([text for _, text in sorted(sections)], max_chars, min_chars)):
+        split = split_of(module.name, val_fraction)
+        yield Document(text, source, "prose", module.license, split, module.meta(part))
 
 
 def topic_documents(
     topics: dict[str, str], source: str, val_fraction: float, max_chars: int, min_chars: int
 ) -> Iterator[Document]:
     for name, text in topics.items():
-        yield from _pack([text.strip("\n")], f"topic:{name}", source, val_fraction, max_chars, min_chars)
+        key = f"topic:{name}"
+        for part, piece in enumerate(packed([text.strip("\n")], max_chars, min_chars)):
+            meta = {"module": key, "part": part}
+            yield Document(piece, source, "prose", stdlib.LICENSE, split_of(key, val_fraction), meta)
 
 
 def heading(entry: Entry) -> str:
@@ -83,17 +88,10 @@ def is_prose(text: str) -> bool:
     return letters >= 0.8 * len(text.replace("\n", "")) and text.count(" ") >= 20
 
 
-def _pack(
-    sections: Iterable[str], module: str, source: str, val_fraction: float, max_chars: int, min_chars: int
-) -> Iterator[Document]:
-    """Join consecutive sections up to `max_chars`; what stays below `min_chars` is left out."""
+def packed(sections: Iterable[str], max_chars: int, min_chars: int) -> Iterator[str]:
+    """Consecutive sections joined up to `max_chars`; what stays below `min_chars` is left out."""
     pieces = [piece for text in sections for piece in paragraphs_up_to(text, max_chars)]
-    part = 0
-    for text in joined(pieces, max_chars):
-        if len(text) >= min_chars:
-            meta = {"module": module, "part": part}
-            yield Document(text, source, "prose", stdlib.LICENSE, split_of(module, val_fraction), meta)
-            part += 1
+    return (text for text in joined(pieces, max_chars) if len(text) >= min_chars)
 
 
 def joined(pieces: Iterable[str], max_chars: int, glue: str = "\n\n\n") -> Iterator[str]:

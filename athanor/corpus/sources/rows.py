@@ -28,6 +28,10 @@ COMPRESSED = (".gz", ".zst")
 JSON_ESCAPE_BYTES = 6  # a byte of text takes at most this many in a JSON string: \u0000
 
 
+class MalformedRow(InputError):
+    """One row that cannot be used; big data sets of others hold a few, and the source says how many it tolerates."""
+
+
 def find(globs: Sequence[str]) -> list[tuple[str, Path]]:
     """Files matched by the globs as (name for provenance, path), each file once, in a fixed order.
 
@@ -82,16 +86,20 @@ def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> It
 
 
 def check_text(value: Any, where: str, column: str, max_document_bytes: int) -> str:
-    """The text of a row; null counts as empty. InputError for other types, lone surrogates and excessive size."""
+    """The text of a row; null counts as empty.
+
+    MalformedRow for other types and lone surrogates, InputError for excessive size.
+    """
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise InputError(f"column '{column}' holds {type(value).__name__}, not text", where=where)
+        raise MalformedRow(f"column '{column}' holds {type(value).__name__}, not text", where=where)
     try:
         size = len(value.encode())
     except UnicodeEncodeError as error:
         code = f"U+{ord(value[error.start]):04X}"
-        raise InputError(f"the text holds a lone surrogate ({code})", where=where, fix="repair the row") from None
+        what = f"column '{column}' holds a lone surrogate ({code})"
+        raise MalformedRow(what, where=where, fix="repair the row") from None
     if size > max_document_bytes:
         raise too_large(where, max_document_bytes)
     return value

@@ -45,6 +45,12 @@ class Module:
     path: str  # relative, with forward slashes
     text: str
     tree: ast.Module
+    license: str = LICENSE
+    package: str = ""  # the distribution it belongs to, "" for the standard library
+
+    def meta(self, part: int) -> dict[str, Any]:
+        """What a document made of the module's `part` says of its origin."""
+        return {"module": self.name, "part": part, **({"package": self.package} if self.package else {})}
 
     @property
     def lines(self) -> list[str]:

@@ -1,0 +1,151 @@
+"""Fetch any source of documents into its shards. What a stage gives (progress, a place for progress) comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from athanor.corpus.instruct import docstrings
+from athanor.corpus.sources import files, huggingface, packages, python, rows, stdlib, web
+from athanor.corpus.sources.collect import SourceWriter, Tally
+from athanor.errors import Interrupted, ParamsError
+from athanor.params.download import (
+    DocumentSource,
+    DownloadParams,
+    FilesSource,
+    HttpSource,
+    HuggingFaceSource,
+    PackagesSource,
+    PythonSource,
+    is_local,
+)
+from athanor.params.instruct import InstructParams, MessagesSource
+
+Facts = dict[str, Any]
+# What may change without what was fetched becoming another: gates, and how often progress is saved.
+GATES = frozenset(("min_documents", "min_bytes", "checkpoint_documents", "max_malformed_fraction"))
+
+
+class Bar(Protocol):
+    def update(self, amount: float) -> None: ...
+
+    def expect(self, amount: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """`progress(total, what, unit)` shows a bar; `slot(module, inputs)` is a folder that outlives the process.
+
+    The folder belongs to the inputs and the code of `module`: progress of a
+    source is kept under any change of other sources and of the stage.
+    """
+
+    raw: Path
+    val_fraction: float
+    progress: Callable[[float | None, str, str], AbstractContextManager[Bar]]
+    stop: Callable[[], bool]
+    slot: Callable[[str, Facts], AbstractContextManager[Path]]
+
+    def fetch(self, source: DocumentSource, pairs: list[docstrings.Pair] | None) -> dict[str, tuple[Tally, Facts]]:
+        """Write the source's documents; returns tally and provenance of each name it feeds.
+
+        `pairs`, if given, is filled by a scan of the standard library.
+        """
+        if isinstance(source, PythonSource):
+            return self.python(source, pairs)
+        if isinstance(source, PackagesSource):
+            return self._packages(source)
+        if isinstance(source, FilesSource):
+            return {source.name: self._files(source)}
+        if isinstance(source, HttpSource):
+            return {source.name: self._http(source)}
+        return {source.name: self._hub(source)}
+
+    def python(
+        self, source: PythonSource | None, pairs: list[docstrings.Pair] | None
+    ) -> dict[str, tuple[Tally, Facts]]:
+        base = stdlib.root()
+        with ExitStack() as stack:
+            bar = stack.enter_context(self.progress(python.total_bytes(base), "standard library", "B"))
+            scan = {"tick": bar.update, "visit": docstrings.collector(pairs)}
+            if source is None:
+                provenance = python.read(None, self.val_fraction, base, **scan)
+                writers = []
+            else:
+                writers = [stack.enter_context(self._writer(name, source)) for name in source.names]
+                provenance = python.read(source, self.val_fraction, base, *(writer.add for writer in writers), **scan)
+        if pairs is not None:
+            pairs.extend(docstrings.topic_pairs(stdlib.topics(base)))
+        return {writer.name: (writer.tally, provenance) for writer in writers}
+
+    def _packages(self, source: PackagesSource) -> dict[str, tuple[Tally, Facts]]:
+        with ExitStack() as stack:
+            bar = stack.enter_context(self.progress(None, "installed packages", "B"))
+            prose, code = [stack.enter_context(self._writer(name, source)) for name in source.names]
+            read = {"tick": bar.update, "expect": bar.expect, "stop": self._check_stop}
+            provenance = packages.read(source, self.val_fraction, packages.root(), prose.add, code.add, **read)
+        return {writer.name: (writer.tally, provenance) for writer in (prose, code)}
+
+    def _files(self, source: FilesSource) -> tuple[Tally, Facts]:
+        found = rows.find(source.globs)
+        facts = {"files": len(found), "files_sha256": rows.digest_of(found), "license": source.license}
+        with self.progress(sum(path.stat().st_size for _, path in found), source.name, "B") as bar:
+            return self._write_files(source, found, bar), facts
+
+    def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
+        with self.slot(web.__name__, {"type": source.type, "urls": [file.url for file in source.urls]}) as folder:
+            with self.progress(None, source.name, "B") as bar:
+                found = web.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
+            with self.progress(sum(path.stat().st_size for _, path in found), f"{source.name}, reading", "B") as bar:
+                return self._write_files(source, found, bar), web.facts(source, found)
+
+    def _write_files(self, source: FilesSource | HttpSource, found: list[tuple[str, Path]], bar: Bar) -> Tally:
+        with self._writer(source.name, source) as writer:
+            for document in files.documents(source, found, self.val_fraction, bar.update, writer.tally.leave_out):
+                self._check_stop()
+                writer.add(document)
+        return writer.tally
+
+    def _hub(self, source: HuggingFaceSource) -> tuple[Tally, Facts]:
+        local = huggingface.local_digest(source.dataset)
+        inputs = {key: value for key, value in asdict(source).items() if key not in GATES}
+        with self.slot(huggingface.__name__, inputs | {"val_fraction": self.val_fraction, "local": local}) as folder:
+            with self.progress(source.max_bytes, source.name, "B") as bar:
+                read = huggingface.fetch(source, folder, self.val_fraction, tick=bar.update, stop=self.stop)
+            with self._writer(source.name, source) as writer:
+                writer.tally.left_out.update(read["left_out"])
+                for document in huggingface.documents(folder):
+                    writer.add(document)
+        where = {"local_sha256": local} if local else {"dataset": source.dataset, "revision": source.revision}
+        return writer.tally, {**where, "license": source.license, "rows_read": read["rows"]}
+
+    def _writer(self, name: str, source: DocumentSource) -> SourceWriter:
+        least = {"min_documents": source.min_documents, "min_bytes": source.min_bytes}
+        return SourceWriter(self.raw, name, min_chars=source.min_chars, **least)
+
+    def _check_stop(self) -> None:
+        if self.stop():
+            raise Interrupted("stopped; what was downloaded is kept, run again to continue")
+
+
+def check_pinned(download: DownloadParams, instruct: InstructParams) -> None:
+    """ParamsError naming the first hub data set without a commit: asked before any work, not after hours of it."""
+    for where, dataset, revision in hub_revisions(download, instruct):
+        if revision is None:
+            fix = "run `python -m athanor pin`"
+            raise ParamsError(f"the hub data set {dataset} is not pinned", where=f"{where}.revision", fix=fix)
+
+
+def hub_revisions(download: DownloadParams, instruct: InstructParams) -> Iterator[tuple[str, str, str | None]]:
+    """(place in params.yaml, data set, revision) of every source that is fetched from the hub."""
+    for number, source in enumerate(download.sources):
+        if isinstance(source, HuggingFaceSource) and not is_local(source.dataset):
+            yield f"download.sources[{number}]", source.dataset, source.revision
+    for number, chats in enumerate(instruct.sources):
+        if isinstance(chats, MessagesSource) and chats.hub_id is not None:
+            yield f"instruct.sources[{number}]", chats.hub_id, chats.revision
+
+

@@ -1,0 +1,195 @@
+"""The packages source: prose and code of the installed Python packages, by licence.
+
+Read with `ast` and never imported, as the standard library is. A package is
+what its RECORD lists, so that files of unknown origin are not taken for its
+own. Order: distribution name, then path; the installed versions and the hash
+of every file read are the source's provenance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from athanor.corpus.documents import Document, split_of
+from athanor.corpus.sources import licences, python_prose, stdlib
+from athanor.corpus.sources.python import Add, module_documents
+from athanor.corpus.sources.stdlib import Module
+from athanor.errors import InputError
+from athanor.params.download import PackagesSource
+
+SELF = "athanor"  # its sources hold the battery's questions
+TESTS = frozenset("test tests testing _testing conftest benchmarks".split())
+VENDORED = frozenset("_vendor _vendored vendor vendored third_party thirdparty extern externals _extern".split())
+TEST_FILE = re.compile(r"(test_.*|.*_test|.*_tests|tests?|conftest)\.py$")
+GENERATED_FILE = re.compile(r".*_pb2(_grpc)?\.py$|_?version\.py$|.*_parsetab\.py$|lextab\.py$")
+GENERATED = re.compile(
+    rb"@generated|do not edit|auto-?generated|(file|code|module) (is|was) generated|^# generated ", re.IGNORECASE | re.M
+)
+HEADER_BYTES = 1500  # where a generated file says so
+MAX_FILE_BYTES = 1_000_000  # a longer module is a table of data
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed distribution that may be read; `files` are its modules as (path in it, path), in order."""
+
+    name: str  # normalised
+    version: str
+    license: str
+    readme: str
+    files: tuple[tuple[str, Path], ...]
+
+
+def root() -> Path:
+    """The site-packages of the running interpreter, and none of those that the environment adds."""
+    return Path(sysconfig.get_paths()["purelib"])
+
+
+def find(source: PackagesSource, base: Path) -> tuple[list[Package], dict[str, str]]:
+    """The packages below `base` that may be read, in order, and why others may not (name to reason)."""
+    found: dict[str, Package] = {}
+    refused: dict[str, str] = {}
+    excluded = {normalised(name) for name in (*source.exclude, SELF)}
+    distributions = importlib.metadata.distributions(path=[str(base)])
+    installed = [(normalised(item.metadata["Name"] or ""), item) for item in distributions]
+    for name, item in sorted(installed, key=lambda pair: (pair[0], pair[1].version)):
+        stated = licences.of_package(item.metadata)
+        license_ = licences.permitted(stated, source.licenses)
+        if not name or name in excluded:
+            refused[name or "without a name"] = "excluded"
+        elif license_ is None:
+            refused[name] = f"license {stated[:60]}"
+        elif not (files := _modules(item)):
+            refused[name] = "no modules"
+        else:
+            found[name] = Package(name, item.version, license_, _readme(item.metadata), files)
+    if not found:
+        fix = "allow more licenses, or install the packages into the interpreter that runs the stage"
+        raise InputError(f"no package can be read ({len(refused)} left out)", where=str(base), fix=fix)
+    return list(found.values()), refused
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _modules(item: importlib.metadata.Distribution) -> tuple[tuple[str, Path], ...]:
+    paths = sorted({PurePosixPath(str(file)) for file in item.files or [] if str(file).endswith(".py")})
+    own = [(path.as_posix(), Path(str(item.locate_file(path)))) for path in paths if ".." not in path.parts]
+    return tuple((name, path) for name, path in own if _wanted(PurePosixPath(name)) and path.is_file())
+
+
+def _wanted(path: PurePosixPath) -> bool:
+    folders = {part.lower() for part in path.parts[:-1]}
+    if folders & (TESTS | VENDORED) or any(part.endswith((".dist-info", ".data")) for part in folders):
+        return False
+    return not TEST_FILE.match(path.name) and not GENERATED_FILE.match(path.name)
+
+
+def _readme(metadata: Any) -> str:
+    """The long description: the body of METADATA, or the field of older versions of it."""
+    text = metadata.get_payload() or metadata.get("Description") or ""
+    text = re.sub(r"\n(        |       \|)", "\n", text.replace("\r\n", "\n")).strip()
+    return "" if text == "UNKNOWN" else text
+
+
+def total_bytes(packages: list[Package]) -> int:
+    return sum(path.stat().st_size for package in packages for _, path in package.files)
+
+
+def read(
+    source: PackagesSource,
+    val_fraction: float,
+    base: Path,
+    prose: Add,
+    code: Add,
+    *,
+    tick: Callable[[int], None] = lambda file_bytes: None,
+    expect: Callable[[int], None] = lambda total_bytes: None,
+    stop: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Hand the documents of the packages below `base` to `prose` and `code`; returns their provenance.
+
+    A file that cannot be read as Python of this version is counted and left
+    out: packages ship templates and code for other versions. `stop` is called
+    before each file and may raise.
+    """
+    packages, refused = find(source, base)
+    expect(total_bytes(packages))
+    counts: Counter[str] = Counter()
+    used: dict[str, Any] = {}
+    size = 0
+
+    def counted(add: Add) -> Add:
+        def hand_on(document: Document) -> None:
+            nonlocal size
+            if len(document.text) >= source.min_chars:
+                size += len(document.text.encode())
+            add(document)
+
+        return hand_on
+
+    prose, code = counted(prose), counted(code)
+    for package in packages:
+        if _full(source, size):
+            break
+        digest = hashlib.sha256()
+        used[package.name] = {"version": package.version, "license": package.license}
+        for document in readme_documents(package, source, val_fraction):
+            prose(document)
+        files = 0
+        for name, path in package.files:
+            if _full(source, size):
+                break
+            stop()
+            data = path.read_bytes()
+            tick(len(data))
+            reason = unwanted(data)
+            if reason is None:
+                reason = _hand_on(package, name, data, source, val_fraction, prose, code)
+            if reason is None:
+                files += 1
+                digest.update(f"{name}\0{hashlib.sha256(data).hexdigest()}\n".encode())
+            else:
+                counts[reason] += 1
+        used[package.name] |= {"files": files, "files_sha256": digest.hexdigest()}
+    return {"packages": used, "packages_left_out": dict(sorted(refused.items())), "files_left_out": dict(counts)}
+
+
+def _full(source: PackagesSource, size: int) -> bool:
+    return source.max_bytes is not None and size >= source.max_bytes
+
+
+def unwanted(data: bytes) -> str | None:
+    """Why a module is not worth reading, or None."""
+    if len(data) > MAX_FILE_BYTES:
+        return "too large"
+    return "generated" if GENERATED.search(data[:HEADER_BYTES]) else None
+
+
+def _hand_on(
+    package: Package, name: str, data: bytes, source: PackagesSource, val_fraction: float, prose: Add, code: Add
+) -> str | None:
+    """Documents of one module; "not readable" where it is no Python, such as a template that ends in .py."""
+    try:
+        text, tree = stdlib.parse(data, name)
+        module = Module(stdlib.module_name(name), name, text, tree, package.license, package.name)
+        module_documents(module, source, val_fraction, prose, code)
+    except (InputError, LookupError, RecursionError, UnicodeError):
+        return "not readable"
+    return None
+
+
+def readme_documents(package: Package, source: PackagesSource, val_fraction: float) -> Iterator[Document]:
+    key = f"readme:{package.name}"
+    for part, text in enumerate(python_prose.packed([package.readme], source.max_prose_chars, source.min_chars)):
+        meta = {"module": key, "part": part, "package": package.name}
+        yield Document(text, source.prose_name, "prose", package.license, split_of(key, val_fraction), meta)
