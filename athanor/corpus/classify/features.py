@@ -8,7 +8,7 @@ L1), and its margin is the mean weight of its features. So length cannot be
 the signal: a text written twice has the margin of the text written once
 (but for the pair at the seam). On 3,121 documents of the standard library and
 of installed packages (10.7 MB, weak labels) L1 and the more common L2 norm
-gave, for the best C of each: AUROC 0.981 and 0.977, and a correlation of the
+gave, with weights for all features and for the best C: AUROC 0.981 and 0.977, and a correlation of the
 margin with the logarithm of the length of -0.08 and 0.28 (toxicity: 0.997 and
 0.997, 0.00 and -0.13). Dividing by the L2 norm lets the margin grow with the
 square root of the length.
