@@ -39,7 +39,7 @@ def run(run: Run) -> None:
             emit(folder, cleaned)
             funnel = cleaned.funnel.rows()
             write_manifest(
-                folder, kind="clean", version=2, counts=cleaned.counts, parents=parents, funnel=funnel,
+                folder, kind="clean", version=1, counts=cleaned.counts, parents=parents, funnel=funnel,
                 contaminated_items=cleaned.items,
             )
         shutil.rmtree(work)
