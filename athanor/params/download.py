@@ -148,6 +148,8 @@ class RemoteFile:
     sha256: str | None
 
     def __post_init__(self) -> None:
+        if re.match(r"\w+://[^/]*@", self.url):  # manifests and journals name the address
+            raise ParamsError("holds a login", where="url", fix="fetch the file by hand and use a source of type files")
         if not re.match(r"https?://[^/\s]+/\S+$", self.url):
             raise ParamsError(f"'{self.url}' is no address of a file", where="url", fix="begin it with https://")
         if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):

@@ -285,6 +285,9 @@ def test_params(server):
     for url in ("ftp://a/b", "https://host", "a.txt"):
         with pytest.raises(ParamsError, match="is no address of a file"):
             source(server, urls=[{"url": url, "sha256": None}])
+    with pytest.raises(ParamsError, match="url: holds a login") as caught:
+        source(server, urls=[{"url": "https://me:secret@host/a.txt", "sha256": None}])
+    assert "secret" not in str(caught.value)
     with pytest.raises(ParamsError, match="64 lower-case hex digits"):
         source(server, sha256="ABC")
     with pytest.raises(ParamsError, match="urls: no file is given"):
