@@ -142,7 +142,11 @@ class FilesSource:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file on a web server. `sha256` null takes what the server sends; it is recorded in the manifest."""
+    """One file on a web server.
+
+    `sha256` null takes what the server sends and keeps it, whatever it sends
+    later; the manifest records what came.
+    """
 
     url: str
     sha256: str | None
@@ -160,8 +164,7 @@ class RemoteFile:
 class HttpSource:
     """Files of web servers, fetched with resuming and retries, then read as those of type files are.
 
-    The end of the address says the format. Equal contents under another
-    address are another source of the file's name, not of its text.
+    The end of the address says the format.
     """
 
     type: Literal["http"]

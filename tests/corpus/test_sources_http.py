@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import gzip
 import hashlib
 import http.server
 import json
+import resource
 import threading
 from email.utils import formatdate
 
@@ -279,6 +281,19 @@ def test_no_room_on_the_disk(server, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 5))
     with pytest.raises(InputError, match=rf"{len(DATA):,} bytes are to come, the disk has room for 5.*free some space"):
         fetch(source(server), tmp_path)
+
+
+def test_a_disk_that_fills_up_names_the_file_and_keeps_what_came(server, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (CUT, hard))
+    try:
+        with pytest.raises(OSError) as caught:
+            fetch(source(server), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.errno == errno.EFBIG and str(caught.value.filename).endswith("data.jsonl.part")
+    assert content(fetch(source(server, sha256=sha256()), tmp_path)[0]) == DATA
+    assert server.requests[1][1] == f"bytes={CUT}-"
 
 
 def test_params(server):
