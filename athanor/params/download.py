@@ -142,12 +142,18 @@ class FilesSource:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file on a web server. `sha256` null takes what the server sends; it is recorded in the manifest."""
+    """One file on a web server.
+
+    `sha256` null takes what the server sends and keeps it, whatever it sends
+    later; the manifest records what came.
+    """
 
     url: str
     sha256: str | None
 
     def __post_init__(self) -> None:
+        if re.match(r"\w+://[^/]*@", self.url):  # manifests and journals name the address
+            raise ParamsError("holds a login", where="url", fix="fetch the file by hand and use a source of type files")
         if not re.match(r"https?://[^/\s]+/\S+$", self.url):
             raise ParamsError(f"'{self.url}' is no address of a file", where="url", fix="begin it with https://")
         if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
@@ -158,8 +164,7 @@ class RemoteFile:
 class HttpSource:
     """Files of web servers, fetched with resuming and retries, then read as those of type files are.
 
-    The end of the address says the format. Equal contents under another
-    address are another source of the file's name, not of its text.
+    The end of the address says the format.
     """
 
     type: Literal["http"]

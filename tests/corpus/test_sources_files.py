@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from athanor.corpus.documents import Document, read_sources, split_of
+from athanor.corpus.documents import Document, ShardWriter, read_sources, split_of, write_shards
 from athanor.corpus.sources import files, rows
 from athanor.corpus.sources.collect import write_source
 from athanor.errors import GateError, InputError, ParamsError
@@ -140,6 +140,19 @@ def test_gate_on_size_and_count_of_what_is_left_out(tmp_path):
         write_source(tmp_path, "mine", documents, min_chars=5, min_documents=1, min_bytes=12)
     with pytest.raises(GateError, match="gave 0 documents"):
         write_source(tmp_path, "empty", [], min_chars=1, min_documents=1, min_bytes=1)
+
+
+def test_shards_hold_the_documents_in_order(tmp_path):
+    documents = [Document(f"document {number}", "mine", "prose", "MIT", "train") for number in range(25)]
+    with ShardWriter(tmp_path / "mine", shard_bytes=90) as writer:
+        for document in documents:
+            writer.add(document)
+    assert write_shards(tmp_path / "again", documents, shard_bytes=90) == writer.count == 25
+    names = [path.name for path in sorted((tmp_path / "mine").iterdir())]
+    assert names == [f"{number:05d}.parquet" for number in range(len(names))] and len(names) > 2
+    assert [d.text for d in read_sources(tmp_path)] == 2 * [d.text for d in documents]
+    for name in names:
+        assert (tmp_path / "mine" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
 def rows_of_repositories():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import gzip
 import hashlib
 import http.server
 import json
+import resource
 import threading
 from email.utils import formatdate
 
@@ -281,10 +283,26 @@ def test_no_room_on_the_disk(server, tmp_path, monkeypatch):
         fetch(source(server), tmp_path)
 
 
+def test_a_disk_that_fills_up_names_the_file_and_keeps_what_came(server, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (CUT, hard))
+    try:
+        with pytest.raises(OSError) as caught:
+            fetch(source(server), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.errno == errno.EFBIG and str(caught.value.filename).endswith("data.jsonl.part")
+    assert content(fetch(source(server, sha256=sha256()), tmp_path)[0]) == DATA
+    assert server.requests[1][1] == f"bytes={CUT}-"
+
+
 def test_params(server):
     for url in ("ftp://a/b", "https://host", "a.txt"):
         with pytest.raises(ParamsError, match="is no address of a file"):
             source(server, urls=[{"url": url, "sha256": None}])
+    with pytest.raises(ParamsError, match="url: holds a login") as caught:
+        source(server, urls=[{"url": "https://me:secret@host/a.txt", "sha256": None}])
+    assert "secret" not in str(caught.value)
     with pytest.raises(ParamsError, match="64 lower-case hex digits"):
         source(server, sha256="ABC")
     with pytest.raises(ParamsError, match="urls: no file is given"):

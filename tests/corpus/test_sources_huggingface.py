@@ -256,6 +256,8 @@ def test_few_malformed_rows_are_counted_and_many_are_an_error(tmp_path):
     told = r"'hub': 3 of 100 rows are malformed, the first: .*row 51: column 'text' holds int"
     with pytest.raises(InputError, match=told):
         huggingface.fetch(source(folder, json_lines="*.jsonl", max_malformed_fraction=0.029), tmp_path / "b", 0.1)
+    with pytest.raises(InputError, match=told):  # also of what was fetched under another tolerance
+        huggingface.fetch(source(folder, json_lines="*.jsonl", max_malformed_fraction=0.029), tmp_path / "work", 0.1)
     with pytest.raises(InputError, match="1 of 51 rows are malformed"):  # none tolerated: at once
         huggingface.fetch(source(folder, json_lines="*.jsonl"), tmp_path / "c", 0.1)
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from athanor.corpus.exercises.build import CATEGORIES
+from athanor.corpus.sources.fetch import check_pinned
 from athanor.errors import ParamsError
 from athanor.params.download import HuggingFaceSource, is_local
 from athanor.params.instruct import ExercisesSource, MessagesSource
@@ -225,6 +226,29 @@ def test_a_moving_revision_is_refused(section: str, key: str, revision: str) -> 
     with pytest.raises(ParamsError, match=rf"does not pin .*{re.escape(data[section]['sources'][0][key])}") as caught:
         built(data)
     assert caught.value.where == f"{section}.sources[0].revision"
+
+
+@pytest.mark.parametrize(("section", "key"), [("download", "dataset"), ("instruct", "hub_id")])
+def test_a_set_without_a_revision_is_a_valid_file_and_refused_before_any_work(section: str, key: str) -> None:
+    data = copy.deepcopy(raw(ROOT / "presets" / "plasma-1.1.yaml"))
+    assert check_pinned(built(data)["download"], built(data)["instruct"]) is None
+    data[section]["sources"][0]["revision"] = None
+    sections = built(data)
+    with pytest.raises(ParamsError, match=re.escape(f"{data[section]['sources'][0][key]} is not pinned")) as caught:
+        check_pinned(sections["download"], sections["instruct"])
+    assert caught.value.where == f"{section}.sources[0].revision" and "athanor pin" in caught.value.fix
+
+
+@pytest.mark.parametrize("path", PLASMA[1:], ids=lambda path: path.stem)
+def test_the_fuller_presets_name_the_reference_sources(path: Path) -> None:
+    """Those of the reference run's main mixture and tuning, but for the ones that the file says are left out."""
+    texts = {name for source in load(path)["download"].sources for name in source.names}
+    assert texts >= {"fineweb-edu", "fineweb", "wikipedia", "stackexchange", "code", "finemath", "cosmopedia", "arxiv"}
+    assert ("books" in texts) == (path.stem == "plasma-1.2")
+    chats = {source.name for source in load(path)["instruct"].sources}
+    assert chats >= {"dolly", "no-robots", "oasst", "slimorca", "ultrachat", "alpaca", "wizardlm", "metamath"}
+    edu = next(source for source in load(path)["download"].sources if source.names == ("fineweb-edu",))
+    assert [(rule.column, rule.min) for rule in edu.select.filters] == [("score", 3.0)]
 
 
 @each_preset

@@ -44,7 +44,13 @@ def fetch(
     folder.mkdir(parents=True, exist_ok=True)
     state = _whole(folder, _load_state(folder))
     tick(state["bytes"])
+
+    def check(ended: bool) -> None:
+        count, first = state["left_out"].get("malformed", 0), state["first_malformed"] or ""
+        select.check_malformed(source.name, count, state["rows"], source.max_malformed_fraction, first, ended=ended)
+
     if state["done"]:
+        check(ended=True)  # the tolerance may be another than when it was fetched
         return _counts(state)
     stream = _stream_of(source)
     if state["stream"] is not None:
@@ -61,10 +67,6 @@ def fetch(
             state["parts"].append({"sha256": checksum, **copy.deepcopy({key: state[key] for key in POSITION})})
         write_json(folder / STATE, state)
         part, pending = [], 0
-
-    def check(ended: bool) -> None:
-        count, first = state["left_out"].get("malformed", 0), state["first_malformed"] or ""
-        select.check_malformed(source.name, count, state["rows"], source.max_malformed_fraction, first, ended=ended)
 
     for row in rows_of(stream, source.dataset, lambda: state["rows"]):
         state["rows"] += 1
