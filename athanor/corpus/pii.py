@@ -261,7 +261,7 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _CLASSES = str.maketrans(
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", "a" * 26 + "A" * 26 + "0" * 10
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", "a" * 26 + "A" * 26 + "0" * 10, "+/_=~.-"
 )
 
 
@@ -288,7 +288,7 @@ def _random(value: str) -> bool:
     changes = sum(one != other for one, other in zip(classes, classes[1:], strict=False))
     counts = Counter(value).values()
     entropy = -sum(count / len(value) * math.log2(count / len(value)) for count in counts)
-    return "0" in classes and changes >= len(value) / 4 and entropy >= 3.0
+    return "0" in classes and changes >= len(classes) / 4 and entropy >= 3.0
 
 
 _FINDERS: dict[str, Callable[[str], Iterator[Span]]] = {
