@@ -148,7 +148,8 @@ def test_a_stripped_indent_turns_the_gate_red(monkeypatch):
 
 
 def relaxed() -> CleanParams:
-    off = {"max_repeated_line_fraction": None, "max_repeated_ngram_fraction": None, "max_top_ngram_fraction": None}
+    names = (field.name for field in dataclasses.fields(PARAMS.rules.code))
+    off = {name: None for name in names if name.startswith(("max_repeated", "max_top"))}
     code = dataclasses.replace(PARAMS.rules.code, **off)
     return dataclasses.replace(PARAMS, rules=dataclasses.replace(PARAMS.rules, code=code))
 

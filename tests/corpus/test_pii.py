@@ -71,7 +71,7 @@ def test_found(text, expected):
         ">>> math.pi\n3.141592653589793\n>>> 2**62\n4611686018427387904\n>>> 2**52\n4503599627370496",
         "3512 3460 3579 3610 3512 3460\n4111 1111 1111 1112\n(6458161865649291, -53)\n0.4111111111111111",
         "-2147483648  +2147483647  +1.23 4.56 7.89 1.22",
-        "@dataclass\nclass A: pass\nself.a@b.conj() image@2x.png user@host git@github.com:a/b.git x@y.T(",
+        "@dataclass\nclass A: pass\nself.a@b.conj() a@b.mT x@y.at[0] image@2x.png user@host git@github.com:a/b.git x@y.T(",
         "joe@example.com jane@mail.example.org aes256-gcm@openssh.com",
         'token = "next_token_of_the_lexer_2"\npassword = "correct horse battery staple 1"',
         "disk-partition-table-of-the-second-machine-Number-42 task-force",

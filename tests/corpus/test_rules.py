@@ -65,6 +65,12 @@ def test_good_documents_stay(document):
     assert judge(document.text, document.kind) is None
 
 
+@pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "presets").glob("*.yaml")))
+def test_good_documents_stay_with_every_preset(preset):
+    params = load_section(ROOT / "presets" / f"{preset}.yaml", "clean", CleanParams).rules
+    assert {document.name: reason for document in KEEP if (reason := judge(document.text, document.kind, params))} == {}
+
+
 @pytest.mark.parametrize("document", DROP, **named)
 def test_each_defect_is_dropped_for_its_reason(document):
     """The shipped rules drop it; with all other rules off this one still does, and with all off nothing does."""
