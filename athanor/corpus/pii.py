@@ -259,7 +259,7 @@ _ISSUED = tuple(
         ("npm_", r"npm_[A-Za-z0-9]{36,}"),
         ("pypi-AgE", r"pypi-AgE[A-Za-z0-9_-]{40,}"),
         ("SG.", r"SG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),  # SendGrid
-        ("eyJ", r"eyJ[A-Za-z0-9_-]{8,4000}+\.eyJ[A-Za-z0-9_-]{8,4000}+\.[A-Za-z0-9_-]{8,}"),  # JSON web token (RFC 7519)
+        ("eyJ", r"eyJ[A-Za-z0-9_-]{8,4000}+\.eyJ[A-Za-z0-9_-]{8,4000}+\.[A-Za-z0-9_-]{8,}"),  # JSON web token
     )
 )
 _PRIVATE = re.compile(

@@ -71,7 +71,8 @@ def test_found(text, expected):
         ">>> math.pi\n3.141592653589793\n>>> 2**62\n4611686018427387904\n>>> 2**52\n4503599627370496",
         "3512 3460 3579 3610 3512 3460\n4111 1111 1111 1112\n(6458161865649291, -53)\n0.4111111111111111",
         "-2147483648  +2147483647  +1.23 4.56 7.89 1.22",
-        "@dataclass\nclass A: pass\nself.a@b.conj() a@b.mT x@y.at[0] image@2x.png user@host git@github.com:a/b.git x@y.T(",
+        "@dataclass\nclass A: pass\nself.a@b.conj() a@b.mT x@y.at[0] x@y.T(",
+        "image@2x.png user@host git@github.com:a/b.git",
         "joe@example.com jane@mail.example.org aes256-gcm@openssh.com",
         'token = "next_token_of_the_lexer_2"\npassword = "correct horse battery staple 1"',
         "disk-partition-table-of-the-second-machine-Number-42 task-force",
@@ -98,6 +99,7 @@ def planted(rng: random.Random) -> dict[str, str]:
 
     area, exchange, line = rng.randint(201, 989), rng.randint(201, 989), rng.randint(1000, 9999)
     card = luhn_number(rng, rng.choice(["4", "51", "55", "6011"]), 16)
+    fours = [card[n : n + 4] for n in range(0, 16, 4)]
     local = rng.choice(["{0}", "{0}.{1}", "{0}_{1}", "{0}+{1}", "{0}99"]).format(word(1, 9), word(2, 9))
     return {
         "email": f"{local}@{word(2, 9)}.{rng.choice(['com', 'org', 'de', 'co.uk', 'edu', 'io', 'net'])}",
@@ -111,18 +113,20 @@ def planted(rng: random.Random) -> dict[str, str]:
             f"+49 {area} {exchange}{line}", f"+33 6 {area % 90 + 10} {line % 90 + 10} 41 {exchange % 90 + 10}",
         ]),
         "card": rng.choice([
-            card, " ".join(card[n : n + 4] for n in range(0, 16, 4)), "-".join(card[n : n + 4] for n in range(0, 16, 4)),
-            luhn_number(rng, "37", 15),
+            card, " ".join(fours), "-".join(fours), luhn_number(rng, "37", 15),
         ]),
         "key": rng.choice([
-            "AKIA" + "".join(rng.choices(string.ascii_uppercase + "234567", k=16)), f"ghp_{code(36)}", f"AIza{code(35)}",
-            f"xoxb-{rng.randint(10**11, 10**12)}-{code(24)}", f"sk_live_{code(24)}", f"hf_{code(34)}", f"glpat-{code(20)}",
-            f"npm_{code(36)}", f"github_pat_{code(22)}_{code(59)}",
+            "AKIA" + "".join(rng.choices(string.ascii_uppercase + "234567", k=16)), f"AIza{code(35)}",
+            f"xoxb-{rng.randint(10**11, 10**12)}-{code(24)}", f"sk_live_{code(24)}", f"hf_{code(34)}",
+            f"glpat-{code(20)}", f"npm_{code(36)}", f"ghp_{code(36)}", f"github_pat_{code(22)}_{code(59)}",
         ]),
     }
 
 
-FRAMES = ["Please use {} for this, thanks.", "Contact: {}\n", '    value = "{}"\n', "see ({}).", "- {}\n- next", "{}", "a, {}, b"]
+FRAMES = [
+    "Please use {} for this, thanks.", "Contact: {}\n", '    value = "{}"\n', "see ({}).", "- {}\n- next", "{}",
+    "a, {}, b",
+]
 
 
 def test_recall_of_planted_data():
@@ -152,8 +156,8 @@ def test_standard_library_has_no_cards_phones_or_keys():
 
 PIECES = st.sampled_from([
     "ann@kale.com", "81.2.69.142", "2a00:1450::200e", "+14155552671", "415-555-2671", "(415) 555-2671", "tel ",
-    "4111111111111111", "4111 1111 1111 1111", "ghp_" + "a1B2" * 9, "eyJ" + "aB3" * 9, "=", '"', "api_key", "\n", "    ",
-    "\t", " ", ".", "-", ":", "@", "<", ">", ",", "1", "x", "com", "_", "/", "(", ")", "+", "version ",
+    "4111111111111111", "4111 1111 1111 1111", "ghp_" + "a1B2" * 9, "eyJ" + "aB3" * 9, "\n", "=", '"', "api_key",
+    "    ", "\t", " ", ".", "-", ":", "@", "<", ">", ",", "1", "x", "com", "_", "/", "(", ")", "+", "version ",
 ])
 
 

@@ -155,7 +155,9 @@ def test_most_of_the_standard_library_stays():
 
 
 def test_known_phrases_are_counted_where_they_stand_whole():
-    texts = ["We use cookies. Click here, click\nhere!", "click", "here privacy policy", "Privacy-policy", "", "Lorem ipsum"]
+    texts = [
+        "We use cookies. Click here, click\nhere!", "click", "here privacy policy", "Privacy-policy", "", "Lorem ipsum"
+    ]
     found = language.measure(tokenise(texts).words)
     assert found["boilerplate"].tolist() == [2, 0, 1, 1, 0, 0]
     assert found["placeholders"].tolist() == [0, 0, 0, 0, 0, 1]
