@@ -68,7 +68,8 @@ def test_good_documents_stay(document):
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "presets").glob("*.yaml")))
 def test_good_documents_stay_with_every_preset(preset):
     params = load_section(ROOT / "presets" / f"{preset}.yaml", "clean", CleanParams).rules
-    assert {document.name: reason for document in KEEP if (reason := judge(document.text, document.kind, params))} == {}
+    reasons = {document.name: judge(document.text, document.kind, params) for document in KEEP}
+    assert set(reasons.values()) <= {None, "too_few_words"}, reasons  # some presets ask for more words
 
 
 @pytest.mark.parametrize("document", DROP, **named)
