@@ -1,7 +1,8 @@
 """What cleaning costs, beside datatrove on the same documents, and how well near duplicates are found.
 
-    make bench-data
-    python -m tools.bench_data [--folder FOLDER] [--megabytes 120] [--sample 6] [--repeats 3] [--no-datatrove] [--memory]
+    make bench-data [BENCH="--memory"]
+    python -m tools.bench_data [--folder FOLDER] [--megabytes 120] [--sample 6] [--repeats 3] [--pairs 600]
+                               [--no-datatrove] [--memory]
 
 Everything lies in FOLDER and is made once: the corpus, the sample and
 datatrove's environment. Results: a table, and FOLDER/results.json. With
