@@ -126,7 +126,7 @@ def drop_duplicates(
     sets = settle.ShingleSets(table.shards, wanted, work / "candidates", map_shards, "candidates")
     threshold = params.dedup.near_duplicate_jaccard
     repeats(*_columns(dedup.near_duplicates(signatures, ranked, sets, threshold, found)), NEAR, NEAR_VAL)
-    # Banding misses one pair in twenty at the threshold. Between training and validation none may be missed.
+    # Banding misses one pair in seventy at the threshold. Between training and validation none may be missed.
     ranked = ranked[table.reason[ranked] == KEPT]
     val = ranked[table.val[ranked]]
     if len(val):

@@ -81,7 +81,10 @@ def other_sources(micro: Clone, folder: Path) -> list[Hermetic]:
     clean = Hermetic(micro.path, "clean", folder / "clean")
     shutil.rmtree(clean.work / "data" / "raw")
     shutil.copytree(download.work / "data" / "raw", clean.work / "data" / "raw")
-    return [download, succeed(clean)]
+    sources = read_yaml(micro.path / "params.yaml")["mixture"]["sources"]
+    mixture = {"seed": 1, "sources": sources, "cooldown": {"sources": {"python-code": sources["python-code"]}}}
+    shard = Hermetic(micro.path, "shard", folder / "shard", {"mixture": mixture})
+    return [download, succeed(clean), succeed(shard)]
 
 
 def other_params(url: str) -> dict[str, Any]:
