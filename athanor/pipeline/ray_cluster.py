@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -86,6 +87,12 @@ def in_ray(calls: Mapping[str, str], workers: int, folder: Path) -> Answers:
 def _connect(ray: object, workers: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # tells nobody
     address = os.environ.get("RAY_ADDRESS") or "local"
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        try:  # Ray itself would try for seven minutes
+            socket.create_connection((host, int(port)), timeout=30).close()
+        except OSError as error:
+            raise _no_cluster(address, error) from None
     path = os.pathsep.join(part for part in (str(Path.cwd()), os.environ.get("PYTHONPATH")) if part)
     try:
         ray.init(
@@ -99,8 +106,12 @@ def _connect(ray: object, workers: int) -> None:
             logging_level="error",
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        what = f"no Ray cluster answers ({str(error).splitlines()[0]})"
-        raise InputError(what, where=f"RAY_ADDRESS={address}", fix="start one: ray start --head, see docs/cluster.md") from None
+        raise _no_cluster(address, error) from None
+
+
+def _no_cluster(address: str, error: Exception) -> InputError:
+    what = f"no Ray cluster answers ({str(error).splitlines()[0]})"
+    return InputError(what, where=f"RAY_ADDRESS={address}", fix="start one: ray start --head, see docs/cluster.md")
 
 
 @contextlib.contextmanager

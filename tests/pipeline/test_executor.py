@@ -8,13 +8,10 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import athanor
@@ -22,73 +19,19 @@ from athanor.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.pipeline.executor import KILLS, Executor, from_machine
 from athanor.pipeline.machine import machine
 from athanor.pipeline.portable import name_of, pack, pack_error, unpack, unpack_error
-from tests.pipeline.toy_work import SHARDS, Task, began, contents, make_raw, make_tasks, score, where_am_i
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass
-class Toy:
-    """Raw shards, a folder to steer the work with, and the bytes that one process makes of them."""
-
-    raw: Path
-    control: Path
-    tmp: Path
-    serial: dict[str, str]
-
-    def tasks(self) -> dict[str, Task]:
-        return make_tasks(self.raw, self.control)
-
-    def order(self, word: str, *shards: int) -> None:
-        for shard in shards:
-            (self.control / f"{word}-{shard:05d}").touch()
-
-    def withdraw(self, word: str) -> None:
-        for path in self.control.glob(f"{word}-*"):
-            path.unlink()
-
-    def start(self, out: Path, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tests.pipeline.toy_work", self.raw, out, self.control, *words]
-        return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, start_new_session=True)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    folder = tmp_path_factory.mktemp("toy")
-    raw, control = make_raw(folder / "raw"), folder / "control"
-    control.mkdir()
-    tasks = make_tasks(raw, control)
-    assert len(tasks) == SHARDS
-    Executor(1)(score, tasks, folder / "serial")
-    return raw, contents(folder / "serial")
-
+from tests.pipeline.shard_toy import ROOT, ShardToy, alive, done, until
+from tests.pipeline.toy_work import SHARDS, Task, began, contents, score, where_am_i
 
 @pytest.fixture
-def toy(made: tuple[Path, dict[str, str]], tmp_path: Path) -> Toy:
+def toy(raw_shards: tuple[Path, dict[str, str]], tmp_path: Path) -> ShardToy:
     (tmp_path / "control").mkdir()
-    return Toy(made[0], tmp_path / "control", tmp_path, made[1])
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
-        time.sleep(0.02)
-    return value
-
-
-def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
-
-
-def done(out: Path) -> int:
-    return len(list(out.glob("toy/*/facts.json")))
+    return ShardToy(raw_shards[0], tmp_path / "control", tmp_path, raw_shards[1])
 
 
 # -- the same bytes ---------------------------------------------------------------
 
 
-def test_one_process_two_processes_and_shuffled_tasks_give_the_same_bytes(toy: Toy) -> None:
+def test_one_process_two_processes_and_shuffled_tasks_give_the_same_bytes(toy: ShardToy) -> None:
     advanced: list[int] = []
     two = Executor(2, advanced.append)
     tasks = toy.tasks()
@@ -102,7 +45,7 @@ def test_one_process_two_processes_and_shuffled_tasks_give_the_same_bytes(toy: T
     assert sum(map(len, began(toy.control).values())) == 2 * SHARDS, "a done task was done again"
 
 
-def test_workers_run_the_code_of_this_folder_with_one_thread(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_run_the_code_of_this_folder_with_one_thread(toy: ShardToy, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = {"a": None, "b": None}
     found = Executor(2)(where_am_i, tasks, toy.tmp / "here")
     assert found["a"]["pid"] != os.getpid()
@@ -131,7 +74,7 @@ def test_an_experiment_in_another_checkout_runs_its_own_code(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def held(toy: Toy) -> Iterator[tuple[Toy, subprocess.Popen[str], list[int]]]:
+def held(toy: ShardToy) -> Iterator[tuple[ShardToy, subprocess.Popen[str], list[int]]]:
     """A coordinator whose two workers hang in shards 2 and 3, with the first two done."""
     toy.order("hold", *range(2, SHARDS))
     job = toy.start(toy.tmp / "out")
@@ -148,7 +91,7 @@ def held(toy: Toy) -> Iterator[tuple[Toy, subprocess.Popen[str], list[int]]]:
         job.wait()
 
 
-def resume(toy: Toy) -> None:
+def resume(toy: ShardToy) -> None:
     toy.withdraw("hold")
     Executor(2)(score, toy.tasks(), toy.tmp / "out")
     assert contents(toy.tmp / "out") == toy.serial
@@ -177,7 +120,7 @@ def test_workers_end_with_a_killed_coordinator(held: Any) -> None:
     resume(toy)
 
 
-def test_stop_is_asked_before_a_later_task_in_one_process(toy: Toy) -> None:
+def test_stop_is_asked_before_a_later_task_in_one_process(toy: ShardToy) -> None:
     asked: list[int] = []
     with pytest.raises(Interrupted, match="stopped after 3 of 8 shards"):
         Executor(1, stop=lambda: len(asked) >= 3, advance=asked.append)(score, toy.tasks(), toy.tmp / "out")
@@ -187,7 +130,7 @@ def test_stop_is_asked_before_a_later_task_in_one_process(toy: Toy) -> None:
 # -- killed workers -----------------------------------------------------------------
 
 
-def test_a_killed_worker_costs_its_shard_once(toy: Toy) -> None:
+def test_a_killed_worker_costs_its_shard_once(toy: ShardToy) -> None:
     """As the kernel does when memory runs out."""
     toy.order("hold", 2, 3)
     job = toy.start(toy.tmp / "out")
@@ -199,7 +142,7 @@ def test_a_killed_worker_costs_its_shard_once(toy: Toy) -> None:
     assert contents(toy.tmp / "out") == toy.serial, "something is lost, or left over"
 
 
-def test_a_shard_that_always_kills_its_worker_ends_in_advice(toy: Toy) -> None:
+def test_a_shard_that_always_kills_its_worker_ends_in_advice(toy: ShardToy) -> None:
     toy.order("die", SHARDS - 1)
     with pytest.raises(InputError, match="worker was killed 3 times, probably because memory ran out.*lower `workers`"):
         Executor(2)(score, toy.tasks(), toy.tmp / "out")
@@ -213,7 +156,7 @@ def test_a_shard_that_always_kills_its_worker_ends_in_advice(toy: Toy) -> None:
 # -- errors -------------------------------------------------------------------------
 
 
-def test_an_error_of_the_work_arrives_as_it_is(toy: Toy) -> None:
+def test_an_error_of_the_work_arrives_as_it_is(toy: ShardToy) -> None:
     toy.order("fail", 4)
     found = []
     for workers in (1, 2):
@@ -276,13 +219,13 @@ def test_tasks_travel_as_json() -> None:
 
 @pytest.mark.parametrize("bad", [{1, 2}, {1: "a"}, b"x", float("nan"), [{"deep": object()}], len], ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_tasks_that_cannot_travel_are_refused_before_any_work(toy: Toy, bad: Any, workers: int) -> None:
+def test_tasks_that_cannot_travel_are_refused_before_any_work(toy: ShardToy, bad: Any, workers: int) -> None:
     with pytest.raises(TypeError, match="task 'b'.*cannot be sent to another process"):
         Executor(workers)(where_am_i, {"a": 1, "b": bad}, toy.tmp / "out")
     assert not (toy.tmp / "out").exists()
 
 
-def test_work_must_stand_in_a_module(toy: Toy) -> None:
+def test_work_must_stand_in_a_module(toy: ShardToy) -> None:
     assert name_of(score) == "tests.pipeline.toy_work:score"
     for work in (lambda task, out: {}, foreign("x").__class__):
         with pytest.raises(TypeError, match="no function or class at the top of a module"):
