@@ -44,7 +44,7 @@ Answers = Iterator[tuple[str, dict[str, Any]] | None]
 
 
 class Executor:
-    """A `MapShards`. `advance` gets the bytes of each task as it ends; `stop` is asked while tasks run."""
+    """A `MapShards`. `advance` gets the bytes of each task as it ends; `stop` is asked while others work, or between own tasks."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ import pytest
 
 import athanor
 from athanor.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.pipeline.executor import KILLS, Executor, from_machine
+from athanor.pipeline.executor import KILLS, Executor, from_machine, run_task
 from athanor.pipeline.machine import machine
 from athanor.pipeline.portable import name_of, pack, pack_error, unpack, unpack_error
 from tests.pipeline.shard_toy import ROOT, ShardToy, alive, done, until
@@ -43,6 +43,25 @@ def test_one_process_two_processes_and_shuffled_tasks_give_the_same_bytes(toy: S
     assert list(two(score, dict(shuffled), toy.tmp / "shuffled")) == [name for name, _ in shuffled]
     assert contents(toy.tmp / "two") == contents(toy.tmp / "shuffled") == toy.serial
     assert sum(map(len, began(toy.control).values())) == 2 * SHARDS, "a done task was done again"
+
+
+def test_what_another_process_has_finished_meanwhile_stands(toy: ShardToy) -> None:
+    """A worker that outlived its coordinator may do the same shard as the next run."""
+    name, task = next(iter(toy.tasks().items()))
+
+    def twin(_: Any, out: Path) -> dict[str, Any]:
+        run_task(score, name, task, toy.tmp / "out")
+        raise OSError("swept away by the other")
+
+    first = run_task(twin, name, task, toy.tmp / "out")
+    assert first == run_task(twin, name, task, toy.tmp / "out")  # would raise another time, were it begun
+    assert len(began(toy.control)["00000"]) == 1
+    with pytest.raises(OSError, match="full"):
+        run_task(no_room, "other", None, toy.tmp / "out")
+
+
+def no_room(task: Any, out: Path) -> dict[str, Any]:
+    raise OSError(28, "full")
 
 
 def test_workers_run_the_code_of_this_folder_with_one_thread(toy: ShardToy, monkeypatch: pytest.MonkeyPatch) -> None:
