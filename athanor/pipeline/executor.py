@@ -16,8 +16,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -44,7 +42,11 @@ Answers = Iterator[tuple[str, dict[str, Any]] | None]
 
 
 class Executor:
-    """A `MapShards`. `advance` gets the bytes of each task as it ends; `stop` is asked while others work, or between own tasks."""
+    """A `MapShards`.
+
+    `advance` gets the bytes of each task as it ends. `stop` is asked while
+    workers work; in one process, between two tasks.
+    """
 
     def __init__(
         self,
@@ -59,7 +61,13 @@ class Executor:
         self.kind, self.slurm_args = kind, slurm_args
 
     def __call__(
-        self, work: Work, tasks: Mapping[str, Any], folder: Path, *, desc: str = "", sizes: Mapping[str, int] | None = None
+        self,
+        work: Work,
+        tasks: Mapping[str, Any],
+        folder: Path,
+        *,
+        desc: str = "",
+        sizes: Mapping[str, int] | None = None,
     ) -> dict[str, dict[str, Any]]:
         folder = folder.absolute()
         _sweep(folder, tasks)
@@ -95,6 +103,8 @@ class Executor:
 
             yield from in_slurm(calls, self.workers, folder, self.slurm_args)
         elif self.workers > 1 and len(calls) > 1:
+            from athanor.pipeline.processes import in_processes
+
             yield from in_processes(calls, self.workers)
         else:
             for name in calls:
@@ -135,64 +145,9 @@ def run_call(text: str) -> dict[str, Any]:
         return {"error": pack_error(error)}
 
 
-def in_processes(calls: Mapping[str, str], workers: int) -> Answers:
-    """Processes of joblib's loky. After one was killed the others start anew, half as many, with what is left.
-
-    loky itself and not joblib.Parallel, which gives the caller no turn between
-    two results: a stop would wait for a whole shard.
-    """
-    from concurrent.futures import FIRST_COMPLETED, wait
-
-    from joblib.externals.loky import get_reusable_executor
-    from joblib.externals.loky.process_executor import BrokenProcessPool
-
-    left, kills = dict(calls), 0
-    while left:
-        workers = min(workers, len(left))
-        pool = get_reusable_executor(workers, initializer=enter_worker, initargs=(os.getpid(),), env=ONE_THREAD)
-        waiting, running = iter(list(left)), {}
-        try:
-            while True:
-                for name in (name for name, _ in zip(waiting, range(2 * workers - len(running)))):
-                    running[pool.submit(run_call, left[name])] = name
-                if not running:
-                    break
-                ended, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    answer = future.result()
-                    kills = 0
-                    name = running.pop(future)
-                    del left[name]
-                    yield name, answer
-                if not ended:
-                    yield None
-        except BrokenProcessPool:
-            yield None  # a stop that came meanwhile wins
-            kills += 1
-            if kills >= KILLS:
-                raise killed(f"with {workers} workers, {len(left)} shards are left") from None
-            workers = max(1, workers // 2)
-        except BaseException:
-            pool.shutdown(wait=True, kill_workers=True)
-            raise
-
-
 def killed(what: str) -> InputError:
     fix = "lower `workers` in machine.yaml, or free memory, and run again; finished shards are kept"
     return InputError(f"a worker was killed {KILLS} times, probably because memory ran out: {what}", fix=fix)
-
-
-def enter_worker(parent: int) -> None:
-    """In a new worker: leave signals to the coordinator, and end soon after it, however it ended."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs started from here would inherit
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(POLL)
-    os._exit(1)
 
 
 def _sweep(folder: Path, tasks: Mapping[str, Any]) -> None:

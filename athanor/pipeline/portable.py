@@ -89,7 +89,8 @@ def pack_error(error: BaseException) -> dict[str, Any]:
             return {**packed, "trace": trace}
     except Exception:  # whatever a foreign class does: the text still has to arrive
         pass
-    return {"class": "builtins:RuntimeError", "args": [f"{type(error).__name__}: {error}"], "state": {"dict": {}}, "trace": trace}
+    args = [f"{type(error).__name__}: {error}"]
+    return {"class": "builtins:RuntimeError", "args": args, "state": {"dict": {}}, "trace": trace}
 
 
 def unpack_error(packed: dict[str, Any]) -> BaseException:

@@ -28,9 +28,8 @@ def in_ray(calls: Mapping[str, str], workers: int, folder: Path) -> Answers:
         try:
             import ray
         except ImportError:
-            raise InputError(
-                "machine.yaml asks for Ray, which is not installed", fix="pip install -e '.[cluster]', or executor: processes"
-            ) from None
+            what = "machine.yaml asks for Ray, which is not installed"
+            raise InputError(what, fix="pip install -e '.[cluster]', or executor: processes") from None
         if not ray.is_initialized():
             _connect(ray, workers)
     folder.mkdir(parents=True, exist_ok=True)

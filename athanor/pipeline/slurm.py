@@ -84,7 +84,8 @@ def _submitted(batch: Path, calls: Mapping[str, str], parts: int, arguments: Seq
     write_text(batch / "job.sh", "\n".join([*lines, f'exec "{sys.executable}" {work}', ""]))
     command = ["sbatch", "--parsable", "--wait", f"--array=0-{parts - 1}", "--ntasks=1", "--job-name=athanor"]
     command += [f"--chdir={Path.cwd()}", f"--output={batch}/log/%a.txt", *arguments, str(batch / "job.sh")]
-    waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    pipe = subprocess.PIPE
+    waiting = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     assert waiting.stdout is not None and waiting.stderr is not None
     job = ""
     try:

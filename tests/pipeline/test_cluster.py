@@ -162,7 +162,7 @@ def test_ray_on_one_machine(toy: ShardToy, ray_env: dict[str, str], monkeypatch:
             executor(score, toy.tasks(), toy.tmp / "failed")
         toy.order("die", 5)
         toy.withdraw("fail")
-        with pytest.raises(InputError, match="a worker was killed 3 times, probably because memory ran out: shard 'toy/00005'"):
+        with pytest.raises(InputError, match="a worker was killed 3 times, probably .*: shard 'toy/00005'"):
             executor(score, toy.tasks(), toy.tmp / "killed")
         monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
         with pytest.raises(InputError, match="RAY_ADDRESS=127.0.0.1:1: no Ray cluster answers"):
@@ -188,7 +188,7 @@ def test_a_machine_that_does_not_share_the_files_is_named(toy: ShardToy, two_nod
             patch.setenv("RAY_ADDRESS", two_nodes.address)
             until(lambda: len(psutil.Process(node.pid).children(recursive=True)) >= 2, "the node has started")
             toy.order("hold", *range(SHARDS))  # or the first machine would have done it all before
-            with pytest.raises(InputError, match="of the Ray cluster does not see this folder. Fix: put the checkout on"):
+            with pytest.raises(InputError, match="of the Ray cluster does not see this folder. Fix: put"):
                 Executor(2, kind="ray")(score, toy.tasks(), toy.tmp / "out")
         ray.shutdown()
     finally:
@@ -232,7 +232,9 @@ def test_parts_as_jobs_of_any_scheduler(toy: ShardToy) -> None:
     assert times(toy) == {n: 2 if n in (4, 5) else 1 for n in range(SHARDS)}
 
 
-@pytest.mark.parametrize(("number", "status", "text"), [(3, 2, "--part 3 is not from 0 to 2"), (0, 1, "no tasks.json there")])
+@pytest.mark.parametrize(
+    ("number", "status", "text"), [(3, 2, "--part 3 is not from 0 to 2"), (0, 1, "no tasks.json there")]
+)
 def test_a_part_that_is_none(tmp_path: Path, number: int, status: int, text: str) -> None:
     job = part(tmp_path, number, 3)
     assert text in job.communicate()[1] and job.returncode == status

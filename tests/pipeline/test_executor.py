@@ -119,7 +119,8 @@ def resume(toy: ShardToy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "group"), [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGINT, True), (signal.SIGTERM, True)]
+    ("number", "group"),
+    [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGINT, True), (signal.SIGTERM, True)],
 )
 def test_a_signal_stops_in_the_middle_of_a_shard(held: Any, number: int, group: bool) -> None:
     toy, job, workers = held
@@ -236,7 +237,9 @@ def test_tasks_travel_as_json() -> None:
     assert unpack(pack({"dict": {"path": "x"}}, "t")) == {"dict": {"path": "x"}}
 
 
-@pytest.mark.parametrize("bad", [{1, 2}, {1: "a"}, b"x", float("nan"), [{"deep": object()}], len], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "bad", [{1, 2}, {1: "a"}, b"x", float("nan"), [{"deep": object()}], len], ids=lambda value: type(value).__name__
+)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_tasks_that_cannot_travel_are_refused_before_any_work(toy: ShardToy, bad: Any, workers: int) -> None:
     with pytest.raises(TypeError, match="task 'b'.*cannot be sent to another process"):

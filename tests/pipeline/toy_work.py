@@ -30,7 +30,7 @@ SHARDS = 8
 
 @dataclass(frozen=True)
 class Task:
-    """`control` is a folder: an empty file `hold-<shard>` there makes the shard wait, `die-<shard>` kills its worker."""
+    """`control` is a folder; an empty file there makes a shard wait (`hold-<shard>`), fail, or its worker die."""
 
     shard: Path
     control: Path
@@ -85,7 +85,8 @@ def where_am_i(task: Any, out: Path) -> dict[str, Any]:
     import athanor
 
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-    return {"code": athanor.__file__, "cwd": os.getcwd(), "pid": os.getpid(), "threads": [os.environ.get(n) for n in names]}
+    threads = [os.environ.get(name) for name in names]
+    return {"code": athanor.__file__, "cwd": os.getcwd(), "pid": os.getpid(), "threads": threads}
 
 
 def began(control: Path) -> dict[str, list[int]]:
