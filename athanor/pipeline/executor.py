@@ -44,8 +44,9 @@ Answers = Iterator[tuple[str, dict[str, Any]] | None]
 class Executor:
     """A `MapShards`.
 
-    `advance` gets the bytes of each task as it ends. `stop` is asked while
-    workers work; in one process, between two tasks.
+    `advance` gets the bytes of each task as it ends, `resumed` (else
+    `advance`) those of all that had ended before. `stop` is asked while workers
+    work; in one process, between two tasks.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Executor:
         *,
         kind: str = "processes",
         slurm_args: tuple[str, ...] = (),
+        resumed: Callable[[int], None] | None = None,
     ) -> None:
         self.workers, self.advance, self.stop = workers, advance, stop
+        self.resumed = resumed or advance
         self.kind, self.slurm_args = kind, slurm_args
 
     def __call__(
@@ -73,8 +76,8 @@ class Executor:
         _sweep(folder, tasks)
         sizes = sizes or {}
         facts = {name: read_json(folder / name / FACTS) for name in tasks if (folder / name / FACTS).is_file()}
-        for name in facts:
-            self.advance(sizes.get(name, 0))
+        if facts:
+            self.resumed(sum(sizes.get(name, 0) for name in facts))
         calls = {name: call_text(work, name, task, folder) for name, task in tasks.items() if name not in facts}
         with contextlib.closing(self._answers(work, tasks, calls, folder)) as answers:
             for answer in answers:
@@ -111,11 +114,9 @@ class Executor:
                 yield name, {"facts": run_task(work, name, tasks[name], folder)}
 
 
-def from_machine(
-    machine: Machine, advance: Callable[[int], None] = lambda size: None, stop: Callable[[], bool] = lambda: False
-) -> Executor:
-    """The way of running that machine.yaml asks for."""
-    return Executor(machine.workers, advance, stop, kind=machine.executor, slurm_args=machine.slurm_args)
+def from_machine(machine: Machine, *args: Callable[..., Any], **settings: Any) -> Executor:
+    """An `Executor` that runs as machine.yaml asks for."""
+    return Executor(machine.workers, *args, kind=machine.executor, slurm_args=machine.slurm_args, **settings)
 
 
 def run_task(work: Work, name: str, task: Any, folder: Path) -> dict[str, Any]:

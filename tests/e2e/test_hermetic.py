@@ -73,7 +73,7 @@ def other_sources(micro: Clone, folder: Path) -> list[Hermetic]:
     """download and clean with the kinds of source and of text that micro has not, from files below corpus/."""
     texts = [document.text for document in read_documents(micro.path / "data" / "clean" / "val.parquet")]
     (folder / "served").mkdir()
-    (folder / "served" / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[4::5]))
+    (folder / "served" / "d.jsonl").write_text("".join(json.dumps({"text": talk(text)}) + "\n" for text in texts[4::5]))
     with served(folder / "served") as address:
         download = Hermetic(micro.path, "download", folder / "download", other_params(f"{address}/d.jsonl"))
         write_corpus(download.work / "corpus", texts)
@@ -85,6 +85,10 @@ def other_sources(micro: Clone, folder: Path) -> list[Hermetic]:
     mixture = {"seed": 1, "sources": sources, "cooldown": {"sources": {"python-code": sources["python-code"]}}}
     shard = Hermetic(micro.path, "shard", folder / "shard", {"mixture": mixture})
     return [download, succeed(clean), succeed(shard)]
+
+
+def talk(text: str) -> str:
+    return f"User: Please tell me something about this.\n\nAssistant: {text}\n\nUser: Thank you, that was all I need."
 
 
 def other_params(url: str) -> dict[str, Any]:
