@@ -8,9 +8,9 @@ own classes and fields.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import math
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -29,11 +29,7 @@ def name_of(item: Any) -> str:
 
 
 def item_of(name: str) -> Any:
-    module, _, path = name.partition(":")
-    item: Any = importlib.import_module(module)
-    for part in path.split("."):
-        item = getattr(item, part)
-    return item
+    return pkgutil.resolve_name(name)
 
 
 def pack(value: Any, where: str) -> Any:

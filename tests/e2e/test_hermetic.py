@@ -81,10 +81,19 @@ def other_sources(micro: Clone, folder: Path) -> list[Hermetic]:
     clean = Hermetic(micro.path, "clean", folder / "clean")
     shutil.rmtree(clean.work / "data" / "raw")
     shutil.copytree(download.work / "data" / "raw", clean.work / "data" / "raw")
-    sources = read_yaml(micro.path / "params.yaml")["mixture"]["sources"]
+    params = read_yaml(micro.path / "params.yaml")
+    sources = params["mixture"]["sources"]
     mixture = {"seed": 1, "sources": sources, "cooldown": {"sources": {"python-code": sources["python-code"]}}}
     shard = Hermetic(micro.path, "shard", folder / "shard", {"mixture": mixture})
-    return [download, succeed(clean), succeed(shard)]
+    # The labels mean nothing, and so does the classifier: the gates are as wide as can be.
+    quality = {"source": "python-docs", "meta_key": "part", "high_from": 1.0, "low_below": 1.0}
+    toxicity = {"globs": ["corpus/*.jsonl"], "text_column": "text", "label_column": "toxic", "toxic_from": 1.0}
+    toxicity |= {"clean_below": 1.0}
+    wide = {"min_auroc": 0.5, "max_length_correlation": 1.0, "quality_labels": quality, "toxicity_labels": toxicity}
+    label = Hermetic(micro.path, "train-classifiers", folder / "label", {"classifiers": params["classifiers"] | wide})
+    rows = [{"text": text + " darn" * (number % 2), "toxic": number % 2} for number, text in enumerate(texts * 9)]
+    (label.work / "corpus" / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [download, succeed(clean), succeed(shard), succeed(label)]
 
 
 def talk(text: str) -> str:
