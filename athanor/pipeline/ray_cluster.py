@@ -29,7 +29,7 @@ def in_ray(calls: Mapping[str, str], workers: int, folder: Path) -> Answers:
             import ray
         except ImportError:
             what = "machine.yaml asks for Ray, which is not installed"
-            raise InputError(what, fix="pip install -e '.[cluster]', or executor: processes") from None
+            raise InputError(what, fix="pip install -r requirements-cluster.txt, or executor: processes") from None
         if not ray.is_initialized():
             _connect(ray, workers)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Work on shards on several machines: a Ray cluster of two nodes, Slurm, and parts for any other scheduler.
 
-Ray (pip install -e '.[cluster]') and a Slurm whose sinfo answers are optional; tests that need them are skipped
+Ray (pip install -r requirements-cluster.txt) and a Slurm whose sinfo answers are optional; tests that need them are skipped
 without. The machines are processes here: two raylets on the loopback, a slurmctld with one slurmd.
 """
 
@@ -26,7 +26,7 @@ from athanor.pipeline.slurm import collect, write_batch
 from tests.pipeline.shard_toy import ROOT, ShardToy, alive, done, until
 from tests.pipeline.toy_work import SHARDS, began, contents, score, where_am_i
 
-NO_RAY = "Ray is not installed: pip install -e '.[cluster]'"
+NO_RAY = "Ray is not installed: pip install -r requirements-cluster.txt"
 with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=NO_RAY)
 
 
