@@ -1,7 +1,7 @@
 """What cleaning costs, beside datatrove on the same documents, and how well near duplicates are found.
 
     make bench-data [BENCH="--memory"]
-    python -m tools.bench_data [--folder FOLDER] [--megabytes 120] [--sample 6] [--repeats 3] [--pairs 600]
+    python -m tools.bench_data [--folder FOLDER] [--megabytes 120] [--sample 20] [--repeats 3] [--pairs 600]
                                [--no-datatrove] [--memory]
 
 Everything lies in FOLDER and is made once: the corpus, the sample and
@@ -36,7 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench_data", description="what cleaning costs, beside datatrove")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "athanor-bench-data")
     parser.add_argument("--megabytes", type=float, default=120, help="text of the whole corpus")
-    parser.add_argument("--sample", type=float, default=6, help="megabytes that datatrove and ours both clean")
+    parser.add_argument("--sample", type=float, default=20, help="megabytes that datatrove and ours both clean")
     parser.add_argument("--repeats", type=int, default=3, help="of both on the sample, alternating")
     parser.add_argument("--pairs", type=int, default=600, help="planted duplicates of each similarity")
     parser.add_argument("--no-datatrove", action="store_true", help="ours alone: no package is installed")

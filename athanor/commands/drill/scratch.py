@@ -151,6 +151,12 @@ def drill_params(stage: str, values: Mapping[str, Any], longer: int) -> dict[str
         values["download"]["sources"] = [source]
         chats = values["instruct"]["sources"]
         values["instruct"]["sources"] = [chat for chat in chats if chat["type"] in ("exercises", "identity")]
+        # The sections that name these sources have to agree.
+        values["mixture"] |= {"sources": {"set": {"share": 1.0, "max_epochs": 1.0}}, "cooldown": None}
+        values["clean"]["source_priority"] = []
+        named = {chat["name"] for chat in values["instruct"]["sources"]}
+        kept = {name: chat for name, chat in values["sft_data"]["sources"].items() if name in named}
+        values["sft_data"]["sources"] = kept
     return values
 
 
