@@ -1,0 +1,3 @@
+"""stub"""
+def parser(p): pass
+def run(a): return 0
