@@ -69,8 +69,8 @@ def by_id(corpus: Corpus, start: str) -> list[Place]:
         names = ", ".join(sorted(hits)[:MOST]) + (" …" if len(hits) > MOST else "")
         raise InputError(f"{len(hits):,} documents have an id that begins with '{start}'", where="trace", fix=f"one of {names}")
     if not hits:
-        names = ", ".join(sorted(near[1])) if near[0] else "athanor data peek shows some"
-        raise InputError(f"no document has an id that begins with '{start}'", where="trace", fix=f"the nearest are: {names}")
+        fix = f"the nearest are: {', '.join(sorted(near[1]))}" if near[0] else "athanor data peek shows documents with their ids"
+        raise InputError(f"no document has an id that begins with '{start}'", where="trace", fix=fix)
     ((found, places),) = hits.items()
     return _with_copies(corpus, places)
 
