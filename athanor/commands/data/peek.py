@@ -38,7 +38,7 @@ def parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     corpus = Corpus(Path.cwd())
     told = peek(corpus, args)
-    print(json.dumps(told, ensure_ascii=False, indent=2) if args.json else text(corpus, told))
+    print(json.dumps(told, indent=2) if args.json else show.visible(text(corpus, told)))
     return 0
 
 
@@ -99,7 +99,7 @@ def text(corpus: Corpus, told: dict[str, Any]) -> str:
     parts = []
     for number, row in enumerate(documents, 1):
         lines = [f"── {number} of {len(documents)} " + "─" * 60, *facts(corpus, row), ""]
-        lines.append(show.visible(row["text"]))
+        lines.append(row["text"])
         if row["cut"]:
             lines.append(f"[… {row['cut']} are shown; --chars 0 shows all]")
         if "twin_is" in row:
@@ -112,7 +112,7 @@ def text(corpus: Corpus, told: dict[str, Any]) -> str:
 def facts(corpus: Corpus, row: dict[str, Any]) -> list[str]:
     weak = weak_labels(corpus.root)
     ids = row["id"] + (f"  (now {row['clean_id']})" if row["clean_id"] not in (None, row["id"]) else "")
-    meta = ", ".join(f"{name} {show.visible(str(value))}" for name, value in sorted(row["meta"].items()))
+    meta = ", ".join(f"{name} {value}" for name, value in sorted(row["meta"].items()))
     lines = [f"id       {ids}", f"source   {row['source']}, {row['kind']}, licence {row['license']}, {row['split']}"]
     lines += [f"meta     {meta}"] if meta else []
     fate = row["fate"] if row["rule"] is None else f"dropped by {row['rule']}: {row['detail']}"

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     corpus = Corpus(Path.cwd())
     places = by_text(corpus, args.text) if args.text else by_id(corpus, args.id)
     told = [trace(corpus, entry) for entry in corpus.entries(places)]
-    print(json.dumps(told, ensure_ascii=False, indent=2) if args.json else "\n\n".join(map(text, told)))
+    print(json.dumps(told, indent=2) if args.json else show.visible("\n\n".join(map(text, told))))
     return 0
 
 
@@ -237,7 +237,7 @@ def text(told: dict[str, Any]) -> str:
         lines.append(f"           {came['file']} row {came['row']}, {show.size(came['bytes'])}")
     for name, facts in (("meta", came["meta"]), ("source", came["source_facts"])):
         if facts:
-            told_facts = ", ".join(f"{key} {show.visible(str(value))}" for key, value in sorted(facts.items()))
+            told_facts = ", ".join(f"{key} {value}" for key, value in sorted(facts.items()))
             lines.append(f"           {name}: {told_facts}")
     lines += _change_lines(told["changed"], gone)
     weak = dict.fromkeys(told["weak_labels"], True)
@@ -277,7 +277,7 @@ def _verdict_lines(verdict: dict[str, Any]) -> list[str]:
         if "prompt" not in item:
             return [f"dropped    {verdict['rule']} {item['id']} ({item['note']})"]
         prompt, more = show.cut(item["prompt"], 300)
-        told = f"           it holds the question: {show.visible(prompt)}{' …' if more else ''}"
+        told = f"           it holds the question: {prompt}{' …' if more else ''}"
         return [f"dropped    {verdict['rule']} {item['id']} of category {item['category']}", told]
     return [f"dropped    {verdict['rule']}: measured {verdict['detail']}{limit}"]
 
