@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from athanor.artifacts import read_json, write_manifest
 from athanor.commands import cli
-from athanor.commands.data import choose, show
+from athanor.commands.data import choose, page, show
 from athanor.commands.data.read import Corpus
 from athanor.commands.data.report import render
 from athanor.corpus.conversations import Item, Message, write_rows
@@ -61,6 +61,7 @@ def raw() -> dict[str, list[Document]]:
         document(f"{prose(50)}\n{QUESTION}\n{prose(51)}"),  # 43
         document(prose(52).replace("\n", "\r\n") + "\r\nWrite to ann.lee@garden-river.net today.", licence="MIT <&>"),  # 44
     ]
+    books += [document(prose(60 + n // 2), a=n % 3) for n in (0, 1, 3, 2)]  # of each pair one stays, first or last
     web = [document(prose(200 + n), source="web", licence="unknown") for n in range(12)]
     return {"books": books, "web": [*web, document(prose(5), source="web")]}
 
@@ -141,7 +142,7 @@ def test_peek_is_the_same_for_one_seed_and_prints_the_seed(world, athanor):
     assert athanor("peek", "-n", "3", "--seed", seed)[1] == first
     found = {athanor("peek", "-n", "3", "--seed", str(n), "--json")[1] for n in range(5)}
     assert len(found) > 1
-    assert "3 of 58 that match" in first
+    assert "3 of 62 that match" in first
 
 
 def test_peek_takes_conditions(world, athanor):
@@ -149,14 +150,14 @@ def test_peek_takes_conditions(world, athanor):
         return json.loads(athanor("peek", "--json", "-n", "99", "--seed", "1", *words)[1])
 
     gone = peek("--dropped")
-    assert gone["matching"] == len(gone["documents"]) == 8 and {d["fate"] for d in gone["documents"]} == {"dropped"}
+    assert gone["matching"] == len(gone["documents"]) == 10 and {d["fate"] for d in gone["documents"]} == {"dropped"}
     kept = peek("--kept", "--source", "web", "--chars", "10")
     assert {(d["source"], d["fate"]) for d in kept["documents"]} == {("web", "kept")} and kept["matching"] == 12
     assert all(len(d["text"]) == 10 and "first 10 of" in d["cut"] for d in kept["documents"])
     assert [d["detail"] for d in peek("--rule", "too_few_words")["documents"]] == ["5"]
     low, high = peek("--score", "quality<0.5"), peek("--score", "quality>=0.5")
     never = peek("--rule", "too_long")["documents"]  # has no score, so it is on neither side
-    assert never[0]["scores"] == {} and low["matching"] + high["matching"] == 58 - len(never)
+    assert never[0]["scores"] == {} and low["matching"] + high["matching"] == 62 - len(never)
     assert all(d["scores"]["quality"] >= 0.5 for d in high["documents"])
 
 
@@ -255,11 +256,12 @@ def test_trace_of_a_dropped_document_tells_the_reason(world, athanor, number, ru
 
 
 def test_trace_of_a_text_that_came_twice_tells_both(world, athanor):
-    for text, rule, places in ((prose(3), "exact_duplicate", 2), (prose(100), "exact_duplicate_of_val", 2)):
+    same = "exact_duplicate"
+    for text, rule in ((prose(3), same), (prose(60), same), (prose(61), same), (prose(100), "exact_duplicate_of_val")):
         kept, gone = trace(athanor, content_id(text))
         assert (kept["fate"], gone["verdict"]["rule"]) == ("kept", rule)
         found = {(t["downloaded"]["file"], t["downloaded"]["row"]) for t in (kept, gone)}
-        assert len(found) == places and gone["verdict"]["twin"]["fate"] == "kept"
+        assert len(found) == 2 and gone["verdict"]["twin"]["fate"] == "kept"
     assert kept["downloaded"]["split"] == "val" and kept["token_files"]["streams"]["val"]
     kept, gone = trace(athanor, content_id(prose(5)))  # by two sources
     assert {kept["downloaded"]["source"], gone["downloaded"]["source"]} == {"books", "web"}
@@ -312,30 +314,35 @@ class Tags(HTMLParser):
 
 
 def test_a_documents_markup_comes_out_as_text(world):
-    page = render(world)
-    tags = Tags(page)
+    shown = render(world)
+    tags = Tags(shown)
     assert not {"script", "img", "iframe", "link"} & tags.names
     assert not {name for name in tags.attributes if name.startswith("on")} and "src" not in tags.attributes
-    assert html.escape(show.visible(SHORT)) in page and html.escape(show.visible(EVIL)) in page
-    assert "\x1b" not in page and "\u202e" not in page
-    assert "MIT &lt;&amp;&gt;" in page and "&lt;b&gt;green&lt;/b&gt;" in page
-    assert "http" not in page.replace("http-equiv", "") and "default-src 'none'" in page
+    assert html.escape(show.visible(SHORT)) in shown and html.escape(show.visible(EVIL)) in shown
+    assert "\x1b" not in shown and "\u202e" not in shown
+    assert "MIT &lt;&amp;&gt;" in shown and "&lt;b&gt;green&lt;/b&gt;" in shown
+    assert "http" not in shown.replace("http-equiv", "") and "default-src 'none'" in shown
+
+
+def test_attributes_are_escaped():
+    assert page.tag("a", "x", href='"><script>') == '<a href="&quot;&gt;&lt;script&gt;">x</a>'
+    assert page.table(("<i>",), [("<b>",)], caption='"<').count("<i>") == 0
 
 
 def test_the_report_is_complete_and_the_same_each_time(world):
-    page = render(world)
-    assert render(world) == page
-    tags = Tags(page)
-    for link in re.findall(r'href="#([^"]+)"', page):
+    shown = render(world)
+    assert render(world) == shown
+    tags = Tags(shown)
+    for link in re.findall(r'href="#([^"]+)"', shown):
         assert link in tags.ids
     assert tags.ids == {
         "funnel", "mixture", "scores", "lengths", "duplicates", "personal-data", "evaluation-items", "licences", "languages",
         "examples",
     }
     for said in ("too_<wbr>few", "licence_not_allowed 7", "came without a licence", "Cooldown", "one stayed", "a document"):
-        assert said in page or said.replace("a document", "1 document") in page, said
-    assert not re.search(r"\b20\d\d-\d\d-\d\d\b", page)
-    assert str(world) not in page
+        assert said in shown or said.replace("a document", "1 document") in shown, said
+    assert not re.search(r"\b20\d\d-\d\d-\d\d\b", shown)
+    assert str(world) not in shown
 
 
 def test_the_report_counts_what_is_there(world):
@@ -346,8 +353,10 @@ def test_the_report_counts_what_is_there(world):
         gone = sum(documents for _, documents, _ in source.drops)
         assert source.lengths["kept"].sum() == source.documents_out == source.scores["quality"]["kept"].sum()
         assert source.lengths["dropped"].sum() == gone == source.documents_in - source.documents_out
+        unscored = sum(documents for rule, documents, _ in source.drops if rule == "too_long")
+        assert source.scores["toxicity"]["dropped"].sum() == gone - unscored
         assert sum(count for _, count in source.licences.values()) == source.bytes_out
-    assert facts.cluster_sizes == {2: 5} and facts.examples["books", "evaluation_item"][0].detail == ITEM.id
+    assert facts.cluster_sizes == {2: 7} and facts.examples["books", "evaluation_item"][0].detail == ITEM.id
     assert facts.items == {ITEM.id: ("facts", QUESTION)}
 
 
@@ -373,7 +382,7 @@ def test_the_page_arrives_with_a_run_that_was_delivered_before(world, athanor, t
     assert ship.shipped(folder)
     mlflow_run = read_json(folder / "ship.json")["mlflow_run"]
     before = tracker.client.get_run(mlflow_run)
-    assert before.data.metrics["final.sources.books.documents_in"] == 45.0  # the numbers come without the page
+    assert before.data.metrics["final.sources.books.documents_in"] == 49.0  # the numbers come without the page
     assert athanor("report")[0] == 0
     assert not ship.shipped(folder)
     tracker.ship(folder, live=False)
