@@ -20,8 +20,9 @@ from tests.corpus.world import write_scorer
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = "How many <b>green</b> apples did the old farmer sell at the market on the third Sunday in May?"
 ITEM = Item("facts", (Message("user", QUESTION),), "exact", "twelve", ("twelve",), ("one", "two"))
-WORDS = """the of and a to in is was that it with as on be at by river garden window letter kettle morning table brother
-kitchen winter summer street music paper finger mountain island bridge silver copper engine market cotton butter""".split()
+WORDS = """the of and a to in is was that it with as on be at by river garden window letter kettle morning table
+brother kitchen winter summer street music paper finger mountain island bridge silver copper engine market cotton
+butter""".split()
 EVIL = '<script>alert(1)</script> "><img src=x onerror=alert(2)> \x1b[31mred\x1b[0m \u202eback </pre></details>'
 
 
@@ -48,7 +49,9 @@ def raw() -> dict[str, list[Document]]:
         document(prose(100), part="exact copy of val"),
         document(prose(101) + "\nThe end."),  # 42, near copy of val
         document(f"{prose(50)}\n{QUESTION}\n{prose(51)}"),  # 43
-        document(prose(52).replace("\n", "\r\n") + "\r\nWrite to ann.lee@garden-river.net today.", licence="MIT <&>"),  # 44
+        document(
+            prose(52).replace("\n", "\r\n") + "\r\nWrite to ann.lee@garden-river.net today.", licence="MIT <&>"
+        ),  # 44
     ]
     books += [document(prose(60 + n // 2), a=n % 3) for n in (0, 1, 3, 2)]  # of each pair one stays, first or last
     web = [document(prose(200 + n), source="web", licence="unknown") for n in range(12)]
@@ -58,7 +61,11 @@ def raw() -> dict[str, list[Document]]:
 def params() -> dict:
     values = dict(read_yaml(ROOT / "presets" / "micro.yaml"))
     shares = {"books": {"share": 0.7, "max_epochs": 3.0}, "web": {"share": 0.3, "max_epochs": 3.0}}
-    values["mixture"] = {"seed": 1, "sources": shares, "cooldown": {"sources": {"web": {"share": 1.0, "max_epochs": 1.0}}}}
+    values["mixture"] = {
+        "seed": 1,
+        "sources": shares,
+        "cooldown": {"sources": {"web": {"share": 1.0, "max_epochs": 1.0}}},
+    }
     values["tokenizer"] = {**values["tokenizer"], "vocab_size": 512, "sample_bytes": 12_000, "check_bytes": 1_000}
     values["shard"] = {"train_tokens": None, "cooldown_tokens": None, "shard_tokens": 3_000, "share_tolerance": 0.3}
     return values

@@ -25,7 +25,7 @@ def trace(athanor, *words: str) -> list[dict]:
     return json.loads(out)
 
 
-# -- peek ---------------------------------------------------------------------------------------------------------------
+# -- peek --------------------------------------------------------------------------------------------------------------
 
 
 def test_peek_is_the_same_for_one_seed_and_prints_the_seed(world, athanor):
@@ -85,7 +85,7 @@ def test_peek_says_what_is_wrong(world, athanor, words, error):
     assert status == 1 and re.search(error, err)
 
 
-# -- trace --------------------------------------------------------------------------------------------------------------
+# -- trace -------------------------------------------------------------------------------------------------------------
 
 
 def test_trace_of_every_kept_document_finds_the_places_in_the_token_files(world):
@@ -176,7 +176,7 @@ def test_trace_says_what_is_wrong(world, athanor):
     assert "one of the two is needed" in athanor("trace")[2]
 
 
-# -- elsewhere ----------------------------------------------------------------------------------------------------------
+# -- elsewhere ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [("peek",), ("report",), ("trace", "abc"), ("trace", "--text", "abc")])

@@ -1,4 +1,4 @@
-"""The page about the corpus, and its way into MLflow: `athanor data report` on a small world that the real stages made."""
+"""The page about the corpus, and its way into MLflow: `athanor data report` on a small world."""
 
 from __future__ import annotations
 
@@ -65,10 +65,25 @@ def test_the_report_is_complete_and_the_same_each_time(world):
     for link in re.findall(r'href="#([^"]+)"', shown):
         assert link in tags.ids
     assert tags.ids == {
-        "funnel", "mixture", "scores", "lengths", "duplicates", "personal-data", "evaluation-items", "licences", "languages",
+        "funnel",
+        "mixture",
+        "scores",
+        "lengths",
+        "duplicates",
+        "personal-data",
+        "evaluation-items",
+        "licences",
+        "languages",
         "examples",
     }
-    for said in ("too_<wbr>few", "licence_not_allowed 7", "came without a licence", "Cooldown", "one stayed", "a document"):
+    for said in (
+        "too_<wbr>few",
+        "licence_not_allowed 7",
+        "came without a licence",
+        "Cooldown",
+        "one stayed",
+        "a document",
+    ):
         assert said in shown or said.replace("a document", "1 document") in shown, said
     assert not re.search(r"\b20\d\d-\d\d-\d\d\b", shown)
     assert str(world) not in shown

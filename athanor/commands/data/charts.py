@@ -44,7 +44,12 @@ def share_bar(share: float, target: float | None, widest: float, label: str) -> 
 
 
 def histogram(
-    title: str, kept: Sequence[int], dropped: Sequence[int], ends: Sequence[str], limit: float | None = None, note: str = ""
+    title: str,
+    kept: Sequence[int],
+    dropped: Sequence[int],
+    ends: Sequence[str],
+    limit: float | None = None,
+    note: str = "",
 ) -> Html:
     """Kept above the line and dropped below, each to its own scale, because few are dropped where the rules fit.
 
@@ -67,7 +72,12 @@ def histogram(
         shapes.append(Html(line))
     words = [_told(values, name) for values, name in ((kept, "kept"), (dropped, "dropped"))]
     svg = tag(
-        "svg", tag("title", f"{title}: {'; '.join(words)}"), *shapes, viewBox=f"0 0 {count} 100", preserveAspectRatio="none", role="img"
+        "svg",
+        tag("title", f"{title}: {'; '.join(words)}"),
+        *shapes,
+        viewBox=f"0 0 {count} 100",
+        preserveAspectRatio="none",
+        role="img",
     )
     axis = tag("div", *(tag("span", end) for end in ends), class_="ends")
     lines = [tag("p", line) for line in (*words, *([note] if note else []))]

@@ -168,4 +168,6 @@ class Clusters:
             return hits[0]
         largest = ", ".join(found[:12] for found in (hits or list(self.members()))[:5])
         what = f"{len(hits)} clusters of duplicates have a document whose id begins with '{start}'"
-        raise InputError(what, where="--cluster", fix=f"try one of: {largest}" if largest else "no duplicate was dropped")
+        raise InputError(
+            what, where="--cluster", fix=f"try one of: {largest}" if largest else "no duplicate was dropped"
+        )

@@ -42,7 +42,9 @@ class Source:
     bytes_out: int = 0
     inside: dict[str, int] = field(default_factory=dict)  # bytes that normalisation and redaction took
     drops: list[tuple[str, int, int]] = field(default_factory=list)  # rule, documents, bytes; most documents first
-    lengths: dict[str, np.ndarray] = field(default_factory=lambda: {f: np.zeros(LENGTH_BINS, np.int64) for f in (KEPT, DROPPED)})
+    lengths: dict[str, np.ndarray] = field(
+        default_factory=lambda: {f: np.zeros(LENGTH_BINS, np.int64) for f in (KEPT, DROPPED)}
+    )
     scores: dict[str, dict[str, np.ndarray]] = field(
         default_factory=lambda: {s: {f: np.zeros(BINS, np.int64) for f in (KEPT, DROPPED)} for s in SCORES}
     )

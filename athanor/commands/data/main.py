@@ -1,8 +1,8 @@
 """Look at the data: random documents, one page about all of it, the way of one document.
 
-    athanor data peek [--kept | --dropped] [--rule R] [--score 'quality<0.4']   random documents
-    athanor data report [--out FILE] [--open]                                   one page about the corpus
-    athanor data trace ID | --text 'some words'                                 what happened to a document
+athanor data peek [--kept | --dropped] [--rule R] [--score 'quality<0.4']   random documents
+athanor data report [--out FILE] [--open]                                   one page about the corpus
+athanor data trace ID | --text 'some words'                                 what happened to a document
 """
 
 from __future__ import annotations

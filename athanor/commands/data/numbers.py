@@ -1,4 +1,4 @@
-"""Sections of the report that are numbers: what it is made of, funnel, mixture, scores, lengths, licences."""
+"""Sections of the report that are numbers: what it is made of, funnel, scores, lengths, licences."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ import numpy as np
 from athanor.artifacts import digest, manifest_digest
 from athanor.commands.data import charts
 from athanor.commands.data.gather import LENGTH_BINS, LENGTH_FROM, Facts, Source
-from athanor.commands.data.page import Html, badge, join, name as rule_name, note, section, table, tag, tiles, warning
-from athanor.commands.data.read import CLASSIFIERS, CLEAN, DROPPED, KEPT, RAW, SHARDS, TOKENIZER, built_params, clean_params
+from athanor.commands.data.page import Html, badge, join, note, section, table, tag, tiles, warning
+from athanor.commands.data.page import name as rule_name
+from athanor.commands.data.read import (
+    CLASSIFIERS,
+    CLEAN,
+    DROPPED,
+    KEPT,
+    RAW,
+    SHARDS,
+    TOKENIZER,
+    built_params,
+    clean_params,
+)
 from athanor.commands.data.show import size
 from athanor.corpus.sweep import SCORES
-from athanor.data.shards import COOLDOWN, TRAIN
 from athanor.params.strict import read_yaml
 
 SHORT = 12  # digits of a digest
-MOST_SHARDS = 50  # shown one by one
 LIMITS = {"quality": "min_quality", "toxicity": "max_toxicity"}
 WEAKENED = ("quality", "quality_classifier", "toxicity")  # scores that a classifier has a part in
 Part = tuple[str, Html]
@@ -28,7 +37,7 @@ def share(part: float, whole: float) -> str:
     return "–" if not whole else f"{part / whole:.2%}" if part / whole < 0.1 else f"{part / whole:.1%}"
 
 
-# -- what it is made of -------------------------------------------------------------------------------------------------
+# -- what it is made of ------------------------------------------------------------------------------------------------
 
 
 def head(facts: Facts) -> Html:
@@ -38,8 +47,12 @@ def head(facts: Facts) -> Html:
     bytes_in, bytes_out = (sum(getattr(s, f"bytes_{way}") for s in sources) for way in ("in", "out"))
     held_out = sum(row["documents"] for row in facts.corpus.manifest["counts"]["val"].values())
     pairs = [
-        ("sources", f"{len(facts.sources)}"), ("documents came in", f"{came:,}"), ("of text came in", size(bytes_in)),
-        ("documents kept", f"{stays:,}"), ("of text kept", size(bytes_out)), ("of the text kept", share(bytes_out, bytes_in)),
+        ("sources", f"{len(facts.sources)}"),
+        ("documents came in", f"{came:,}"),
+        ("of text came in", size(bytes_in)),
+        ("documents kept", f"{stays:,}"),
+        ("of text kept", size(bytes_out)),
+        ("of the text kept", share(bytes_out, bytes_in)),
         ("documents held out", f"{held_out:,}"),
     ]
     if facts.shards:
@@ -70,7 +83,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-# -- funnel -------------------------------------------------------------------------------------------------------------
+# -- funnel ------------------------------------------------------------------------------------------------------------
 
 
 def funnel(facts: Facts) -> Part:
@@ -79,11 +92,14 @@ def funnel(facts: Facts) -> Part:
     parts = []
     for source in facts.sources.values():
         kinds = tag("span", ", ".join(sorted(source.kinds)), class_="small")
-        parts += [tag("h3", source.name, " ", kinds), tag("div", _funnel_table(source), tag("div", _bars(source, colours)), class_="pair")]
+        parts += [
+            tag("h3", source.name, " ", kinds),
+            tag("div", _funnel_table(source), tag("div", _bars(source, colours)), class_="pair"),
+        ]
     legend = charts.legend([("kept", "var(--kept)"), *((name, colours[name]) for name in names)])
     words = note(
-        "What came in and what each rule took. A document has one reason, the first rule that it failed. The last bar of each "
-        "source shows only what was dropped, so that small parts can be seen."
+        "What came in and what each rule took. A document has one reason, the first rule that it failed. "
+        "The last bar of each source shows only what was dropped, so that small parts can be seen."
     )
     return section("Funnel", words, legend, *parts)
 
@@ -97,12 +113,21 @@ def _by_count(facts: Facts) -> Any:
 
 
 def _bars(source: Source, colours: dict[str, str]) -> Html:
-    kept, drops = ("kept", source.documents_out, "var(--kept)"), [(rule, n, colours[rule]) for rule, n, _ in source.drops]
+    kept, drops = (
+        ("kept", source.documents_out, "var(--kept)"),
+        [(rule, n, colours[rule]) for rule, n, _ in source.drops],
+    )
     gone = source.documents_in - source.documents_out
     text = ("kept", source.bytes_out, "var(--kept)"), *((rule, n, colours[rule]) for rule, _, n in source.drops)
     bars = [
-        tag("div", f"documents: {share(source.documents_out, source.documents_in)} of {source.documents_in:,} kept", class_="small"),
-        charts.stacked([kept, *drops], f"{source.name}: {source.documents_out} of {source.documents_in} documents kept"),
+        tag(
+            "div",
+            f"documents: {share(source.documents_out, source.documents_in)} of {source.documents_in:,} kept",
+            class_="small",
+        ),
+        charts.stacked(
+            [kept, *drops], f"{source.name}: {source.documents_out} of {source.documents_in} documents kept"
+        ),
         tag("div", f"text: {share(source.bytes_out, source.bytes_in)} of {size(source.bytes_in)} kept", class_="small"),
         charts.stacked(text, f"{source.name}: {source.bytes_out} of {source.bytes_in} bytes kept"),
     ]
@@ -114,78 +139,44 @@ def _bars(source: Source, colours: dict[str, str]) -> Html:
 
 def _funnel_table(source: Source) -> Html:
     def row(name: Any, documents: Any, count: int) -> tuple[Any, ...]:
-        return name, documents, share(documents, source.documents_in) if documents else "", size(count), share(count, source.bytes_in)
+        return (
+            name,
+            documents,
+            share(documents, source.documents_in) if documents else "",
+            size(count),
+            share(count, source.bytes_in),
+        )
 
     rows = [row("came in", source.documents_in, source.bytes_in)]
-    rows += [row(f"{step}, inside documents", "", -source.inside[step]) for step in sorted(source.inside) if source.inside[step]]
+    rows += [
+        row(f"{step}, inside documents", "", -source.inside[step])
+        for step in sorted(source.inside)
+        if source.inside[step]
+    ]
     rows = [r if isinstance(r[1], str) else (r[0], f"{r[1]:,}", *r[2:]) for r in rows]
-    rows += [(rule_name(rule), f"{n:,}", share(n, source.documents_in), size(b), share(b, source.bytes_in)) for rule, n, b in source.drops]
+    rows += [
+        (rule_name(rule), f"{n:,}", share(n, source.documents_in), size(b), share(b, source.bytes_in))
+        for rule, n, b in source.drops
+    ]
     rows.append(
-        (tag("b", "kept"), f"{source.documents_out:,}", share(source.documents_out, source.documents_in),
-         size(source.bytes_out), share(source.bytes_out, source.bytes_in))
+        (
+            tag("b", "kept"),
+            f"{source.documents_out:,}",
+            share(source.documents_out, source.documents_in),
+            size(source.bytes_out),
+            share(source.bytes_out, source.bytes_in),
+        )
     )
-    made = table(("step", "documents", "", "text", ""), rows, numbers=range(1, 5), caption=f"{source.name}, step by step")
+    made = table(
+        ("step", "documents", "", "text", ""), rows, numbers=range(1, 5), caption=f"{source.name}, step by step"
+    )
     if not source.left_out:
         return made
     told = ", ".join(f"{reason} {count:,}" for reason, count in sorted(source.left_out.items()))
     return tag("div", made, note(f"Left out before, at download: {told}."))
 
 
-# -- mixture ------------------------------------------------------------------------------------------------------------
-
-
-def mixture(facts: Facts) -> Part:
-    if facts.shards is None:
-        return section("Mixture", warning("There are no token files yet. Run dvc repro shard, then make this page again."))
-    parts: list[Any] = []
-    if facts.shards["parents"].get("clean") != manifest_digest(facts.corpus.root / CLEAN):
-        parts.append(warning("data/shards was made of another data/clean than the rest of this page. Run dvc repro shard."))
-    for name in (TRAIN, COOLDOWN):
-        stream = facts.shards if name == TRAIN else facts.shards.get(COOLDOWN)
-        if stream is not None:
-            parts += _stream("Main stream" if name == TRAIN else "Cooldown", stream)
-    held = [(name, f"{row['documents']:,}", f"{row['tokens']:,}", size(row["text_bytes"])) for name, row in sorted(facts.shards["val"].items())]
-    parts += [tag("h3", "Held out"), table(("source", "documents", "tokens", "text"), held, (1, 2, 3), "Validation by source")]
-    return section("Mixture", note("Shares are of tokens, drift is in percentage points. The mark on a bar is the target."), *parts)
-
-
-def _stream(title: str, stream: dict[str, Any]) -> list[Html]:
-    sources = sorted(stream["sources"].items())
-    widest = max([max(row["share"], row["target_share"]) for _, row in sources] + [0.01])
-    rows = []
-    for name, row in sources:
-        label = f"{name}: share {row['share']:.3f}, target {row['target_share']:.3f}"
-        bar = tag("div", charts.share_bar(row["share"], row["target_share"], widest, label), style="min-width:7rem")
-        drift = 100 * (row["share"] - row["target_share"])
-        numbers = (f"{row['share']:.2%}", f"{row['target_share']:.2%}", f"{drift:+.2f}", f"{row['epochs']:.3g}")
-        rows.append((name, bar, *numbers, f"{row['tokens']:,}", f"{row['documents']:,}"))
-    columns = ("source", "share and target", "share", "target", "drift", "epochs", "tokens", "documents")
-    return [tag("h3", title), table(columns, rows, range(2, 8), f"{title}: realised shares", beside=[1]), _drift(title, stream)]
-
-
-def _drift(title: str, stream: dict[str, Any]) -> Html:
-    """The share of each source in each token file, and how far the worst is from the target."""
-    names = sorted(stream["per_shard"])
-    totals = [sum(column) for column in zip(*(stream["per_shard"][name] for name in names), strict=True)]
-    colours = {name: charts.source_colour(number) for number, name in enumerate(names)}
-    worst = []
-    for name in names:
-        target = stream["sources"][name]["target_share"]
-        shares = [tokens / total for tokens, total in zip(stream["per_shard"][name], totals, strict=True)]
-        worst.append((name, f"{min(shares):.2%}", f"{max(shares):.2%}", f"{100 * max(abs(s - target) for s in shares):.2f}"))
-    columns = ("source", "least", "most", "worst drift, points")
-    parts = [table(columns, worst, (1, 2, 3), f"{title}: shares in single token files ({len(totals)} files)")]
-    bars = []
-    for number in range(min(len(totals), MOST_SHARDS)):
-        row = [(name, stream["per_shard"][name][number], colours[name]) for name in names]
-        told = ", ".join(f"{name} {tokens / totals[number]:.1%}" for name, tokens, _ in row)
-        bars.append(charts.stacked(row, f"file {number:05d}: {told}", thin=True))
-    more = [note(f"The first {MOST_SHARDS} of {len(totals)} files.")] if len(totals) > MOST_SHARDS else []
-    legend = charts.legend([(name, colours[name]) for name in names])
-    return join([*parts, tag("div", "one bar for each token file, in order", class_="small"), *bars, legend, *more])
-
-
-# -- scores and lengths -------------------------------------------------------------------------------------------------
+# -- scores and lengths ------------------------------------------------------------------------------------------------
 
 
 def scores(facts: Facts) -> Part:
@@ -194,8 +185,13 @@ def scores(facts: Facts) -> Part:
     parts: list[Any] = []
     if weak:
         told = " and ".join(weak)
-        parts.append(warning(badge("WEAK LABELS"), f" The classifiers of {told} were trained on labels that were made, not given: "
-                             "trust the order of scores only as far as the card goes."))
+        parts.append(
+            warning(
+                badge("WEAK LABELS"),
+                f" The classifiers of {told} were trained on labels that were made, not given: "
+                "trust the order of scores only as far as the card goes.",
+            )
+        )
     parts += [_cards(facts), charts.key()]
     for source in facts.sources.values():
         rules = getattr(params.rules, source.kind, None) if params else None
@@ -203,9 +199,13 @@ def scores(facts: Facts) -> Part:
         for score in SCORES:
             limit = getattr(rules, LIMITS.get(score, ""), None)
             line = "" if score not in LIMITS else "no limit" if limit is None else f"limit {limit:g} (dashed)"
-            title = score.replace("_", ", ") + (" (weak labels)" if score in WEAKENED and score.split("_")[0] in weak else "")
+            title = score.replace("_", ", ") + (
+                " (weak labels)" if score in WEAKENED and score.split("_")[0] in weak else ""
+            )
             found = source.scores[score]
-            figures.append(charts.histogram(title, found[KEPT].tolist(), found[DROPPED].tolist(), ("0", "0.5", "1"), limit, line))
+            figures.append(
+                charts.histogram(title, found[KEPT].tolist(), found[DROPPED].tolist(), ("0", "0.5", "1"), limit, line)
+            )
         parts += [tag("h3", source.name), tag("div", *figures, class_="grid")]
     return section("Scores", *parts)
 
@@ -218,13 +218,22 @@ def _cards(facts: Facts) -> Html:
         labels = ", ".join(f"{kind} {origin}" for kind, origin in sorted(card["labels_by_kind"].items()))
         tied = [abs(found["all"]) for found in card["length_correlation"].values() if found.get("all") is not None]
         numbers = (
-            card["auroc"]["held_out"], min(card["auroc"].get("other_source", {}).values(), default=None),
-            card["calibration"]["expected_calibration_error"], max(tied, default=None),
+            card["auroc"]["held_out"],
+            min(card["auroc"].get("other_source", {}).values(), default=None),
+            card["calibration"]["expected_calibration_error"],
+            max(tied, default=None),
         )
         tested = f"{sum(card['examples']['test'].values()):,}"
         columns.append((name, labels, *("–" if value is None else f"{value:.3f}" for value in numbers), tested))
-    names = ("", "labels", "AUROC, documents held out", "AUROC, worst source not trained on", "calibration error",
-             "correlation with length, largest", "texts tested on")
+    names = (
+        "",
+        "labels",
+        "AUROC, documents held out",
+        "AUROC, worst source not trained on",
+        "calibration error",
+        "correlation with length, largest",
+        "texts tested on",
+    )
     head, *rows = zip(names, *columns, strict=True)
     return table(head, rows, range(1, len(head)), "Classifiers in short; all of it: models/classifiers/card.md")
 
@@ -232,7 +241,9 @@ def _cards(facts: Facts) -> Html:
 def lengths(facts: Facts) -> Part:
     filled = np.flatnonzero(sum(found for source in facts.sources.values() for found in source.lengths.values()))
     first = int(filled.min(initial=LENGTH_BINS - 8)) // 4 * 4
-    last = min(LENGTH_BINS, max(first + 8, (int(filled.max(initial=0)) // 4 + 1) * 4))  # ends and middle on whole powers
+    last = min(
+        LENGTH_BINS, max(first + 8, (int(filled.max(initial=0)) // 4 + 1) * 4)
+    )  # ends and middle on whole powers
     ends = [_bytes(LENGTH_FROM + place // 2) for place in (first, (first + last) // 2, last)]
     figures = []
     for source in facts.sources.values():

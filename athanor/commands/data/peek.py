@@ -1,9 +1,9 @@
 """Random documents of the corpus, kept and dropped, with everything known about them.
 
-    athanor data peek                                    five of all
-    athanor data peek --dropped --rule low_quality       what a rule takes
-    athanor data peek --kept --score 'quality<0.4' -n 9  what is just good enough
-    athanor data peek --cluster a21a480d                 a cluster of duplicates, with what differs
+athanor data peek                                    five of all
+athanor data peek --dropped --rule low_quality       what a rule takes
+athanor data peek --kept --score 'quality<0.4' -n 9  what is just good enough
+athanor data peek --cluster a21a480d                 a cluster of duplicates, with what differs
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def parser(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--kept", action="store_true", help="only documents that stayed")
     which.add_argument("--dropped", action="store_true", help="only documents that went")
     parser.add_argument("--rule", action="append", default=[], help="dropped for this reason; may be given again")
-    parser.add_argument("--score", action="append", default=[], metavar="COND", help="like 'quality<0.4', 'toxicity>0.9'")
+    parser.add_argument(
+        "--score", action="append", default=[], metavar="COND", help="like 'quality<0.4', 'toxicity>0.9'"
+    )
     parser.add_argument("--cluster", metavar="ID", help="the cluster of duplicates that this document is in")
     parser.add_argument("-n", type=int, default=5, metavar="N", help="how many (default 5)")
     parser.add_argument("--seed", type=int, help="the same documents again (default: a new one each time, printed)")
@@ -54,8 +56,10 @@ def peek(corpus: Corpus, args: argparse.Namespace) -> dict[str, Any]:
         if args.kept and args.rule:
             raise InputError("no rule took what was kept", where="--kept --rule", fix="leave one of them out")
         wanted = Wanted(
-            tuple(known(name, corpus.sources, "--source") for name in args.source), fates,
-            tuple(rule_name(name) for name in args.rule), tuple(score_condition(each) for each in args.score),
+            tuple(known(name, corpus.sources, "--source") for name in args.source),
+            fates,
+            tuple(rule_name(name) for name in args.rule),
+            tuple(score_condition(each) for each in args.score),
         )
         matching, places = draw(corpus, wanted, args.n, seed)
     entries = corpus.entries(places)
@@ -67,7 +71,13 @@ def peek(corpus: Corpus, args: argparse.Namespace) -> dict[str, Any]:
         twin = twins.get(entry.twin or "")
         if twin is not None:
             differ = show.differences(twin.text, entry.text)
-            row["twin_is"] = {"id": twin.id, "fate": twin.fate, "source": twin.source, "split": twin.split, "meta": twin.meta}
+            row["twin_is"] = {
+                "id": twin.id,
+                "fate": twin.fate,
+                "source": twin.source,
+                "split": twin.split,
+                "meta": twin.meta,
+            }
             row["differs_from_twin"] = differ
         rows.append(row)
     return {"seed": None if args.cluster else seed, "matching": matching, "documents": rows}
@@ -89,7 +99,7 @@ def twins_of(corpus: Corpus, entries: Sequence[Entry]) -> dict[str, Entry]:
     return dict(zip(chosen, corpus.entries(list(chosen.values())), strict=True))
 
 
-# -- in words -----------------------------------------------------------------------------------------------------------
+# -- in words ----------------------------------------------------------------------------------------------------------
 
 
 def text(corpus: Corpus, told: dict[str, Any]) -> str:
@@ -134,4 +144,7 @@ def _beside(row: dict[str, Any]) -> list[str]:
     what = f"{twin['fate']}, {twin['source']}, {twin['split']}"
     if not row["differs_from_twin"]:
         return [f"the same text as {twin['id']} ({what})"]
-    return [f"compared with {twin['id']} ({what}): - there, + here", *("  " + line for line in row["differs_from_twin"])]
+    return [
+        f"compared with {twin['id']} ({what}): - there, + here",
+        *("  " + line for line in row["differs_from_twin"]),
+    ]

@@ -33,7 +33,7 @@ BASE = ("id", "source", "kind", "license", "split", "meta")
 
 
 class Place(NamedTuple):
-    """Where a document is: row of a file of data/clean. For a dropped one that is dropped.parquet, which has no text."""
+    """Where a document is: row of a file of data/clean, for a dropped one of dropped.parquet, which has no text."""
 
     file: Path
     row: int
@@ -111,7 +111,9 @@ class Corpus:
             yield first, batch
             first += len(batch)
 
-    def rows(self, file: Path, numbers: Collection[int], names: Sequence[str] | None = None) -> dict[int, dict[str, Any]]:
+    def rows(
+        self, file: Path, numbers: Collection[int], names: Sequence[str] | None = None
+    ) -> dict[int, dict[str, Any]]:
         """Chosen rows of a file, by number; only row groups that hold one are read."""
         opened = self.open(file)
         found, first = {}, 0
@@ -149,8 +151,14 @@ class Corpus:
             meta = json.loads(row["meta"])
             raw_id = meta.pop("raw_id", row["id"])
             made[Place(file, number)] = Entry(
-                id=raw_id, fate=KEPT, **{name: row[name] for name in ("source", "kind", "license", "split", "text")},
-                meta=meta, scores=_scores(row), file=file.as_posix(), row=number, bytes=len(row["text"].encode()),
+                id=raw_id,
+                fate=KEPT,
+                **{name: row[name] for name in ("source", "kind", "license", "split", "text")},
+                meta=meta,
+                scores=_scores(row),
+                file=file.as_posix(),
+                row=number,
+                bytes=len(row["text"].encode()),
                 clean_id=row["id"],
             )
         return made
@@ -174,10 +182,22 @@ class Corpus:
                 fix = "dvc checkout, so that data/raw is what data/clean was made of"
                 raise InputError(what, where=raw_place(row).file.as_posix(), fix=fix)
             made[Place(self.dropped, number)] = Entry(
-                id=row["id"], fate=DROPPED, source=row["source"], kind=row["kind"], license=raw["license"],
-                split=raw["split"], meta=json.loads(raw["meta"]), scores=_scores(row), file=self.dropped.as_posix(),
-                row=number, bytes=len(raw["text"].encode()), text=raw["text"], rule=row["rule"], detail=row["detail"],
-                twin=row["twin"], raw=raw_place(row),
+                id=row["id"],
+                fate=DROPPED,
+                source=row["source"],
+                kind=row["kind"],
+                license=raw["license"],
+                split=raw["split"],
+                meta=json.loads(raw["meta"]),
+                scores=_scores(row),
+                file=self.dropped.as_posix(),
+                row=number,
+                bytes=len(raw["text"].encode()),
+                text=raw["text"],
+                rule=row["rule"],
+                detail=row["detail"],
+                twin=row["twin"],
+                raw=raw_place(row),
             )
         return made
 
@@ -231,7 +251,7 @@ def _scores(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: round(float(row[name]), 6) for name in SCORES if row.get(name) is not None}
 
 
-# -- what was configured ------------------------------------------------------------------------------------------------
+# -- what was configured -----------------------------------------------------------------------------------------------
 
 
 def built_params(root: Path, stage: str) -> dict[str, Any]:

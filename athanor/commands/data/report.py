@@ -11,7 +11,7 @@ import webbrowser
 from pathlib import Path
 
 from athanor.artifacts import read_json, write_text
-from athanor.commands.data import numbers, texts
+from athanor.commands.data import mixture, numbers, texts
 from athanor.commands.data.gather import gather
 from athanor.commands.data.page import page
 from athanor.commands.data.read import Corpus
@@ -45,8 +45,16 @@ def render(root: Path) -> str:
     sections = [
         part(facts)
         for part in (
-            numbers.funnel, numbers.mixture, numbers.scores, numbers.lengths, texts.duplicates, texts.personal,
-            texts.contamination, numbers.licences, texts.languages, texts.examples,
+            numbers.funnel,
+            mixture.mixture,
+            numbers.scores,
+            numbers.lengths,
+            texts.duplicates,
+            texts.personal,
+            texts.contamination,
+            numbers.licences,
+            texts.languages,
+            texts.examples,
         )
     ]
     return page("Data report", numbers.head(facts), sections)

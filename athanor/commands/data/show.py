@@ -15,12 +15,16 @@ AROUND = 40  # characters of what is equal, beside a difference inside a line
 LINE_CHARS = 200
 
 # Control characters could command a terminal, bidirectional ones reorder what stands after them.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff\ud800-\udfff]")
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff\ud800-\udfff]"
+)
 
 
 def visible(text: str) -> str:
     """The text with characters that have no shape, other than newline and tab, written as escapes."""
-    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}" if ord(match[0]) > 255 else f"\\x{ord(match[0]):02x}", text)
+    return _UNSEEN.sub(
+        lambda match: f"\\u{ord(match[0]):04x}" if ord(match[0]) > 255 else f"\\x{ord(match[0]):02x}", text
+    )
 
 
 def cut(text: str, chars: int) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """What happened to a document, from the download to the token files that hold it.
 
-    athanor data trace 1f8d8810                 an id, of the raw or of the clean text, or its beginning
-    athanor data trace --text 'some words'      a document that holds this
+athanor data trace 1f8d8810                 an id, of the raw or of the clean text, or its beginning
+athanor data trace --text 'some words'      a document that holds this
 """
 
 from __future__ import annotations
@@ -17,10 +17,18 @@ import pyarrow.compute as pc
 from athanor.artifacts import read_json
 from athanor.commands.data import show, where
 from athanor.commands.data.choose import DUPLICATES
-from athanor.commands.data.peek import scores
 from athanor.commands.data.read import (
-    ITEMS, KEPT, RAW, TEXT_BATCH, Corpus, Entry, Place, clean_params, weak_labels,
+    ITEMS,
+    KEPT,
+    RAW,
+    TEXT_BATCH,
+    Corpus,
+    Entry,
+    Place,
+    clean_params,
+    weak_labels,
 )
+from athanor.commands.data.told import text
 from athanor.corpus import minhash, rules
 from athanor.corpus.conversations import read_items
 from athanor.corpus.dedup import shingle_sets
@@ -39,7 +47,9 @@ def parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if bool(args.id) == bool(args.text):
-        raise InputError("one of the two is needed", where="athanor data trace", fix="give an ID, or --text 'some words'")
+        raise InputError(
+            "one of the two is needed", where="athanor data trace", fix="give an ID, or --text 'some words'"
+        )
     corpus = Corpus(Path.cwd())
     places = by_text(corpus, args.text) if args.text else by_id(corpus, args.id)
     told = [trace(corpus, entry) for entry in corpus.entries(places)]
@@ -47,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# -- which document -----------------------------------------------------------------------------------------------------
+# -- which document ----------------------------------------------------------------------------------------------------
 
 
 def by_id(corpus: Corpus, start: str) -> list[Place]:
@@ -61,15 +71,27 @@ def by_id(corpus: Corpus, start: str) -> list[Place]:
                 hits.setdefault(found, []).append(place)
             elif not hits:
                 shared = show.common(found, start)
-                near = (shared, {found}) if shared > near[0] else (shared, near[1] | {found}) if shared == near[0] else near
+                near = (
+                    (shared, {found})
+                    if shared > near[0]
+                    else (shared, near[1] | {found})
+                    if shared == near[0]
+                    else near
+                )
                 near = near if len(near[1]) <= MOST else (near[0], set(sorted(near[1])[:MOST]))
     if start in hits:  # whole ids win over beginnings
         hits = {start: hits[start]}
     if len(hits) > 1:
         names = ", ".join(sorted(hits)[:MOST]) + (" …" if len(hits) > MOST else "")
-        raise InputError(f"{len(hits):,} documents have an id that begins with '{start}'", where="trace", fix=f"one of {names}")
+        raise InputError(
+            f"{len(hits):,} documents have an id that begins with '{start}'", where="trace", fix=f"one of {names}"
+        )
     if not hits:
-        fix = f"the nearest are: {', '.join(sorted(near[1]))}" if near[0] else "athanor data peek shows documents with their ids"
+        fix = (
+            f"the nearest are: {', '.join(sorted(near[1]))}"
+            if near[0]
+            else "athanor data peek shows documents with their ids"
+        )
         raise InputError(f"no document has an id that begins with '{start}'", where="trace", fix=fix)
     ((found, places),) = hits.items()
     return _with_copies(corpus, places)
@@ -103,7 +125,7 @@ def _with_copies(corpus: Corpus, places: list[Place]) -> list[Place]:
     return sorted({*places, *found}, key=lambda place: (place.file == corpus.dropped, place.file.as_posix(), place.row))
 
 
-# -- what happened ------------------------------------------------------------------------------------------------------
+# -- what happened -----------------------------------------------------------------------------------------------------
 
 
 def trace(corpus: Corpus, entry: Entry) -> dict[str, Any]:
@@ -114,9 +136,15 @@ def trace(corpus: Corpus, entry: Entry) -> dict[str, Any]:
         "id": entry.id,
         "clean_id": entry.clean_id,
         "downloaded": {
-            "source": entry.source, "kind": entry.kind, "license": entry.license, "split": entry.split, "meta": entry.meta,
-            "file": None if raw is None else raw[0].file.as_posix(), "row": None if raw is None else raw[0].row,
-            "bytes": None if raw is None else len(raw[1].encode()), "source_facts": _source_facts(corpus, entry.source),
+            "source": entry.source,
+            "kind": entry.kind,
+            "license": entry.license,
+            "split": entry.split,
+            "meta": entry.meta,
+            "file": None if raw is None else raw[0].file.as_posix(),
+            "row": None if raw is None else raw[0].row,
+            "bytes": None if raw is None else len(raw[1].encode()),
+            "source_facts": _source_facts(corpus, entry.source),
         },
         "changed": _changed(entry, raw, params),
         "scores": entry.scores,
@@ -157,7 +185,9 @@ def _dropped_places(corpus: Corpus, found: str) -> list[Place]:
     places = []
     for _, batch in corpus.batches(corpus.dropped, ("id", "source", "shard", "row")):
         mask = pc.equal(batch["id"], found)
-        places += [Place(RAW / r["source"] / f"{r['shard']:05d}.parquet", r["row"]) for r in batch.filter(mask).to_pylist()]
+        places += [
+            Place(RAW / r["source"] / f"{r['shard']:05d}.parquet", r["row"]) for r in batch.filter(mask).to_pylist()
+        ]
     return places
 
 
@@ -173,7 +203,9 @@ def _changed(entry: Entry, raw: tuple[Place, str] | None, params: CleanParams | 
     normal, redacted, counts = show.prepared(raw[1], entry.kind, params)
     now = entry.text if entry.fate == KEPT else redacted
     told: dict[str, Any] = {
-        "normalised": show.differences(raw[1], normal), "redacted": show.differences(normal, now), "redactions": counts,
+        "normalised": show.differences(raw[1], normal),
+        "redacted": show.differences(normal, now),
+        "redactions": counts,
     }
     if now != redacted:
         told |= {"redactions": {}, "note": "other code or parameters than those here redacted this text"}
@@ -190,7 +222,9 @@ def _verdict(corpus: Corpus, entry: Entry, params: CleanParams | None) -> dict[s
     elif entry.rule == ITEM:
         told |= _item(corpus, entry.detail or "")
     elif params is not None:
-        name = "max_bytes" if entry.rule == rules.TOO_LONG else next(c.param for c in rules.CHECKS if c.rule == entry.rule)
+        name = (
+            "max_bytes" if entry.rule == rules.TOO_LONG else next(c.param for c in rules.CHECKS if c.rule == entry.rule)
+        )
         limit = getattr(getattr(params.rules, entry.kind), name)
         told |= {"param": f"clean.rules.{entry.kind}.{name}", "limit": limit}
     return told
@@ -211,8 +245,11 @@ def _twin(corpus: Corpus, entry: Entry, params: CleanParams | None) -> dict[str,
     (_, a), (_, b) = shingle_sets([(0, ours), (1, theirs)])
     limit = None if params is None else params.dedup.near_duplicate_jaccard
     return {
-        "twin": told, "differs": show.differences(theirs, ours), "jaccard": round(float(minhash.jaccard(a, b)), 4),
-        "param": "clean.dedup.near_duplicate_jaccard", "limit": limit,
+        "twin": told,
+        "differs": show.differences(theirs, ours),
+        "jaccard": round(float(minhash.jaccard(a, b)), 4),
+        "param": "clean.dedup.near_duplicate_jaccard",
+        "limit": limit,
     }
 
 
@@ -223,76 +260,3 @@ def _item(corpus: Corpus, found: str) -> dict[str, Any]:
         if item.id == found:
             return {"item": {"id": found, "category": item.category, "prompt": item.prompt[-1].content}}
     return {"item": {"id": found, "note": "data/battery is not here, or another one"}}
-
-
-# -- in words -----------------------------------------------------------------------------------------------------------
-
-
-def text(told: dict[str, Any]) -> str:
-    came, gone = told["downloaded"], told["fate"] != KEPT
-    names = told["id"] if told["clean_id"] in (None, told["id"]) else f"{told['id']}, now {told['clean_id']}"
-    lines = [f"document   {names}"]
-    lines.append(f"download   source {came['source']}, {came['kind']}, licence {came['license']}, split {came['split']}")
-    if came["file"]:
-        lines.append(f"           {came['file']} row {came['row']}, {show.size(came['bytes'])}")
-    for name, facts in (("meta", came["meta"]), ("source", came["source_facts"])):
-        if facts:
-            told_facts = ", ".join(f"{key} {value}" for key, value in sorted(facts.items()))
-            lines.append(f"           {name}: {told_facts}")
-    lines += _change_lines(told["changed"], gone)
-    weak = dict.fromkeys(told["weak_labels"], True)
-    lines.append(f"scores     {scores(told['scores'], weak)}")
-    lines += _verdict_lines(told["verdict"])
-    if not gone:
-        clean = told["clean"]
-        lines.append(f"clean      kept: {clean['file']} row {clean['row']}, {show.size(clean['bytes'])}")
-        lines += _token_lines(told["tokenizer"], told["token_files"])
-    return "\n".join(lines)
-
-
-def _change_lines(changed: dict[str, Any], gone: bool) -> list[str]:
-    lines = [f"changed    {changed['note']}"] if "note" in changed else []
-    for name in ("normalised", "redacted"):
-        if changed.get(name):
-            what = ", ".join(f"{count} {kind}" for kind, count in changed["redactions"].items()) if name == "redacted" else ""
-            lines.append(f"{name:<10} {what}".rstrip() + ("  (for the rules; the text went with the document)" if gone else ""))
-            lines += [f"           {line}" for line in changed[name]]
-    return lines or ["changed    nothing: the text is as it came"]
-
-
-def _verdict_lines(verdict: dict[str, Any]) -> list[str]:
-    if "rule" not in verdict:
-        return []
-    limit = f", the limit is {verdict['limit']} ({verdict['param']})" if "limit" in verdict else ""
-    if "twin" in verdict:
-        twin = verdict["twin"]
-        then = twin["fate"] + (f" by {twin['rule']}" if twin.get("rule") else "")
-        lines = [f"dropped    {verdict['rule']} of {twin['id']} ({then}, {twin.get('source')}, {twin.get('split')})"]
-        if "jaccard" in verdict:
-            lines.append(f"           {verdict['jaccard']:.1%} of their word 5-grams are common{limit}")
-        lines += [f"           {line}" for line in verdict.get("differs") or ["the same text, once normalised"]]
-        return lines
-    if "item" in verdict:
-        item = verdict["item"]
-        if "prompt" not in item:
-            return [f"dropped    {verdict['rule']} {item['id']} ({item['note']})"]
-        prompt, more = show.cut(item["prompt"], 300)
-        told = f"           it holds the question: {prompt}{' …' if more else ''}"
-        return [f"dropped    {verdict['rule']} {item['id']} of category {item['category']}", told]
-    return [f"dropped    {verdict['rule']}: measured {verdict['detail']}{limit}"]
-
-
-def _token_lines(sample: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    times = {None: sample["note"], 0: "not in its training sample"}.get(sample["in_sample"], "")
-    times = times or f"in its training sample, {show.plural(sample['in_sample'], 'time')}"
-    lines = [f"tokenizer  {times}" + (f" ({sample['note']})" if sample["in_sample"] == 0 and sample["note"] else "")]
-    if "tokens" in found:
-        lines[-1] += f"; {found['tokens']:,} tokens, {found['bytes_per_token']:.2f} bytes each"
-    if "note" in found:
-        lines.append(f"shards     {found['note']}")
-    for part, stream in found.get("streams", {}).items():
-        places = stream if isinstance(stream, list) else stream["places"]
-        epochs = "" if isinstance(stream, list) else f"; the stream takes {stream['source_epochs']:.3g} epochs of the source"
-        lines.append(f"{part:<10} {show.plural(len(places), 'time')}{epochs}")
-        lines += [f"           {p['file']} document {p['document']:,} at token {p['token']:,}" for p in places]
-    return lines

@@ -88,7 +88,10 @@ def in_tokenizer_sample(corpus: Corpus, place: Place) -> tuple[int | None, str]:
         return None, f"not looked up in a corpus of more than {SAMPLE_BYTES / 1e9:.0f} GB"
     values = built_params(corpus.root, "train-tokenizer")
     try:
-        params, mixture = build(TokenizerParams, values["tokenizer"], "tokenizer"), build(MixtureParams, values["mixture"], "mixture")
+        params, mixture = (
+            build(TokenizerParams, values["tokenizer"], "tokenizer"),
+            build(MixtureParams, values["mixture"], "mixture"),
+        )
         return _sampled(corpus, place, params, mixture), ""
     except (KeyError, AthanorError) as error:
         return None, f"the tokenizer's sample cannot be told ({error})"
@@ -114,7 +117,10 @@ def _sampled(corpus: Corpus, place: Place, params: TokenizerParams, mixture: Mix
 
 def text_lengths(corpus: Corpus, file: Path) -> np.ndarray:
     """int64 [documents]: UTF-8 bytes of each text of a file."""
-    parts = [pc.binary_length(batch["text"]).to_numpy(zero_copy_only=False) for _, batch in corpus.batches(file, ("text",), TEXT_BATCH)]
+    parts = [
+        pc.binary_length(batch["text"]).to_numpy(zero_copy_only=False)
+        for _, batch in corpus.batches(file, ("text",), TEXT_BATCH)
+    ]
     return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
 
 
