@@ -5,12 +5,13 @@ from __future__ import annotations
 STYLE = """
 :root { --bg: #fff; --fg: #1c2127; --dim: #55606b; --line: #d5dae0; --soft: #f3f5f7; --link: #0b5cad;
   --kept: #2c7fb8;
-  --dropped: #c4480c; --warn: #fff3d6; --warnline: #d9a400; --limit: #1c2127;
-  --c0: #c4480c; --c1: #8e5aa8; --c2: #d99a00; --c3: #0f8a6d; --c4: #b5326e; --c5: #6b7d1e; --c6: #7a5c3e;
-    --c7: #8a939c; }
+  --dropped: #c4480c; --warn: #fff3d6; --warnline: #d9a400; --limit: #1c2127; --del: #b8420a; --ins: #1f6596;
+  --c0: #c4480c; --c1: #8e5aa8; --c2: #b88200; --c3: #0f8a6d; --c4: #b5326e; --c5: #6b7d1e; --c6: #7a5c3e;
+    --c7: #7b848d; }
 @media (prefers-color-scheme: dark) { :root { --bg: #15181c; --fg: #e4e7eb; --dim: #a4adb7; --line: #363d45;
   --soft: #1e2328;
   --link: #7cb8f2; --kept: #4b9fd5; --dropped: #f07a3f; --warn: #3a3013; --warnline: #b98d12; --limit: #fff;
+  --del: #f07a3f; --ins: #4b9fd5;
   --c0: #f07a3f; --c1: #b98ad0; --c2: #e0b040; --c3: #3fbf9e; --c4: #e0709f; --c5: #a3b84e; --c6: #b8926c;
     --c7: #8f99a3; } }
 * { box-sizing: border-box; }
@@ -43,7 +44,6 @@ th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px so
   vertical-align: top; }
 .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 th, th.n { font-weight: 600; white-space: normal; vertical-align: bottom; }
-tr.sum td { font-weight: 600; }
 code, pre { font: .82rem/1.45 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
 .bar { display: flex; height: 1.3rem; width: 100%; background: var(--soft); border-radius: 3px; overflow: hidden;
   margin: .15rem 0; }
@@ -72,7 +72,7 @@ article { margin: .6rem 0; }
 article > p { font-size: .85rem; color: var(--dim); max-width: none; overflow-wrap: anywhere; }
 pre { background: var(--soft); border-radius: 4px; padding: .5rem .7rem; margin: .2rem 0; white-space: pre-wrap;
   overflow-wrap: anywhere; unicode-bidi: isolate; tab-size: 4; max-height: 24rem; overflow-y: auto; }
-.del { color: var(--dropped); } .ins { color: var(--kept); }
+.del { color: var(--del); } .ins { color: var(--ins); }
 :focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
 @media (max-width: 40rem) { body { font-size: 15px; } th, td { padding-right: .35rem; font-size: .76rem; }
   .beside { display: none; }
