@@ -6,7 +6,6 @@ equal text, and most documents are ruled out by their length and source alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +121,3 @@ def text_lengths(corpus: Corpus, file: Path) -> np.ndarray:
         for _, batch in corpus.batches(file, ("text",), TEXT_BATCH)
     ]
     return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
-
-
-def occurrences(streams: Mapping[str, Any]) -> dict[str, int]:
-    """Stream to how many times the document is in it."""
-    return {part: len(found if isinstance(found, list) else found["places"]) for part, found in streams.items()}
