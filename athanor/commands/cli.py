@@ -25,6 +25,7 @@ COMMANDS = {
     "plan": Command("athanor.commands.plan.main", "[TARGET ...] [--json]", "what dvc repro would do, why, how long"),
     "summary": Command("athanor.commands.summary", "", "what the pipeline made"),
     "compare": Command("athanor.commands.compare", "A B", "two experiments or revisions: parameters, scores, noise"),
+    "data": Command("athanor.commands.data.main", "peek | report | trace ID", "look at the data: documents, a page, one's way"),
     "preset": Command("athanor.commands.preset", "list | use NAME", "complete params files; make one params.yaml"),
     "pin": Command("athanor.commands.pin", "[FILE]", "write hub data sets' current commits into params.yaml"),
     "chat": Command("athanor.serving.terminal", "[--model DIR]", "talk to the exported model"),

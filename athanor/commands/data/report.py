@@ -1,0 +1,69 @@
+"""One page about the corpus: funnel, mixture, scores, lengths, duplicates, licences, examples.
+
+The page is one file that loads nothing, and the same corpus gives the same bytes. It is shown with the clean run
+in MLflow as well, where this checkout has that run's journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from athanor.artifacts import read_json, write_text
+from athanor.commands.data import mixture, numbers, texts
+from athanor.commands.data.gather import gather
+from athanor.commands.data.page import page
+from athanor.commands.data.read import Corpus
+from athanor.pipeline.attach import attach_later
+from athanor.pipeline.machine import anchor
+
+OUT = Path(".athanor/data-report.html")
+
+
+def parser(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"default {OUT}, which Git ignores")
+    parser.add_argument("--open", action="store_true", help="in the browser")
+    parser.add_argument("--no-attach", action="store_true", help="do not show it with the clean run in MLflow")
+
+
+def run(args: argparse.Namespace) -> int:
+    text = render(Path.cwd())
+    write_text(args.out, text)
+    link = args.out.resolve().as_uri()
+    print(f"{link}  ({len(text.encode()) / 1e6:.1f} MB)")
+    if not args.no_attach:
+        print(attach(Path.cwd(), text))
+    if args.open:
+        webbrowser.open(link)
+    return 0
+
+
+def render(root: Path) -> str:
+    """The page about the corpus below `root`."""
+    facts = gather(Corpus(root))
+    sections = [
+        part(facts)
+        for part in (
+            numbers.funnel,
+            mixture.mixture,
+            numbers.scores,
+            numbers.lengths,
+            texts.duplicates,
+            texts.personal,
+            texts.contamination,
+            numbers.licences,
+            texts.languages,
+            texts.examples,
+        )
+    ]
+    return page("Data report", numbers.head(facts), sections)
+
+
+def attach(root: Path, text: str) -> str:
+    """Show the page with the run that made data/clean; says what was done."""
+    leaf = root / "metrics" / "runs" / "clean.json"
+    run = read_json(leaf)["run"] if leaf.is_file() else ""
+    if run and attach_later(anchor(), run, OUT.name, text.encode()):
+        return f"shown in MLflow with the run {run} (athanor ui)"
+    return "not shown in MLflow: the journal of the run that made data/clean is not in this checkout"
