@@ -243,6 +243,12 @@ def test_correlation_with_length():
     assert card.correlation(np.linspace(0, 1, 20), chars[:20]) is None
 
 
+def test_documents_that_share_no_words_teach_nothing_and_break_nothing() -> None:
+    rows = matrix(features(tokenise(["one two", "three four"])))
+    weights, bias = train.fit(rows, np.array([True, False]), 1.0)
+    assert not weights.any() and bias == 0.0
+
+
 def test_few_documents_do_not_prove_that_scores_follow_the_length() -> None:
     """A folder of notes and some questions: 45 held-out documents, r = 0.53 by chance and by the mix of the two."""
     facts = {"labels": "weak", "auroc": {"held_out": 0.9}, "length_correlation": {"quality": {"all": 0.53}}}
