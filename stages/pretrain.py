@@ -50,14 +50,8 @@ def run(run: Run) -> None:
         seed=params.seed,
     )
     total = whole_steps(params.tokens, params.batch_tokens)
-    schedule = Schedule(
-        params.schedule,
-        params.lr,
-        params.lr * params.final_lr_fraction,
-        params.warmup_tokens,
-        int(total * params.cooldown_fraction),
-        total,
-    )
+    lowest, cooling = params.lr * params.final_lr_fraction, int(total * params.cooldown_fraction)
+    schedule = Schedule(params.schedule, params.lr, lowest, params.warmup_tokens, cooling, total)
     settings = LoopSettings(
         total_tokens=total,
         batch_tokens=params.batch_tokens,

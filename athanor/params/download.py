@@ -136,7 +136,7 @@ class FilesSource:
 
     def __post_init__(self) -> None:
         if not self.globs:
-            raise ParamsError("no glob is given", where="globs", fix="name the files, for example corpus/**/*.md")
+            raise ParamsError("no glob is given", where="globs", fix="name the files, for example corpus/notes/**/*.md")
         if self.text_template is not None and not template_columns(self.text_template):
             raise ParamsError("names no column", where="text_template", fix="write a column in braces: {question}")
 
