@@ -71,7 +71,7 @@ def run(run: Run) -> None:
     cooldown = min(schedule.cooldown_start, total - step) // step * step if wsd else None
     sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown)
     if (rounds := sampler.epochs(total)["epochs"]) > 1:
-        run.note(f"the shards' stream is read {rounds:.1f} times: each source as often as shard says, times {rounds:.1f}")
+        run.note(f"the shards' stream is read {rounds:.1f} times: multiply the epochs of each source by that")
     held_out = {n: held_out_documents(s, params.validation_max_bytes, vocabulary) for n, s in open_val(SHARDS).items()}
     chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
     inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
