@@ -27,14 +27,14 @@ ITEMS = BATTERY / "items.jsonl"
 
 def run(run: Run) -> None:
     params = run.params("clean", CleanParams)
-    sources = read_inputs()
+    sources, text_bytes = read_inputs()
     parents = {"raw": manifest_digest(RAW), "battery": manifest_digest(BATTERY)}
     parents |= {"classifiers": manifest_digest(CLASSIFIERS)}
     # What is measured depends on no threshold: another threshold finds it done.
     sweeps = run.part("sweep", "athanor.corpus.sweep", settings_of(params), parents)
     with sweeps, run.slot({"clean": asdict(params)}, parents) as slot:
         work = slot.path / "work"
-        cleaned = clean(sources, ITEMS, CLASSIFIERS, params, sweeps.path / "shards", work, run.map_shards)
+        cleaned = clean(sources, ITEMS, CLASSIFIERS, params, sweeps.path / "shards", work, run.map_shards, text_bytes)
         with new_dir(CLEAN) as folder:
             emit(folder, cleaned)
             funnel = cleaned.funnel.rows()
@@ -55,8 +55,8 @@ def run(run: Run) -> None:
         run.note(f"{source}: {kept / total:.1%} of {total / 1e6:.2f} MB kept; documents dropped: {worst or 'none'}")
 
 
-def read_inputs() -> dict[str, list[Path]]:
-    """The shards of each source; InputError when there is nothing to clean, or nothing to keep out of it."""
+def read_inputs() -> tuple[dict[str, list[Path]], dict[str, int]]:
+    """The shards of each source, and its bytes of text; InputError when there is nothing to clean, or nothing to keep out of it."""
     named = read_manifest(RAW, "raw", 1)["counts"]
     read_manifest(BATTERY, "battery", 1)
     sources = shard_files(RAW)
@@ -66,7 +66,7 @@ def read_inputs() -> dict[str, list[Path]]:
         raise InputError(what, where=str(RAW), fix="run dvc repro download")
     if not any(True for _ in read_items(ITEMS)):
         raise InputError("the battery is empty", where=str(ITEMS), fix="run dvc repro download")
-    return sources
+    return sources, {name: count.get("bytes", 0) for name, count in named.items()}
 
 
 def emit(folder: Path, cleaned: Cleaned) -> None:

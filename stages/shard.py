@@ -14,17 +14,13 @@ from athanor.data.spool import Tokens
 from athanor.errors import InputError, Interrupted, ParamsError
 from athanor.params.mixture import MixtureParams, SourceShare
 from athanor.params.shard import ShardParams
-from athanor.pipeline.executor import Executor
-from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
-from athanor.pipeline.slots import Slot
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenise import tokenise
 from athanor.tokenizer.tokenizer import Tokenizer
 
 CLEAN, TOKENIZER, OUT = Path("data/clean"), Path("models/tokenizer"), Path("data/shards")
 VAL = CLEAN / "val.parquet"
-PROCESS_BYTES = 4_000_000  # of text; for less, another process takes longer to start than it saves
 
 
 def run(run: Run) -> None:
@@ -37,10 +33,8 @@ def run(run: Run) -> None:
         raise ParamsError("there is no mixture for the cooldown", where="shard.cooldown_tokens", fix=fix)
     tokenizer = Tokenizer.load(TOKENIZER)
     parents = {"clean": manifest_digest(CLEAN), "tokenizer": manifest_digest(TOKENIZER)}
-    # A slot of what decides the tokens, so that every mixture finds them. Not `run.slot`: there, a run would go on
-    # in the journal of an interrupted one with another mixture.
-    slot = Slot(run.anchor / ".athanor" / "slots" / run.name, {"params": {}, "inputs": parents, "code": run.code})
-    run.fact(slot=slot.fingerprint)
+    # What decides the tokens, so that every mixture finds them.
+    slot = run.part("tokens", "athanor.tokenizer.tokenise", {}, parents)
     with slot, new_dir(OUT) as folder:
         used = {name for shares, _ in wanted.values() for name, source in shares.items() if source.share > 0}
         tokens = tokenised(run, mixture, used, slot.path)
@@ -95,13 +89,10 @@ def tokenised(
     rows = {split: [r for n, r in counted[split].items() if n in used or split == "val"] for split in groups}
     sizes = {split: sum(row["bytes"] for row in rows[split]) for split in groups}
     found = {}
-    with run.progress(sum(sizes.values()) / 1e6, "tokenise", "MB") as bar:
-        workers = max(1, min(machine().workers, sum(sizes.values()) // PROCESS_BYTES))
-        executor = Executor(workers, lambda done: bar.update(done / 1e6), run.stop_requested)
-        for split, group in groups.items():
-            tokens = tokenise(executor, group, TOKENIZER, folder / split, f"tokenise {split}", sizes[split])
-            found[split] = {name: part for name, part in tokens.items() if name in used}
-            shard_gate.check_complete(found[split], counted[split], used, split)
+    for split, group in groups.items():
+        tokens = tokenise(run.map_shards, group, TOKENIZER, folder / split, f"tokenise {split}", sizes[split])
+        found[split] = {name: part for name, part in tokens.items() if name in used}
+        shard_gate.check_complete(found[split], counted[split], used, split)
     train, val = ((part for t in found[split].values() for part in t.contents()) for split in groups)
     shard_gate.check_disjoint(train, val)
     return found

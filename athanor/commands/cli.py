@@ -33,6 +33,7 @@ COMMANDS = {
     "slots": Command("athanor.commands.slots", "[prune | pin ID | unpin ID]", "checkpoints of long stages"),
     "doctor": Command("athanor.commands.doctor.main", "[--fix] [--deep] [--json]", "what crashes left behind; repair it"),
     "accept": Command("athanor.commands.accept", "[STAGE ...]", "keep results after edits of comments or docstrings"),
+    "work": Command("athanor.commands.work", "FOLDER --part I --of N", "one job of data work on a cluster"),
     "deps": Command("athanor.pipeline.closure", "[--fix]", "check the code dependencies in dvc.yaml"),
     "drill": Command("athanor.commands.drill.main", "[--kills N]", "kill stages again and again, compare every byte"),
     "params-doc": Command("athanor.commands.params_doc", "", "write docs/params.md from the schemas"),

@@ -19,7 +19,7 @@ import numpy as np
 from athanor.corpus import audit, dedup, emit, minhash, rules, settle
 from athanor.corpus.decontaminate import ItemIndex
 from athanor.corpus.funnel import IN, NORMALISED, OUT, REDACTED, Funnel
-from athanor.corpus.sweep import DOCUMENTS, cached_tools, sweep_shard, tools_of
+from athanor.corpus.sweep import cached_tools, sweep_shard, tools_of
 from athanor.corpus.table import (
     EXACT, EXACT_VAL, ITEM, KEPT, NEAR, NEAR_VAL, REASONS, Shard, ShardSignatures, Table, band_keys, read_all_hits,
     read_table,
@@ -43,9 +43,9 @@ class Cleaned:
 
 def clean(
     raw: Mapping[str, Sequence[Path]], items: Path, classifiers: Path, params: CleanParams,
-    sweeps: Path, work: Path, map_shards: MapShards,
+    sweeps: Path, work: Path, map_shards: MapShards, text_bytes: Mapping[str, int],
 ) -> Cleaned:
-    """Clean the sources of `raw` (name to shards).
+    """Clean the sources of `raw` (name to shards); `text_bytes` of each are for the progress shown.
 
     `sweeps` keeps what the sweep writes (it serves again when only thresholds
     change), `work` the rest. GateError when a check on the result fails,
@@ -57,9 +57,10 @@ def clean(
     names = {source: [f"{source}/{number:05d}" for number in range(len(raw[source]))] for source in sorted(raw)}
     tasks, sizes = {}, {}
     for source, of_source in names.items():
-        for name, path in zip(of_source, raw[source], strict=True):
+        on_disk = [path.stat().st_size for path in raw[source]]
+        for name, path, size in zip(of_source, raw[source], on_disk, strict=True):
             tasks[name] = {"shard": str(path.absolute()), "tools": tools}
-            sizes[name] = path.stat().st_size
+            sizes[name] = text_bytes.get(source, sum(on_disk)) * size // sum(on_disk)
     swept = map_shards(sweep_shard, tasks, sweeps, desc="normalise and measure", sizes=sizes)
     table = read_table({s: [sweeps / name for name in of_source] for s, of_source in names.items()}, params.rules)
     _, index, _ = cached_tools(tools)
@@ -70,7 +71,7 @@ def clean(
     sets = settle.ShingleSets(table.shards, sample, work / "sample", map_shards, "sample")
     shared = {"tools": tools, "threshold": threshold, "sample": sets.write_index(work / "sample" / "index", sample)}
     tasks = {shard.name: {**write_task(table, shard, index, items_found, work), **shared} for shard in table.shards}
-    sizes = {shard.name: (shard.folder / DOCUMENTS).stat().st_size for shard in table.shards}
+    sizes = {shard.name: int(table.bytes[shard.rows.start : shard.rows.stop].sum()) for shard in table.shards}
     written = map_shards(emit.write_shard, tasks, work / "written", desc="write and check", sizes=sizes)
     funnel = funnel_of(table, swept, written)
     funnel.check()
@@ -125,13 +126,13 @@ def drop_duplicates(
     sets = settle.ShingleSets(table.shards, wanted, work / "candidates", map_shards, "candidates")
     threshold = params.dedup.near_duplicate_jaccard
     repeats(*_columns(dedup.near_duplicates(signatures, ranked, sets, threshold, found)), NEAR, NEAR_VAL)
-    # Banding misses one pair in twenty at the threshold. Between training and validation none may be missed.
+    # Banding misses one pair in seventy at the threshold. Between training and validation none may be missed.
     ranked = ranked[table.reason[ranked] == KEPT]
     val = ranked[table.val[ranked]]
     if len(val):
         index = sets.write_index(work / "validation" / "index", val.tolist())
         train = np.sort(ranked[~table.val[ranked]])
-        pairs = settle.copies(table.shards, train, index, threshold, work / "validation", map_shards)
+        pairs = settle.copies(table, train, index, threshold, work / "validation", map_shards)
         repeats(pairs[:, 0], pairs[:, 1], NEAR, NEAR_VAL)
 
 

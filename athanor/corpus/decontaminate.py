@@ -48,7 +48,7 @@ import numpy as np
 
 from athanor.corpus.conversations import Item, Message
 from athanor.corpus.words import (
-    WORD_PATTERN, Tokens, Words, closed, fold, ngrams, opened, rolling, rolling_at, stream, tokenise,
+    WORD_PATTERN, Tokens, Words, closed, fold, opened, rolling, rolling_at, stream, tokenise,
 )
 
 NGRAM_WORDS = 13
@@ -139,24 +139,28 @@ class ItemIndex:
         owners: dict[int, set[int]] = {}  # family -> items
         anchors: dict[int, dict[int, list[_Sequence]]] = {}
         leads: dict[int, set[int]] = {}  # number of words -> hashes of the first words of anchors
+        rows = []  # item, whether the prompt alone, text
         for number, item in enumerate(items):
             prompt = prompt_text(item.prompt)
-            asked = len(ngrams(tokenise([prompt]).words, ngram_words).hashes)
-            for alone, text in ((True, prompt), *((False, f"{prompt}\n{answer}") for answer in item.accepted)):
-                tokens = tokenise([text])
-                grams, families = (closed(sums, ngram_words) for sums in _windows(tokens, ngram_words))
-                upto = asked if item.category in fact_categories else len(grams)
-                for gram, family in zip(grams[:upto].tolist(), families[:upto].tolist(), strict=True):
-                    found.setdefault(gram, (family, number))
-                    owners.setdefault(family, set()).add(number)
-                words = len(tokens.words.hashes)
-                size = min(words, ngram_words)
-                if size:
-                    anchor = int(ngrams(tokens.words, size).hashes[0])
-                    sequence = _Sequence(number, compared(text), words, alone)
-                    anchors.setdefault(size, {}).setdefault(anchor, []).append(sequence)
-                    lead = min(size, LEAD_WORDS)
-                    leads.setdefault(lead, set()).add(int(ngrams(tokens.words, lead).hashes[0]))
+            rows += [(number, True, prompt), *((number, False, f"{prompt}\n{answer}") for answer in item.accepted)]
+        tokens = tokenise([text for _, _, text in rows])
+        words, starts = tokens.words.hashes, tokens.words.offsets
+        grams, masked = (closed(sums, ngram_words) for sums in _windows(tokens, ngram_words))
+        asked = 0
+        for row, (number, alone, text) in enumerate(rows):
+            first, count = int(starts[row]), int(starts[row + 1] - starts[row])
+            inside = max(count - ngram_words + 1, 0)
+            asked = inside if alone else asked
+            last = first + (asked if items[number].category in fact_categories else inside)
+            for gram, family in zip(grams[first:last].tolist(), masked[first:last].tolist(), strict=True):
+                found.setdefault(gram, (family, number))
+                owners.setdefault(family, set()).add(number)
+            size = min(count, ngram_words)
+            if size:
+                anchor, lead = (_hash_at(words, first, min(size, most)) for most in (size, LEAD_WORDS))
+                sequence = _Sequence(number, compared(text), count, alone)
+                anchors.setdefault(size, {}).setdefault(anchor, []).append(sequence)
+                leads.setdefault(min(size, LEAD_WORDS), set()).add(lead)
         families = sorted(family for family, having in owners.items() if len(having) <= max_ngram_items)
         place = {family: n for n, family in enumerate(families)}
         specific = sorted((gram, place[family], item) for gram, (family, item) in found.items() if family in place)
@@ -276,6 +280,11 @@ def batches(texts: Sequence[str], chars: int = BATCH_CHARS) -> Iterable[Sequence
             start, size = number + 1, 0
     if start < len(texts):
         yield texts[start:]
+
+
+def _hash_at(hashes: np.ndarray, place: int, size: int) -> int:
+    """The hash of the n-gram of `size` words from `place` on."""
+    return int(closed(rolling_at(hashes, np.array([place]), size), size)[0])
 
 
 def _windows(tokens: Tokens, size: int) -> tuple[np.ndarray, np.ndarray]:

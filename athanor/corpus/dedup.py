@@ -18,7 +18,7 @@ import numpy as np
 from athanor.corpus import minhash
 from athanor.corpus.words import shingles, tokenise
 
-# The estimate from 128 permutations has a standard deviation of at most 0.045; pairs five of them below the
+# The estimate from 126 permutations has a standard deviation of at most 0.045; pairs five of them below the
 # threshold are not worth the true comparison.
 ESTIMATE_MARGIN = 0.2
 _SEEN_BITS = 22

@@ -55,23 +55,14 @@ class Repeats:
         """Go on to n-grams of `size` words."""
         if not self._size < size <= 2 * self._size:
             raise ValueError(f"cannot go from {self._size}-grams to {size}-grams")
-        words, step = self._words, size - self._size
-        if self._size == 1:  # every word is a candidate
-            room = np.ones(max(len(words.hashes) - 1, 0), bool)
-            edges = words.offsets[1:-1] - 1
-            room[edges[(edges >= 0) & (edges < len(room))]] = False
-            starts = np.flatnonzero(room)
-            later = starts + 1
-        else:
-            place = np.full(len(words.hashes) + step, -1)
-            place[self._starts] = np.arange(len(self._starts))
-            later = place[self._starts + step]
-            starts = np.flatnonzero(later >= 0)
-            # Both halves lie in one text, and they overlap or touch, so the whole does.
-            later = later[starts]
-            if 2 * self._size == size:
-                inside = self._owner(self._starts[starts]) == self._owner(self._starts[later])
-                starts, later = starts[inside], later[inside]
+        step = size - self._size
+        place = np.full(len(self._words.hashes) + step, -1)
+        place[self._starts] = np.arange(len(self._starts))
+        # The n-gram that ends where the longer one does. Two of different texts may touch at the border, but keys
+        # belong to a text, so that pair of keys occurs once and counts for nothing.
+        later = place[self._starts + step]
+        starts = np.flatnonzero(later >= 0)
+        later = later[starts]
         keys = mix(self._keys[starts] * np.uint64(0xD1342543DE82EF95) + self._keys[later])
         starts = self._starts[starts]
         order = _grouped(keys)

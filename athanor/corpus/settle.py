@@ -12,7 +12,7 @@ import numpy as np
 from athanor.corpus import dedup
 from athanor.corpus.documents import Document, read_documents
 from athanor.corpus.sweep import DOCUMENTS
-from athanor.corpus.table import Shard
+from athanor.corpus.table import Shard, Table
 from athanor.corpus.work import MapShards
 
 SETS, OFFSETS, PAIRS, NUMBERS = "sets.npy", "offsets.npy", "pairs.npy", "numbers.npy"
@@ -90,17 +90,17 @@ class ShingleSets:
 
 
 def copies(
-    shards: Sequence[Shard], rows: np.ndarray, index: str, threshold: float, folder: Path, map_shards: MapShards
+    table: Table, rows: np.ndarray, index: str, threshold: float, folder: Path, map_shards: MapShards
 ) -> np.ndarray:
     """Which of `rows` (sorted) nearly equal a document of the index: int64 [pairs, 2], row and row of the index."""
     tasks, sizes = {}, {}
-    for shard in shards:
+    for shard in table.shards:
         low, high = np.searchsorted(rows, [shard.rows.start, shard.rows.stop])
         if low < high:
             path = save(folder / "numbers" / f"{shard.name}.npy", rows[low:high] - shard.rows.start)
             place = {"shard": str(shard.folder.absolute()), "numbers": str(path.absolute()), "start": shard.rows.start}
             tasks[shard.name] = {**place, "index": index, "threshold": threshold}
-            sizes[shard.name] = (shard.folder / DOCUMENTS).stat().st_size
+            sizes[shard.name] = int(table.bytes[rows[low:high]].sum())
     map_shards(find_copies, tasks, folder / "pairs", desc="compare with validation", sizes=sizes)
     pairs = [np.load(folder / "pairs" / name / PAIRS) for name in tasks]
     return np.concatenate([np.zeros((0, 2), np.int64), *pairs])

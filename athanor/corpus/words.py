@@ -113,7 +113,7 @@ _BYTE = np.where(_class_table() == SPACE, np.uint64(0), stream(1, 256))
 
 
 def _classes(text: bytes, data: np.ndarray) -> np.ndarray:
-    """uint8 [bytes]: white space, word or mark, for UTF-8 whose NO-BREAK SPACEs are two spaces; `data` are its bytes."""
+    """uint8 [bytes]: white space, word or mark. `text` is UTF-8 without NO-BREAK SPACE, `data` its bytes."""
     classes = np.frombuffer(bytearray(text.translate(_CLASS)), np.uint8)
     if text.isascii():
         return classes

@@ -14,7 +14,8 @@ class MapShards(Protocol):
     """Does `work` for every task, in any order and any number of processes; returns the facts by name of the task.
 
     `work` is a function of a module (other processes import it), pure: its
-    files and facts depend on the task alone. The files of task `name` end up
+    files and facts depend on the task alone. A task is made of JSON types,
+    tuples, paths and dataclasses. The files of task `name` end up
     in `folder/name`, whole or not at all, and what is there already is not
     done again. `sizes` are bytes of text by task, for the progress shown.
     """

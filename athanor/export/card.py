@@ -178,12 +178,17 @@ def _data(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
     header = ("source", "conversations", "train", "held out", "licence")
     lines += ["", "Conversations.", "", *_table(header, rows)]
-    rows = [
-        (name, f"{row['tokens']:,}", f"{row['share']:.1%}", f"{row['target_share']:.1%}", f"{row['epochs']:.2f}")
-        for name, row in sorted(manifests["shards"]["sources"].items())
-    ]
     header = ("source", "tokens", "share", "wanted share", "passes over it")
-    return [*lines, "", "Pretraining mixture as written to the shards.", "", *_table(header, rows)]
+    streams = {"Pretraining mixture as written to the shards.": manifests["shards"]}
+    if "cooldown" in manifests["shards"]:
+        streams["Mixture of the cooldown."] = manifests["shards"]["cooldown"]
+    for title, stream in streams.items():
+        rows = [
+            (name, f"{row['tokens']:,}", f"{row['share']:.1%}", f"{row['target_share']:.1%}", f"{row['epochs']:.2f}")
+            for name, row in sorted(stream["sources"].items())
+        ]
+        lines += ["", title, "", *_table(header, rows)]
+    return lines
 
 
 def _tokenizer(source: Source, inputs: CardInputs) -> list[str]:

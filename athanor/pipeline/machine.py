@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class Machine:
     device: auto, cpu, cuda, mps (auto takes an accelerator when torch sees one).
     threads: compute threads, 0 for every core this process may use.
     workers: processes for data work, 0 for one per core.
+    executor: who runs data work: processes of this machine, a ray cluster, or slurm jobs (docs/cluster.md).
+    slurm_args: further arguments for sbatch, such as --partition=cpu or --time=4:00:00.
     micro_batch_tokens: tokens per forward pass, 0 to let the trainer choose.
     log_every_steps: how often training scalars are fetched from the device.
     save_every_seconds: how often a long stage writes a checkpoint.
@@ -30,6 +33,8 @@ class Machine:
     device: str = param(choices=("auto", "cpu", "cuda", "mps"))
     threads: int = param(min=0, max=1024)
     workers: int = param(min=0, max=1024)
+    executor: str = param(choices=("processes", "ray", "slurm"))
+    slurm_args: tuple[str, ...]
     micro_batch_tokens: int = param(min=0)
     log_every_steps: int = param(min=1)
     save_every_seconds: float = param(min=1)
@@ -39,6 +44,8 @@ DEFAULTS = {
     "device": "auto",
     "threads": 0,
     "workers": 0,
+    "executor": "processes",
+    "slurm_args": (),
     "micro_batch_tokens": 0,
     "log_every_steps": 10,
     "save_every_seconds": 60.0,
@@ -72,7 +79,7 @@ def machine() -> Machine:
             continue
         kind = type(DEFAULTS[field.name])
         try:
-            values[field.name] = kind(text)
+            values[field.name] = tuple(shlex.split(text)) if kind is tuple else kind(text)
         except ValueError:
             raise ParamsError(
                 f"expected {kind.__name__}, found {text!r}", where=f"environment ATHANOR_{field.name.upper()}"

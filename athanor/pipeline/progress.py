@@ -34,7 +34,7 @@ class Progress:
     def resume_at(self, done: float) -> None:
         """Count `done` as finished before this process began, so that the rate stays honest."""
         self.done = self.start_done = done
-        print(f"{self.desc}: goes on from {done:,.0f} {self.unit}", file=sys.stderr, flush=True)
+        print(f"{self.desc}: goes on from {self._amount(done)}", file=sys.stderr, flush=True)
         if self.bar is not None:
             self.bar.initial = self.bar.n = done
             self.bar.refresh()
@@ -60,13 +60,14 @@ class Progress:
 
     def line(self, now: float, note: str = "") -> str:
         rate = (self.done - self.start_done) / max(now - self.started, 1e-9)
-        text = f"{self.desc}: {self.done:,.0f}"
+        text = f"{self.desc}: {self._amount(self.done)}"
         if self.total:
             left = (self.total - self.done) / rate if rate > 0 else float("inf")
-            text += f" of {self.total:,.0f} {self.unit} ({self.done / self.total:.0%}), {duration(left)} left"
-        else:
-            text += f" {self.unit}"
-        return f"{text}, {rate:,.0f} {self.unit}/s{', ' + note if note else ''}"
+            text += f" of {self._amount(self.total)} ({self.done / self.total:.0%}), {duration(left)} left"
+        return f"{text}, {self._amount(rate)}/s{', ' + note if note else ''}"
+
+    def _amount(self, value: float) -> str:
+        return f"{value / 1e6:,.1f} MB" if self.unit == "B" else f"{value:,.0f} {self.unit}"
 
     def track(self, items: Iterable[T]) -> Iterator[T]:
         with self:

@@ -13,6 +13,7 @@ can be cached).
 from __future__ import annotations
 
 import csv
+import dataclasses
 import errno
 import functools
 import io
@@ -32,7 +33,7 @@ from athanor.params.strict import build, read_yaml
 from athanor.pipeline import facts
 from athanor.pipeline.beginning import Beginning
 from athanor.pipeline.closure import code_digest
-from athanor.pipeline.executor import Executor
+from athanor.pipeline.executor import from_machine
 from athanor.pipeline.journal import Journal, now_ms
 from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import Progress, duration
@@ -153,12 +154,13 @@ class Run:
         self, work: Work, tasks: Mapping[str, Any], folder: Path, *, desc: str = "", sizes: Mapping[str, int] | None = None
     ) -> dict[str, dict[str, Any]]:
         """Do work on shards as this machine does it (a `MapShards`), with its progress shown."""
-        total = sum(sizes.values()) if sizes else len(tasks)
-        # Starting a process costs a second or two: nothing is gained for less than that of work.
-        workers = min(machine().workers, 1 + total // SPREAD_BYTES) if sizes else machine().workers
+        total, local = sum(sizes.values()) if sizes else len(tasks), machine()
+        if sizes and local.executor == "processes":
+            # Starting a process costs a second or two: nothing is gained for less than that of work.
+            local = dataclasses.replace(local, workers=min(local.workers, 1 + total // SPREAD_BYTES))
         with self.progress(total, f"{self.stage}: {desc}", "B" if sizes else "shards") as bar:
-            execute_shards = Executor(workers, bar.update, self.stop_requested)
-            return execute_shards(work, tasks, folder, desc=desc, sizes=sizes or dict.fromkeys(tasks, 1))
+            run_shards = from_machine(local, bar.update, self.stop_requested, resumed=bar.resume_at)
+            return run_shards(work, tasks, folder, desc=desc, sizes=sizes or dict.fromkeys(tasks, 1))
 
     def _slots(self) -> Path:
         return self.anchor / ".athanor" / "slots" / self.name

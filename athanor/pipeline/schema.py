@@ -7,6 +7,7 @@ they read, so a new evaluation parameter does not make the download stale.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,4 +61,31 @@ def check_file(path: str | Path) -> dict[str, Any]:
     missing = [name for name in known if name not in data]
     if missing:
         raise ParamsError("section is missing", where=missing[0], fix="copy it from presets/")
-    return {name: build(schema, data[name], name) for name, schema in known.items()}
+    built = {name: build(schema, data[name], name) for name, schema in known.items()}
+    check_together(built)
+    return built
+
+
+def check_together(sections: Mapping[str, Any]) -> None:
+    """ParamsError when sections do not fit each other; a stage would find it, but after hours of others."""
+    mixture = sections["mixture"]
+    given = [name for source in sections["download"].sources for name in source.names]
+    _same("mixture.sources", mixture.sources, "download.sources", given, "add it, with share 0 to leave it out")
+    for wanted in sections["clean"].source_priority:
+        if wanted not in given:
+            fix = f"use some of: {', '.join(sorted(given))}"
+            raise ParamsError(f"no source is named '{wanted}'", where="clean.source_priority", fix=fix)
+    chats = [source.name for source in sections["instruct"].sources]
+    _same("sft_data.sources", sections["sft_data"].sources, "instruct.sources", chats, "add it, with repeats 0 to leave it out")
+    if mixture.cooldown is not None and sections["pretrain"].schedule != "wsd":
+        fix = "set pretrain.schedule to wsd, or mixture.cooldown to null"
+        raise ParamsError(f"schedule {sections['pretrain'].schedule} has no cooldown", where="mixture.cooldown", fix=fix)
+
+
+def _same(where: str, named: Iterable[str], other: str, given: Iterable[str], add: str) -> None:
+    for name in sorted(set(given) - set(named)):
+        raise ParamsError(f"'{name}' of {other} is missing", where=where, fix=add)
+    for name in sorted(set(named) - set(given)):
+        near = difflib.get_close_matches(name, list(given), n=1)
+        fix = f"did you mean '{near[0]}'?" if near else f"remove it, or add it to {other}"
+        raise ParamsError(f"{other} has no '{name}'", where=f"{where}.{name}", fix=fix)

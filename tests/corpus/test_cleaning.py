@@ -228,6 +228,29 @@ def test_nothing_crashes_and_no_good_document_is_lost(rows):
     assert len(cleaned.dropped) + len(cleaned.train) == len(odd) + 1
 
 
+def test_ten_thousand_odd_documents_lose_no_good_one():
+    """Random bytes, huge lines, deep JSON, control characters, and thousands of scraps, in several shards."""
+    rng = random.Random(5)
+    makers = [
+        lambda: rng.randbytes(rng.randrange(1, 3000)).decode("utf-8", "replace"),
+        lambda: rng.randbytes(rng.randrange(1, 500)).decode("latin-1"),
+        lambda: "".join(rng.choices("\x00\x01\x07\x1b\x7f\x85 \t\n\r\u2028\ufeff\ufffe", k=rng.randrange(1, 400))),
+        lambda: "[" * rng.randrange(1, 4000) + "]" * rng.randrange(1, 4000),
+        lambda: "".join(rng.choices('{"a": [1, 2], "b": null}, ', k=rng.randrange(1, 2000))),
+        lambda: rng.choice(["x", "0", "\u0301", "\U0001f600", "\u05d0", "|", "ab "]) * rng.randrange(1, 5000),
+        lambda: chr(rng.choice([9, 65, 0x4E00, 0xE000, 0x10FFFF])) * rng.randrange(1, 9),
+        lambda: " ".join(str(rng.randrange(10 ** rng.randrange(1, 30))) for _ in range(rng.randrange(1, 300))),
+    ]
+    odd = [document(rng.choice(makers)(), kind=rng.choice(KINDS)) for _ in range(9_500)]
+    odd += [document("word " * 400_000), document("y" * 3_000_000), document('{"k":' * 200_000)]
+    good = [document(prose(seed), part=seed) for seed in range(500)]
+    mixed = [*odd, *good]
+    rng.shuffle(mixed)
+    done = clean({"books": mixed}, [ITEM], PARAMS, shard_bytes=3_000_000, workers=2)
+    assert {d.id for d in good} <= {d.id for d in done.train}
+    assert len(done.dropped) + len(done.train) == len(mixed)
+
+
 def test_rows_of_the_funnel_are_sorted_and_complete():
     funnel = Funnel()
     funnel.add("b", IN, 3, 30)

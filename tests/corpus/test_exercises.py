@@ -222,11 +222,12 @@ def test_params_refuse_bad_sections() -> None:
         with pytest.raises(ParamsError):
             strict.build(BatteryParams, {**good, **change}, "battery")
     hub = {"type": "messages", "name": "chat", "files": None, "hub_id": "a/b", "hub_config": None, "revision": "a" * 40}
-    hub |= {"hub_split": "train", "column": "messages", "max_rows": 5, "min_rows": 1, "license": "MIT"}
+    hub |= {"shape": "messages", "columns": ["messages"], "select": None, "max_malformed_fraction": 0.0}
+    hub |= {"hub_split": "train", "max_rows": 5, "min_rows": 1, "license": "MIT"}
     me = {"type": "identity", "name": "me", "repeats": 2, "min_rows": 1}
     made = {"seed": 1, "val_fraction": 0.02, "sources": [hub, me]}
     assert len(strict.build(InstructParams, made, "instruct").sources) == 2
-    for bad in ({**hub, "revision": None}, {**hub, "files": "x"}, {**hub, "name": "a/b"}, {**hub, "type": "chats"}):
+    for bad in ({**hub, "revision": "main"}, {**hub, "files": "x"}, {**hub, "name": "a/b"}, {**hub, "type": "chats"}):
         with pytest.raises(ParamsError):
             strict.build(InstructParams, {**made, "sources": [bad]}, "instruct")
     with pytest.raises(ParamsError, match="two sources"):

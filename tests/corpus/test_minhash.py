@@ -19,8 +19,8 @@ def test_blocks_change_nothing(monkeypatch):
     values = (texts.hashes >> np.uint64(32)).astype(np.uint32)
     for number in (4, 20):
         mine = values[texts.offsets[number] : texts.offsets[number + 1]]
-        expected = [min(int(a) * int(v) + int(b) & 0xFFFFFFFF for v in mine) for a, b in
-                    zip(minhash._A[:5], minhash._B[:5], strict=True)]
+        rows = zip(minhash._A[:5].tolist(), minhash._B[:5].tolist(), strict=True)
+        expected = [min((a * v + b) % 2**32 for v in mine.tolist()) for a, b in rows]
         assert whole[number, :5].tolist() == expected
 
 

@@ -55,7 +55,7 @@ def clean(
         scorer = write_scorer(folder / "classifiers")
         cleaned = cleaning.clean(
             shard_files(folder / "raw"), folder / "items.jsonl", scorer, params, folder / "sweeps", folder / "work",
-            Executor(workers),
+            Executor(workers), {},
         )
         parts = [part for parts in cleaned.parts.values() for part in parts]
         train, val = (

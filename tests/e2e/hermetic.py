@@ -62,7 +62,8 @@ class Hermetic:
         other = read_yaml(self.built / "presets" / f"{OTHER_PRESET}.yaml")
         same = [name for name in own if own[name] == other[name]]
         assert not same, f"{same}: reading them undeclared would not show, choose another preset"
-        return {name: (own if name in self.declared["params"] else other)[name] for name in own}
+        declared = set(self.declared["params"])
+        return fitting({name: (own if name in declared else other)[name] for name in own}, declared)
 
     def infrastructure(self) -> set[str]:
         """Files that the stage reaches only through athanor/pipeline, and the empty files of all packages in use."""
@@ -118,6 +119,30 @@ class Hermetic:
         repeated = [out for out in self.outs if not out.startswith("metrics/runs/")]
         here, there = (dict(pair for out in repeated for pair in files(root, out)) for root in (self.work, self.built))
         return sorted(file for file in here.keys() | there.keys() if here.get(file) != there.get(file))
+
+
+def fitting(values: dict[str, Any], declared: set[str]) -> dict[str, Any]:
+    """The sections with the undeclared ones changed to name the sources that the declared ones name."""
+    local = {"type": "files", "globs": ["corpus/*"]}
+    local |= {"kind": "web", "license": "MIT", "text_column": "text", "select": None, "max_document_bytes": 9, "min_chars": 9}
+    local |= {"min_documents": 9, "min_bytes": 9}
+    if "mixture" in declared and "download" not in declared:
+        sources = [{**local, "name": name} for name in values["mixture"]["sources"]]
+        values["download"] = {**values["download"], "sources": sources}
+    if "sft_data" in declared and "instruct" not in declared:
+        sources = [{"type": "identity", "name": n, "repeats": 9, "min_rows": 9} for n in values["sft_data"]["sources"]]
+        values["instruct"] = {**values["instruct"], "sources": sources}
+    if "mixture" not in declared:
+        names = [n for s in values["download"]["sources"] for n in (s.get("name"), s.get("prose_name"), s.get("code_name")) if n]
+        share = {"share": 0.9, "max_epochs": 9.0}
+        values["mixture"] = {**values["mixture"], "cooldown": None, "sources": dict.fromkeys(names, share)}
+    if "sft_data" not in declared:
+        names = [source["name"] for source in values["instruct"]["sources"]]
+        rare = {"max_copies": 9, "repeats": 9, "max_supervised_tokens": 9}
+        values["sft_data"] = {**values["sft_data"], "sources": dict.fromkeys(names, rare)}
+    if "clean" not in declared:
+        values["clean"] = {**values["clean"], "source_priority": []}
+    return values
 
 
 def is_torchs(path: Path) -> bool:

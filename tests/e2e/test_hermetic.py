@@ -73,7 +73,7 @@ def other_sources(micro: Clone, folder: Path) -> list[Hermetic]:
     """download and clean with the kinds of source and of text that micro has not, from files below corpus/."""
     texts = [document.text for document in read_documents(micro.path / "data" / "clean" / "val.parquet")]
     (folder / "served").mkdir()
-    (folder / "served" / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[4::5]))
+    (folder / "served" / "d.jsonl").write_text("".join(json.dumps({"text": talk(text)}) + "\n" for text in texts[4::5]))
     with served(folder / "served") as address:
         download = Hermetic(micro.path, "download", folder / "download", other_params(f"{address}/d.jsonl"))
         write_corpus(download.work / "corpus", texts)
@@ -81,7 +81,23 @@ def other_sources(micro: Clone, folder: Path) -> list[Hermetic]:
     clean = Hermetic(micro.path, "clean", folder / "clean")
     shutil.rmtree(clean.work / "data" / "raw")
     shutil.copytree(download.work / "data" / "raw", clean.work / "data" / "raw")
-    return [download, succeed(clean)]
+    params = read_yaml(micro.path / "params.yaml")
+    sources = params["mixture"]["sources"]
+    mixture = {"seed": 1, "sources": sources, "cooldown": {"sources": {"python-code": sources["python-code"]}}}
+    shard = Hermetic(micro.path, "shard", folder / "shard", {"mixture": mixture})
+    # The labels mean nothing, and so does the classifier: the gates are as wide as can be.
+    quality = {"source": "python-docs", "meta_key": "part", "high_from": 1.0, "low_below": 1.0}
+    toxicity = {"globs": ["corpus/*.jsonl"], "text_column": "text", "label_column": "toxic", "toxic_from": 1.0}
+    toxicity |= {"clean_below": 1.0}
+    wide = {"min_auroc": 0.5, "max_length_correlation": 1.0, "quality_labels": quality, "toxicity_labels": toxicity}
+    label = Hermetic(micro.path, "train-classifiers", folder / "label", {"classifiers": params["classifiers"] | wide})
+    rows = [{"text": text + " darn" * (number % 2), "toxic": number % 2} for number, text in enumerate(texts * 9)]
+    (label.work / "corpus" / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [download, succeed(clean), succeed(shard), succeed(label)]
+
+
+def talk(text: str) -> str:
+    return f"User: Please tell me something about this.\n\nAssistant: {text}\n\nUser: Thank you, that was all I need."
 
 
 def other_params(url: str) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from athanor.artifacts import verify_files
 from athanor.params.strict import read_yaml
 from tests.e2e.clone import Clone, environment, make_clone
 
-STAGES = ("download", "clean", "train-tokenizer", "shard", "sft-data", "pretrain", "sft", "eval", "export")
+STAGES = (
+    "download", "train-classifiers", "clean", "train-tokenizer", "shard", "sft-data", "pretrain", "sft", "eval", "export",
+)
 
 
 def lock(clone: Clone) -> dict[str, str]:
@@ -51,7 +53,7 @@ def test_every_stage_ran_and_the_summary_says_what_matters(micro):
 
 def test_every_output_matches_its_manifest(micro):
     folders = [path.parent for path in sorted(micro.path.glob("[dm]*/*/manifest.json"))]
-    assert len(folders) == 11
+    assert len(folders) == 12
     for folder in folders:
         verify_files(folder)
 

@@ -17,6 +17,8 @@ from athanor.corpus.documents import read_documents, read_sources
 from athanor.data.mixture import MixSource
 from athanor.data.shards import main_digest, open_cooldown, open_train, open_val, read_shards_manifest
 from athanor.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.pipeline import run as run_module
+from athanor.pipeline.executor import Executor
 from athanor.pipeline.run import Run
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import shard
@@ -167,9 +169,9 @@ def test_workers_and_a_stop_between_shards_change_nothing(world, run_text_stage,
     shutil.rmtree(".athanor")
     shutil.rmtree("data/shards")
     monkeypatch.setenv("ATHANOR_WORKERS", workers)
-    monkeypatch.setattr(shard, "PROCESS_BYTES", 1)
+    monkeypatch.setattr(run_module, "SPREAD_BYTES", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "stop_requested", lambda run: True)
+        patch.setattr(Run, "stop_requested", lambda run: bool(spooled()))
         with pytest.raises(Interrupted, match="stopped"):
             run_text_stage(shard)
     assert not Path("data/shards").exists()
@@ -182,7 +184,7 @@ def test_workers_and_a_stop_between_shards_change_nothing(world, run_text_stage,
 
 def test_a_stop_while_shards_are_written_keeps_the_tokens(world, run_text_stage, monkeypatch):
     monkeypatch.setattr(Run, "stop_requested", lambda run: len(spooled()) > 6)
-    monkeypatch.setattr(shard.Executor, "__call__", _unstopped(shard.Executor.__call__))
+    monkeypatch.setattr(Executor, "__call__", _unstopped(Executor.__call__))
     with pytest.raises(Interrupted, match="while writing shards"):
         run_text_stage(shard)
     assert [path.name for path in Path("data").iterdir()] == ["clean"]
@@ -203,21 +205,21 @@ def _unstopped(real):
 
 KILLED = """
 import os, signal
-from athanor.pipeline.run import Run
+from athanor.pipeline import executor, run
 from stages import shard
 
-class Deadly(shard.Executor):
-    def __init__(self, workers, advance, stop):
-        self.done = 0
-        super().__init__(workers, self.count, stop)
+class Deadly(executor.Executor):
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.done, self.advance = 0, self.count
 
     def count(self, size):
         self.done += 1
         if self.done == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-shard.PROCESS_BYTES, shard.Executor = 1, Deadly
-shard.run(Run("shard", "stages.shard"))
+run.SPREAD_BYTES, executor.Executor = 1, Deadly
+shard.run(run.Run("shard", "stages.shard"))
 """
 
 

@@ -1,4 +1,4 @@
-"""The equivalent of the clean stage with datatrove; runs in the benchmark's own environment and imports nothing of ours.
+"""The equivalent of the clean stage with datatrove, in the benchmark's own environment; imports nothing of ours.
 
     python trove_run.py RAW OUT [--every]
 

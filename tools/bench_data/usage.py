@@ -64,7 +64,7 @@ def run(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> Us
     return Usage(
         cpu_seconds=max(used.ru_utime + used.ru_stime, sampled),
         wall_seconds=wall,
-        peak_bytes=max(seen.get(process.pid, (0.0, 0))[1], 0 if others else used.ru_maxrss * 1024),
+        peak_bytes=seen.get(process.pid, (0.0, 0))[1],
         worker_peak_bytes=max((peak for _, peak in others.values()), default=0),
         processes=len(others),
     )
@@ -81,7 +81,20 @@ def _watch(pid: int, seen: dict[int, tuple[float, int]], over: threading.Event) 
             pass
         for number, process in known.items():
             try:
-                times, memory = process.cpu_times(), process.memory_info().rss
-            except psutil.Error:
+                times, memory = process.cpu_times(), _peak(process)
+            except (psutil.Error, OSError):
                 continue
             seen[number] = (times.user + times.system, max(seen.get(number, (0.0, 0))[1], memory))
+
+
+def _peak(process: psutil.Process) -> int:
+    """Bytes the process has held at most so far, where the kernel says so; else what it holds now.
+
+    Not `ru_maxrss`: Linux starts a child's with what its parent held when it was forked.
+    """
+    status = Path(f"/proc/{process.pid}/status")
+    if status.is_file():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return process.memory_info().rss
