@@ -50,14 +50,8 @@ def run(run: Run) -> None:
         seed=params.seed,
     )
     total = whole_steps(params.tokens, params.batch_tokens)
-    schedule = Schedule(
-        params.schedule,
-        params.lr,
-        params.lr * params.final_lr_fraction,
-        params.warmup_tokens,
-        int(total * params.cooldown_fraction),
-        total,
-    )
+    lowest, cooling = params.lr * params.final_lr_fraction, int(total * params.cooldown_fraction)
+    schedule = Schedule(params.schedule, params.lr, lowest, params.warmup_tokens, cooling, total)
     settings = LoopSettings(
         total_tokens=total,
         batch_tokens=params.batch_tokens,
@@ -76,6 +70,8 @@ def run(run: Run) -> None:
     # Where the trunk ends: the first step that ends with a lower rate.
     cooldown = min(schedule.cooldown_start, total - step) // step * step if wsd else None
     sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown)
+    if (rounds := sampler.epochs(total)["epochs"]) > 1:
+        run.note(f"the shards' stream is read {rounds:.1f} times: multiply the epochs of each source by that")
     held_out = {n: held_out_documents(s, params.validation_max_bytes, vocabulary) for n, s in open_val(SHARDS).items()}
     chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
     inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}

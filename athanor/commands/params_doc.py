@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -20,7 +21,8 @@ from athanor.pipeline.schema import schemas
 PAGE = Path("docs/params.md")
 HEAD = """# Parameters
 
-Every key of `params.yaml`, by section. All keys are required: a params file is complete, and what stands in it is what runs.
+Every key of `params.yaml`, by section. A params file is complete, and what stands in it is what runs: all keys are required but those
+whose table says what is taken when they are left out. Writing that value or leaving the key out is the same.
 An unknown key, a wrong type or a value out of range stops `make repro` (`athanor repro`) before it begins and a plain `dvc repro`
 in the first stage that runs, with the name of the key. Units are in the names.
 `null` is allowed where the type says so. Which stages read a section stands in `dvc.yaml`.
@@ -29,33 +31,51 @@ This page is generated: `python -m athanor params-doc`.
 """
 
 
-def classes(path: Path) -> dict[str, ast.ClassDef]:
+def classes(path: Path) -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
+    """The classes of a module and the source of its plain constants, by name."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    constants = {
+        node.targets[0].id: ast.unparse(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}, constants
 
 
-def allowed(value: ast.expr | None) -> str:
-    """The range or choices of `param(min=, max=, choices=)`."""
+def allowed(value: ast.expr | None, constants: dict[str, str]) -> str:
+    """The range or choices of `param(min=, max=, choices=)`; `constants` are the names that choices may stand under."""
     if not isinstance(value, ast.Call):
         return ""
     words = {keyword.arg: ast.unparse(keyword.value) for keyword in value.keywords}
     if "choices" in words:
-        return words["choices"].strip("()").replace("'", "")
+        return constants.get(words["choices"], words["choices"]).strip("()").replace("'", "")
     low, high = words.get("min"), None if words.get("max") == "MAX" else words.get("max")
     if low and high:
         return f"{low} … {high}"
     return f"≥ {low}" if low else f"≤ {high}" if high else ""
 
 
-def table(node: ast.ClassDef, lines: list[str]) -> list[str]:
-    rows = ["| key | type | allowed | meaning |", "|---|---|---|---|"]
-    for field in node.body:
-        if not isinstance(field, ast.AnnAssign):
-            continue
+def default(value: ast.expr | None) -> str | None:
+    """What a field is when a file leaves it out, as YAML; None for a required one."""
+    if isinstance(value, ast.Call):
+        value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
+    if value is None:
+        return None
+    plain = ast.literal_eval(value)
+    return f"`{plain if isinstance(plain, str) else json.dumps(plain)}`"
+
+
+def table(node: ast.ClassDef, lines: list[str], constants: dict[str, str]) -> list[str]:
+    fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+    optional = any(default(field.value) is not None for field in fields)
+    titles = ["key", "type", "allowed", *(["left out"] if optional else []), "meaning"]
+    rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for field in fields:
         comment = re.search(r"#\s*(.*)$", lines[field.end_lineno - 1])
         kind = ast.unparse(field.annotation).replace("|", "\\|").replace("'", "")
         words = comment[1].replace("|", "\\|") if comment else ""
-        rows.append(f"| `{field.target.id}` | {kind} | {allowed(field.value)} | {words} |")
+        without = f" {default(field.value) or 'required'} |" if optional else ""
+        rows.append(f"| `{field.target.id}` | {kind} | {allowed(field.value, constants)} |{without} {words} |")
     return rows
 
 
@@ -65,7 +85,7 @@ def page() -> str:
         path = Path(inspect.getfile(schema))
         lines = path.read_text(encoding="utf-8").splitlines()
         parts.append(f"\n## {section}\n")
-        found = classes(path)
+        found, constants = classes(path)
         # The section first, then the classes its keys are made of, in reading order.
         for name in [schema.__name__, *(name for name in found if name != schema.__name__)]:
             if name != schema.__name__:
@@ -73,7 +93,7 @@ def page() -> str:
             text = ast.get_docstring(found[name])
             if text:
                 parts.append(text + "\n")
-            parts.extend(table(found[name], lines))
+            parts.extend(table(found[name], lines, constants))
     return "\n".join(parts) + "\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from athanor.corpus.rules import SETTINGS
 from athanor.errors import GateError
 
 IN, NORMALISED, REDACTED, OUT = "in", "normalised", "redacted", "out"
@@ -75,9 +76,12 @@ class Funnel:
                 )
             if not documents:
                 worst = max(dropped, key=lambda row: (row[1], row[0]), default=("nothing", 0, 0))
+                fix = "look at the source; without duplicates and traces of the battery it has no text"
+                if worst[0] in SETTINGS:
+                    fix = f"relax {SETTINGS[worst[0]]} in clean.rules for the source's kind of text, or fix the source"
                 raise GateError(
                     "every source survives",
                     f"no document is left of {self._documents[source, IN]}; rule '{worst[0]}' dropped {worst[1]}",
                     where=f"source {source}",
-                    fix=f"relax that rule for the source's kind in section clean, or fix the source: {worst[0]}",
+                    fix=fix,
                 )

@@ -82,6 +82,7 @@ CHECKS = (
     Check("toxic", "toxicity", gt, "max_toxicity"),
 )
 RULES = (TOO_LONG, *(check.rule for check in CHECKS))
+SETTINGS = {TOO_LONG: "max_bytes", **{check.rule: check.param for check in CHECKS}}  # key of KindRules of each rule
 SCORES = ("quality", "toxicity")  # measures that come from the classifiers; needed where a threshold is set
 
 

@@ -114,26 +114,31 @@ class FilesSource:
     """Local .txt, .md, .jsonl and .parquet files, the text kinds also as .gz or .zst, found by `globs`.
 
     A text file is one document; a JSONL or Parquet row is one, in
-    `text_column`. A document larger than `max_document_bytes` is an error, so
-    that nothing is cut silently. One shorter than `min_chars` is counted and
-    left out. `select` null takes every row; text files have no columns to select by.
+    `text_column`, or in `text_template` filled in: `{question}` stands for the
+    column of that name, and a row where one is empty is left out. A document
+    larger than `max_document_bytes` is an error, so that nothing is cut
+    silently. One shorter than `min_chars` is counted and left out. `select`
+    null takes every row; text files have no columns to select by.
     """
 
     type: Literal["files"]
     name: str
-    kind: str = param(choices=KINDS)
-    license: str
     globs: tuple[str, ...]
-    text_column: str
-    select: Selection | None
-    max_document_bytes: int = param(min=1, max=2**31 - 1)
-    min_chars: int = param(min=1, max=100_000)
-    min_documents: int = param(min=1, max=MAX)
-    min_bytes: int = param(min=1, max=MAX)
+    kind: str = param(choices=KINDS, default="prose")
+    license: str = "unknown"
+    text_column: str = "text"  # does not count beside a template
+    text_template: str | None = None
+    select: Selection | None = None
+    max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
+    min_chars: int = param(min=1, max=100_000, default=1)
+    min_documents: int = param(min=1, max=MAX, default=1)
+    min_bytes: int = param(min=1, max=MAX, default=1)
 
     def __post_init__(self) -> None:
         if not self.globs:
-            raise ParamsError("no glob is given", where="globs", fix="name the files, for example corpus/**/*.md")
+            raise ParamsError("no glob is given", where="globs", fix="name the files, for example corpus/notes/**/*.md")
+        if self.text_template is not None and not template_columns(self.text_template):
+            raise ParamsError("names no column", where="text_template", fix="write a column in braces: {question}")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -3,8 +3,9 @@
 One loader (YAML 1.2, the same rules DVC reads params.yaml with: PyYAML would
 take `1e-3` for a string) and one builder that refuses unknown keys, missing
 keys, wrong types and values out of range, naming the key, what is allowed and
-the nearest key that exists. Sections have no defaults in code: a params file
-is complete, so what stands in it is what runs.
+the nearest key that exists. A params file is complete, so what stands in it is
+what runs. The exceptions are fields with a default, which the file may leave
+out: a few, where nearly everyone would write the same.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ from athanor.errors import ParamsError
 T = TypeVar("T")
 
 
-def param(*, min: float | None = None, max: float | None = None, choices: tuple[Any, ...] | None = None) -> Any:
-    """A dataclass field with a closed range or a list of choices."""
-    return dataclasses.field(metadata={"min": min, "max": max, "choices": choices})
+def param(
+    *,
+    min: float | None = None,
+    max: float | None = None,
+    choices: tuple[Any, ...] | None = None,
+    default: Any = dataclasses.MISSING,
+) -> Any:
+    """A dataclass field with a closed range or a list of choices, which may be left out if it has a default."""
+    return dataclasses.field(default=default, metadata={"min": min, "max": max, "choices": choices})
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -98,14 +105,17 @@ def _build_dataclass(schema: Any, value: Any, where: str) -> Any:
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)
             raise ParamsError("unknown key", where=f"{where}.{key}", fix=f"did you mean '{where}.{near[0]}'?")
-    missing = [name for name in fields if name not in value]
+    missing = [name for name, field in fields.items() if name not in value and field.default is dataclasses.MISSING]
     if missing:
-        raise ParamsError("key is missing", where=f"{where}.{missing[0]}", fix="copy it from presets/")
+        fix = "add it: docs/params.md says what it may be, presets/ hold complete files"
+        raise ParamsError("key is missing", where=f"{where}.{missing[0]}", fix=fix)
     built = {}
-    for name, field in fields.items():
+    for name in fields:
+        if name not in value:
+            continue
         key = f"{where}.{name}"
         item = build(hints[name], value[name], key)
-        _check_range(item, field.metadata, key)
+        _check_range(item, fields[name].metadata, key)
         built[name] = item
     try:
         return schema(**built)

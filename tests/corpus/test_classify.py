@@ -16,6 +16,7 @@ from athanor.corpus.classify.model import Linear
 from athanor.corpus.classify.sample import Reservoir, Sampled, hashed, sample, side_of
 from athanor.corpus.documents import Document, write_shards
 from athanor.corpus.words import tokenise
+from athanor.errors import GateError
 
 PROSE = (
     "The library reads a file and returns its lines. It does not close the file, because that is the caller's task.\n\n"
@@ -240,3 +241,22 @@ def test_correlation_with_length():
     assert card.correlation(np.linspace(0, 1, 100), chars) == pytest.approx(1.0)
     assert card.correlation(np.full(100, 0.5), chars) == 0.0
     assert card.correlation(np.linspace(0, 1, 20), chars[:20]) is None
+
+
+def test_documents_that_share_no_words_teach_nothing_and_break_nothing() -> None:
+    rows = matrix(features(tokenise(["one two", "three four"])))
+    weights, bias = train.fit(rows, np.array([True, False]), 1.0)
+    assert not weights.any() and bias == 0.0
+
+
+def test_few_documents_do_not_prove_that_scores_follow_the_length() -> None:
+    """A folder of notes and some questions: 45 held-out documents, r = 0.53 by chance and by the mix of the two."""
+    facts = {"labels": "weak", "auroc": {"held_out": 0.9}, "length_correlation": {"quality": {"all": 0.53}}}
+    scores = facts["length_correlation"]
+    scores |= {"quality_classifier": {"all": None}}
+    card.check("quality", facts | {"length_documents": {"all": 45}}, 0.8, 0.5)
+    with pytest.raises(GateError, match=r"correlates 0.53.*the limit is 0.5. Fix: if short texts are"):
+        card.check("quality", facts | {"length_documents": {"all": 10_000}}, 0.8, 0.5)
+    scores["quality"]["all"] = -0.9
+    with pytest.raises(GateError, match="correlates -0.90"):
+        card.check("quality", facts | {"length_documents": {"all": 45}}, 0.8, 0.5)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -91,6 +93,11 @@ def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
     ("name", "data", "message"),
     [
         ("a.txt", b"fine\nfine\nbad \xff\n", r"a.txt:3: not valid UTF-8 \(byte 0xff\)"),
+        ("a.txt", "Käse".encode("latin-1"), r"a.txt:1: .*byte 0xe4.*iconv -f WINDOWS-1252 -t UTF-8"),
+        ("a.txt", "text".encode("utf-16"), r"a.txt:1: holds zero bytes: UTF-16.*iconv -f UTF-16"),
+        ("a.txt", "one\ntwo".encode("utf-16-le"), r"a.txt:1: holds zero bytes"),
+        ("a.txt", "日本".encode("utf-16"), r"a.txt:1: not valid UTF-8 \(byte 0xff\).*iconv -f UTF-16"),
+        ("a.md", b"one\ntwo \x00", "a.md:2: holds zero bytes"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl:2: not valid UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', "a.jsonl:2: not valid JSON"),
         ("a.jsonl", b'{"text": "a"}\n["text"]\n', "a.jsonl:2: not a JSON object"),
@@ -101,7 +108,7 @@ def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
         ("a.jsonl.gz", gzip.compress(jsonl(["a" * 99]))[:-9], "a.jsonl.gz: cannot be read"),
         ("a.jsonl.zst", b"no zstandard", "a.jsonl.zst: cannot be read"),
         ("a.parquet", b"PAR1 but no more", "a.parquet: cannot be read"),
-        ("a.docx", b"x", "a.docx: unknown file type '.docx'.*Fix: use .txt"),
+        ("a.docx", b"x", "a.docx: unknown file type '.docx'.*Fix: use .txt.*narrow the glob"),
     ],
 )
 def test_defects_are_told_with_their_place(tmp_path, name, data, message):
@@ -126,6 +133,76 @@ def test_truncated_zst_is_not_a_shorter_corpus(tmp_path):
 def test_glob_without_files(tmp_path):
     with pytest.raises(InputError, match=r"\*\.txt: no file matches. Fix:"):
         read(str(tmp_path / "*.txt"))
+
+
+def test_a_folder_of_notes_as_it_is(tmp_path):
+    """Byte order marks, Windows line ends, empty files, spaces and umlauts, hidden files, links within the folder."""
+    notes = {
+        "a.md": b"\xef\xbb\xbfmarked", "Über uns/b c.md": b"---\ntitle: x\n---\n\ntext", "d.markdown": b"one\r\ntwo",
+        "empty.md": b"", ".hidden.md": b"h", ".git/x.md": b"h", ".obsidian/y.md": b"h", "z.png": b"\x00",
+    }  # fmt: skip
+    for name, data in notes.items():
+        (tmp_path / "notes" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "notes" / name).write_bytes(data)
+    globs = [str(tmp_path / "notes" / "**" / f"*.{end}") for end in ("md", "markdown")]
+    made, left_out = source(*globs), []
+    found = list(files.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append))
+    texts = {document.meta["file"]: document.text for document in found}
+    assert texts == {"a.md": "marked", "Über uns/b c.md": "---\ntitle: x\n---\n\ntext", "d.markdown": "one\r\ntwo"}
+    assert left_out == ["short"]
+    # Two loops would be walked for ever, each way through them another name of the same files.
+    for name, target in {"loop": ".", "again": "Über uns/..", "Über uns/up": "..", "file.md": "a.md"}.items():
+        (tmp_path / "notes" / name).symlink_to(target)
+    names = [name for name, _ in rows.find(globs)]
+    assert names == ["a.md", "empty.md", "Über uns/b c.md", "d.markdown"]
+
+
+def test_a_link_out_of_the_folder_is_not_followed_in_silence(tmp_path):
+    """DVC does not look behind it, so a change there would re-run nothing."""
+    for folder in ("notes", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.md").write_text("text")
+    (tmp_path / "notes" / "out").symlink_to("../elsewhere")
+    with pytest.raises(InputError, match=r"notes/out: a link to a folder: DVC would not see"):
+        rows.find([str(tmp_path / "notes" / "**" / "*.md")])
+    with pytest.raises(InputError, match=r"notes/out: a link to a folder"):
+        rows.find([str(tmp_path / "notes" / "*" / "*.md")])
+    assert [name for name, _ in rows.find([str(tmp_path / "notes" / "*.md")])] == ["notes.md"]
+    assert [name for name, _ in rows.find([str(tmp_path / "notes" / "out" / "*.md")])] == ["elsewhere.md"]  # named
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*", "**", "**/*", "**/*.md", "*/*.md", "a/**", "**/b/*.md", "**/**/c.md", "a/b/c.md", "[ab]/?.md", ".*/*.md"],
+)
+def test_globs_match_what_pythons_do(tmp_path, pattern):
+    for name in ("x.md", "a/y.md", "a/b/c.md", "b/z.md", ".h/q.md", "a/.h.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    wanted = {Path(match) for match in glob.glob(str(tmp_path / pattern), recursive=True)}
+    assert {path for _, path in rows.find([str(tmp_path / pattern)])} == {path for path in wanted if path.is_file()}
+
+
+def test_a_folder_is_no_glob(tmp_path):
+    (tmp_path / "a.md").write_text("text")
+    with pytest.raises(InputError, match=r"no file matches. Fix: it is a folder; .*/\*\*/\*.md"):
+        rows.find([str(tmp_path)])
+
+
+def test_questions_and_answers_by_template(tmp_path):
+    asked = [{"q": "Why?", "a": "Because.", "x": 1}, {"q": "And?", "a": " "}, {"q": "{a}", "a": "braces"}]
+    (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, asked)))
+    found = read(str(tmp_path / "a.jsonl"), text_template="Q: {q}\n\nA: {a}")
+    assert [document.text for document in found] == ["Q: Why?\n\nA: Because.", "Q: {a}\n\nA: braces"]
+    with pytest.raises(InputError, match="a.jsonl:1: column 'b' is missing.*found: a, q, x"):
+        read(str(tmp_path / "a.jsonl"), text_template="{b}")
+    with pytest.raises(ParamsError, match=r"sources\[0\].text_template: names no column"):
+        source("a.jsonl", text_template="no column")
+
+
+def test_three_keys_are_enough():
+    short = build(FilesSource, {"type": "files", "name": "mine", "globs": ["a.md"]}, "s")
+    assert short == source("a.md", license="unknown", max_document_bytes=64_000_000)
 
 
 def test_gate_on_size_and_count_of_what_is_left_out(tmp_path):

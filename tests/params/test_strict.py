@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import typing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +11,7 @@ import pytest
 
 from athanor.errors import ParamsError
 from athanor.params.strict import build, load_section, param, read_yaml
+from athanor.pipeline.schema import schemas
 
 
 @dataclass(frozen=True)
@@ -97,3 +100,57 @@ def test_missing_section_and_file(tmp_path):
     (tmp_path / "params.yaml").write_text("t: 1")
     with pytest.raises(ParamsError, match="section 's' is missing"):
         load_section(tmp_path / "params.yaml", "s", Section)
+
+
+@dataclass(frozen=True)
+class Short:
+    name: str
+    size: int = param(min=1, max=9, default=3)
+    note: str | None = None
+
+
+def test_a_key_with_a_default_may_be_left_out_and_is_the_same_written_out():
+    assert build(Short, {"name": "a"}, "s") == build(Short, {"name": "a", "size": 3, "note": None}, "s") == Short("a")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"size": 3}, r"s\.name: key is missing. Fix: add it: docs/params.md"),
+        ({"name": "a", "size": 10}, r"s\.size: 10 is out of range.*from 1 to 9"),
+        ({"name": "a", "size": None}, r"s\.size: expected a whole number"),
+        ({"name": "a", "sizes": 3}, r"s\.sizes: unknown key.*did you mean 's\.size'"),
+    ],
+)
+def test_a_default_hides_no_mistake(values, message):
+    with pytest.raises(ParamsError, match=message):
+        build(Short, values, "s")
+
+
+def test_only_local_files_may_leave_keys_out():
+    """Everything else stands in the file, so that the file says what runs."""
+    found = {
+        f"{schema.__name__}.{field.name}": field.default
+        for section in schemas().values()
+        for schema in _dataclasses(section)
+        for field in dataclasses.fields(schema)
+        if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+    }
+    assert found == {
+        "FilesSource.kind": "prose",
+        "FilesSource.license": "unknown",
+        "FilesSource.text_column": "text",
+        "FilesSource.text_template": None,
+        "FilesSource.select": None,
+        "FilesSource.max_document_bytes": 64_000_000,
+        "FilesSource.min_chars": 1,
+        "FilesSource.min_documents": 1,
+        "FilesSource.min_bytes": 1,
+    }
+
+
+def _dataclasses(schema) -> set[type]:
+    if not dataclasses.is_dataclass(schema):
+        return {found for inner in typing.get_args(schema) for found in _dataclasses(inner)}
+    hints = typing.get_type_hints(schema).values()
+    return {schema}.union(*(_dataclasses(hint) for hint in hints))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -236,6 +237,14 @@ def test_a_larger_budget_continues_the_trunk(work, pretrained):
     assert alone._facts["trained_tokens"] == 40 * 64 and results("pretrain") == grown
     (trunk,) = {path.parent for path in Path(".athanor/slots/pretrain").glob("*/PINNED")}
     assert (trunk / "step_00000030/tensors.safetensors").read_bytes() == pinned
+
+
+def test_a_stream_that_is_read_again_is_told(work, capfd):
+    """The caps of the mixture hold for the stream; what reads it twice goes past them."""
+    execute("pretrain")
+    assert "stream is read" not in capfd.readouterr().err
+    execute("pretrain", pretrain={"tokens": 6500})
+    assert re.search(r"the shards' stream is read [2-9]\.\d times: multiply", capfd.readouterr().err)
 
 
 def test_a_cosine_run_has_no_trunk(work):

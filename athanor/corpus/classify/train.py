@@ -148,6 +148,8 @@ def fit(
 
     least = max(MIN_EXAMPLES, least_share * rows.shape[0])
     used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]) >= least)
+    if not len(used):  # a handful of documents that share no words: nothing is known, and the gate on AUROC says so
+        return np.zeros(rows.shape[1]), 0.0
     # Classes count alike however many examples each has.
     model = LogisticRegression(C=inverse_l2, class_weight="balanced", tol=1e-4, max_iter=200)
     # One thread: how several add up depends on how many there are.

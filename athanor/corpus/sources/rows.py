@@ -6,12 +6,14 @@ names the file and the line or row, never a row less.
 
 from __future__ import annotations
 
-import glob
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from glob import has_magic
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +23,7 @@ import pyarrow.parquet as pq
 from athanor.artifacts import sha256_bytes, sha256_file
 from athanor.errors import InputError
 
-TEXT = (".txt", ".md")
+TEXT = (".txt", ".md", ".markdown")
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 COMPRESSED = (".gz", ".zst")
@@ -36,18 +38,22 @@ def find(globs: Sequence[str]) -> list[tuple[str, Path]]:
     """Files matched by the globs as (name for provenance, path), each file once, in a fixed order.
 
     The name is relative to the part of the glob before its first wildcard, so
-    that an absolute glob leaves no trace of the machine. InputError for a glob
-    that matches nothing, and for a file of an unknown type.
+    that an absolute glob leaves no trace of the machine. Wildcards match no
+    hidden names and follow no links to folders. InputError for a glob that
+    matches nothing, for a file of an unknown type, and for a link that leads
+    to files which no one else would see change.
     """
     found: list[tuple[str, Path]] = []
     seen: set[Path] = set()
     for pattern in globs:
         path = Path(pattern).expanduser()
-        matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
-        matches = [match for match in matches if match.is_file()]
-        if not matches:
-            raise InputError("no file matches", where=pattern, fix="correct the glob in params.yaml or add the files")
         base = _fixed_part(path)
+        matches = sorted(set(_matches(base, path.parts[len(base.parts) :], base.resolve())))
+        if not matches:
+            fix = "correct the glob in params.yaml or add the files"
+            if path.is_dir():
+                fix = f"it is a folder; name the files in it, for example {pattern.rstrip('/')}/**/*.md"
+            raise InputError("no file matches", where=pattern, fix=fix)
         for match in matches:
             _kind(match)
             if match.resolve() not in seen:
@@ -115,8 +121,45 @@ def too_large(where: str, max_document_bytes: int) -> InputError:
 
 def _fixed_part(pattern: Path) -> Path:
     parts = pattern.parts
-    plain = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    plain = next((number for number, part in enumerate(parts) if has_magic(part)), len(parts) - 1)
     return Path(*parts[:plain])
+
+
+def _matches(folder: Path, parts: Sequence[str], base: Path) -> Iterator[Path]:
+    """Files below `folder` that the remaining parts of a glob match; `base` is where the search began, resolved."""
+    part, rest = parts[0], parts[1:]
+    if not has_magic(part):
+        path = folder / part
+        if rest and path.is_dir():
+            yield from _matches(path, rest, base)
+        elif not rest and path.is_file():
+            yield path
+        return
+    if part == "**":
+        yield from _matches(folder, rest or ("*",), base)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", where=str(folder), fix="allow reading it") from None
+    for entry in entries:
+        path = folder / entry.name
+        wanted = part == "**" or fnmatchcase(entry.name, part)
+        if not wanted or (entry.name.startswith(".") and not part.startswith(".")):
+            continue
+        if not entry.is_dir():
+            if part != "**" and not rest and entry.is_file():
+                yield path
+        elif part == "**" or rest:
+            if not entry.is_symlink():
+                yield from _matches(path, parts if part == "**" else rest, base)
+            elif part != "**" or not path.resolve().is_relative_to(base):  # else its files are found where they lie
+                raise InputError(
+                    "a link to a folder: DVC would not see what changes behind it",
+                    where=str(path),
+                    fix="move the folder here, copy it, or remove the link",
+                )
 
 
 def _kind(path: Path) -> str:
@@ -126,7 +169,8 @@ def _kind(path: Path) -> str:
     kind = suffixes[-1] if suffixes else ""
     if kind not in (*TEXT, *JSON_LINES, PARQUET):
         allowed = ", ".join((*TEXT, *JSON_LINES, PARQUET))
-        raise InputError(f"unknown file type '{kind}'", where=str(path), fix=f"use {allowed} (text also .gz or .zst)")
+        fix = f"use {allowed} (text also .gz or .zst), or narrow the glob"
+        raise InputError(f"unknown file type '{kind}'", where=str(path), fix=fix)
     return kind
 
 
@@ -142,6 +186,10 @@ def _open(path: Path) -> IO[bytes]:
 
 def _text(file: IO[bytes], path: Path, max_document_bytes: int) -> str:
     data = file.read(max_document_bytes + 4)  # a byte order mark does not count
+    if (place := data.find(0)) >= 0:  # UTF-16 of English text is valid UTF-8
+        where = f"{path}:{1 + data.count(10, 0, place)}"
+        what = "holds zero bytes: UTF-16, or no text at all"
+        raise InputError(what, where=where, fix="convert it (iconv -f UTF-16 -t UTF-8) or leave it out of the glob")
     text = _decode(data.removeprefix(b"\xef\xbb\xbf"), str(path), 1)
     return check_text(text, str(path), "text", max_document_bytes)
 
@@ -152,8 +200,12 @@ def _decode(data: bytes, where: str, line: int | None = None) -> str:
     except UnicodeDecodeError as error:
         if line is not None:
             where = f"{where}:{line + data.count(10, 0, error.start)}"
-        byte = f"byte 0x{data[error.start]:02x}"
-        raise InputError(f"not valid UTF-8 ({byte})", where=where, fix="convert the file: iconv -t UTF-8") from None
+        old = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+        raise InputError(
+            f"not valid UTF-8 (byte 0x{data[error.start]:02x})",
+            where=where,
+            fix=f"convert the file, for example with iconv -f {old} -t UTF-8",
+        ) from None
 
 
 def _json_rows(
@@ -200,4 +252,5 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dic
 
 def _no_column(column: str, present: Sequence[str], where: str) -> InputError:
     names = ", ".join(sorted(present)) or "none"
-    return InputError(f"column '{column}' is missing", where=where, fix=f"name one that exists; found: {names}")
+    fix = f"name one that exists in params.yaml; found: {names}"
+    return InputError(f"column '{column}' is missing", where=where, fix=fix)
