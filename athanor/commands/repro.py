@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from athanor.commands import summary
+from athanor.commands.data import report
 from athanor.errors import ParamsError
 from athanor.pipeline import ship
 from athanor.pipeline.run import PARAMS
@@ -33,8 +34,11 @@ def main() -> int:
     # container its end would be theirs. A handler and not SIG_IGN, which dvc would inherit.
     signal.signal(signal.SIGINT, lambda *_: None)
     status = subprocess.call([sys.executable, "-m", "dvc", "repro", *sys.argv[1:]])
+    page = None if status else report.refresh(root)
     left = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
     sys.stdout.write(summary.text(root, before, since_ms))
+    if page:
+        print(f"Data      {page.relative_to(root)}  (what was kept and why; athanor data report --open)")
     if left:
         print(f"Tracking  {left} runs are still to be shipped to MLflow; the next run or `make ui` does it")
     if status:

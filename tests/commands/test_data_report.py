@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import os
 import re
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -12,7 +14,7 @@ from athanor.artifacts import read_json
 from athanor.commands.data import page, show
 from athanor.commands.data.gather import gather
 from athanor.commands.data.read import Corpus
-from athanor.commands.data.report import render
+from athanor.commands.data.report import refresh, render
 from athanor.errors import InputError
 from athanor.pipeline import attach, ship
 from athanor.pipeline.locks import try_lock
@@ -140,3 +142,13 @@ def test_attaching_waits_for_a_shipper_and_needs_a_run(world, monkeypatch):
     with try_lock(world / ".athanor" / "ship.lock"), pytest.raises(InputError, match="at work"):
         attach.attach_later(world, run, "page.html", b"")
     assert attach.attach_later(world, run, "page.html", b"")
+
+
+def test_the_page_is_made_anew_when_the_corpus_is_younger(world, tmp_path):
+    assert refresh(tmp_path) is None  # no corpus
+    out = refresh(world)
+    first = out.stat().st_mtime_ns
+    assert refresh(world) == out and out.stat().st_mtime_ns == first
+    leaf = world / "metrics" / "runs" / "clean.json"
+    os.utime(leaf, (time.time() + 60, time.time() + 60))
+    assert refresh(world).stat().st_mtime_ns > first

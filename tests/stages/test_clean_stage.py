@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -259,3 +261,22 @@ def test_missing_and_broken_inputs_are_told(world):
     Path("data/raw/manifest.json").unlink()
     with pytest.raises(InputError, match="file not found"):
         run_stage()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: requirements-cluster.txt")
+def test_a_ray_cluster_gives_the_same_bytes(world, monkeypatch):
+    monkeypatch.setenv("ATHANOR_WORKERS", "1")
+    run_stage()
+    first = files_of(*RESULTS)
+    shutil.rmtree(".athanor")
+    folder = tempfile.mkdtemp(prefix="ray")  # short: sockets are made below it
+    private = {"RAY_AUTH_TOKEN": "0" * 64, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ATHANOR_EXECUTOR": "ray", "ATHANOR_WORKERS": "2", **private}
+    environment.pop("RAY_ADDRESS", None)
+    code = "from athanor.pipeline.run import Run; from stages import clean; clean.run(Run('clean', 'stages.clean'))"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert done.returncode == 0, done.stderr
+    assert files_of(*RESULTS) == first

@@ -15,6 +15,7 @@ from athanor.commands.data import mixture, numbers, texts
 from athanor.commands.data.gather import gather
 from athanor.commands.data.page import page
 from athanor.commands.data.read import Corpus
+from athanor.errors import AthanorError
 from athanor.pipeline.attach import attach_later
 from athanor.pipeline.machine import anchor
 
@@ -37,6 +38,22 @@ def run(args: argparse.Namespace) -> int:
     if args.open:
         webbrowser.open(link)
     return 0
+
+
+def refresh(root: Path) -> Path | None:
+    """Make the page anew when the corpus below `root` is younger than it; None where there is no corpus."""
+    out = root / OUT
+    made = [path for name in ("clean", "shard") if (path := root / "metrics" / "runs" / f"{name}.json").is_file()]
+    if len(made) < 2:
+        return None
+    if not out.is_file() or out.stat().st_mtime < max(path.stat().st_mtime for path in made):
+        try:
+            text = render(root)
+            write_text(out, text)
+            attach(root, text)
+        except AthanorError:  # `athanor data report` says what is missing
+            return None
+    return out
 
 
 def render(root: Path) -> str:
