@@ -104,7 +104,7 @@ LABELS = {"source": "pages", "meta_key": "score", "high_from": 3.0, "low_below":
 
 
 def scores(*texts: str) -> dict[str, np.ndarray]:
-    return Scorer.load(OUT).scores(texts, tokenise(texts), {})
+    return Scorer.load(OUT).scores(texts, tokenise(texts))
 
 
 def test_weak_labels_are_called_weak_everywhere_and_the_scores_rank() -> None:
