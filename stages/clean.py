@@ -96,12 +96,11 @@ def join(path: Path, files: Iterable[Path]) -> None:
 
 
 def score_rows(cleaned: Cleaned) -> list[dict[str, Any]]:
-    """One row for each source, score and bin: documents kept and dropped with a score in it."""
+    """One row for each source and bin of quality; the other scores are in the data report."""
     return [
-        {"source": source, "score": score, "from": number / BINS, "kept": fates["kept"][number],
-         "dropped": fates["dropped"][number]}
-        for source, scores in sorted(cleaned.scores.items())
-        for score, fates in scores.items()
+        {"kept": quality["kept"][number], "dropped": quality["dropped"][number],
+         "score": f"{source}: quality {number / BINS:.2f}"}
+        for source, quality in ((source, scores["quality"]) for source, scores in sorted(cleaned.scores.items()))
         for number in range(BINS)
     ]
 

@@ -32,7 +32,7 @@ def test_a_learning_rate_costs_what_comes_behind_it(at_clone):
     assert pretrain.tokens == 98304 and pretrain.seconds and pretrain.seconds > 0 and pretrain.runs >= 1
     assert plan.forecasts["sft"].tokens and plan.forecasts["eval"].seconds
     text = as_text(plan)
-    assert "parameter pretrain.lr: 0.004 -> 0.003" in text and "2 run, 2 follows, 5 keep" in text
+    assert "parameter pretrain.lr: 0.004 -> 0.003" in text and "2 run, 2 follows, 6 keep" in text
 
 
 def test_another_interpreter_is_told(at_clone, monkeypatch):

@@ -134,8 +134,10 @@ def test_planted_secrets_are_nowhere_on_disk_or_terminal(tmp_path):
     params["download"]["sources"].append(
         {"type": "huggingface", "name": "web", "kind": "web", "license": f"see {url}", "dataset": "a/b", "config": None,
          "split": "train", "revision": "0" * 40, "text_column": "text", "max_document_bytes": 1000, "skip_documents": 0,
-         "max_documents": None, **numbers}
+         "max_documents": None, "json_lines": None, "text_template": None, "select": None, "max_malformed_fraction": 0.0,
+         **numbers}
     )
+    params["mixture"]["sources"]["web"] = {"share": 1.0, "max_epochs": 1.0}
     yaml.dump(params, tmp_path / "params.yaml")
     base = {"PLANTED_API_KEY": planted["PLANTED_API_KEY"]}
     address = {"MLFLOW_TRACKING_URI": f"http://user:{planted['uri']}@127.0.0.1:9"}
