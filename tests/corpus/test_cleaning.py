@@ -251,6 +251,14 @@ def test_ten_thousand_odd_documents_lose_no_good_one():
     assert len(done.dropped) + len(done.train) == len(mixed)
 
 
+def test_a_shard_of_which_nothing_is_left_and_one_without_hits():
+    long = [document("word " * 900_000 + str(n)) for n in range(2)]
+    raw = {"books": [*long, *(document(prose(seed)) for seed in range(5))], "web": [document(prose(9), "web", "web")]}
+    done = clean(raw, [ITEM], PARAMS, shard_bytes=4_000_000)
+    assert len(done.train) == 6 and [row["rule"] for row in done.dropped] == ["too_long"] * 2
+    assert [(row["shard"], row["row"]) for row in done.dropped] == [(0, 0), (1, 0)]
+
+
 def test_rows_of_the_funnel_are_sorted_and_complete():
     funnel = Funnel()
     funnel.add("b", IN, 3, 30)
