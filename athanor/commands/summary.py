@@ -47,12 +47,12 @@ def text(root: Path, before: dict[str, str] | None = None, since_ms: int = 0) ->
         state = "" if before is None else outcome(stage, before, after, since_ms)
         if state == "restored" and facts and facts.get("ended_ms", 0) >= since_ms > 0:
             state = "ran (resumed)"
-        lines.append(f"  {stage:<16} {state:<14} {seconds:>14}")
+        lines.append(f"  {stage:<17} {state:<14} {seconds:>14}")
         if facts and (before is None or state.startswith("ran")):
             ran += facts["seconds"]
         else:
             rested = True
-    lines.append(f"  {'all that ran' if rested else 'all':<16} {'':<14} {duration(ran):>14}")
+    lines.append(f"  {'all that ran' if rested else 'all':<17} {'':<14} {duration(ran):>14}")
     lines += _scores(root)
     if (root / "models" / "export" / "MODEL_CARD.md").is_file():
         lines += ["", "Model     models/export  (hf/ for transformers, *.gguf for llama.cpp, MODEL_CARD.md)"]
@@ -69,7 +69,7 @@ def _scores(root: Path) -> list[str]:
     lines = ["", "Held-out text, bits per byte (± standard error); lower is better"]
     for source, row in [*sorted(bpb["sources"].items()), ("all", bpb["all"])]:
         models = "   ".join(f"{name} {row[name]['bpb']:.3f} ± {_error(row[name]['stderr'])}" for name in ("base", "sft"))
-        lines.append(f"  {source:<16} {models}   gzip {row['gzip']:.3f}   xz {row['xz']:.3f}")
+        lines.append(f"  {source:<17} {models}   gzip {row['gzip']:.3f}   xz {row['xz']:.3f}")
     verdict = "below" if bpb["beats_xz"]["base"] else "not below"
     lines.append(f"  the base model is {verdict} xz on each document alone")
     lines += ["", "Battery, held-out items (± standard error; floor = best constant answer)"]
