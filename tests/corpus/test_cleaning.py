@@ -218,7 +218,7 @@ ODD = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(ODD, st.sampled_from(KINDS)), max_size=12))
 def test_nothing_crashes_and_no_good_document_is_lost(rows):
     good = document(prose(1))

@@ -14,6 +14,7 @@ from athanor.corpus.words import tokenise
 from athanor.errors import GateError
 
 BINS = 10
+CERTAIN = 100  # from so many documents on a correlation is taken as it is measured
 JUDGED = 30  # fewer documents say too little of a correlation (standard error 0.18)
 JUDGED_KIND = 100
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -65,10 +66,12 @@ def correlation(score: np.ndarray, chars: np.ndarray) -> float | None:
 
 
 def surely(correlation: float, documents: int) -> float:
-    """What its size is at least, but for one case in forty: two standard errors less, after Fisher's transformation.
+    """Its size, as measured; for fewer than CERTAIN documents less two standard errors (Fisher's transformation).
 
-    0.53 of 45 documents may be 0.28 of many; 0.53 of 500 is 0.46.
+    With so few, 0.53 may be chance: of 45 documents it may be 0.28 of many.
     """
+    if documents >= CERTAIN:
+        return abs(correlation)
     return float(np.tanh(max(np.arctanh(min(abs(correlation), 1 - 1e-9)) - 2 / np.sqrt(documents - 3), 0.0)))
 
 
