@@ -46,7 +46,7 @@ def tracking(clone: Clone):
 def test_every_stage_ran_and_the_summary_says_what_matters(micro):
     text = (micro.path / "dvc_plots" / "first.log").read_text()
     for stage in STAGES:
-        assert f"  {stage:<16} ran" in text
+        assert f"  {stage:<17} ran" in text
     for words in ("bits per byte", "Battery", "make chat", "make ui", "models/export"):
         assert words in text
 
