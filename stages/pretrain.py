@@ -18,12 +18,14 @@ from athanor.params.pretrain import PretrainParams
 from athanor.pipeline import observe
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
-from athanor.training.loop import Hooks, LoopSettings, probe_batch, train
+from athanor.training.loop import Hooks, train
 from athanor.training.memory import check_memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
 from athanor.training.schedule import Schedule, whole_steps
+from athanor.training.settings import LoopSettings
 from athanor.training.setup import place
+from athanor.training.step import probe_batch
 from athanor.training.validation import bits_per_byte, pooled
 from athanor.training.vocabulary import Vocabulary, check_same, load_vocabulary
 from athanor.training.weights import save_model

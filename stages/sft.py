@@ -14,12 +14,14 @@ from athanor.model.transformer import Transformer
 from athanor.params.sft import SftParams
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
-from athanor.training.loop import Hooks, LoopSettings, probe_batch, train
+from athanor.training.loop import Hooks, train
 from athanor.training.memory import check_memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
 from athanor.training.schedule import Schedule, whole_steps
+from athanor.training.settings import LoopSettings
 from athanor.training.setup import place
+from athanor.training.step import probe_batch
 from athanor.training.validation import conversation_loss
 from athanor.training.vocabulary import check_same, load_vocabulary
 from athanor.training.weights import load_config, load_model, save_model

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,48 +22,18 @@ from athanor.errors import GateError, Interrupted
 from athanor.model.transformer import Transformer
 from athanor.training import checkpoint
 from athanor.training.lanes import Lanes
-from athanor.training.loss import Targets, supervised, targets, token_losses
-from athanor.training.optimizer import AdamW, AdamWSettings, clip_gradients
-from athanor.training.precision import LossScale, autocast
+from athanor.training.optimizer import AdamWSettings
 from athanor.training.result import TrainResult
 from athanor.training.schedule import Schedule
+from athanor.training.settings import LoopSettings
 from athanor.training.state import RunState, json_safe, restore, run_tensors
+from athanor.training.step import Rows, Stepper
 
 MAX_SKIPPED_IN_A_ROW = 50
-PROBE_ROWS = 2
-
-
-class Rows(Protocol):
-    """A batch: int64 [B, T + 1] ids and document numbers; `mask_BS` (1 = supervised) if there is a loss mask."""
-
-    tokens_BS: np.ndarray
-    document_BS: np.ndarray
 
 
 class Sampler(Protocol):
     def batch(self, position_tokens: int, batch_tokens: int) -> Rows: ...
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """What decides the result, then how this machine runs it. `total_tokens` is a multiple of `batch_tokens`."""
-
-    total_tokens: int
-    batch_tokens: int
-    grad_clip: float
-    z_loss: float
-    precision: str
-    document_mask: bool
-    validation_every_tokens: int
-    sample_every_tokens: int
-    micro_batch_rows: int
-    threads: int  # at work on micro-batches, where there are lanes
-    log_every_steps: int
-    save_every_seconds: float
-
-    @property
-    def steps(self) -> int:
-        return self.total_tokens // self.batch_tokens
 
 
 @dataclass
@@ -118,7 +87,7 @@ def train(
     gradients comes.
     """
     with Lanes(model, settings.threads) as lanes:
-        run = _Training(lanes, sampler, optimizer_settings, schedule, settings, hooks)
+        run = _Training(Stepper(lanes, optimizer_settings, settings), sampler, schedule, settings, hooks)
         found = run.resume(folder)
         if trunk is not None and not found:
             with trunk:
@@ -138,16 +107,14 @@ class _Training:
 
     def __init__(
         self,
-        lanes: Lanes,
+        stepper: Stepper,
         sampler: Sampler,
-        optimizer_settings: AdamWSettings,
         schedule: Schedule,
         settings: LoopSettings,
         hooks: Hooks,
     ) -> None:
-        self.lanes, self.sampler, self.schedule, self.settings, self.hooks = lanes, sampler, schedule, settings, hooks
-        self.optimizer = AdamW(lanes.model, optimizer_settings)
-        self.scale = LossScale(settings.precision, lanes.model.head_weight.device)
+        self.stepper, self.model = stepper, stepper.model
+        self.sampler, self.schedule, self.settings, self.hooks = sampler, schedule, settings, hooks
         self.progress = RunState()
         # The last step that runs of other lengths share; the final one belongs to this length alone.
         before_cooldown = schedule.cooldown_start // settings.batch_tokens if schedule.shape == "wsd" else -1
@@ -159,7 +126,7 @@ class _Training:
         saved = checkpoint.latest(folder, self.hooks.on_note, at_most)
         if saved is None:
             return False
-        restore(saved, self.lanes.model, self.optimizer, self.scale, self.progress)
+        restore(saved, self.stepper, self.progress)
         self.hooks.on_resume(self.progress.step * self.settings.batch_tokens)
         for number, (loss, norm, skipped) in enumerate(self.progress.history.steps(), 1):
             self.hooks.on_replay(self._row(number, loss, norm, skipped))
@@ -178,7 +145,7 @@ class _Training:
             position = progress.step * settings.batch_tokens
             rate = self.schedule.rate(position + settings.batch_tokens)
             rows = self.sampler.batch(position, settings.batch_tokens)
-            scalars, count = _step(self.lanes, self.optimizer, self.scale, rows, rate, settings)
+            scalars, count = self.stepper.step(rows, rate)
             pending.append(scalars)
             progress.step += 1
             progress.supervised += count
@@ -197,14 +164,14 @@ class _Training:
                 self._record(fetched, window_seconds)
                 pending, window_seconds = [], 0.0
             if validate:
-                scores = json_safe(hooks.validate(self.lanes.model))
+                scores = json_safe(hooks.validate(self.model))
                 tokens = progress.step * settings.batch_tokens
                 progress.validations.append({"step": progress.step, "tokens": tokens, "scores": scores})
                 hooks.on_validation(progress.step, scores)
             if last or _crosses(position, settings.batch_tokens, settings.sample_every_tokens):
-                hooks.on_sample(progress.step, self.lanes.model)
+                hooks.on_sample(progress.step, self.model)
             if save_now:
-                tensors = run_tensors(self.lanes.model, self.optimizer, self.scale, progress)
+                tensors = run_tensors(self.stepper, progress)
                 checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=pinned)
                 saved_at = time.monotonic()
             if stop and not last:
@@ -252,56 +219,6 @@ class _Training:
         )
 
 
-def _step(
-    lanes: Lanes,
-    optimizer: AdamW,
-    scale: LossScale,
-    rows: Rows,
-    rate: float,
-    settings: LoopSettings,
-) -> tuple[Tensor, int]:
-    """One optimiser step; returns [loss, gradient norm before clipping, skipped] on the device, and the targets."""
-    model = lanes.model
-    device = model.head_weight.device
-    mask_BS = getattr(rows, "mask_BS", None)
-    # Of the whole step, not of a micro-batch; at least 1, for a batch with nothing to learn from.
-    count = int(supervised(rows.document_BS, mask_BS).sum())
-
-    def loss_of(replica: Transformer, batch: Targets) -> Tensor:
-        with autocast(settings.precision, device):
-            part = token_losses(replica, batch.to(device), z_loss=settings.z_loss).sum() / max(1, count)
-        scale.scaled(part).backward()
-        return part.detach()
-
-    loss = lanes.backward(micro_batches(rows, settings.micro_batch_rows, settings.document_mask), loss_of)
-    scale.unscale([weight.grad for weight in model.parameters() if weight.grad is not None])
-    norm = clip_gradients(model.parameters(), settings.grad_clip)
-    skipped = ~(torch.isfinite(norm) & torch.isfinite(loss))
-    optimizer.step_unless(skipped, rate)
-    scale.update(skipped)
-    return torch.stack((loss, norm, skipped.float())), count
-
-
-def micro_batches(rows: Rows, micro_batch_rows: int, document_mask: bool) -> list[Targets]:
-    """Cut a batch into groups of rows, in order."""
-    mask_BS = getattr(rows, "mask_BS", None)
-    cuts = [slice(at, at + micro_batch_rows) for at in range(0, len(rows.tokens_BS), micro_batch_rows)]
-    return [
-        targets(
-            rows.tokens_BS[cut],
-            rows.document_BS[cut],
-            None if mask_BS is None else mask_BS[cut],
-            document_mask=document_mask,
-        )
-        for cut in cuts
-    ]
-
-
 def _crosses(position: int, batch_tokens: int, every_tokens: int) -> bool:
     """Whether the step from `position` reaches a multiple of `every_tokens` (0: never)."""
     return bool(every_tokens) and (position + batch_tokens) // every_tokens > position // every_tokens
-
-
-def probe_batch(rows: Rows, document_mask: bool) -> Targets:
-    """The first rows of a batch, small enough to try things on."""
-    return micro_batches(rows, PROBE_ROWS, document_mask)[0]

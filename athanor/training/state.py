@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from athanor.model.transformer import Transformer
 from athanor.training.checkpoint import Checkpoint
 from athanor.training.curve import History
-from athanor.training.optimizer import AdamW
-from athanor.training.precision import LossScale
+from athanor.training.step import Stepper
 
 
 class RunState:
@@ -35,11 +33,11 @@ class RunState:
         vars(self).update({**state, "history": history})
 
 
-def run_tensors(model: Transformer, optimizer: AdamW, scale: LossScale, progress: RunState) -> dict[str, Tensor]:
+def run_tensors(stepper: Stepper, progress: RunState) -> dict[str, Tensor]:
     """Every tensor that decides how the run goes on."""
-    tensors = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
-    tensors |= {f"optimizer.{name}": value for name, value in optimizer.tensors().items()}
-    tensors |= {f"scale.{name}": value for name, value in scale.tensors().items()}
+    tensors = {f"model.{name}": weight.detach() for name, weight in stepper.model.named_parameters()}
+    tensors |= {f"optimizer.{name}": value for name, value in stepper.optimizer.tensors().items()}
+    tensors |= {f"scale.{name}": value for name, value in stepper.scale.tensors().items()}
     tensors |= {f"history.{name}": column for name, column in progress.history.tensors().items()}
     tensors["rng.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
@@ -48,22 +46,17 @@ def run_tensors(model: Transformer, optimizer: AdamW, scale: LossScale, progress
 
 
 @torch.no_grad()
-def restore(
-    saved: Checkpoint,
-    model: Transformer,
-    optimizer: AdamW,
-    scale: LossScale,
-    progress: RunState,
-) -> None:
+def restore(saved: Checkpoint, stepper: Stepper, progress: RunState) -> None:
     """Put a checkpoint's content into parts built for the same configuration."""
+
     def part(prefix: str) -> dict[str, Tensor]:
         return {name[len(prefix) :]: tensor for name, tensor in saved.tensors.items() if name.startswith(prefix)}
 
     weights = part("model.")
-    for name, weight in model.named_parameters():
+    for name, weight in stepper.model.named_parameters():
         weight.copy_(weights[name])
-    optimizer.load(part("optimizer."))
-    scale.load(part("scale."))
+    stepper.optimizer.load(part("optimizer."))
+    stepper.scale.load(part("scale."))
     torch.set_rng_state(saved.tensors["rng.cpu"])
     if torch.cuda.is_available():
         states = part("rng.cuda.")

@@ -15,7 +15,7 @@ import torch
 from athanor.errors import GateError, Interrupted
 from athanor.training import checkpoint
 from athanor.training.lanes import Lanes
-from athanor.training.loop import micro_batches
+from athanor.training.step import micro_batches
 from athanor.training.loss import token_losses
 from athanor.training.schedule import Schedule
 
@@ -168,9 +168,9 @@ def test_unsupervised_targets_do_not_matter(micro, tmp_path):
 
 def poison(micro, monkeypatch, steps):
     """Make the gradient of the given steps not finite."""
-    from athanor.training import loop
+    from athanor.training import step
 
-    real, calls = loop.clip_gradients, []
+    real, calls = step.clip_gradients, []
 
     def clip(weights, limit):
         weights = list(weights)
@@ -179,7 +179,7 @@ def poison(micro, monkeypatch, steps):
             weights[3].grad[0] = float("nan")
         return real(weights, limit)
 
-    monkeypatch.setattr(loop, "clip_gradients", clip)
+    monkeypatch.setattr(step, "clip_gradients", clip)
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_counted(micro, tmp_path, monkeypatch):

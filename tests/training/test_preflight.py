@@ -14,7 +14,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.training.device import micro_batch, prepare
 from athanor.training.lanes import MAX_LANES, lane_count
-from athanor.training.loop import probe_batch
+from athanor.training.step import probe_batch
 from athanor.training.loss import Targets
 from athanor.training.memory import Load, available_bytes, check_memory, training_bytes
 from athanor.training.preflight import preflight

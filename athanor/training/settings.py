@@ -1,0 +1,27 @@
+"""What the loop and its steps are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What decides the result, then how this machine runs it. `total_tokens` is a multiple of `batch_tokens`."""
+
+    total_tokens: int
+    batch_tokens: int
+    grad_clip: float
+    z_loss: float
+    precision: str
+    document_mask: bool
+    validation_every_tokens: int
+    sample_every_tokens: int
+    micro_batch_rows: int
+    threads: int  # at work on micro-batches, where there are lanes
+    log_every_steps: int
+    save_every_seconds: float
+
+    @property
+    def steps(self) -> int:
+        return self.total_tokens // self.batch_tokens
