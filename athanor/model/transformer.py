@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from athanor.model.config import ModelConfig
+from athanor.model.kernels import attend, attention_by_hand, by_hand, rms_norm
 
 INIT_STD = 0.02
 INIT_EXCESS_NATS = 0.05
@@ -45,9 +46,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 def rotary_table(config: ModelConfig, length: int, device: torch.device | None = None) -> Tensor:
@@ -89,6 +88,9 @@ class Attention(nn.Module):
         v_BTKE = self.v_proj(x_BTD).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
+        if cache is None and attention_by_hand(q_BTHE):
+            bias_BTT = None if mask is None else mask[:, 0]
+            return self.o_proj(attend(q_BTHE, k_BTKE, v_BTKE, table, bias_BTT))
         q = rotate(q_BTHE, table).transpose(1, 2)
         k, v = rotate(k_BTKE, table).transpose(1, 2), v_BTKE.transpose(1, 2)
         causal = mask is None
@@ -229,6 +231,8 @@ class Transformer(nn.Module):
             if document_BT is not None:
                 mask = block_mask(document_BT)
         x_BTD = self.model.embed_tokens(ids_BT)
+        if mask is not None and cache is None and by_hand(x_BTD):
+            mask = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)  # once, and not in every layer
         for block in self.model.layers:
             x_BTD = block(x_BTD, table, mask, cache)
         return self.model.norm(x_BTD)

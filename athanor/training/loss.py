@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from athanor.model.kernels import by_hand, cross_entropies, plain_summed_cross_entropy, summed_cross_entropy
 from athanor.model.transformer import Transformer
 
 
@@ -66,9 +66,16 @@ def token_losses(model: Transformer, batch: Targets, *, z_loss: float = 0.0) -> 
     `z_loss` adds that many times the squared log-sum-exp of the logits, which
     keeps them from drifting upwards in training.
     """
-    h_BTD = model.hidden(batch.ids_BT, document_BT=batch.document_BT)
-    logits_NV = F.linear(h_BTD.flatten(0, 1).index_select(0, batch.where_N), model.head_weight).float()
-    losses_N = F.cross_entropy(logits_NV, batch.next_N, reduction="none")
-    if z_loss:
-        losses_N = losses_N + z_loss * logits_NV.logsumexp(-1).square()
-    return losses_N
+    return cross_entropies(_supervised_hidden(model, batch), model.head_weight, batch.next_N, z_loss)
+
+
+def training_loss(model: Transformer, batch: Targets, divisor: int, *, z_loss: float = 0.0) -> Tensor:
+    """The sum of `token_losses` divided by `divisor`, to call `backward` on; a scalar."""
+    h_ND = _supervised_hidden(model, batch)
+    summed = summed_cross_entropy if by_hand(h_ND) else plain_summed_cross_entropy
+    return summed(h_ND, model.head_weight, batch.next_N, divisor, z_loss)
+
+
+def _supervised_hidden(model: Transformer, batch: Targets) -> Tensor:
+    h_ND = model.hidden(batch.ids_BT, document_BT=batch.document_BT).flatten(0, 1)
+    return h_ND if len(batch.where_N) == len(h_ND) else h_ND.index_select(0, batch.where_N)

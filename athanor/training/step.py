@@ -14,7 +14,7 @@ from torch import Tensor
 
 from athanor.model.transformer import Transformer
 from athanor.training.lanes import Lanes
-from athanor.training.loss import Targets, supervised, targets, token_losses
+from athanor.training.loss import Targets, supervised, targets, training_loss
 from athanor.training.optimizer import AdamW, AdamWSettings, clip_gradients
 from athanor.training.precision import LossScale, autocast
 from athanor.training.settings import LoopSettings
@@ -50,7 +50,7 @@ class Stepper:
 
         def loss_of(replica: Transformer, batch: Targets) -> Tensor:
             with autocast(settings.precision, device):
-                part = token_losses(replica, batch.to(device), z_loss=settings.z_loss).sum() / max(1, count)
+                part = training_loss(replica, batch.to(device), max(1, count), z_loss=settings.z_loss)
             self.scale.scaled(part).backward()
             return part.detach()
 
