@@ -1,0 +1,119 @@
+"""Each function by hand against its plain twin: values and gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from athanor.model import kernels
+from athanor.model.config import ModelConfig
+from athanor.model.kernels import by_hand, plain_summed_cross_entropy, rms_norm, summed_cross_entropy
+from athanor.model.transformer import Transformer
+from athanor.training.loss import Targets, token_losses, training_loss
+
+CONFIG = ModelConfig(96, 2, 32, 4, 2, 8, 64, 128, 1e4, 1e-6, True)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """A call with the twins in place of the functions by hand."""
+
+    def run(function):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "by_hand", lambda x: False)
+            patch.setattr("athanor.training.loss.by_hand", lambda x: False)
+            patch.setattr("athanor.model.transformer.by_hand", lambda x: False)
+            return function()
+
+    return run
+
+
+def close(found, wanted, tolerance=2e-5):
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).abs().max() <= tolerance * max(1.0, float(other.abs().max()))
+
+
+def gradients(loss, inputs):
+    return torch.autograd.grad(loss, inputs)
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 48), (2, 5, 4, 8)])
+def test_norm(shape, plain):
+    x = torch.randn(shape, requires_grad=True)
+    weight = torch.rand(shape[-1]).add(0.5).requires_grad_()
+    towards = torch.randn(shape)
+
+    def both():
+        y = rms_norm(x, weight, 1e-6)
+        return y, *gradients((y * towards).sum(), (x, weight))
+
+    close(both(), plain(both))
+
+
+def test_norm_of_a_row_of_zeros_is_finite():
+    x = torch.zeros(2, 16, requires_grad=True)
+    y = rms_norm(x, torch.ones(16, requires_grad=True), 1e-6)
+    y.sum().backward()
+    assert bool(torch.isfinite(y).all()) and bool(torch.isfinite(x.grad).all())
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+@pytest.mark.parametrize("count", [1, 300, 512])
+def test_cross_entropy(count, z_loss):
+    h, head = torch.randn(count, 32, requires_grad=True), torch.randn(96, 32, requires_grad=True)
+    target = torch.randint(0, 96, (count,))
+    both = []
+    for function in (summed_cross_entropy, plain_summed_cross_entropy):
+        loss = function(h, head, target, 2 * count, z_loss)
+        both.append((loss, *gradients(3 * loss, (h, head))))
+    close(*both)
+
+
+def test_cross_entropy_of_a_target_far_below_the_others_is_not_infinite():
+    """Its probability has no float: the loss has to come by way of the likeliest id."""
+    h, head = torch.tensor([[300.0]], requires_grad=True), torch.tensor([[1.0], [-1.0]], requires_grad=True)
+    loss = summed_cross_entropy(h, head, torch.tensor([1]), 1, 0.0)
+    assert float(loss) == 600.0
+
+
+@pytest.mark.parametrize("tokens", [128, 64, 48, 16])
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_model(tokens, documents, qk_norm, plain):
+    config = dataclasses.replace(CONFIG, qk_norm=qk_norm)
+    model = Transformer.fresh(config, 1)
+    ids = torch.randint(0, config.vocab_size, (3, tokens + 1))
+    document = torch.sort(torch.randint(0, 3, (3, tokens)), 1).values if documents else None
+    batch = Targets(ids[:, :-1], document, torch.arange(3 * tokens), ids[:, 1:].flatten())
+
+    def both():
+        loss = training_loss(model, batch, 100, z_loss=1e-3)
+        return loss, *gradients(loss, list(model.parameters()))
+
+    close(both(), plain(both), 1e-4)
+
+
+def test_a_batch_without_targets_has_no_loss():
+    model = Transformer.fresh(CONFIG, 1)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    loss = training_loss(model, Targets(torch.zeros(1, 16, dtype=torch.int64), None, nothing, nothing), 1)
+    loss.backward()
+    assert float(loss) == 0.0
+
+
+def test_summed_is_the_sum_of_token_losses():
+    model = Transformer.fresh(CONFIG, 1)
+    ids = torch.randint(0, CONFIG.vocab_size, (2, 65))
+    batch = Targets(ids[:, :-1], None, torch.arange(0, 128, 3), ids[:, 1:].flatten()[::3])
+    close([training_loss(model, batch, 7, z_loss=0.1)], [token_losses(model, batch, z_loss=0.1).sum() / 7])
+
+
+def test_who_takes_over():
+    x = torch.zeros(1)
+    assert by_hand(x) and not by_hand(x.double())
+    with torch.no_grad():
+        assert not by_hand(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not by_hand(x)
