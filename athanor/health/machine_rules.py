@@ -1,0 +1,256 @@
+"""Rules about the run as a process: learning rate, speed, waiting, memory, checkpoints, disk."""
+
+from __future__ import annotations
+
+from athanor.health.finding import CRITICAL, WARNING
+from athanor.health.rule import NO_READING, Row, Rule, Verdict
+from athanor.health.setup import Shared
+from athanor.health.statistics import Alarm, Window
+
+MIB = 2**20
+PARTS = ("time.data_s", "time.forward_backward_s", "time.optimizer_s")
+
+
+class LearningRate(Rule):
+    """The rate that was used, against the schedule as a pure function of the tokens."""
+
+    inputs = ("lr", "tokens")
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        plan, rate = self.shared.plan, row["lr"]
+        if plan.rate is None or plan.peak_lr is None:
+            return None
+        tokens = int(row["tokens"])
+        due = plan.rate(tokens) * row.get("lr_scale", 1.0)
+        error = abs(rate - due)
+        if error <= self.limits.lr_error * due + 1e-6 * plan.peak_lr:
+            return None
+        value, text = error / max(due, 1e-6 * plan.peak_lr), f"The learning rate is {rate:.3g} where the schedule says {due:.3g}"
+        fix = "the rate is a function of the tokens, also after a resume: check what the step was given."
+        in_steps = plan.rate(step)
+        if abs(rate - in_steps) <= self.limits.lr_error * in_steps and step != tokens:
+            text += f": it is the rate of token {step}, so steps were counted for tokens."
+            return Verdict(CRITICAL, value, self.limits.lr_error, text, fix)
+        return Verdict(WARNING, value, self.limits.lr_error, text + ".", fix)
+
+
+class Throughput(Rule):
+    """Median speed against that of the first steps of this process, with the part of a step that grew most."""
+
+    inputs = ("tokens_per_second",)
+
+    def __init__(self, shared: Shared) -> None:
+        self.skip, self.size = shared.span(0.04, 10, 20), shared.span(0.1, 25, 50)
+        super().__init__(shared)
+        self.first, self.recent = Window(2 * self.size), Window(self.size)
+        self.seen = 0
+        self.parts: dict[str, tuple[Window, Window]] = {}
+
+    def make_alarm(self) -> Alarm:
+        return self.alarm_of(2 * self.size, 2 * self.size)
+
+    def resumed(self) -> None:
+        self.seen = 0
+        self.parts = {}
+        self.first.clear()
+        self.recent.clear()
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        self.seen += 1
+        if self.seen <= self.skip:
+            return None
+        filling = len(self.first) < self.first.size
+        self.recent.add(row["tokens_per_second"])
+        if filling:
+            self.first.add(row["tokens_per_second"])
+        for name in PARTS:
+            if name in row:
+                start, now = self.parts.setdefault(name, (Window(2 * self.size), Window(self.size)))
+                now.add(row[name])
+                if filling:
+                    start.add(row[name])
+        if filling:
+            return None
+        share = self.recent.median / max(self.first.median, 1e-9)
+        if share >= self.limits.throughput_warning:
+            return None
+        critical = share < self.limits.throughput_critical
+        limit = self.limits.throughput_critical if critical else self.limits.throughput_warning
+        text = f"The speed is {self.recent.median:,.0f} tokens/s, {share:.0%} of the {self.first.median:,.0f} at the start"
+        grew = {name: now.median - start.median for name, (start, now) in self.parts.items() if len(start) and len(now)}
+        if grew and max(grew.values()) > 0:
+            name = max(grew, key=lambda part: grew[part])
+            text += f"; {name} grew most, by {1000 * grew[name]:.1f} ms a step"
+        fix = "other work on this machine, heat, or disk; machine.yaml threads and micro_batch_tokens."
+        return Verdict(CRITICAL if critical else WARNING, share, limit, text + ".", fix)
+
+
+class DataWait(Rule):
+    """The share of a step's time that waits for data."""
+
+    inputs = PARTS
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.size = shared.span(0.1, 20, 100)
+        self.alarm.calm = 2  # windows
+        self.waits: list[float] = []
+        self.totals: list[float] = []
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        self.waits.append(row["time.data_s"])
+        self.totals.append(sum(row[name] for name in PARTS))
+        if len(self.waits) < self.size:
+            return NO_READING
+        wait, total = sum(self.waits), sum(self.totals)
+        self.waits, self.totals = [], []
+        share = wait / total if total > 0 else 0.0
+        if share <= self.limits.data_wait_warning:
+            return None
+        critical = share > self.limits.data_wait_critical
+        limit = self.limits.data_wait_critical if critical else self.limits.data_wait_warning
+        text = f"Waiting for data takes {share:.0%} of the time of {self.size} steps."
+        fix = "data/shards on a local disk, a larger pretrain.batch_tokens, fewer processes beside it (machine.yaml workers)."
+        return Verdict(CRITICAL if critical else WARNING, share, limit, text, fix.replace("pretrain", self.phase))
+
+
+class _Growth(Rule):
+    """Memory that grows in each of three windows in a row, by what its least value in a window was."""
+
+    growth: str
+    what: str
+    fix: str
+    least = 32 * MIB
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.size = shared.span(0.05, 10, 100)
+        self.alarm.calm = 3  # windows
+        self.block: list[float] = []
+        self.lows: list[float] = []
+        self.windows = 0
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        self.block.append(row[self.inputs[0]])
+        if len(self.block) < self.size:
+            return NO_READING
+        low, self.block, self.windows = min(self.block), [], self.windows + 1
+        if self.windows > 1:  # the first one allocates
+            self.lows = [*self.lows[-3:], low]
+        share = getattr(self.limits, self.growth)
+        if len(self.lows) < 4 or low - self.lows[0] < self.least:
+            return None
+        if not all(now > before * (1 + share) for before, now in zip(self.lows, self.lows[1:], strict=False)):
+            return None
+        rise = low / self.lows[0] - 1
+        text = f"{self.what} grew three times in a row, from {self.lows[0] / MIB:,.0f} to {low / MIB:,.0f} MiB "
+        text += f"in {3 * self.size} steps"
+        return self.judge(step, Verdict(WARNING, rise, share, text, self.fix))
+
+    def judge(self, step: int, found: Verdict) -> Verdict:
+        return found._replace(diagnosis=f"{found.diagnosis}.")
+
+
+class DeviceMemory(_Growth):
+    inputs = ("memory.bytes",)
+    growth, what = "memory_growth", "Device memory"
+    fix = "machine.yaml micro_batch_tokens smaller; a leak ends in a stop that resumes from its checkpoint."
+
+
+class HostMemory(_Growth):
+    inputs = ("memory.host_bytes",)
+    growth, what = "host_memory_growth", "Host memory"
+    fix = "machine.yaml workers fewer; file pages that other processes share are no leak."
+
+    def judge(self, step: int, found: Verdict) -> Verdict:
+        """Critical when it reaches the machine's memory before the run ends."""
+        plan = self.shared.plan
+        if plan.memory_bytes and plan.total_steps:
+            slope = (self.lows[-1] - self.lows[0]) / (3 * self.size)
+            end, limit = self.lows[-1] + slope * (plan.total_steps - step), self.limits.host_memory_critical
+            if end > limit * plan.memory_bytes:
+                text = f"{found.diagnosis}; at this rate {end / MIB:,.0f} MiB at the end, of {plan.memory_bytes / MIB:,.0f}."
+                return found._replace(level=CRITICAL, value=end / plan.memory_bytes, threshold=limit, diagnosis=text)
+        return super().judge(step, found)
+
+
+class CheckpointCost(Rule):
+    """Time spent on saving, of all time in steps and saves; needs ten minutes and three saves to speak."""
+
+    inputs = ("time.save_s",)
+    min_seconds, min_saves = 600.0, 3
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.before: int | None = None
+        self.saving = self.working = 0.0
+        self.saves = 0
+
+    def resumed(self) -> None:
+        self.before = None
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        seconds, before, self.before = row["time.save_s"], self.before, step
+        per_step = self.shared.seconds_per_step
+        if before is None or per_step is None:
+            return None
+        self.saving, self.saves = self.saving + seconds, self.saves + 1
+        self.working += per_step * (step - before)
+        total = self.saving + self.working
+        if self.saves < self.min_saves or total < self.min_seconds:
+            return None
+        share = self.saving / total
+        if share <= self.limits.checkpoint_cost:
+            return None
+        text = f"Saving took {share:.1%} of the time, {self.saving / self.saves:.1f} s for each of {self.saves} checkpoints."
+        return Verdict(WARNING, share, self.limits.checkpoint_cost, text, "machine.yaml save_every_seconds longer, or a faster disk.")
+
+
+class DiskRunway(Rule):
+    """Whether free space lasts to the end at the rate it went so far, and for two more checkpoints."""
+
+    inputs = ("disk.free_bytes",)
+    min_readings = 5
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.first: tuple[int, float] | None = None
+        self.before, self.readings = 0.0, 0
+        self.drops = Window(16)  # what a checkpoint costs, as far as free space tells
+
+    def resumed(self) -> None:
+        self.first, self.readings = None, 0
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        free = row["disk.free_bytes"]
+        if self.first is None:
+            self.first, self.before = (step, free), free
+        if self.before - free >= MIB:
+            self.drops.add(self.before - free)
+        self.before, self.readings = free, self.readings + 1
+        fix = "athanor slots prune, dvc gc -w, or another disk for .athanor."
+        if len(self.drops) > 1 and free < 2 * self.drops.median:
+            each = self.drops.median
+            text = f"{free / MIB:,.0f} MiB are free, less than two more checkpoints of {each / MIB:,.0f} MiB need."
+            return Verdict(CRITICAL, free, 2 * each, text, fix)
+        began, at_first = self.first
+        gone, total = at_first - free, self.shared.plan.total_steps
+        if self.readings < self.min_readings or total is None or step <= began or gone < 0.01 * at_first:
+            return None
+        left = free - gone / (step - began) * (total - step)
+        if left >= 0:
+            return None
+        full = step + int(free * (step - began) / gone)
+        text = f"{free / MIB:,.0f} MiB are free and the disk is full at about step {full} of {total} at this rate."
+        return Verdict(WARNING, free, -left, text, fix)
+
+
+RULES = {
+    "learning_rate": LearningRate,
+    "throughput": Throughput,
+    "data_wait": DataWait,
+    "device_memory": DeviceMemory,
+    "host_memory": HostMemory,
+    "checkpoint_cost": CheckpointCost,
+    "disk_runway": DiskRunway,
+}
