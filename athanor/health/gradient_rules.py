@@ -6,8 +6,8 @@ import math
 from collections import deque
 
 from athanor.health.finding import CRITICAL, WARNING
-from athanor.health.rule import Row, Rule, Verdict
-from athanor.health.setup import MIN_HISTORY, WINDOW, Shared
+from athanor.health.rule import NO_READING, Row, Rule, Verdict
+from athanor.health.setup import MIN_HISTORY, Shared
 from athanor.health.statistics import Alarm
 
 SKIP_WINDOW = 1000
@@ -119,15 +119,15 @@ class GradientBand(Rule):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self.need = shared.span(0.1, 50, WINDOW)
+        self.need = shared.log_norm.size
 
     def check(self, step: int, row: Row) -> Verdict | None:
-        if len(self.shared.log_norm) < self.need:
-            return None
+        # Norms near zero have a rule of their own.
+        if len(self.shared.log_norm) < self.need or row["grad_norm"] < self.limits.vanishing_norm:
+            return NO_READING
         middle = math.exp(self.shared.log_norm.median)
         low, high = self.limits.gradient_low, self.limits.gradient_high
-        # Norms near zero have a rule of their own.
-        if low <= middle <= high or middle < self.limits.vanishing_norm:
+        if low <= middle <= high:
             return None
         text = f"The median gradient norm of {len(self.shared.log_norm)} steps is {middle:.3g}, outside {low:g} to {high:g}."
         if middle > high:

@@ -207,40 +207,47 @@ class CheckpointCost(Rule):
 
 
 class DiskRunway(Rule):
-    """Whether free space lasts to the end at the rate it went so far, and for two more checkpoints."""
+    """Whether free space lasts to the end at the rate it went so far, and for two more checkpoints.
+
+    Kept and pruned checkpoints make free space go up and down: the least of
+    some readings stands for them.
+    """
 
     inputs = ("disk.free_bytes",)
-    min_readings = 5
+    block = 8  # readings
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self.first: tuple[int, float] | None = None
-        self.before, self.readings = 0.0, 0
+        self.lows: list[tuple[int, float]] = []  # (step, bytes), of the first block and the last one
+        self.readings: list[float] = []
+        self.before = 0.0
         self.drops = Window(16)  # what a checkpoint costs, as far as free space tells
 
     def resumed(self) -> None:
-        self.first, self.readings = None, 0
+        self.lows, self.readings = [], []
 
     def check(self, step: int, row: Row) -> Verdict | None:
         free = row["disk.free_bytes"]
-        if self.first is None:
-            self.first, self.before = (step, free), free
         if self.before - free >= MIB:
             self.drops.add(self.before - free)
-        self.before, self.readings = free, self.readings + 1
+        self.before = free
+        self.readings.append(free)
         fix = "athanor slots prune, dvc gc -w, or another disk for .athanor."
         if len(self.drops) > 1 and free < 2 * self.drops.median:
             each = self.drops.median
             text = f"{free / MIB:,.0f} MiB are free, less than two more checkpoints of {each / MIB:,.0f} MiB need."
             return Verdict(CRITICAL, free, 2 * each, text, fix)
-        began, at_first = self.first
-        gone, total = at_first - free, self.shared.plan.total_steps
-        if self.readings < self.min_readings or total is None or step <= began or gone < 0.01 * at_first:
+        if len(self.readings) < self.block:
+            return NO_READING
+        self.lows, self.readings = [*self.lows[:1], (step, min(self.readings))], []
+        (began, first), (now, last), total = self.lows[0], self.lows[-1], self.shared.plan.total_steps
+        gone = first - last
+        if total is None or now == began or gone < 0.01 * first:
             return None
-        left = free - gone / (step - began) * (total - step)
+        left = last - gone / (now - began) * (total - now)
         if left >= 0:
             return None
-        full = step + int(free * (step - began) / gone)
+        full = now + int(last * (now - began) / gone)
         text = f"{free / MIB:,.0f} MiB are free and the disk is full at about step {full} of {total} at this rate."
         return Verdict(WARNING, free, -left, text, fix)
 

@@ -38,7 +38,7 @@ class Monitor:
         self.rules: dict[str, Rule] = {name: rule(self.shared) for name, rule in rules.items()}
         self._step: int | None = None
         self._row: dict[str, float] = {}
-        self._cooling = False
+        self._other_data = False
         self._due: dict[tuple[tuple[str, ...], tuple[str, ...]], list[tuple[str, Rule]]] = {}
 
     def feed(self, row: Mapping[str, float]) -> list[Finding]:
@@ -94,10 +94,9 @@ class Monitor:
     def _enter(self, step: int) -> None:
         """Add a step to the history, after every rule saw what was before it."""
         shared, loss, norm = self.shared, self._row["loss"], self._row.get("grad_norm", math.nan)
-        start = shared.plan.cooldown_step
-        if start is not None and not self._cooling and step > start:
-            # The mixture may be another one from here on, and the loss another with it.
-            self._cooling = True
+        start = shared.plan.other_data_step
+        if start is not None and not self._other_data and step > start:
+            self._other_data = True
             if shared.spike is None:
                 shared.rebase()
         if math.isfinite(loss):

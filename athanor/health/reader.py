@@ -16,7 +16,12 @@ PHASES = ("pretrain", "sft")
 
 
 def plan_facts(
-    phase: str, schedule: Schedule, batch_tokens: int, vocab_size: int, memory_bytes: int | None
+    phase: str,
+    schedule: Schedule,
+    batch_tokens: int,
+    vocab_size: int,
+    memory_bytes: int | None,
+    cooldown_data: bool = False,
 ) -> dict[str, Any]:
     """What the journal's event `training` says of a run's plan, in JSON types."""
     return {
@@ -25,6 +30,7 @@ def plan_facts(
         "batch_tokens": batch_tokens,
         "vocab_size": vocab_size,
         "memory_bytes": memory_bytes,
+        "cooldown_data": cooldown_data,
     }
 
 
@@ -38,9 +44,9 @@ def plan_of(facts: Mapping[str, Any]) -> Plan:
         batch_tokens=batch,
         peak_lr=schedule.peak,
         warmup_steps=schedule.warmup_tokens // batch,
-        cooldown_step=schedule.cooldown_start // batch if schedule.shape == "wsd" else None,
+        other_data_step=schedule.cooldown_start // batch if facts.get("cooldown_data") else None,
         vocab_size=facts["vocab_size"],
-        memory_bytes=facts.get("memory_bytes"),
+        memory_bytes=facts["memory_bytes"],
     )
 
 

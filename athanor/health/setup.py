@@ -26,7 +26,7 @@ class Plan:
     batch_tokens: int | None = None
     peak_lr: float | None = None
     warmup_steps: int = 0
-    cooldown_step: int | None = None  # where a wsd schedule begins to fall, and the mixture may change
+    other_data_step: int | None = None  # after it a cooldown's own mixture begins, with a loss of its own
     vocab_size: int | None = None
     memory_bytes: int | None = None  # of the machine
 
@@ -46,8 +46,9 @@ class Shared:
 
     def __init__(self, plan: Plan, thresholds: Thresholds) -> None:
         self.plan, self.limits = plan, thresholds
-        self.loss = Window(WINDOW)
-        self.log_norm = Window(WINDOW)  # natural logarithms: gradient norms are about log-normal
+        # A long window in a short run would take the fall of the loss for noise.
+        self.loss = Window(self.span(0.1, 40, WINDOW))
+        self.log_norm = Window(self.span(0.1, 40, WINDOW))  # natural logarithms: gradient norms are about log-normal
         self.curve = Curve()
         self.spike: Spike | None = None
         self.speed: float | None = None  # tokens per second of the last step that told it

@@ -118,11 +118,14 @@ class Run:
         if fresh and self._watch is not None:
             self._watch.see(step, fresh)
 
-    def watch(self, schedule: Any, batch_tokens: int, vocab_size: int) -> None:
-        """Let the health monitor look at what is logged from here on; a stage that trains says so, within its slot."""
+    def watch(self, schedule: Any, batch_tokens: int, vocab_size: int, cooldown_data: bool = False) -> None:
+        """Let the health monitor look at what is logged from here on; a stage that trains says so, within its slot.
+
+        `cooldown_data`: the cooldown trains on a mixture of its own, so its loss says nothing about the one before.
+        """
         from athanor.pipeline.watch import Watch, plan
 
-        told = plan(self.stage, schedule, batch_tokens, vocab_size)
+        told = plan(self.stage, schedule, batch_tokens, vocab_size, cooldown_data)
         self._watch = Watch(self.journal, self._say, self.root, told)
 
     def note(self, text: str) -> None:
