@@ -117,7 +117,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         folder = choose(anchor(), args.run)
-        reader = read(folder, load(Path.cwd()))
+        reader = read(folder, load(Path.cwd(), anchor()))
     except AthanorError as error:  # status 1 says that a run is in trouble, and this is something else
         print(error, file=sys.stderr)
         return 2

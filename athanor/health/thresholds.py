@@ -71,7 +71,9 @@ class Thresholds:
                 raise ParamsError(f"there is no rule '{rule}'", where="off", fix=f"one of {', '.join(RULES)}")
 
 
-def load(folder: Path) -> Thresholds:
-    """The defaults, with what health.yaml in `folder` says instead."""
-    path = folder / "health.yaml"
-    return build(Thresholds, read_yaml(path), "health") if path.is_file() else Thresholds()
+def load(*folders: Path) -> Thresholds:
+    """The defaults, with what the first health.yaml in `folders` says instead."""
+    for path in (folder / "health.yaml" for folder in folders):
+        if path.is_file():
+            return build(Thresholds, read_yaml(path), "health")
+    return Thresholds()

@@ -123,10 +123,11 @@ class Run:
 
         `cooldown_data`: the cooldown trains on a mixture of its own, so its loss says nothing about the one before.
         """
+        from athanor.health.thresholds import load
         from athanor.pipeline.watch import Watch, plan
 
         told = plan(self.stage, schedule, batch_tokens, vocab_size, cooldown_data)
-        self._watch = Watch(self.journal, self._say, self.root, told)
+        self._watch = Watch(self.journal, self._say, load(self.root, self.anchor), told)
 
     def note(self, text: str) -> None:
         """Tell the user something worth knowing, on the terminal and in the journal."""

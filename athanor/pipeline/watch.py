@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import write_json
 from athanor.health.finding import Finding, status
 from athanor.health.reader import Reader, plan_facts
-from athanor.health.thresholds import load
+from athanor.health.thresholds import Thresholds
 from athanor.pipeline.journal import Journal, rows
 from athanor.pipeline.redact import redact
 
@@ -25,9 +24,11 @@ FILE = "health.json"
 class Watch:
     """Feeds one journal's rows to the monitor as they are written. `say` shows a line to the user."""
 
-    def __init__(self, journal: Journal, say: Callable[[str], None], settings: Path, plan: Mapping[str, Any]) -> None:
+    def __init__(
+        self, journal: Journal, say: Callable[[str], None], thresholds: Thresholds, plan: Mapping[str, Any]
+    ) -> None:
         self.journal, self.say, self.broken = journal, say, False
-        self.reader = Reader(plan["phase"], load(settings))
+        self.reader = Reader(plan["phase"], thresholds)
         for row in rows(journal.path.read_bytes()):
             self.reader.line(row)
         told = {(finding.rule, finding.step, finding.level) for finding in self.reader.recorded}
