@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from athanor.health.finding import CRITICAL, WARNING
+from athanor.health.finding import CRITICAL, INFO, WARNING
 from athanor.health.rule import NO_READING, Row, Rule, Verdict
 from athanor.health.setup import MIN_HISTORY, Shared
 from athanor.health.statistics import Alarm
@@ -46,10 +46,9 @@ class SkippedSteps(Rule):
     def check(self, step: int, row: Row) -> Verdict | None:
         if "loss_scale" in row:
             return None
-        norm = row["grad_norm"]
-        skipped = not math.isfinite(norm) or row.get("skipped", 0.0) > 0
-        self.skips.see(skipped)
-        if not skipped or not math.isfinite(row["loss"]):  # a broken loss is nan_loss's
+        norm, broken = row["grad_norm"], not math.isfinite(row["grad_norm"])
+        self.skips.see(broken)
+        if not broken or not math.isfinite(row["loss"]):  # a broken loss is nan_loss's
             return None
         often = self.skips.count >= 3 and self.skips.share > self.limits.skipped_critical
         critical = self.skips.row >= 3 or often
@@ -58,6 +57,28 @@ class SkippedSteps(Rule):
         text += f", {self.skips.row} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
         fix = f"{self.phase}.lr lower or {self.phase}.grad_clip smaller; {self.phase}.precision fp32 finds out whether it is range."
         return Verdict(CRITICAL if critical else WARNING, norm, limit, text, fix)
+
+
+class RefusedSteps(Rule):
+    """Steps that a guard did not learn from, although their numbers are finite: some are what it is for."""
+
+    inputs = ("loss", "grad_norm", "skipped")
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.skips = _Skips()
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        refused = row["skipped"] > 0
+        self.skips.see(refused)
+        if not refused:
+            return None
+        many = self.skips.row >= 5 or (self.skips.count >= 3 and self.skips.share > self.limits.refused_warning)
+        text = f"The step was refused: a loss of {row['loss']:.3f} and a gradient norm of {row['grad_norm']:.3g}; "
+        text += f"{self.skips.row} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
+        fix = f"{self.phase}.lr lower, and look at the data of these steps." if many else "nothing, as long as it is rare."
+        limit = self.limits.refused_warning if many else 1.0
+        return Verdict(WARNING if many else INFO, float(self.skips.count), limit, text, fix)
 
 
 class LossScale(Rule):
@@ -75,7 +96,7 @@ class LossScale(Rule):
         scale, self.rows = row["loss_scale"], self.rows + 1
         fix = f"{self.phase}.precision bf16 or fp32, or {self.phase}.lr lower."
         if self.rows > self.settled:
-            self.skips.see(row.get("skipped", 0.0) > 0)
+            self.skips.see(not math.isfinite(row.get("grad_norm", math.inf if row.get("skipped") else 0.0)))
         if scale < self.limits.scale_low:
             text = f"The loss scale fell to {scale:g}: fp16 has no range left for these gradients."
             return Verdict(CRITICAL, scale, self.limits.scale_low, text, fix)
@@ -95,7 +116,7 @@ class GradientSpike(Rule):
 
     def check(self, step: int, row: Row) -> Verdict | None:
         norm, history = row["grad_norm"], self.shared.log_norm
-        if norm <= 0 or len(history) < MIN_HISTORY:
+        if norm <= 0 or len(history) < MIN_HISTORY or row.get("skipped"):
             return None
         middle = math.exp(history.median)
         times, limits = norm / middle, self.limits
@@ -172,6 +193,8 @@ class AttentionLogits(Rule):
 
     def check(self, step: int, row: Row) -> Verdict | None:
         value, limit = row["vitals.attention_logit_max"], self.limits.attention_logits
+        while self.readings and self.readings[-1][0] >= step:  # the run went back to a checkpoint
+            self.readings.pop()
         self.readings.append((step, value))
         while self.readings[0][0] < step - self.span_steps:
             self.readings.popleft()
@@ -219,6 +242,7 @@ class FinalNormGain(_Vital):
 
 RULES = {
     "skipped_steps": SkippedSteps,
+    "refused_steps": RefusedSteps,
     "loss_scale": LossScale,
     "gradient_spike": GradientSpike,
     "gradient_band": GradientBand,

@@ -26,7 +26,8 @@ class LossSpike(Rule):
     def check(self, step: int, row: Row) -> Verdict | None:
         history, loss = self.shared.loss, row["loss"]
         self.quiet += 1
-        if len(history) < MIN_HISTORY or self.shared.judging_resume:
+        # A step that was refused taught the model nothing.
+        if len(history) < MIN_HISTORY or self.shared.judging_resume or row.get("skipped"):
             return None
         spike = self.shared.spike
         middle = spike.base if spike else history.median

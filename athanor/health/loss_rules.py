@@ -216,7 +216,8 @@ class Overfitting(Rule):
 
     def check(self, step: int, row: Row) -> Verdict | None:
         score, curve = row["validation"], self.shared.curve
-        self.scores = [*self.scores[-3:], (step, score)]
+        # A run that went back to a checkpoint validates again.
+        self.scores = [*[old for old in self.scores if old[0] < step][-3:], (step, score)]
         self.best = min(self.best, score)
         if len(self.scores) < 4:
             return None

@@ -65,7 +65,7 @@ class Throughput(Rule):
             self.first.add(row["tokens_per_second"])
         for name in PARTS:
             if name in row:
-                start, now = self.parts.setdefault(name, (Window(2 * self.size), Window(self.size)))
+                start, now = self.parts.setdefault(name, (Window(2 * self.size), Window(self.size // 5)))
                 now.add(row[name])
                 if filling:
                     start.add(row[name])
@@ -85,6 +85,26 @@ class Throughput(Rule):
         return Verdict(CRITICAL if critical else WARNING, share, limit, text + ".", fix)
 
 
+class _Steps:
+    """Readings of a stretch of steps. They may come at every step, or at the steps where the device is looked at."""
+
+    least = 3  # readings
+
+    def __init__(self, size: int) -> None:
+        self.size, self.start = size, 0
+        self.values: list[tuple[float, ...]] = []
+
+    def add(self, step: int, *values: float) -> list[tuple[float, ...]]:
+        """All readings of the stretch when `step` completes it, else nothing."""
+        if not self.values or step <= self.start:  # later steps come again when a run goes back
+            self.start, self.values = step, []
+        self.values.append(values)
+        if step - self.start + 1 < self.size or len(self.values) < self.least:
+            return []
+        done, self.values = self.values, []
+        return done
+
+
 class DataWait(Rule):
     """The share of a step's time that waits for data."""
 
@@ -92,30 +112,27 @@ class DataWait(Rule):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self.size = shared.span(0.1, 20, 100)
-        self.alarm.calm = 2  # windows
-        self.waits: list[float] = []
-        self.totals: list[float] = []
+        self.alarm.calm = 2  # stretches
+        self.steps = _Steps(shared.span(0.1, 20, 100))
 
     def check(self, step: int, row: Row) -> Verdict | None:
-        self.waits.append(row["time.data_s"])
-        self.totals.append(sum(row[name] for name in PARTS))
-        if len(self.waits) < self.size:
+        seconds = row.get("time.step_s", sum(row[name] for name in PARTS))
+        done = self.steps.add(step, row["time.data_s"], seconds)
+        if not done:
             return NO_READING
-        wait, total = sum(self.waits), sum(self.totals)
-        self.waits, self.totals = [], []
-        share = wait / total if total > 0 else 0.0
+        total = sum(whole for _, whole in done)
+        share = sum(wait for wait, _ in done) / total if total > 0 else 0.0
         if share <= self.limits.data_wait_warning:
             return None
         critical = share > self.limits.data_wait_critical
         limit = self.limits.data_wait_critical if critical else self.limits.data_wait_warning
-        text = f"Waiting for data takes {share:.0%} of the time of {self.size} steps."
-        fix = "data/shards on a local disk, a larger pretrain.batch_tokens, fewer processes beside it (machine.yaml workers)."
-        return Verdict(CRITICAL if critical else WARNING, share, limit, text, fix.replace("pretrain", self.phase))
+        text = f"Waiting for data takes {share:.0%} of the time of about {self.steps.size} steps."
+        fix = f"the data on a local disk, a larger {self.phase}.batch_tokens, fewer processes beside it (machine.yaml workers)."
+        return Verdict(CRITICAL if critical else WARNING, share, limit, text, fix)
 
 
 class _Growth(Rule):
-    """Memory that grows in each of three windows in a row, by what its least value in a window was."""
+    """Memory that grows in each of three stretches in a row, by what its least value in a stretch was."""
 
     growth: str
     what: str
@@ -124,28 +141,30 @@ class _Growth(Rule):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self.size = shared.span(0.05, 10, 100)
-        self.alarm.calm = 3  # windows
-        self.block: list[float] = []
-        self.lows: list[float] = []
-        self.windows = 0
+        self.steps = _Steps(shared.span(0.05, 10, 100))
+        self.alarm.calm = 3  # stretches
+        self.lows: list[tuple[int, float]] = []  # (step, bytes)
+        self.first = True
+
+    def resumed(self) -> None:
+        self.lows, self.first = [], True
 
     def check(self, step: int, row: Row) -> Verdict | None:
-        self.block.append(row[self.inputs[0]])
-        if len(self.block) < self.size:
+        done = self.steps.add(step, row[self.inputs[0]])
+        if not done:
             return NO_READING
-        low, self.block, self.windows = min(self.block), [], self.windows + 1
-        if self.windows > 1:  # the first one allocates
-            self.lows = [*self.lows[-3:], low]
-        share = getattr(self.limits, self.growth)
-        if len(self.lows) < 4 or low - self.lows[0] < self.least:
+        low = min(value for (value,) in done)
+        if self.first:  # the first stretch allocates
+            self.first = False
             return None
-        if not all(now > before * (1 + share) for before, now in zip(self.lows, self.lows[1:], strict=False)):
+        self.lows = [*[old for old in self.lows if old[0] < step][-3:], (step, low)]
+        share, (began, start) = getattr(self.limits, self.growth), self.lows[0]
+        if len(self.lows) < 4 or low - start < self.least:
             return None
-        rise = low / self.lows[0] - 1
-        text = f"{self.what} grew three times in a row, from {self.lows[0] / MIB:,.0f} to {low / MIB:,.0f} MiB "
-        text += f"in {3 * self.size} steps"
-        return self.judge(step, Verdict(WARNING, rise, share, text, self.fix))
+        if not all(now > before * (1 + share) for (_, before), (_, now) in zip(self.lows, self.lows[1:], strict=False)):
+            return None
+        text = f"{self.what} grew three times in a row, from {start / MIB:,.0f} to {low / MIB:,.0f} MiB in {step - began} steps"
+        return self.judge(step, Verdict(WARNING, low / start - 1, share, text, self.fix))
 
     def judge(self, step: int, found: Verdict) -> Verdict:
         return found._replace(diagnosis=f"{found.diagnosis}.")
@@ -166,8 +185,9 @@ class HostMemory(_Growth):
         """Critical when it reaches the machine's memory before the run ends."""
         plan = self.shared.plan
         if plan.memory_bytes and plan.total_steps:
-            slope = (self.lows[-1] - self.lows[0]) / (3 * self.size)
-            end, limit = self.lows[-1] + slope * (plan.total_steps - step), self.limits.host_memory_critical
+            (began, first), (now, last) = self.lows[0], self.lows[-1]
+            end = last + (last - first) / (now - began) * (plan.total_steps - step)
+            limit = self.limits.host_memory_critical
             if end > limit * plan.memory_bytes:
                 text = f"{found.diagnosis}; at this rate {end / MIB:,.0f} MiB at the end, of {plan.memory_bytes / MIB:,.0f}."
                 return found._replace(level=CRITICAL, value=end / plan.memory_bytes, threshold=limit, diagnosis=text)
@@ -177,7 +197,7 @@ class HostMemory(_Growth):
 class CheckpointCost(Rule):
     """Time spent on saving, of all time in steps and saves; needs ten minutes and three saves to speak."""
 
-    inputs = ("time.save_s",)
+    inputs = ("time.checkpoint_s",)
     min_seconds, min_saves = 600.0, 3
 
     def __init__(self, shared: Shared) -> None:
@@ -190,12 +210,12 @@ class CheckpointCost(Rule):
         self.before = None
 
     def check(self, step: int, row: Row) -> Verdict | None:
-        seconds, before, self.before = row["time.save_s"], self.before, step
+        seconds, before, self.before = row["time.checkpoint_s"], self.before, step
         per_step = self.shared.seconds_per_step
         if before is None or per_step is None:
             return None
         self.saving, self.saves = self.saving + seconds, self.saves + 1
-        self.working += per_step * (step - before)
+        self.working += per_step * max(0, step - before)
         total = self.saving + self.working
         if self.saves < self.min_saves or total < self.min_seconds:
             return None

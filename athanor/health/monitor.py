@@ -39,11 +39,16 @@ class Monitor:
         self._step: int | None = None
         self._row: dict[str, float] = {}
         self._other_data = False
+        self._last_loss = 0
         self._due: dict[tuple[tuple[str, ...], tuple[str, ...]], list[tuple[str, Rule]]] = {}
 
     def feed(self, row: Mapping[str, float]) -> list[Finding]:
         """Look at a row, or at a piece of one: `step` and numbers."""
         step = int(row["step"])
+        if "loss" in row:
+            if step <= self._last_loss:
+                self._rewind(step)
+            self._last_loss = step
         if step != self._step:
             self._step, self._row = step, {}
         before = tuple(self._row)
@@ -61,6 +66,12 @@ class Monitor:
         """The run was interrupted here; what follows is another process."""
         for rule in self.rules.values():
             rule.resumed()
+
+    def _rewind(self, step: int) -> None:
+        """A step that came already comes again: the run went back to a checkpoint and takes another way."""
+        self._step = None
+        self.shared.curve.forget(step)
+        self.shared.rebase()
 
     def _complete(self, before: tuple[str, ...]) -> list[tuple[str, Rule]]:
         """Rules whose last missing input came with this piece."""

@@ -76,6 +76,11 @@ class Curve:
         if len(self._steps) > self.most:
             self._steps, self._points, self._stride = self._steps[::2], self._points[::2], 2 * self._stride
 
+    def forget(self, step: int) -> None:
+        """Drop what is known of `step` and later ones."""
+        place = bisect_left(self._steps, step)
+        del self._steps[place:], self._points[place:]
+
     def at(self, step: int) -> float | None:
         """The value at the last kept step that is not after `step`."""
         place = bisect_right(self._steps, step)

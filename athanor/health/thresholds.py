@@ -39,6 +39,7 @@ class Thresholds:
     resume_change: float = param(min=0.0, default=0.02)
 
     skipped_critical: float = param(min=0.0, max=1.0, default=0.01)  # of the last 1000 steps
+    refused_warning: float = param(min=0.0, max=1.0, default=0.01)  # of the last 1000 steps
     gradient_sigma: float = param(min=1.0, default=6.0)  # of the logarithm
     gradient_rise: float = param(min=1.0, default=5.0)  # times the median; what sigma alone finds may be noise
     gradient_warning: float = param(min=1.0, default=10.0)  # times the median

@@ -41,7 +41,7 @@ from athanor.pipeline.redact import excepthook, redact
 from athanor.pipeline.slots import Slot
 
 if TYPE_CHECKING:
-    from athanor.pipeline.watch import Watch
+    from athanor.pipeline.watch import Health
 
 T = TypeVar("T")
 SPREAD_BYTES = 4_000_000
@@ -69,7 +69,7 @@ class Run:
         self._journal: Journal | None = None
         self._held: list[Slot] = []
         self._beginning: Beginning | None = None
-        self._watch: Watch | None = None
+        self._health: Health | None = None
 
     # -- parameters ---------------------------------------------------------
 
@@ -115,19 +115,19 @@ class Run:
     def log(self, step: int, **values: float) -> None:
         """Append numbers at a step to the journal; they become curves in the tracking UI."""
         fresh = self.journal.scalars(step, values)
-        if fresh and self._watch is not None:
-            self._watch.see(step, fresh)
+        if fresh and self._health is not None:
+            self._health.see(step, fresh)
 
-    def watch(self, schedule: Any, batch_tokens: int, vocab_size: int, cooldown_data: bool = False) -> None:
+    def watch_health(self, schedule: Any, batch_tokens: int, vocab_size: int, cooldown_data: bool = False) -> None:
         """Let the health monitor look at what is logged from here on; a stage that trains says so, within its slot.
 
         `cooldown_data`: the cooldown trains on a mixture of its own, so its loss says nothing about the one before.
         """
         from athanor.health.thresholds import load
-        from athanor.pipeline.watch import Watch, plan
+        from athanor.pipeline.watch import Health, plan
 
         told = plan(self.stage, schedule, batch_tokens, vocab_size, cooldown_data)
-        self._watch = Watch(self.journal, self._say, load(self.root, self.anchor), told)
+        self._health = Health(self.journal, self._say, load(self.root, self.anchor), told)
 
     def note(self, text: str) -> None:
         """Tell the user something worth knowing, on the terminal and in the journal."""

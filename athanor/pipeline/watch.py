@@ -21,7 +21,7 @@ from athanor.pipeline.redact import redact
 FILE = "health.json"
 
 
-class Watch:
+class Health:
     """Feeds one journal's rows to the monitor as they are written. `say` shows a line to the user."""
 
     def __init__(

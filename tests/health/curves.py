@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -27,6 +28,7 @@ def plan(phase: str, steps: int, cooldown_data: bool = False) -> dict[str, Any]:
     return plan_facts(phase, schedule(steps), BATCH, VOCAB, 64 * GIB, cooldown_data)
 
 
+@functools.cache  # nothing changes the rows
 def healthy(steps: int, seed: int = 0, *, phase: str = "pretrain", tail: str = "gaussian", noise: float = 0.01) -> Rows:
     """A power law from ln(vocabulary) with noise of `tail`: gaussian, or student with 3 degrees of freedom."""
     draw, rate = np.random.default_rng(seed), schedule(steps).rate
@@ -51,7 +53,7 @@ def healthy(steps: int, seed: int = 0, *, phase: str = "pretrain", tail: str = "
             # Largest logits grow at first and then settle.
             vitals = {"attention_logit_max": 30 * step / (step + 50), "embedding_spread": 1.2, "final_norm_gain": 1.5}
             rows.append({"step": step, **{f"vitals.{key}": value for key, value in vitals.items()}})
-            rows.append({"step": step, "disk.free_bytes": 100.0 * GIB - step * 1000, "time.save_s": 0.01})
+            rows.append({"step": step, "disk.free_bytes": 100.0 * GIB - step * 1000, "time.checkpoint_s": 0.01})
         if step % every == 0 or step == steps:
             rows.append({"step": step, name: float(1.0 + 2 * step**-0.3)})
     return rows

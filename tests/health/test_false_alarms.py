@@ -15,7 +15,7 @@ from athanor.health.reader import Reader
 from athanor.health.thresholds import Thresholds
 
 REAL = Path(__file__).parent / "real"
-LENGTHS = (30, 48, 120, 490, 1500, 3000)
+LENGTHS = (30, 48, 120, 490, 2000)
 NOISE = (("gaussian", 0.01), ("student", 0.01), ("gaussian", 0.03), ("student", 0.03))
 
 

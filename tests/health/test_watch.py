@@ -16,7 +16,7 @@ from athanor.health.finding import Finding
 from athanor.health.thresholds import Thresholds
 from athanor.pipeline.journal import Journal, rows
 from athanor.pipeline.run import Run
-from athanor.pipeline.watch import FILE, Watch
+from athanor.pipeline.watch import FILE, Health
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 490
@@ -38,7 +38,7 @@ class Process:
         self.journal = Journal(folder)
         if begun:
             self.journal.event("resumed", pid=1)
-        self.watch = Watch(self.journal, self.said.append, thresholds or Thresholds(), plan("pretrain", STEPS))
+        self.health = Health(self.journal, self.said.append, thresholds or Thresholds(), plan("pretrain", STEPS))
 
     def log(self, curve, first, last):
         for row in curve:
@@ -46,7 +46,7 @@ class Process:
                 values = {name: value for name, value in row.items() if name != "step"}
                 fresh = self.journal.scalars(int(row["step"]), values)
                 if fresh:
-                    self.watch.see(int(row["step"]), fresh)
+                    self.health.see(int(row["step"]), fresh)
 
 
 def told(folder: Path) -> list[Finding]:
@@ -86,6 +86,16 @@ def test_killed_run_tells_nothing_twice_and_forgets_nothing(tmp_path, kills):
     assert key(read(tmp_path, Thresholds()).findings) == key(found)
 
 
+def test_resume_is_seen_live_and_in_the_journal(tmp_path):
+    """After the kill the loss is a quarter higher, as if the optimizer had been lost."""
+    curve = change(healthy(STEPS, seed=23), "loss", lambda step, value: 1.25 * value, 201)
+    Process(tmp_path).log(curve, 1, 200)
+    process = Process(tmp_path)
+    process.log(curve, 181, 300)
+    assert [each.rule for each in told(tmp_path)] == ["resume_spike"] and len(process.said) == 1
+    assert key(read(tmp_path, Thresholds()).findings) == key(told(tmp_path))
+
+
 def test_finding_that_a_kill_kept_from_the_journal_is_told_after_it(tmp_path):
     """Killed between the row and the finding: the next process makes up for it, once."""
     Process(tmp_path).log(faulty(), 1, 200)
@@ -105,7 +115,7 @@ def test_healthy_run_says_so_and_nothing_else(tmp_path):
 def test_trouble_of_the_monitor_does_not_stop_the_run(tmp_path):
     process = Process(tmp_path)
     for step in (1, 2):
-        process.watch.see(step, {"loss": "much"})
+        process.health.see(step, {"loss": "much"})
     assert len(process.said) == 1 and "the training goes on" in process.said[0]
 
 
@@ -125,7 +135,7 @@ def log(run: Run, curve) -> None:
 
 def test_run_log_feeds_the_monitor(checkout, capsys):
     run = Run("pretrain", "stages.pretrain")
-    run.watch(schedule(STEPS), 2048, 4096)
+    run.watch_health(schedule(STEPS), 2048, 4096)
     log(run, faulty())
     assert "pretrain: CRITICAL at step 480, nan_loss: The loss is nan" in capsys.readouterr().err
     assert read_json(run.journal.folder / "files" / FILE)["status"] == "critical"
@@ -140,15 +150,15 @@ def test_stage_that_does_not_train_is_not_watched(checkout, capsys):
 def test_health_yaml_moves_a_threshold_and_is_checked(checkout, capsys):
     (checkout / "health.yaml").write_text("off: [nan_loss, gradient_spike]\nspike_sigma: 1.0e+9\n")
     run = Run("pretrain", "stages.pretrain")
-    run.watch(schedule(STEPS), 2048, 4096)
+    run.watch_health(schedule(STEPS), 2048, 4096)
     log(run, faulty())
     assert capsys.readouterr().err == ""
     (checkout / "health.yaml").write_text("spike_sigm: 7.0\n")
     with pytest.raises(ParamsError, match="health.spike_sigm: unknown key. Fix: did you mean 'health.spike_sigma'"):
-        Run("pretrain", "stages.pretrain").watch(schedule(STEPS), 2048, 4096)
+        Run("pretrain", "stages.pretrain").watch_health(schedule(STEPS), 2048, 4096)
     (checkout / "health.yaml").write_text("off: [nan_los]\n")
     with pytest.raises(ParamsError, match="health.off: there is no rule 'nan_los'"):
-        Run("pretrain", "stages.pretrain").watch(schedule(STEPS), 2048, 4096)
+        Run("pretrain", "stages.pretrain").watch_health(schedule(STEPS), 2048, 4096)
 
 
 def test_health_yaml_is_no_dependency_of_a_stage():
