@@ -42,7 +42,8 @@ def choose(root: Path, name: str) -> Path:
         return found[0]
     if not found:
         fix = "run dvc repro, or name the folder of a journal" if name in ("", *PHASES) else _known(folders)
-        raise InputError(f"there is no run '{name}'" if name else "no training ran here", where="athanor health", fix=fix)
+        what = f"there is no run '{name}'" if name else "no training ran here"
+        raise InputError(what, where="athanor health", fix=fix)
     raise InputError(f"{len(found)} runs begin with '{name}'", where="athanor health", fix=_known(found))
 
 
@@ -112,7 +113,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="athanor health", description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", nargs="?", default="", metavar="RUN", help="a stage, the start of a run's id, or a folder")
+    help = "a stage, the start of a run's id, or a folder (default: the latest training)"
+    parser.add_argument("run", nargs="?", default="", metavar="RUN", help=help)
     parser.add_argument("--json", action="store_true", help="every finding, for programs")
     args = parser.parse_args()
     try:

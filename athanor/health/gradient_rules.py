@@ -55,7 +55,8 @@ class SkippedSteps(Rule):
         limit = self.limits.skipped_critical if often else 3.0 if critical else 1.0
         text = f"The gradient norm is {norm} with a finite loss of {row['loss']:.3f}; the step was skipped"
         text += f", {self.skips.row} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
-        fix = f"{self.phase}.lr lower or {self.phase}.grad_clip smaller; {self.phase}.precision fp32 finds out whether it is range."
+        fix = f"{self.phase}.lr lower or {self.phase}.grad_clip smaller; {self.phase}.precision fp32 "
+        fix += "finds out whether it is range."
         return Verdict(CRITICAL if critical else WARNING, norm, limit, text, fix)
 
 
@@ -76,7 +77,8 @@ class RefusedSteps(Rule):
         many = self.skips.row >= 5 or (self.skips.count >= 3 and self.skips.share > self.limits.refused_warning)
         text = f"The step was refused: a loss of {row['loss']:.3f} and a gradient norm of {row['grad_norm']:.3g}; "
         text += f"{self.skips.row} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
-        fix = f"{self.phase}.lr lower, and look at the data of these steps." if many else "nothing, as long as it is rare."
+        fix = f"{self.phase}.lr lower, and look at the data of these steps." if many else "nothing, "
+        fix += "as long as it is rare."
         limit = self.limits.refused_warning if many else 1.0
         return Verdict(WARNING if many else INFO, float(self.skips.count), limit, text, fix)
 
@@ -104,7 +106,8 @@ class LossScale(Rule):
             text = f"{self.skips.row} steps in a row were skipped at a loss scale of {scale:g}."
             return Verdict(CRITICAL, float(self.skips.row), 5.0, text, fix)
         if self.skips.count >= 3 and self.skips.share > self.limits.scale_skipped:
-            text = f"{self.skips.share:.1%} of the last {len(self.skips.flags)} steps were skipped at a loss scale of {scale:g}."
+            text = f"{self.skips.share:.1%} of the last {len(self.skips.flags)} steps were skipped at a "
+            text += f"loss scale of {scale:g}."
             return Verdict(WARNING, self.skips.share, self.limits.scale_skipped, text, fix)
         return None
 
@@ -127,7 +130,8 @@ class GradientSpike(Rule):
         if z <= limits.gradient_sigma and times <= limits.gradient_warning and not huge:
             return None
         critical = times > limits.gradient_critical or huge
-        text = f"The gradient norm burst to {norm:.3g}, {times:.1f} times the median {middle:.3g} ({z:.0f} sigma of its logarithm)."
+        text = f"The gradient norm burst to {norm:.3g}, {times:.1f} times the median {middle:.3g} "
+        text += f"({z:.0f} sigma of its logarithm)."
         fix = f"{self.phase}.grad_clip 0.5 or 0.3, {self.phase}.lr lower; a loss spike often follows."
         limit = limits.gradient_critical if critical else limits.gradient_warning
         return Verdict(CRITICAL if critical else WARNING, times, limit, text, fix)
@@ -150,9 +154,11 @@ class GradientBand(Rule):
         low, high = self.limits.gradient_low, self.limits.gradient_high
         if low <= middle <= high:
             return None
-        text = f"The median gradient norm of {len(self.shared.log_norm)} steps is {middle:.3g}, outside {low:g} to {high:g}."
+        text = f"The median gradient norm of {len(self.shared.log_norm)} steps is {middle:.3g}, "
+        text += f"outside {low:g} to {high:g}."
         if middle > high:
-            return Verdict(WARNING, middle, high, text, f"{self.phase}.lr lower; {self.phase}.grad_clip hides the real norm.")
+            fix = f"{self.phase}.lr lower; {self.phase}.grad_clip hides the real norm."
+            return Verdict(WARNING, middle, high, text, fix)
         return Verdict(WARNING, middle, low, text, "look for weights that get no gradient, or a loss divided twice.")
 
 

@@ -44,9 +44,11 @@ class LossSpike(Rule):
         critical, single = rise > self.limits.spike_critical, rise > self.limits.spike_single
         # A hard batch of conversations reaches 6 sigma and three times the median by itself.
         single = single and z > self.limits.spike_single_sigma
-        limit = self.limits.spike_single if single else self.limits.spike_critical if critical else 1 + self.limits.spike_rise
+        limit = self.limits.spike_critical if critical else 1 + self.limits.spike_rise
+        limit = self.limits.spike_single if single else limit
         text = f"The loss jumped to {loss:.3f}, {rise:.2f} times the median {middle:.3f} ({z:.0f} sigma)."
-        fix = f"wait whether it recovers; {self.phase}.lr 2-5 times lower or {self.phase}.grad_clip 0.5 if it comes again."
+        fix = f"wait whether it recovers; {self.phase}.lr 2-5 times lower or {self.phase}.grad_clip "
+        fix += "0.5 if it comes again."
         return Verdict(CRITICAL if critical else WARNING, rise, limit, text, fix, at_once=single)
 
     def told(self, step: int) -> None:
@@ -75,8 +77,10 @@ class SpikeRecovery(Rule):
             self.shared.spike = None
             level, limit = (INFO, float(self.fast)) if took <= self.fast else (WARNING, float(self.fast))
             slow = "" if level == INFO else " slowly"
-            text = f"The loss recovered{slow} from the spike at step {spike.step}: back at {level_now:.3f} after {took} steps."
-            fix = "nothing." if level == INFO else f"{self.phase}.lr lower if spikes come again; look at the data around it."
+            text = f"The loss recovered{slow} from the spike at step {spike.step}: back at "
+            text += f"{level_now:.3f} after {took} steps."
+            fix = "nothing." if level == INFO else f"{self.phase}.lr lower if spikes come again; look "
+            fix += "at the data around it."
             return Verdict(level, took, limit, text, fix)
         if took <= self.never:
             return None
@@ -175,7 +179,8 @@ class ResumeUnderReport(Rule):
         self.shared.rebase()
         text = f"After the resume the loss was {self.lowest:.3f} where {self.expected:.3f} was due, and stepped up to "
         text += f"{now:.3f}: the same data came twice."
-        fix = f"do not trust the curve between; run athanor drill --stages {self.phase}: the resumed run must equal a whole one."
+        fix = f"do not trust the curve between; run athanor drill --stages {self.phase}: the resumed "
+        fix += "run must equal a whole one."
         return Verdict(WARNING, z, limit, text, fix)
 
 

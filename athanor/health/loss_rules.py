@@ -65,7 +65,8 @@ class NotLearning(Rule):
             return None
         critical = drop < self.limits.not_learning_critical
         limit = self.limits.not_learning_critical if critical else self.limits.not_learning_warning
-        text = f"After {step} steps the loss is {self.recent.median:.3f}, {drop:.3f} nats below chance ({self.start:.3f})."
+        text = f"After {step} steps the loss is {self.recent.median:.3f}, {drop:.3f} nats below "
+        text += f"chance ({self.start:.3f})."
         fix = "pretrain.lr 2-5 times higher; look at data/shards with: athanor data peek."
         return Verdict(CRITICAL if critical else WARNING, drop, limit, text, fix)
 
@@ -162,7 +163,8 @@ class NanLoss(Rule):
         if norm is not None and not math.isfinite(norm):
             text += f" after a gradient norm of {norm}: the backward pass broke first."
         else:
-            text += ": the forward pass broke." if norm is None else f" after a gradient norm of {norm:.3g}: the forward broke."
+            text += ": the forward pass broke." if norm is None else f" after a gradient norm of "
+            text += f"{norm:.3g}: the forward broke."
         fix = f"{self.phase}.lr lower, {self.phase}.precision fp32, and look at the batch of this step."
         return Verdict(CRITICAL, loss, 0.0, text, fix)
 

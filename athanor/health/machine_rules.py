@@ -25,7 +25,8 @@ class LearningRate(Rule):
         error = abs(rate - due)
         if error <= self.limits.lr_error * due + 1e-6 * plan.peak_lr:
             return None
-        value, text = error / max(due, 1e-6 * plan.peak_lr), f"The learning rate is {rate:.3g} where the schedule says {due:.3g}"
+        value = error / max(due, 1e-6 * plan.peak_lr)
+        text = f"The learning rate is {rate:.3g} where the schedule says {due:.3g}"
         fix = "the rate is a function of the tokens, also after a resume: check what the step was given."
         in_steps = plan.rate(step)
         if abs(rate - in_steps) <= self.limits.lr_error * in_steps and step != tokens:
@@ -76,7 +77,8 @@ class Throughput(Rule):
             return None
         critical = share < self.limits.throughput_critical
         limit = self.limits.throughput_critical if critical else self.limits.throughput_warning
-        text = f"The speed is {self.recent.median:,.0f} tokens/s, {share:.0%} of the {self.first.median:,.0f} at the start"
+        text = f"The speed is {self.recent.median:,.0f} tokens/s, {share:.0%} of the "
+        text += f"{self.first.median:,.0f} at the start"
         grew = {name: now.median - start.median for name, (start, now) in self.parts.items() if len(start) and len(now)}
         if grew and max(grew.values()) > 0:
             name = max(grew, key=lambda part: grew[part])
@@ -127,7 +129,8 @@ class DataWait(Rule):
         critical = share > self.limits.data_wait_critical
         limit = self.limits.data_wait_critical if critical else self.limits.data_wait_warning
         text = f"Waiting for data takes {share:.0%} of the time of about {self.steps.size} steps."
-        fix = f"the data on a local disk, a larger {self.phase}.batch_tokens, fewer processes beside it (machine.yaml workers)."
+        fix = f"the data on a local disk, a larger {self.phase}.batch_tokens, fewer processes beside "
+        fix += "it (machine.yaml workers)."
         return Verdict(CRITICAL if critical else WARNING, share, limit, text, fix)
 
 
@@ -163,7 +166,8 @@ class _Growth(Rule):
             return None
         if not all(now > before * (1 + share) for (_, before), (_, now) in zip(self.lows, self.lows[1:], strict=False)):
             return None
-        text = f"{self.what} grew three times in a row, from {start / MIB:,.0f} to {low / MIB:,.0f} MiB in {step - began} steps"
+        text = f"{self.what} grew three times in a row, from {start / MIB:,.0f} to {low / MIB:,.0f} "
+        text += f"MiB in {step - began} steps"
         return self.judge(step, Verdict(WARNING, low / start - 1, share, text, self.fix))
 
     def judge(self, step: int, found: Verdict) -> Verdict:
@@ -189,7 +193,8 @@ class HostMemory(_Growth):
             end = last + (last - first) / (now - began) * (plan.total_steps - step)
             limit = self.limits.host_memory_critical
             if end > limit * plan.memory_bytes:
-                text = f"{found.diagnosis}; at this rate {end / MIB:,.0f} MiB at the end, of {plan.memory_bytes / MIB:,.0f}."
+                text = f"{found.diagnosis}; at this rate {end / MIB:,.0f} MiB at the end, of "
+                text += f"{plan.memory_bytes / MIB:,.0f}."
                 return found._replace(level=CRITICAL, value=end / plan.memory_bytes, threshold=limit, diagnosis=text)
         return super().judge(step, found)
 
@@ -222,8 +227,10 @@ class CheckpointCost(Rule):
         share = self.saving / total
         if share <= self.limits.checkpoint_cost:
             return None
-        text = f"Saving took {share:.1%} of the time, {self.saving / self.saves:.1f} s for each of {self.saves} checkpoints."
-        return Verdict(WARNING, share, self.limits.checkpoint_cost, text, "machine.yaml save_every_seconds longer, or a faster disk.")
+        text = f"Saving took {share:.1%} of the time, {self.saving / self.saves:.1f} s for each of "
+        text += f"{self.saves} checkpoints."
+        fix = "machine.yaml save_every_seconds longer, or a faster disk."
+        return Verdict(WARNING, share, self.limits.checkpoint_cost, text, fix)
 
 
 class DiskRunway(Rule):

@@ -43,7 +43,8 @@ def healthy(steps: int, seed: int = 0, *, phase: str = "pretrain", tail: str = "
     rows = []
     for step in range(1, steps + 1):
         i, tokens = step - 1, step * BATCH
-        row = {"step": step, "tokens": tokens, "loss": loss[i], "lr": rate(tokens), "grad_norm": norm[i], "skipped": 0.0}
+        row = {"step": step, "tokens": tokens, "loss": loss[i], "lr": rate(tokens), "grad_norm": norm[i]}
+        row["skipped"] = 0.0
         seconds = BATCH / speed[i]
         row |= {"tokens_per_second": speed[i], "time.data_s": wait[i] * seconds}
         row |= {"time.forward_backward_s": 0.9 * seconds, "time.optimizer_s": 0.08 * seconds}

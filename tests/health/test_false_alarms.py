@@ -43,9 +43,8 @@ def test_real_micro_runs_have_no_finding(name):
 def test_hard_batch_in_a_real_run_is_no_loss_spike(phase):
     """Losses and gradient norms of the default preset. In fine-tuning one batch has 2.7 times the median loss."""
     curve = np.load(REAL / f"default_{phase}.npy")
-    rows = [
-        {"step": step, "loss": loss, "grad_norm": norm} for step, (loss, norm) in enumerate(curve.astype(float).tolist(), 1)
-    ]
+    pairs = enumerate(curve.astype(float).tolist(), 1)
+    rows = [{"step": step, "loss": loss, "grad_norm": norm} for step, (loss, norm) in pairs]
     assert trouble(findings(rows, len(rows), phase)) == []
     if phase == "sft":
         assert trouble(findings(rows, len(rows), phase, thresholds=Thresholds(spike_single_sigma=6.0))) != []

@@ -49,7 +49,8 @@ def checkout(tmp_path_factory):
 def athanor(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = {key: value for key, value in os.environ.items() if key != "DVC_ROOT"}
     command = [sys.executable, "-m", "athanor", "health", *words]
-    return subprocess.run(command, cwd=root, env={**env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    env["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_exit_status_and_text(checkout):

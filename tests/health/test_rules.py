@@ -305,7 +305,8 @@ def test_plateau_late_in_the_cooldown_is_no_news():
 
 @pytest.mark.parametrize("steps", [490, 2000])
 def test_resume_that_lost_state(steps):
-    rows = change(healthy(steps, seed=11), "loss", lambda step, value: 1.25 * value, steps // 2 + 1, steps // 2 + steps // 4)
+    half, later = steps // 2, steps // 2 + steps // 4
+    rows = change(healthy(steps, seed=11), "loss", lambda step, value: 1.25 * value, half + 1, later)
     found = trouble(findings(rows, steps, resumes=[steps // 2]))
     assert names(found) == ["resume_spike"]
     # Without the interruption the same rows are a spike.

@@ -92,7 +92,8 @@ def test_resume_is_seen_live_and_in_the_journal(tmp_path):
     Process(tmp_path).log(curve, 1, 200)
     process = Process(tmp_path)
     process.log(curve, 181, 300)
-    assert [each.rule for each in told(tmp_path)] == ["resume_spike"] and len(process.said) == 1
+    assert [each.rule for each in told(tmp_path) if each.level != "info"] == ["resume_spike"]
+    assert "resume_spike" in process.said[0]
     assert key(read(tmp_path, Thresholds()).findings) == key(told(tmp_path))
 
 
@@ -122,7 +123,8 @@ def test_trouble_of_the_monitor_does_not_stop_the_run(tmp_path):
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     shutil.copyfile(ROOT / "presets" / "micro.yaml", tmp_path / "params.yaml")
-    (tmp_path / "dvc.yaml").write_text("stages:\n  pretrain:\n    cmd: python -m stages.pretrain\n    params: [pretrain]\n")
+    stage = "stages:\n  pretrain:\n    cmd: python -m stages.pretrain\n    params: [pretrain]\n"
+    (tmp_path / "dvc.yaml").write_text(stage)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DVC_ROOT", raising=False)
     return tmp_path
