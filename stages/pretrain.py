@@ -82,6 +82,7 @@ def run(run: Run) -> None:
     trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
     slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
     with slot, run.progress(total, "pretrain", "tokens") as bar:
+        run.watch_health(schedule, params.batch_tokens, vocabulary.size, "cooldown_epochs" in sampler.epochs(total))
 
         def validate(model: Transformer) -> dict[str, Any]:
             how = {"precision": params.precision, "threads": local.threads}

@@ -72,6 +72,7 @@ def run(run: Run) -> None:
     )
     parents = {"base": manifest_digest(BASE), "sft": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
     with run.slot(dataclasses.asdict(params), parents) as slot, run.progress(total, "sft", "tokens") as bar:
+        run.watch_health(schedule, params.batch_tokens, vocabulary.size)
 
         def validate(model: Transformer) -> dict[str, Any]:
             how = {"precision": params.precision, "threads": local.threads}

@@ -29,6 +29,7 @@ COMMANDS = {
     "preset": Command("athanor.commands.preset", "list | use NAME", "complete params files; make one params.yaml"),
     "pin": Command("athanor.commands.pin", "[FILE]", "write hub data sets' current commits into params.yaml"),
     "chat": Command("athanor.serving.terminal", "[--model DIR]", "talk to the exported model"),
+    "health": Command("athanor.commands.health", "[RUN] [--json]", "what went wrong in a training, and what to change"),
     "ui": Command("athanor.commands.ui", "[--port N]", "MLflow on the page that shows the runs"),
     "ship": Command("athanor.pipeline.ship", "[--wait S] [--rebuild]", "deliver journals to MLflow"),
     "slots": Command("athanor.commands.slots", "[prune | pin ID | unpin ID]", "checkpoints of long stages"),

@@ -107,20 +107,21 @@ class Journal:
                 last[name] = max(last.get(name, -1), row["s"])
         return last
 
-    def scalars(self, step: int, values: dict[str, float]) -> None:
-        """Append numbers at a step. A step that was already logged is skipped.
+    def scalars(self, step: int, values: dict[str, float]) -> dict[str, float]:
+        """Append numbers at a step; returns those that were new. A step that was already logged is skipped.
 
         A resumed run repeats the steps since its last checkpoint; they give
         the same numbers, and logging them twice would double points in charts.
         """
         fresh = {name: float(value) for name, value in values.items() if step > self.last_step.get(name, -1)}
         if not fresh:
-            return
+            return fresh
         for name in fresh:
             self.last_step[name] = step
         # JSON has no NaN; MLflow charts it, so it travels as a string.
         safe = {name: value if math.isfinite(value) else str(value) for name, value in fresh.items()}
         self._write({"t": now_ms(), "s": step, "m": safe})
+        return fresh
 
     def event(self, name: str, **facts: Any) -> None:
         self._write({"t": now_ms(), "event": name, **redact(facts)})

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from athanor.artifacts import digest, read_json, rounded, write_json, write_text
 from athanor.corpus.work import Work
@@ -39,6 +39,9 @@ from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import Progress, duration
 from athanor.pipeline.redact import excepthook, redact
 from athanor.pipeline.slots import Slot
+
+if TYPE_CHECKING:
+    from athanor.pipeline.watch import Health
 
 T = TypeVar("T")
 SPREAD_BYTES = 4_000_000
@@ -66,6 +69,7 @@ class Run:
         self._journal: Journal | None = None
         self._held: list[Slot] = []
         self._beginning: Beginning | None = None
+        self._health: Health | None = None
 
     # -- parameters ---------------------------------------------------------
 
@@ -110,12 +114,28 @@ class Run:
 
     def log(self, step: int, **values: float) -> None:
         """Append numbers at a step to the journal; they become curves in the tracking UI."""
-        self.journal.scalars(step, values)
+        fresh = self.journal.scalars(step, values)
+        if fresh and self._health is not None:
+            self._health.see(step, fresh)
+
+    def watch_health(self, schedule: Any, batch_tokens: int, vocab_size: int, cooldown_data: bool = False) -> None:
+        """Let the health monitor look at what is logged from here on; a stage that trains says so, within its slot.
+
+        `cooldown_data`: the cooldown trains on a mixture of its own, so its loss says nothing about the one before.
+        """
+        from athanor.health.thresholds import load
+        from athanor.pipeline.watch import Health, plan
+
+        told = plan(self.stage, schedule, batch_tokens, vocab_size, cooldown_data)
+        self._health = Health(self.journal, self._say, load(self.root, self.anchor), told)
 
     def note(self, text: str) -> None:
         """Tell the user something worth knowing, on the terminal and in the journal."""
-        print(f"{self.stage}: {redact(text)}", file=sys.stderr, flush=True)
+        self._say(text)
         self.journal.event("note", text=text)
+
+    def _say(self, text: str) -> None:
+        print(f"{self.stage}: {redact(text)}", file=sys.stderr, flush=True)
 
     def progress(self, total: float | None, desc: str = "", unit: str = "") -> Progress:
         return Progress(total, desc or self.stage, unit)

@@ -27,6 +27,7 @@ BATCH = 800
 CHUNK_BYTES = 2**20
 PARAM_CHARS = 6000
 TAG_CHARS = 5000
+HEALTH = ("", "ok", "info", "warning", "critical")  # of a run that the health monitor watched, better first
 # No retries inside the client: a request whose answer was lost may have made a run, so an attempt begins with a search.
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
@@ -89,8 +90,11 @@ class Tracker:
         elif state.get("closed") or (live and state.get("dead")):
             self.client.update_run(run_id, status="RUNNING")
         state |= {"closed": False, "dead": False, "resumed": meta["resumed"]}
-        for offset in self._metrics(run_id, folder / "journal.jsonl", state["offset"]):
-            state["offset"] = offset
+        for offset, health in self._metrics(run_id, folder / "journal.jsonl", state["offset"]):
+            worst = max(health, state.get("health", ""), key=HEALTH.index)
+            if worst != state.get("health", ""):
+                self.client.set_tag(run_id, "health", worst)
+            state |= {"offset": offset, "health": worst}
             write_json(path, state)
         if not live:
             ended = (folder / "end.json").is_file()
@@ -219,8 +223,11 @@ class Tracker:
         for start in range(0, len(new), 100):
             self.client.log_batch(run_id, params=new[start : start + 100])
 
-    def _metrics(self, run_id: str, path: Path, offset: int) -> Iterator[int]:
-        """Send the whole journal lines after `offset`, in parts; yields the offset after each part that arrived."""
+    def _metrics(self, run_id: str, path: Path, offset: int) -> Iterator[tuple[int, str]]:
+        """Send the whole journal lines after `offset`, in parts.
+
+        Yields, for each part that arrived, the offset after it and the health that it tells (empty: nothing).
+        """
         from mlflow.entities import Metric
 
         if not path.is_file():
@@ -232,15 +239,21 @@ class Tracker:
                 data = data[: data.rfind(b"\n") + 1] or data + file.readline()  # one line may be longer than a part
                 if not data.endswith(b"\n"):
                     return
+                part = list(rows(data))
                 batch = [
                     Metric(_key(name), float(value), row["t"], row["s"])
-                    for row in rows(data)
+                    for row in part
                     for name, value in row.get("m", {}).items()
                 ]
+                told = [row for row in part if row.get("event") == "finding"]
+                batch += [Metric(_key(f"health.{r['rule']}"), HEALTH.index(r["level"]), r["t"], r["step"]) for r in told]
                 for start in range(0, len(batch), BATCH):
                     self.client.log_batch(run_id, metrics=batch[start : start + BATCH])
                 offset += len(data)
-                yield offset
+                watched = ["ok"] if told or any(row.get("event") == "training" for row in part) else [""]
+                # Information is no trouble: the tag says ok, warning or critical.
+                levels = [row["level"] for row in told if row["level"] != "info"]
+                yield offset, max(watched + levels, key=HEALTH.index)
 
     def _close(self, run_id: str, meta: dict[str, Any], folder: Path) -> None:
         """Status, files and, of a finished run, final numbers: an unfinished one may resume and end with others."""

@@ -55,6 +55,30 @@ def test_run_arrives_whole_under_its_parent_and_only_once(store):
     assert ship.shipped(path)
 
 
+def test_health_of_a_run_is_a_tag_and_its_findings_are_points(store):
+    root, tracker = store
+    path, journal = folder(root, "watched-1", "pretrain", 3)
+    tracker.ship(path, live=True)
+    run_id = read_json(path / "ship.json")["mlflow_run"]
+    finding = {"value": 2.0, "threshold": 1.5, "diagnosis": "The loss jumped.", "fix": "a lower lr."}
+    seen = []
+    events = [("training", {}), ("finding", {"rule": "spike_recovery", "level": "info", "step": 3, **finding})]
+    events += [("finding", {"rule": "nan_loss", "level": level, "step": 5, **finding}) for level in ("critical", "warning")]
+    for name, facts in [("note", {"text": "x"}), *events]:
+        journal.event(name, **facts)
+        tracker.ship(path, live=True)
+        seen.append(tracker.client.get_run(run_id).data.tags.get("health"))
+    assert seen == [None, "ok", "ok", "critical", "critical"]  # the worst that was seen, not the last
+    points = {name: tracker.client.get_metric_history(run_id, f"health.{name}") for name in ("spike_recovery", "nan_loss")}
+    assert [(point.step, point.value) for point in points["spike_recovery"]] == [(3, 2.0)]
+    assert {(point.step, point.value) for point in points["nan_loss"]} == {(5, 4.0), (5, 3.0)}
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    tracker.client.set_tag(run_id, "health", "lost")
+    (path / "ship.json").unlink()  # told from nothing it comes out the same
+    tracker.ship(path, live=False)
+    assert tracker.client.get_run(run_id).data.tags["health"] == "critical"
+
+
 def test_lost_ship_state_does_not_double_points(store):
     root, tracker = store
     path, journal = folder(root, "sft-1", "sft", 30)

@@ -1,0 +1,133 @@
+"""Robust statistics that cost microseconds per value."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Iterable
+
+SIGMA = 1.4826  # standard deviation of a normal distribution, in median absolute deviations
+MEDIAN_ERROR = 1.2533  # standard error of a median of n normal values, times sigma / sqrt(n)
+
+
+class Window:
+    """The last `size` values, also kept sorted: the median is a look-up, an entry a shift of one small list."""
+
+    __slots__ = ("_ordered", "size", "values")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.values: deque[float] = deque()
+        self._ordered: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def add(self, value: float) -> None:
+        if len(self.values) == self.size:
+            del self._ordered[bisect_left(self._ordered, self.values.popleft())]
+        self.values.append(value)
+        insort(self._ordered, value)
+
+    def clear(self) -> None:
+        self.values.clear()
+        self._ordered.clear()
+
+    @property
+    def median(self) -> float:
+        return _middle(self._ordered)
+
+    @property
+    def sigma(self) -> float:
+        """Scale of the values without regard to outliers; 0 when more than half of them are equal."""
+        middle = self.median
+        return SIGMA * _middle(sorted([abs(value - middle) for value in self._ordered]))
+
+
+def _middle(ordered: list[float]) -> float:
+    half, odd = divmod(len(ordered), 2)
+    return ordered[half] if odd else (ordered[half - 1] + ordered[half]) / 2
+
+
+def median(values: Iterable[float]) -> float:
+    return _middle(sorted(values))
+
+
+class Curve:
+    """A smoothed series that can be read at earlier steps, in at most `most` points."""
+
+    __slots__ = ("_points", "_steps", "_stride", "_until", "most", "smooth", "value")
+
+    def __init__(self, smooth: int = 50, most: int = 512) -> None:
+        self.smooth, self.most = smooth, most
+        self.value, self._until = 0.0, 0
+        self._steps: list[int] = []
+        self._points: list[float] = []
+        self._stride = 1
+
+    def add(self, step: int, value: float) -> None:
+        """Steps rise; the mean of the first values, then an exponential one of about `smooth`."""
+        self._until += 1
+        self.value += (value - self.value) / min(self._until, self.smooth)
+        if self._steps and step < self._steps[-1] + self._stride:
+            return
+        self._steps.append(step)
+        self._points.append(self.value)
+        if len(self._steps) > self.most:
+            self._steps, self._points, self._stride = self._steps[::2], self._points[::2], 2 * self._stride
+
+    def forget(self, step: int) -> None:
+        """Drop what is known of `step` and later ones."""
+        place = bisect_left(self._steps, step)
+        del self._steps[place:], self._points[place:]
+
+    def at(self, step: int) -> float | None:
+        """The value at the last kept step that is not after `step`."""
+        place = bisect_right(self._steps, step)
+        return self._points[place - 1] if place else None
+
+
+class Alarm:
+    """Turns bad readings into news: `need` of the last `of` readings raise it, an event is told once.
+
+    It is told again when it got worse, or when it came back after `calm` good
+    readings in a row and `cooldown` steps since it was last told.
+    """
+
+    __slots__ = ("_bad", "_counts", "_good", "_last", "_number", "_told", "calm", "cooldown", "need", "of")
+
+    def __init__(self, need: int = 1, of: int = 1, calm: int = 100, cooldown: int = 200) -> None:
+        self.need, self.of, self.calm, self.cooldown = need, of, calm, cooldown
+        self._bad: deque[tuple[int, int]] = deque()  # (number of the reading, level) of bad ones among the last `of`
+        self._counts = [0] * 4  # of them, by level
+        self._number = self._told = self._good = 0
+        self._last = 0
+
+    def see(self, step: int, level: int, at_once: bool = False) -> int:
+        """The level to tell at this reading, 0 for nothing new. `at_once`: no need to see it again."""
+        self._number += 1
+        while self._bad and self._bad[0][0] <= self._number - self.of:
+            self._counts[self._bad.popleft()[1]] -= 1
+        if not level:
+            self._good += 1
+            if self._told and self._good >= self.calm and step - self._last >= self.cooldown:
+                self._told = 0
+            return 0
+        self._bad.append((self._number, level))
+        self._counts[level] += 1
+        self._good = 0
+        if not at_once:
+            level = self._agreed()
+        if level <= self._told:
+            return 0
+        self._told, self._last = level, step
+        return level
+
+    def _agreed(self) -> int:
+        """The highest level that enough of the last readings had at least."""
+        seen = 0
+        for level in (3, 2, 1):
+            seen += self._counts[level]
+            if seen >= self.need:
+                return level
+        return 0
