@@ -6,12 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from athanor.artifacts import manifest_digest
-from athanor.data.order import permutation
 from athanor.data.sampler import PretrainSampler
-from athanor.data.shards import TokenStream, open_val, read_shards_manifest
+from athanor.data.shards import open_val, read_shards_manifest
 from athanor.model.transformer import Transformer
 from athanor.params.model import ModelParams
 from athanor.params.pretrain import PretrainParams
@@ -22,12 +19,12 @@ from athanor.training.loop import Hooks, train
 from athanor.training.memory import check_memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
+from athanor.training.pretraining import HeldOut, Prepared
 from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.settings import LoopSettings
 from athanor.training.setup import place
 from athanor.training.step import probe_batch
-from athanor.training.validation import bits_per_byte, pooled
-from athanor.training.vocabulary import Vocabulary, check_same, load_vocabulary
+from athanor.training.vocabulary import check_same, load_vocabulary
 from athanor.training.weights import save_model
 
 SHARDS, TOKENIZER, OUT = Path("data/shards"), Path("models/tokenizer"), Path("models/base")
@@ -37,8 +34,9 @@ NOT_IN_RESULT = ("sample_every_tokens", "sample_prompts")
 NOT_IN_TRUNK = ("tokens", "cooldown_fraction", "final_lr_fraction")
 
 
-def run(run: Run) -> None:
-    params, vocabulary, local = run.params("pretrain", PretrainParams), load_vocabulary(TOKENIZER), machine()
+def prepare(run: Run, params: PretrainParams) -> Prepared:
+    """Read the inputs, and turn parameters into what the loop wants; also seeds the global generators."""
+    vocabulary, local = load_vocabulary(TOKENIZER), machine()
     check_same(vocabulary, read_shards_manifest(SHARDS), str(SHARDS), "shard", template=False)
     config = run.params("model", ModelParams).config(vocabulary.size)
     device, load = place(
@@ -74,9 +72,17 @@ def run(run: Run) -> None:
     sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown)
     if (rounds := sampler.epochs(total)["epochs"]) > 1:
         run.note(f"the shards' stream is read {rounds:.1f} times: multiply the epochs of each source by that")
-    held_out = {n: held_out_documents(s, params.validation_max_bytes, vocabulary) for n, s in open_val(SHARDS).items()}
-    chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
+    held_out = HeldOut(open_val(SHARDS), params.validation_max_bytes, vocabulary.token_bytes)
+    adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
     inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
+    return Prepared(config, vocabulary, device, load, schedule, settings, adam, sampler, held_out, inputs)
+
+
+def run(run: Run) -> None:
+    params = run.params("pretrain", PretrainParams)
+    config, vocabulary, device, load, schedule, settings, adam, sampler, held_out, inputs = prepare(run, params)
+    total, wsd = settings.total_tokens, params.schedule == "wsd"
+    chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
     shared = {key: value for key, value in chosen.items() if key not in NOT_IN_TRUNK}
     trunk_inputs = {**inputs, "shards": sampler.trunk_manifest}
     trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
@@ -84,12 +90,7 @@ def run(run: Run) -> None:
     with slot, run.progress(total, "pretrain", "tokens") as bar:
 
         def validate(model: Transformer) -> dict[str, Any]:
-            how = {"precision": params.precision, "threads": local.threads}
-            scores = {
-                name: bits_per_byte(model, documents, vocabulary.token_bytes, config.context_tokens, **how)
-                for name, documents in held_out.items()
-            }
-            return {name: dataclasses.asdict(score) for name, score in {**scores, "all": pooled(scores)}.items()}
+            return held_out.scores(model, params.precision, settings.threads)
 
         def before_first_step(model: Transformer) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), params.document_mask)
@@ -117,7 +118,6 @@ def run(run: Run) -> None:
             on_note=run.note,
             should_stop=run.stop_requested,
         )
-        adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
         if not slot.done:
             check_memory(config, load, device)
         model = Transformer.fresh(config, params.seed).to(device)
@@ -131,17 +131,6 @@ def run(run: Run) -> None:
     names = sorted(result.validations[-1]["scores"])  # a resumed run has them sorted
     run.plot("pretrain_validation", result.validation_rows(lambda scores: {n: scores[n]["bpb"] for n in names}))
     run.fact(**result.timings(config))
-
-
-def held_out_documents(stream: TokenStream, max_bytes: int, vocabulary: Vocabulary) -> list[np.ndarray]:
-    """Documents of one source's validation split in a fixed mixed order, until `max_bytes` of text."""
-    documents, taken = [], 0
-    for number in permutation(stream.documents, "validation").tolist():
-        documents.append(stream.document(number))
-        taken += int(vocabulary.token_bytes[documents[-1]].sum())
-        if taken >= max_bytes:
-            break
-    return documents
 
 
 if __name__ == "__main__":
