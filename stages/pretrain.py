@@ -70,8 +70,6 @@ def prepare(run: Run, params: PretrainParams) -> Prepared:
     # Where the trunk ends: the first step that ends with a lower rate.
     cooldown = min(schedule.cooldown_start, total - step) // step * step if wsd else None
     sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown)
-    if (rounds := sampler.epochs(total)["epochs"]) > 1:
-        run.note(f"the shards' stream is read {rounds:.1f} times: multiply the epochs of each source by that")
     held_out = HeldOut(open_val(SHARDS), params.validation_max_bytes, vocabulary.token_bytes)
     adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
     inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
@@ -82,6 +80,8 @@ def run(run: Run) -> None:
     params = run.params("pretrain", PretrainParams)
     config, vocabulary, device, load, schedule, settings, adam, sampler, held_out, inputs = prepare(run, params)
     total, wsd = settings.total_tokens, params.schedule == "wsd"
+    if (rounds := sampler.epochs(total)["epochs"]) > 1:
+        run.note(f"the shards' stream is read {rounds:.1f} times: multiply the epochs of each source by that")
     chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
     shared = {key: value for key, value in chosen.items() if key not in NOT_IN_TRUNK}
     trunk_inputs = {**inputs, "shards": sampler.trunk_manifest}

@@ -34,7 +34,7 @@ STAGE = "probe-lr"
 METRICS, CHART = Path("metrics/probe_lr.json"), Path("plots/probe_lr.svg")
 FAR = 2.0  # times the optimum, up or down, before plan speaks of it
 # A probe says the same about these, whatever they are.
-NOT_PROBED = ("lr", "tokens", "sample_every_tokens", "sample_prompts", "validation_every_tokens")
+NOT_PROBED = ("lr", "sample_every_tokens", "sample_prompts", "validation_every_tokens")
 SHIP_SECONDS = 60.0
 
 
@@ -46,6 +46,12 @@ def recipe_of(built: Mapping[str, Any]) -> Recipe:
     return Recipe(**{name: getattr(params, name) for name in names}, parameters=config.parameter_count())
 
 
+def warnings(root: Path, built: Mapping[str, Any]) -> list[str]:
+    """What is out of line in the pretrain recipe, for `athanor plan`."""
+    far = far_from_probe(root, built)
+    return [*(f"recipe: {line}" for line in check(recipe_of(built))), *([far] if far else [])]
+
+
 def far_from_probe(root: Path, built: Mapping[str, Any]) -> str:
     """What a probe of this recipe says against pretrain.lr; "" where none is current or the rate is near its optimum."""
     if not (root / METRICS).is_file() or not _current(root):
@@ -54,8 +60,8 @@ def far_from_probe(root: Path, built: Mapping[str, Any]) -> str:
     if not told["inside"] or 1 / FAR <= lr / told["optimum"] <= FAR:
         return ""
     ratio = lr / told["optimum"]
-    many = f"{ratio:.1f} times" if ratio > 1 else f"a {1 / ratio:.1f}th of"
-    return f"pretrain.lr {lr:g} is {many} the optimum that athanor probe lr found: {told['optimum']:.3g}"
+    many = f"{max(ratio, 1 / ratio):.1f} times {'above' if ratio > 1 else 'below'}"
+    return f"pretrain.lr {lr:g} is {many} the optimum that athanor probe lr found, {told['optimum']:.3g}"
 
 
 def _current(root: Path) -> bool:

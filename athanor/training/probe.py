@@ -18,7 +18,8 @@ import numpy as np
 ANCHOR = 1e-3  # every lattice has it, so that the grids around 0.003 and 0.004 share their runs
 SPIKE = 1.2  # the last loss over the first one that counts as diverged, whatever came between
 SKIPPED = 0.2  # of the steps; fp16 skips a few at the start of any run
-NEIGHBOURS = 2  # on each side of the best point take part in the fit
+NEIGHBOURS = 2  # on each side of the best point take part in the fit,
+FARTHER = 0.1  # those not next to it with this weight: they steady the fit and must not bend it
 FLAT = 0.002  # of the bits per byte: a difference that another seed would outweigh
 LOWEST, HIGHEST = 1e-7, 0.1  # what pretrain.lr may be
 
@@ -116,8 +117,8 @@ def fit(points: Sequence[Point]) -> Fit:
     To the right of the optimum a loss rises faster than to its left, and a
     parabola holds near the minimum only: a point counts less the more it is
     worse than the best, by 1 / (1 + (excess / s)²), s the mean excess of the
-    two points next to it. The optimum stays between those two, and on the side
-    of one that diverged at the best point.
+    two points next to it, and FARTHER if it is none of them. The optimum stays
+    between those two, and on the side of one that diverged at the best point.
     """
     points = sorted(points, key=lambda point: point.lr)
     place = min(range(len(points)), key=lambda number: (points[number].cost, number))
@@ -135,7 +136,8 @@ def fit(points: Sequence[Point]) -> Fit:
     y_P = np.array([point.cost for point in near])
     excess_P = y_P - best.cost
     scale = float(np.mean([point.cost - best.cost for point in (left, right) if point.bpb is not None])) or 1.0
-    weight_P = 1 / (1 + (excess_P / scale) ** 2)
+    far_P = np.array([not left.lr <= point.lr <= right.lr for point in near])
+    weight_P = np.where(far_P, FARTHER, 1.0) / (1 + (excess_P / scale) ** 2)
     a, b, c = (float(value) for value in np.polyfit(x_P, y_P, 2, w=np.sqrt(weight_P)))
     if a <= 0:
         return flat
@@ -147,7 +149,9 @@ def fit(points: Sequence[Point]) -> Fit:
     half = math.sqrt(tolerance / a)
     floor = best.lr if left.bpb is None else points[0].lr
     ceiling = best.lr if right.bpb is None else max(point.lr for point in points if point.bpb is not None)
-    low, high = max(best.lr * math.exp(at - half), floor), min(best.lr * math.exp(at + half), ceiling)
+    # The best point is as good as the optimum whatever the parabola makes of it.
+    low = min(max(best.lr * math.exp(at - half), floor), best.lr)
+    high = max(min(best.lr * math.exp(at + half), ceiling), best.lr)
     return Fit(best, best.lr * math.exp(at), low, high, inside, extend, tolerance, a, b, c)
 
 

@@ -153,7 +153,7 @@ def check(recipe: Recipe) -> list[str]:
         goal = max(math.sqrt(low * high), FEW_STEPS * recipe.batch_tokens)
         short = "short: the second moment follows the noise of a few batches"
         found.append(
-            f"beta2 {recipe.beta2:g} has a half-life of {_count(told.beta2_half_life)} tokens, "
+            f"beta2 {recipe.beta2:.6g} has a half-life of {_count(told.beta2_half_life)} tokens, "
             f"{_share(told.beta2_share)} of the run, which is {short if told.beta2_half_life < low else 'long'}. "
             f"{_count(low)} to {_count(high)} fit, beta2 {_beta(beta_for(goal, recipe.batch_tokens))} for instance"
         )
@@ -162,7 +162,7 @@ def check(recipe: Recipe) -> list[str]:
         weak = told.tau_share > MAX_TAU
         fitting = recipe.batch_tokens / (recipe.lr * (MAX_TAU if weak else lowest) * recipe.tokens)
         found.append(
-            f"weight_decay {recipe.weight_decay:g} {'hardly acts' if weak else 'forgets most of the run'} at this lr and "
+            f"weight_decay {recipe.weight_decay:.3g} {'hardly acts' if weak else 'forgets most of the run'} at this lr and "
             f"batch (timescale {told.tau_share:.2g} of the run, {lowest:.2g} to {MAX_TAU:g} fit): "
             f"{'raise' if weak else 'lower'} it to {fitting:.2g}"
         )
