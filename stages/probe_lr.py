@@ -1,4 +1,4 @@
-"""Try several learning rates on short runs of the pretrain recipe. No stage needs the result: it is for athanor probe."""
+"""Try several learning rates on short runs of the pretrain recipe. Only people read the result: athanor probe lr."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def run(run: Run) -> None:
             "tokens": tokens,
         }
     )
-    fitted = {point.lr: found.at(point.lr) if found.a else "" for point in points}
-    run.plot("probe_lr", [{"lr": p.lr, "bpb": "" if p.bpb is None else p.bpb, "parabola": fitted[p.lr]} for p in points])
+    rows = [(p.lr, "" if p.bpb is None else p.bpb, found.at(p.lr) if found.a else "") for p in points]
+    run.plot("probe_lr", [dict(zip(("lr", "bpb", "parabola"), row, strict=True)) for row in rows])
 
 
 def _told(ready: Prepared, params: PretrainParams) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _told(ready: Prepared, params: PretrainParams) -> dict[str, Any]:
 
 
 def measured(run: Run, params: PretrainParams, bar: Progress) -> Point:
-    """One rate's score: out of its slot, which grids around other rates share, or trained from where the slot stands."""
+    """One rate's score: out of its slot, which other grids share, or trained from where the slot stands."""
     if run.stop_requested():
         raise Interrupted("stopped between two rates; the same command goes on from there")
     ready = prepare(run, params)  # seeds the generators: every run starts as if it were alone

@@ -53,7 +53,7 @@ def warnings(root: Path, built: Mapping[str, Any]) -> list[str]:
 
 
 def far_from_probe(root: Path, built: Mapping[str, Any]) -> str:
-    """What a probe of this recipe says against pretrain.lr; "" where none is current or the rate is near its optimum."""
+    """What a current probe of this recipe says against pretrain.lr; "" where the rate is near the optimum."""
     if not (root / METRICS).is_file() or not _current(root):
         return ""
     told, lr = read_json(root / METRICS), built["pretrain"].lr
@@ -77,7 +77,8 @@ def _current(root: Path) -> bool:
         k: v for k, v in now.items() if not k.startswith(skipped)
     }:
         return False
-    made = {out["path"]: out.get("md5") for stage in read_yaml(root / "dvc.lock")["stages"].values() for out in stage["outs"]}
+    stages = read_yaml(root / "dvc.lock").get("stages") or {}
+    made = {out["path"]: out.get("md5") for stage in stages.values() for out in stage.get("outs", [])}
     data = {dep["path"]: dep.get("md5") for dep in locked.get("deps", []) if dep["path"] in made}
     return all(made[path] == md5 for path, md5 in data.items())
 
@@ -138,10 +139,10 @@ def report(told: Mapping[str, Any], rate: float, run_tokens: int) -> list[str]:
         f"Optimum        {told['optimum']:.3g}  ({told['lowest']:.3g} to {told['highest']:.3g} are as good: within"
         f" {told['tolerance']:.2g} bits per byte)"
     )
-    verdict = "is as good" if told["lowest"] <= rate <= told["highest"] else "is too high" if ratio > 1 else "is too low"
+    verdict = "is too high" if rate > told["highest"] else "is too low" if rate < told["lowest"] else "is as good"
     lines.append(f"pretrain.lr    {rate:g}  {verdict} ({ratio:.2g} times the optimum)")
     if share < 1:
-        lines.append(f"Runs of {told['tokens']:,} tokens, {share:.0%} of the real one, for which a lower rate may be better")
+        lines.append(f"Runs of {told['tokens']:,} tokens, {share:.0%} of the real one, which may want a lower rate")
     lines.append(f"Plot           {CHART.as_posix()}")
     return lines
 
@@ -158,8 +159,8 @@ def recipe(args: argparse.Namespace) -> int:
         told = ", ".join(f"{name} {value:,}" for name, value in changes.items())
         print(f"\nFor {told}, with what the optimiser remembers kept (a start for athanor probe lr):")
         for field in ("tokens", "batch_tokens", "lr", "beta2", "weight_decay", "warmup_tokens"):
-            old, new = getattr(now, field), getattr(other, field)
-            print(f"  {field:<14} {_number(old):>14}  ->  {_number(new)}{'' if _number(old) != _number(new) else '  (same)'}")
+            old, new = _number(getattr(now, field)), _number(getattr(other, field))
+            print(f"  {field:<14} {old:>16}  {'as it is' if old == new else f'->  {new}'}")
         print("\n".join(f"! {line}" for line in check(other)))
     return 0
 

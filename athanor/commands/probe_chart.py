@@ -17,7 +17,7 @@ STYLE = (
 
 
 def svg(told: Mapping[str, Any], rate: float) -> str:
-    """`told` is metrics/probe_lr.json; `rate` is marked as pretrain.lr. Diverged rates are crosses at the upper edge."""
+    """`told` is metrics/probe_lr.json; `rate` is marked as pretrain.lr. Diverged rates are crosses at the top."""
     points = told["points"]
     good = [point for point in points if point["bpb"] is not None]
     rates = [point["lr"] for point in points]
@@ -37,10 +37,9 @@ def svg(told: Mapping[str, Any], rate: float) -> str:
     base = HEIGHT - BOTTOM
     parts = [_text(WIDTH / 2, 22, f"Learning rate: {told['tokens']:,} tokens at each point", "middle")]
     if told["inside"]:
-        parts.append(
-            f'<rect class="range" x="{x(told["lowest"]):.1f}" y="{TOP}" width="{x(told["highest"]) - x(told["lowest"]):.1f}" '
-            f'height="{base - TOP}"/>'
-        )
+        start, end = x(told["lowest"]), x(told["highest"])
+        size = f'width="{end - start:.1f}" height="{base - TOP}"'
+        parts.append(f'<rect class="range" x="{start:.1f}" y="{TOP}" {size}/>')
         parts.append(_text(x(told["optimum"]), TOP + 14, f"{told['optimum']:.3g}", "middle"))
     for place in range(5):
         value = low + (high - low) * place / 4
@@ -59,7 +58,8 @@ def svg(told: Mapping[str, Any], rate: float) -> str:
             parts.append(f'<path class="bad" d="M{at - 5:.1f} {TOP + 25}l10 10m0 -10l-10 10"/>')
         else:
             parts.append(f'<circle class="point" cx="{at:.1f}" cy="{y(point["bpb"]):.1f}" r="4"/>')
-    parts.append(_text(WIDTH / 2, HEIGHT - 12, "learning rate (dashed: pretrain.lr; shaded: as good as the optimum)", "middle"))
+    words = "learning rate (dashed: pretrain.lr; shaded: as good as the optimum)"
+    parts.append(_text(WIDTH / 2, HEIGHT - 12, words, "middle"))
     parts.append(_text(LEFT, TOP - 8, "bits per byte", "middle"))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
     back = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'

@@ -74,7 +74,7 @@ def beta_for(half_life_tokens: float, batch_tokens: int) -> float:
 
 
 def timescale(lr: float, weight_decay: float, batch_tokens: int) -> float:
-    """Tokens over which AdamW's weights are a moving average of its updates (Wang & Aitchison 2024, arXiv:2405.13698)."""
+    """Tokens over which AdamW's weights average its updates (Wang & Aitchison 2024, arXiv:2405.13698)."""
     rate = lr * weight_decay
     return batch_tokens / rate if rate > 0.0 else math.inf
 
@@ -144,8 +144,8 @@ def check(recipe: Recipe) -> list[str]:
     told = measures(recipe)
     if told.steps < MIN_STEPS:  # too short for the rest to mean anything
         return [
-            f"{told.steps} steps are few for a schedule with warmup and cooldown (fewer than {MIN_STEPS}): raise tokens, "
-            f"or lower batch_tokens to about {_count(recipe.tokens / MIN_STEPS)}"
+            f"{told.steps} steps are few for a schedule with warmup and cooldown (fewer than {MIN_STEPS}): raise "
+            f"tokens, or lower batch_tokens to about {_count(recipe.tokens / MIN_STEPS)}"
         ]
     found = []
     low, high = half_life_range(recipe)
@@ -162,8 +162,8 @@ def check(recipe: Recipe) -> list[str]:
         weak = told.tau_share > MAX_TAU
         fitting = recipe.batch_tokens / (recipe.lr * (MAX_TAU if weak else lowest) * recipe.tokens)
         found.append(
-            f"weight_decay {recipe.weight_decay:.3g} {'hardly acts' if weak else 'forgets most of the run'} at this lr and "
-            f"batch (timescale {told.tau_share:.2g} of the run, {lowest:.2g} to {MAX_TAU:g} fit): "
+            f"weight_decay {recipe.weight_decay:.3g} {'hardly acts' if weak else 'forgets most of the run'} at this "
+            f"lr and batch (timescale {told.tau_share:.2g} of the run, {lowest:.2g} to {MAX_TAU:g} fit): "
             f"{'raise' if weak else 'lower'} it to {fitting:.2g}"
         )
     if told.warmup_share > MAX_WARMUP:
@@ -192,7 +192,8 @@ def table(recipe: Recipe) -> list[str]:
     lines = [f"{'':<18} {'tokens':>10}  share of the run"]
     lines += [f"{name:<18} {value:>10}  {more}" for name, value, more in rows]
     if told.tokens_per_parameter is not None:
-        lines.append(f"{'per parameter':<18} {told.tokens_per_parameter:>10.3g}  {_count(recipe.parameters)} parameters")
+        per = f"{told.tokens_per_parameter:.3g}"
+        lines.append(f"{'per parameter':<18} {per:>10}  {_count(recipe.parameters)} parameters")
     return lines
 
 
@@ -207,7 +208,9 @@ def _count(tokens: float) -> str:
 
 
 def _share(value: float) -> str:
-    return f"{value:.3g} times the run" if value > 2 else f"{100 * value:.2g} %" if value < 0.995 else f"{100 * value:.0f} %"
+    if value > 2:
+        return f"{value:.3g} times the run"
+    return f"{100 * value:.2g} %" if value < 0.995 else f"{100 * value:.0f} %"
 
 
 def _beta(beta: float) -> str:

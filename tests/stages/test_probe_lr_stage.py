@@ -13,10 +13,12 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.artifacts import read_json
+from athanor.commands import probe as command
 from athanor.commands import probe_chart
 from athanor.errors import GateError, Interrupted, ParamsError
 from athanor.params.strict import read_yaml
 from athanor.pipeline.run import Run
+from athanor.pipeline.schema import check_file
 from stages import probe_lr
 from tests.e2e.clone import Clone, environment
 from tests.stages import test_train_stages
@@ -122,7 +124,8 @@ execute()
 
 def test_killed_between_two_runs_it_ends_with_the_same_bytes(work, probed):
     env = environment(PYTHONPATH=str(ROOT), ATHANOR_THREADS="1", ATHANOR_DEVICE="cpu")
-    done = subprocess.run([sys.executable, "-c", VICTIM], cwd=work, env=env, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", VICTIM]
+    done = subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list(Path(".athanor/slots/probe_lr").glob("*/DONE"))) == 2 and not Path(RESULTS[0]).exists()
     execute()
@@ -193,7 +196,7 @@ def checkout(inputs, tmp_path) -> Clone:
 
 def test_the_pipeline_never_runs_it_and_dvc_remembers_it(checkout, tmp_path):
     env = {**QUIET, "DVC_SITE_CACHE_DIR": str(tmp_path / "site")}
-    path = checkout.path
+    path, values = checkout.path, read_yaml(checkout.path / "params.yaml")
 
     def probe() -> subprocess.CompletedProcess[str]:
         return checkout.run(sys.executable, "-m", "athanor", "probe", "lr", **env)
@@ -211,4 +214,10 @@ def test_the_pipeline_never_runs_it_and_dvc_remembers_it(checkout, tmp_path):
     assert "probe-lr' didn't change, skipping" in again.stdout and "Running stage" not in again.stdout
     assert again.stdout.split("learning rate")[-1] == first.stdout.split("learning rate")[-1]
     ElementTree.parse(path / "plots/probe_lr.svg")
+    # What plan says of a rate that is far from the optimum, while the probe is one of this recipe and this data.
+    for lr, changes, told in ((0.016, {}, False), (0.0025, {}, True), (0.0025, {"beta2": 0.9}, False)):
+        YAML().dump({**values, "pretrain": {**values["pretrain"], **changes, "lr": lr}}, path / "params.yaml")
+        said = command.far_from_probe(path, check_file(path / "params.yaml"))
+        assert bool(said) == told and (not told or "times below the optimum" in said)
+    YAML().dump(values, path / "params.yaml")
     assert "probe" not in checkout.dvc("repro", **env).stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from athanor.commands import probe
 from athanor.commands.probe import recipe_of
 from athanor.pipeline.schema import check_file
 from athanor.training.recipe import Recipe, beta_for, check, derive, half_life, measures, table, timescale
@@ -33,7 +34,8 @@ def test_weights_forget_at_the_timescale():
 def test_measures_are_tokens_and_shares_of_the_run():
     told = measures(GOOD)
     assert told.steps == 488 and told.tokens_per_parameter == pytest.approx(0.3636, rel=1e-3)
-    assert told.beta2_half_life == pytest.approx(46_604, rel=1e-4) and told.beta2_share == pytest.approx(0.0466, rel=1e-3)
+    assert told.beta2_half_life == pytest.approx(46_604, rel=1e-4)
+    assert told.beta2_share == pytest.approx(0.0466, rel=1e-3)
     assert told.tau_share == pytest.approx(1.28) and told.warmup_share == pytest.approx(0.06)
     assert measures(dataclasses.replace(GOOD, parameters=0)).tokens_per_parameter is None
     text = "\n".join(table(GOOD))
@@ -120,3 +122,20 @@ def test_every_preset_has_a_table(path):
     recipe = recipe_of(check_file(path))
     assert recipe.parameters > 0 and len(table(recipe)) == 7
     assert all(math.isfinite(value) for value in dataclasses.astuple(measures(recipe)))
+
+
+def test_the_command_shows_the_table_and_suggests(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["athanor probe", "recipe"])
+    assert probe.main() == 0
+    plain = capsys.readouterr().out
+    recipe = recipe_of(check_file("params.yaml"))
+    assert "beta2 half-life" in plain and "For " not in plain
+    assert [line for line in plain.splitlines() if line.startswith("! ")] == [f"! {line}" for line in check(recipe)]
+    monkeypatch.setattr("sys.argv", ["athanor probe", "recipe", "--batch-tokens", str(4 * recipe.batch_tokens)])
+    assert probe.main() == 0
+    told = capsys.readouterr().out
+    assert told.startswith(plain) and f"->  {2 * recipe.lr:.4g}" in told and "as it is" in told
+    monkeypatch.setattr("sys.argv", ["athanor probe", "recipe", "--tokens", "0"])
+    with pytest.raises(SystemExit):
+        probe.main()
