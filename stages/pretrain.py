@@ -6,9 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from athanor.artifacts import manifest_digest
 from athanor.data.sampler import PretrainSampler
 from athanor.data.shards import open_val, read_shards_manifest
+from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.params.model import ModelParams
 from athanor.params.pretrain import PretrainParams
@@ -16,7 +19,7 @@ from athanor.pipeline import observe
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
 from athanor.training.loop import Hooks, train
-from athanor.training.memory import check_memory
+from athanor.training.memory import Load, check_memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
 from athanor.training.pretraining import HeldOut, Prepared
@@ -35,10 +38,26 @@ NOT_IN_TRUNK = ("tokens", "cooldown_fraction", "final_lr_fraction")
 
 
 def prepare(run: Run, params: PretrainParams) -> Prepared:
-    """Read the inputs, and turn parameters into what the loop wants; also seeds the global generators."""
-    vocabulary, local = load_vocabulary(TOKENIZER), machine()
+    """Read the inputs, and make of them and the parameters what decides the result."""
+    vocabulary = load_vocabulary(TOKENIZER)
     check_same(vocabulary, read_shards_manifest(SHARDS), str(SHARDS), "shard", template=False)
     config = run.params("model", ModelParams).config(vocabulary.size)
+    total = whole_steps(params.tokens, params.batch_tokens)
+    lowest, cooling = params.lr * params.final_lr_fraction, int(total * params.cooldown_fraction)
+    schedule = Schedule(params.schedule, params.lr, lowest, params.warmup_tokens, cooling, total)
+    wsd, step = params.schedule == "wsd", params.batch_tokens
+    # Where the trunk ends: the first step that ends with a lower rate.
+    cooldown = min(schedule.cooldown_start, total - step) // step * step if wsd else None
+    sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown)
+    held_out = HeldOut(open_val(SHARDS), params.validation_max_bytes, vocabulary.token_bytes)
+    adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
+    inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
+    return Prepared(config, vocabulary, schedule, adam, sampler, held_out, inputs)
+
+
+def placed(params: PretrainParams, config: ModelConfig, total: int) -> tuple[torch.device, Load, LoopSettings]:
+    """How this machine goes about it; also seeds the global generators."""
+    local = machine()
     device, load = place(
         config,
         device=local.device,
@@ -49,9 +68,6 @@ def prepare(run: Run, params: PretrainParams) -> Prepared:
         section="pretrain",
         seed=params.seed,
     )
-    total = whole_steps(params.tokens, params.batch_tokens)
-    lowest, cooling = params.lr * params.final_lr_fraction, int(total * params.cooldown_fraction)
-    schedule = Schedule(params.schedule, params.lr, lowest, params.warmup_tokens, cooling, total)
     settings = LoopSettings(
         total_tokens=total,
         batch_tokens=params.batch_tokens,
@@ -66,20 +82,14 @@ def prepare(run: Run, params: PretrainParams) -> Prepared:
         log_every_steps=local.log_every_steps,
         save_every_seconds=local.save_every_seconds,
     )
-    wsd, step = params.schedule == "wsd", params.batch_tokens
-    # Where the trunk ends: the first step that ends with a lower rate.
-    cooldown = min(schedule.cooldown_start, total - step) // step * step if wsd else None
-    sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown)
-    held_out = HeldOut(open_val(SHARDS), params.validation_max_bytes, vocabulary.token_bytes)
-    adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
-    inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
-    return Prepared(config, vocabulary, device, load, schedule, settings, adam, sampler, held_out, inputs)
+    return device, load, settings
 
 
 def run(run: Run) -> None:
     params = run.params("pretrain", PretrainParams)
-    config, vocabulary, device, load, schedule, settings, adam, sampler, held_out, inputs = prepare(run, params)
-    total, wsd = settings.total_tokens, params.schedule == "wsd"
+    config, vocabulary, schedule, adam, sampler, held_out, inputs = prepare(run, params)
+    total, wsd = schedule.total_tokens, params.schedule == "wsd"
+    device, load, settings = placed(params, config, total)
     if (rounds := sampler.epochs(total)["epochs"]) > 1:
         run.note(f"the shards' stream is read {rounds:.1f} times: multiply the epochs of each source by that")
     chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}

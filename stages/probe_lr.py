@@ -19,7 +19,7 @@ from athanor.training.loop import Hooks, train
 from athanor.training.memory import check_memory
 from athanor.training.pretraining import Prepared
 from athanor.training.probe import Point, diverged, fit, search, shortened
-from stages.pretrain import NOT_IN_RESULT, prepare
+from stages.pretrain import NOT_IN_RESULT, placed, prepare
 
 POINT = "point.json"
 MIN_STEPS = 10
@@ -34,7 +34,6 @@ def run(run: Run) -> None:
     quiet: dict[str, Any] = {"validation_every_tokens": 0, "sample_every_tokens": 0, "sample_prompts": ()}
     short = dataclasses.replace(recipe, tokens=tokens, warmup_tokens=warmup, **quiet)
     ready = prepare(run, short)
-    check_memory(ready.config, ready.load, ready.device)
     slot = run.slot({**_told(ready, short), "probe_lr": dataclasses.asdict(probe)}, ready.inputs)
     with slot, run.progress(0.0, "probe-lr", "tokens") as bar:
         bar.expect(tokens * probe.points)
@@ -71,7 +70,7 @@ def measured(run: Run, params: PretrainParams, bar: Progress) -> Point:
     """One rate's score: out of its slot, which other grids share, or trained from where the slot stands."""
     if run.stop_requested():
         raise Interrupted("stopped between two rates; the same command goes on from there")
-    ready = prepare(run, params)  # seeds the generators: every run starts as if it were alone
+    ready = prepare(run, params)
     if bar.done >= (bar.total or 0.0):
         bar.expect(params.tokens)
     slot = run.part(f"lr_{params.lr:g}", "stages.probe_lr", _told(ready, params), ready.inputs)
@@ -94,6 +93,9 @@ def measured(run: Run, params: PretrainParams, bar: Progress) -> Point:
 
 def trained(run: Run, params: PretrainParams, ready: Prepared, folder: Path, bar: Progress) -> Point:
     """Train to the end of the cooldown and score. A run that breaks off is a result, too: the rate is too high."""
+    # Seeds the generators, too: every run starts as if it were alone.
+    device, load, settings = placed(params, ready.config, ready.schedule.total_tokens)
+    check_memory(ready.config, load, device)
     curve = f"loss.lr_{params.lr:g}"
 
     def on_replay(row: dict[str, float]) -> None:
@@ -104,16 +106,16 @@ def trained(run: Run, params: PretrainParams, ready: Prepared, folder: Path, bar
         bar.update(params.batch_tokens, f"lr {params.lr:g}, loss {row['loss']:.3f}")
 
     hooks = Hooks(
-        validate=lambda model: ready.held_out.scores(model, params.precision, ready.settings.threads),
+        validate=lambda model: ready.held_out.scores(model, params.precision, settings.threads),
         on_resume=bar.update,
         on_replay=on_replay,
         on_step=on_step,
         on_note=run.note,
         should_stop=run.stop_requested,
     )
-    model = Transformer.fresh(ready.config, params.seed).to(ready.device)
+    model = Transformer.fresh(ready.config, params.seed).to(device)
     try:
-        result = train(model, ready.sampler, ready.adam, ready.schedule, ready.settings, folder, hooks)
+        result = train(model, ready.sampler, ready.adam, ready.schedule, settings, folder, hooks)
     except GateError as error:
         return Point(params.lr, None, error.what)
     bpb = result.validations[-1]["scores"]["all"]["bpb"]

@@ -7,17 +7,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from athanor.data.order import permutation
 from athanor.data.sampler import PretrainSampler
 from athanor.data.shards import TokenStream
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.training.memory import Load
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.schedule import Schedule
-from athanor.training.settings import LoopSettings
 from athanor.training.validation import bits_per_byte, pooled
 from athanor.training.vocabulary import Vocabulary
 
@@ -49,14 +46,11 @@ class HeldOut:
 
 
 class Prepared(NamedTuple):
-    """A training with some parameters on this machine, ready to begin."""
+    """A training with some parameters, apart from the machine that does it."""
 
     config: ModelConfig
     vocabulary: Vocabulary
-    device: torch.device
-    load: Load
     schedule: Schedule
-    settings: LoopSettings
     adam: AdamWSettings
     sampler: PretrainSampler
     held_out: HeldOut
