@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
 from athanor.artifacts import manifest_digest
-from athanor.data.order import permutation
 from athanor.data.sampler import PretrainSampler
-from athanor.data.shards import TokenStream, open_val, read_shards_manifest
+from athanor.data.shards import open_val, read_shards_manifest
+from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.params.model import ModelParams
 from athanor.params.pretrain import PretrainParams
@@ -19,15 +19,15 @@ from athanor.pipeline import observe
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
 from athanor.training.loop import Hooks, train
-from athanor.training.memory import check_memory
+from athanor.training.memory import Load, check_memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
+from athanor.training.pretraining import HeldOut, Prepared
 from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.settings import LoopSettings
 from athanor.training.setup import place
 from athanor.training.step import probe_batch
-from athanor.training.validation import bits_per_byte, pooled
-from athanor.training.vocabulary import Vocabulary, check_same, load_vocabulary
+from athanor.training.vocabulary import check_same, load_vocabulary
 from athanor.training.weights import save_model
 
 SHARDS, TOKENIZER, OUT = Path("data/shards"), Path("models/tokenizer"), Path("models/base")
@@ -37,10 +37,27 @@ NOT_IN_RESULT = ("sample_every_tokens", "sample_prompts")
 NOT_IN_TRUNK = ("tokens", "cooldown_fraction", "final_lr_fraction")
 
 
-def run(run: Run) -> None:
-    params, vocabulary, local = run.params("pretrain", PretrainParams), load_vocabulary(TOKENIZER), machine()
+def prepare(run: Run, params: PretrainParams) -> Prepared:
+    """Read the inputs, and make of them and the parameters what decides the result."""
+    vocabulary = load_vocabulary(TOKENIZER)
     check_same(vocabulary, read_shards_manifest(SHARDS), str(SHARDS), "shard", template=False)
     config = run.params("model", ModelParams).config(vocabulary.size)
+    total = whole_steps(params.tokens, params.batch_tokens)
+    lowest, cooling = params.lr * params.final_lr_fraction, int(total * params.cooldown_fraction)
+    schedule = Schedule(params.schedule, params.lr, lowest, params.warmup_tokens, cooling, total)
+    wsd, step = params.schedule == "wsd", params.batch_tokens
+    # Where the trunk ends: the first step that ends with a lower rate.
+    cooldown = min(schedule.cooldown_start, total - step) // step * step if wsd else None
+    sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown)
+    held_out = HeldOut(open_val(SHARDS), params.validation_max_bytes, vocabulary.token_bytes)
+    adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
+    inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
+    return Prepared(config, vocabulary, schedule, adam, sampler, held_out, inputs)
+
+
+def placed(params: PretrainParams, config: ModelConfig, total: int) -> tuple[torch.device, Load, LoopSettings]:
+    """How this machine goes about it; also seeds the global generators."""
+    local = machine()
     device, load = place(
         config,
         device=local.device,
@@ -51,9 +68,6 @@ def run(run: Run) -> None:
         section="pretrain",
         seed=params.seed,
     )
-    total = whole_steps(params.tokens, params.batch_tokens)
-    lowest, cooling = params.lr * params.final_lr_fraction, int(total * params.cooldown_fraction)
-    schedule = Schedule(params.schedule, params.lr, lowest, params.warmup_tokens, cooling, total)
     settings = LoopSettings(
         total_tokens=total,
         batch_tokens=params.batch_tokens,
@@ -68,15 +82,17 @@ def run(run: Run) -> None:
         log_every_steps=local.log_every_steps,
         save_every_seconds=local.save_every_seconds,
     )
-    wsd, step = params.schedule == "wsd", params.batch_tokens
-    # Where the trunk ends: the first step that ends with a lower rate.
-    cooldown = min(schedule.cooldown_start, total - step) // step * step if wsd else None
-    sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown)
+    return device, load, settings
+
+
+def run(run: Run) -> None:
+    params = run.params("pretrain", PretrainParams)
+    config, vocabulary, schedule, adam, sampler, held_out, inputs = prepare(run, params)
+    total, wsd = schedule.total_tokens, params.schedule == "wsd"
+    device, load, settings = placed(params, config, total)
     if (rounds := sampler.epochs(total)["epochs"]) > 1:
         run.note(f"the shards' stream is read {rounds:.1f} times: multiply the epochs of each source by that")
-    held_out = {n: held_out_documents(s, params.validation_max_bytes, vocabulary) for n, s in open_val(SHARDS).items()}
     chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
-    inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
     shared = {key: value for key, value in chosen.items() if key not in NOT_IN_TRUNK}
     trunk_inputs = {**inputs, "shards": sampler.trunk_manifest}
     trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
@@ -85,12 +101,7 @@ def run(run: Run) -> None:
         run.watch_health(schedule, params.batch_tokens, vocabulary.size, "cooldown_epochs" in sampler.epochs(total))
 
         def validate(model: Transformer) -> dict[str, Any]:
-            how = {"precision": params.precision, "threads": local.threads}
-            scores = {
-                name: bits_per_byte(model, documents, vocabulary.token_bytes, config.context_tokens, **how)
-                for name, documents in held_out.items()
-            }
-            return {name: dataclasses.asdict(score) for name, score in {**scores, "all": pooled(scores)}.items()}
+            return held_out.scores(model, params.precision, settings.threads)
 
         def before_first_step(model: Transformer) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), params.document_mask)
@@ -118,7 +129,6 @@ def run(run: Run) -> None:
             on_note=run.note,
             should_stop=run.stop_requested,
         )
-        adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
         if not slot.done:
             check_memory(config, load, device)
         model = Transformer.fresh(config, params.seed).to(device)
@@ -132,17 +142,6 @@ def run(run: Run) -> None:
     names = sorted(result.validations[-1]["scores"])  # a resumed run has them sorted
     run.plot("pretrain_validation", result.validation_rows(lambda scores: {n: scores[n]["bpb"] for n in names}))
     run.fact(**result.timings(config))
-
-
-def held_out_documents(stream: TokenStream, max_bytes: int, vocabulary: Vocabulary) -> list[np.ndarray]:
-    """Documents of one source's validation split in a fixed mixed order, until `max_bytes` of text."""
-    documents, taken = [], 0
-    for number in permutation(stream.documents, "validation").tolist():
-        documents.append(stream.document(number))
-        taken += int(vocabulary.token_bytes[documents[-1]].sum())
-        if taken >= max_bytes:
-            break
-    return documents
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ COMMANDS = {
     "summary": Command("athanor.commands.summary", "", "what the pipeline made"),
     "compare": Command("athanor.commands.compare", "A B", "two experiments or revisions: parameters, scores, noise"),
     "data": Command("athanor.commands.data.main", "peek | report | trace ID", "look at the data: documents, a page, one's way"),
+    "probe": Command("athanor.commands.probe", "lr | recipe", "find the learning rate; half-lives of a recipe"),
     "preset": Command("athanor.commands.preset", "list | use NAME", "complete params files; make one params.yaml"),
     "pin": Command("athanor.commands.pin", "[FILE]", "write hub data sets' current commits into params.yaml"),
     "chat": Command("athanor.serving.terminal", "[--model DIR]", "talk to the exported model"),

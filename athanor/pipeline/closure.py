@@ -22,6 +22,12 @@ from athanor.errors import AthanorError
 
 PACKAGES = ("stages", "athanor")
 CUT = "athanor.pipeline"
+SIDE = "probes"
+
+
+def graphs(root: Path) -> list[Path]:
+    """dvc.yaml, and the files of side stages, of which DVC hears only while `athanor probe` runs one of them."""
+    return [root / "dvc.yaml", *sorted(path for path in (root / SIDE).glob("*.yaml") if path.name != "dvc.yaml")]
 
 
 def module_path(root: Path, module: str) -> Path | None:
@@ -116,16 +122,19 @@ def stage_module(command: str) -> str:
 
 
 def compare(root: Path, fix: bool = False) -> list[str]:
-    """Differences between dvc.yaml and the closures, in words; empty when they agree.
+    """Differences between dvc.yaml, side stages' files too, and the closures, in words; empty when they agree.
 
-    With `fix`, dvc.yaml is rewritten with its comments kept.
+    With `fix`, a file that differs is rewritten with its comments kept.
     """
+    return [problem for path in graphs(root) for problem in _compare(root, path, fix)]
+
+
+def _compare(root: Path, path: Path, fix: bool) -> list[str]:
     from ruamel.yaml import YAML
 
     yaml = YAML()
     yaml.width = 120
     yaml.indent(mapping=2, sequence=4, offset=2)
-    path = root / "dvc.yaml"
     graph: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"))
     problems = []
     for name, stage in graph["stages"].items():

@@ -12,6 +12,7 @@ from typing import Any
 
 from athanor.artifacts import digest
 from athanor.params.strict import read_yaml
+from athanor.pipeline.closure import graphs
 
 PACKAGES = ("torch", "numpy", "dvc", "mlflow", "sentencepiece", "pyarrow", "datasets", "transformers")
 
@@ -83,18 +84,19 @@ def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
 
 
 class Graph:
-    """dvc.yaml and dvc.lock as a stage sees them."""
+    """dvc.yaml and dvc.lock as a stage sees them. A side stage is known by name, and not one of `stages`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        path = root / "dvc.yaml"
-        self.stages: dict[str, Any] = read_yaml(path)["stages"] if path.is_file() else {}
+        main, *sides = (read_yaml(path)["stages"] if path.is_file() else {} for path in graphs(root))
+        self.stages: dict[str, Any] = main
+        self._known = {name: stage for stages in (main, *sides) for name, stage in stages.items()}
 
     def sections(self, stage: str) -> list[str] | None:
         """Sections of params.yaml that a stage declares; None when the graph does not know the stage."""
-        if stage not in self.stages:
+        if stage not in self._known:
             return None
-        return [str(name) for name in self.stages[stage].get("params", [])]
+        return [str(name) for name in self._known[stage].get("params", [])]
 
     def outputs(self, stage: str) -> list[str]:
         return [str(out) if isinstance(out, str) else next(iter(out)) for out in self.stages[stage].get("outs", [])]
@@ -103,9 +105,9 @@ class Graph:
         """Every stage that `stage` depends on, directly or not, in dvc.yaml order."""
         makers = {out: name for name in self.stages for out in self.outputs(name)}
         found: set[str] = set()
-        queue = [stage] if stage in self.stages else []
+        queue = [stage] if stage in self._known else []
         while queue:
-            for dep in self.stages[queue.pop()].get("deps", []):
+            for dep in self._known[queue.pop()].get("deps", []):
                 # A dependency may be one file of an output directory.
                 maker = next((makers[str(path)] for path in (Path(dep), *Path(dep).parents) if str(path) in makers), "")
                 if maker and maker not in found:
@@ -116,14 +118,14 @@ class Graph:
     def input_hashes(self, stage: str) -> dict[str, str]:
         """DVC's hash of every data dependency of a stage, from the lock entries of the stages before it."""
         path = self.root / "dvc.lock"
-        if stage not in self.stages or not path.is_file():
+        if stage not in self._known or not path.is_file():
             return {}
         locked = {
             out["path"]: out.get("md5", "")
             for entry in read_yaml(path).get("stages", {}).values()
             for out in entry.get("outs", [])
         }
-        return {dep: locked[dep] for dep in self.stages[stage].get("deps", []) if dep in locked}
+        return {dep: locked[dep] for dep in self._known[stage].get("deps", []) if dep in locked}
 
 
 def params_digest(values: dict[str, Any]) -> str:

@@ -12,14 +12,27 @@ from typing import Any
 
 from athanor.errors import AthanorError
 from athanor.params.strict import read_yaml
-from athanor.pipeline.closure import PACKAGES, stage_module
+from athanor.pipeline.closure import PACKAGES, graphs, stage_module
 
 TEMPLATING = ("foreach", "matrix")
 
 
 def problems(root: Path) -> list[str]:
-    """Broken rules of dvc.yaml in words; empty when there are none."""
-    graph = read_yaml(root / "dvc.yaml")
+    """Broken rules of dvc.yaml, and of side stages' files, in words; empty when there are none."""
+    main, *sides = graphs(root)
+    found = _problems(read_yaml(main))
+    for path in sides:
+        graph, name = read_yaml(path), path.relative_to(root).as_posix()
+        found += [f"{name}: {text}" for text in _problems(graph)]
+        found += [
+            f"{name}: {stage}: works in {declared.get('wdir', path.parent.name)}. Fix: wdir: .."
+            for stage, declared in graph["stages"].items()
+            if declared.get("wdir") != ".."
+        ]
+    return found
+
+
+def _problems(graph: Mapping[str, Any]) -> list[str]:
     stages: dict[str, Any] = graph["stages"]
     found = [f"{where}: ${{}} hides a parameter in the graph. Fix: write the value" for where in templated(graph)]
     if "vars" in graph:

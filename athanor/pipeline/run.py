@@ -165,7 +165,8 @@ class Run:
 
     def part(self, name: str, module: str, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
         """A slot for a part of the work that depends on less than the whole stage: these parameters, this module."""
-        told = {**self._slot_facts(params, inputs), "code": code_digest(self.root, module), "part": name}
+        code = self.code if module == self.module else code_digest(self.root, module)
+        told = {**self._slot_facts(params, inputs), "code": code, "part": name}
         slot = Slot(self._slots(), told)
         self.fact(**{f"slot_{name}": slot.fingerprint})
         return slot

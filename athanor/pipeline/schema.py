@@ -27,6 +27,7 @@ def schemas() -> dict[str, type]:
     from athanor.params.mixture import MixtureParams
     from athanor.params.model import ModelParams
     from athanor.params.pretrain import PretrainParams
+    from athanor.params.probe_lr import ProbeLrParams
     from athanor.params.sft import SftParams
     from athanor.params.sft_data import SftDataParams
     from athanor.params.shard import ShardParams
@@ -44,6 +45,7 @@ def schemas() -> dict[str, type]:
         "sft_data": SftDataParams,
         "model": ModelParams,
         "pretrain": PretrainParams,
+        "probe_lr": ProbeLrParams,
         "sft": SftParams,
         "eval": EvalParams,
         "export": ExportParams,

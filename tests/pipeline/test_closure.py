@@ -161,6 +161,25 @@ def test_rules_of_the_graph(tmp_path, old, new, problem):
         assert all("Fix: " in line for line in found)
 
 
+def test_side_stages_are_checked_and_mended_in_their_own_file(repo):
+    """A file that DVC does not see by its name, so that nothing else would notice a missing dependency."""
+    closure.compare(repo, fix=True)
+    main = (repo / "dvc.yaml").read_text()
+    side = repo / "probes" / "lr.yaml"
+    side.parent.mkdir()
+    side.write_text("stages:\n  side:\n    wdir: ..  # keep me\n    cmd: python -m stages.train\n    deps:\n      - m\n")
+    assert "side: missing code dependency athanor/model/ops.py" in closure.compare(repo)
+    (repo / "probes" / "dvc.yaml").write_text("a copy while it runs")
+    closure.compare(repo, fix=True)
+    assert closure.compare(repo) == [] and (repo / "dvc.yaml").read_text() == main
+    assert "# keep me" in side.read_text() and "      - m\n" in side.read_text()
+    found = graph_check.problems(repo)
+    assert found == ["train: m has no consumer. Fix: remove the output, or name it in meta: {terminal: [m]}"]
+    side.write_text(side.read_text().replace("wdir: ..", "wdir: .").replace("- m\n", "- athanor/model\n"))
+    found = [line for line in graph_check.problems(repo) if line.startswith("probes/lr.yaml: side: ")]
+    assert len(found) == 2 and "works in ." in found[1] and "code directory athanor/model" in found[0]
+
+
 def test_repository_keeps_the_rules_of_the_graph():
     assert graph_check.problems(ROOT) == []
 

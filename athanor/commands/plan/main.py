@@ -35,6 +35,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from athanor.commands import probe
 from athanor.commands.plan.forecast import Forecast, Memory, forecast
 from athanor.commands.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, busy, open_repo, simulate
 from athanor.commands.slots import size
@@ -96,6 +97,8 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     if at_work:
         plan.notes.append(f"{at_work} is at work here: this is the plan of this moment")
     plan.notes.extend(_interpreter(root, steps, built))
+    if built and any(step.stage == "pretrain" and step.runs for step in steps):
+        plan.notes.extend(probe.warnings(root, built))
     only_comments = [step.stage for step in steps if _only_comments(step, root)]
     if only_comments:
         plan.notes.append(

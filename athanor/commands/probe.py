@@ -1,0 +1,196 @@
+"""Right hyperparameters: measure the learning rate, and see what a recipe's numbers mean together.
+
+athanor probe lr [--force]                                           short runs at several rates; docs/probe.md
+athanor probe recipe [--batch-tokens N] [--tokens N] [--parameters N]   half-lives, timescales, warnings; another batch
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import read_json, write_text
+from athanor.commands import probe_chart
+from athanor.errors import InputError
+from athanor.params.strict import read_yaml
+from athanor.pipeline import ship
+from athanor.pipeline.closure import SIDE
+from athanor.pipeline.facts import flatten
+from athanor.pipeline.locks import try_lock
+from athanor.pipeline.run import PARAMS
+from athanor.pipeline.schema import check_file
+from athanor.training.recipe import Recipe, check, derive, table
+
+STAGE_FILE, DVC_FILE, LOCK = Path(SIDE) / "lr.yaml", Path(SIDE) / "dvc.yaml", Path(SIDE) / "dvc.lock"
+STAGE = "probe-lr"
+METRICS, CHART = Path("metrics/probe_lr.json"), Path("plots/probe_lr.svg")
+FAR = 2.0  # times the optimum, up or down, before plan speaks of it
+# A probe says the same about these, whatever they are.
+NOT_PROBED = ("lr", "sample_every_tokens", "sample_prompts", "validation_every_tokens")
+SHIP_SECONDS = 60.0
+
+
+def recipe_of(built: Mapping[str, Any]) -> Recipe:
+    """The pretrain recipe of a params file; the model's size is not known before its tokenizer's vocabulary is."""
+    params, model = built["pretrain"], built["model"]
+    config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
+    names = [field.name for field in dataclasses.fields(Recipe) if field.name != "parameters"]
+    return Recipe(**{name: getattr(params, name) for name in names}, parameters=config.parameter_count())
+
+
+def warnings(root: Path, built: Mapping[str, Any]) -> list[str]:
+    """What is out of line in the pretrain recipe, for `athanor plan`."""
+    far = far_from_probe(root, built)
+    return [*(f"recipe: {line}" for line in check(recipe_of(built))), *([far] if far else [])]
+
+
+def far_from_probe(root: Path, built: Mapping[str, Any]) -> str:
+    """What a current probe of this recipe says against pretrain.lr; "" where the rate is near the optimum."""
+    if not (root / METRICS).is_file() or not _current(root):
+        return ""
+    told, lr = read_json(root / METRICS), built["pretrain"].lr
+    if not told["inside"] or 1 / FAR <= lr / told["optimum"] <= FAR:
+        return ""
+    ratio = lr / told["optimum"]
+    many = f"{max(ratio, 1 / ratio):.1f} times {'above' if ratio > 1 else 'below'}"
+    return f"pretrain.lr {lr:g} is {many} the optimum that athanor probe lr found, {told['optimum']:.3g}"
+
+
+def _current(root: Path) -> bool:
+    """Whether the probe was made with the recipe and the data of now, as far as DVC's files tell without hashing."""
+    if not (root / LOCK).is_file() or not (root / "dvc.lock").is_file():
+        return False
+    locked = (read_yaml(root / LOCK).get("stages") or {}).get(STAGE, {})
+    probed = dict(flatten(locked.get("params", {}).get(PARAMS.name, {})))
+    values = read_yaml(root / PARAMS)
+    now = dict(flatten({section: values.get(section) for section in ("model", "pretrain", "probe_lr")}))
+    skipped = tuple(f"pretrain.{name}" for name in NOT_PROBED)
+    if {k: v for k, v in probed.items() if not k.startswith(skipped)} != {
+        k: v for k, v in now.items() if not k.startswith(skipped)
+    }:
+        return False
+    stages = read_yaml(root / "dvc.lock").get("stages") or {}
+    made = {out["path"]: out.get("md5") for stage in stages.values() for out in stage.get("outs", [])}
+    data = {dep["path"]: dep.get("md5") for dep in locked.get("deps", []) if dep["path"] in made}
+    return all(made[path] == md5 for path, md5 in data.items())
+
+
+def lr(args: argparse.Namespace) -> int:
+    """Run the side stage by DVC, then show what it found."""
+    root = Path.cwd()
+    built = check_file(PARAMS)
+    if not STAGE_FILE.is_file():
+        raise InputError("file not found", where=STAGE_FILE.as_posix(), fix=f"git checkout {STAGE_FILE.as_posix()}")
+    (root / ".athanor").mkdir(exist_ok=True)
+    with try_lock(root / ".athanor" / "probe.lock") as free:
+        if not free:
+            raise InputError("another probe is at work here", where=str(root), fix="wait for it")
+        status = _repro(root, args.force)
+    ship.wait(root, SHIP_SECONDS if not status else 5.0)
+    if status:
+        print("\nthe probe did not finish: the message is above. Rates that were done are kept.", file=sys.stderr)
+        return status
+    told = read_json(root / METRICS)
+    write_text(root / CHART, probe_chart.svg(told, built["pretrain"].lr))
+    print("\n".join(report(told, built["pretrain"].lr, built["pretrain"].tokens)))
+    return 0
+
+
+def _repro(root: Path, force: bool) -> int:
+    """`dvc repro` of the side stage, whose file has DVC's name for it only meanwhile (why: probes/lr.yaml)."""
+    shutil.copyfile(root / STAGE_FILE, root / DVC_FILE)
+    command = [sys.executable, "-m", "dvc", "repro", f"{DVC_FILE.as_posix()}:{STAGE}", *(["--force"] if force else [])]
+    # A signal reaches DVC and its stage as well, or is passed on to them; this process must outlive them to tidy up.
+    children: list[subprocess.Popen[bytes]] = []
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
+    try:
+        children.append(subprocess.Popen(command, cwd=root))
+        return children[0].wait()
+    finally:
+        (root / DVC_FILE).unlink(missing_ok=True)
+
+
+def report(told: Mapping[str, Any], rate: float, run_tokens: int) -> list[str]:
+    """The points, the optimum and what to do about it."""
+    lines = ["", f"{'learning rate':>14}  {'bits per byte':>14}"]
+    for point in told["points"]:
+        score = f"{point['bpb']:>14.4f}" if point["bpb"] is not None else f"{'diverged':>14}  {point['diverged']}"
+        marks = "  lowest" if point["lr"] == told["best"]["lr"] and point["bpb"] is not None else ""
+        lines.append(f"{point['lr']:>14g}  {score}{marks}")
+    lines.append("")
+    if not told["inside"]:
+        where = "lowest" if told["extend"] == "lower" else "highest"
+        lines.append(
+            f"No optimum: the best rate is the {where} one tried, so look {told['extend']}. Move pretrain.lr there, or"
+            " raise probe_lr.max_points"
+        )
+        return lines
+    ratio, share = rate / told["optimum"], told["tokens"] / run_tokens
+    lines.append(
+        f"Optimum        {told['optimum']:.3g}  ({told['lowest']:.3g} to {told['highest']:.3g} are as good: within"
+        f" {told['tolerance']:.2g} bits per byte)"
+    )
+    verdict = "is too high" if rate > told["highest"] else "is too low" if rate < told["lowest"] else "is as good"
+    lines.append(f"pretrain.lr    {rate:g}  {verdict} ({ratio:.2g} times the optimum)")
+    if share < 1:
+        lines.append(f"Runs of {told['tokens']:,} tokens, {share:.0%} of the real one, which may want a lower rate")
+    lines.append(f"Plot           {CHART.as_posix()}")
+    return lines
+
+
+def recipe(args: argparse.Namespace) -> int:
+    """The table of the current parameters, warnings, and a suggestion where something else is asked for."""
+    now = recipe_of(check_file(PARAMS))
+    print("\n".join(table(now)))
+    for line in check(now):
+        print(f"! {line}")
+    changes = {name: getattr(args, name) for name in ("batch_tokens", "tokens", "parameters") if getattr(args, name)}
+    if changes:
+        other = derive(now, **changes)
+        told = ", ".join(f"{name} {value:,}" for name, value in changes.items())
+        print(f"\nFor {told}, with what the optimiser remembers kept (a start for athanor probe lr):")
+        for field in ("tokens", "batch_tokens", "lr", "beta2", "weight_decay", "warmup_tokens"):
+            old, new = _number(getattr(now, field)), _number(getattr(other, field))
+            print(f"  {field:<14} {old:>16}  {'as it is' if old == new else f'->  {new}'}")
+        print("\n".join(f"! {line}" for line in check(other)))
+    return 0
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if value < 0.9 else f"{value:.6g}"
+
+
+def _positive(text: str) -> int:
+    value = int(float(text))
+    if value < 1 or not math.isfinite(float(text)):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
+    return value
+
+
+def main() -> int:
+    about, _, _ = (__doc__ or "").partition("\n")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="athanor probe", description=__doc__ or about, formatter_class=raw)
+    commands = parser.add_subparsers(dest="command", metavar="lr | recipe", required=True)
+    rates = commands.add_parser("lr", help="short runs at several learning rates, and their optimum")
+    rates.add_argument("--force", action="store_true", help="even if nothing has changed")
+    rates.set_defaults(act=lr)
+    shown = commands.add_parser("recipe", help="half-lives, timescales and warnings; values for another batch or model")
+    for name, what in (("batch-tokens", "per step"), ("tokens", "of the run"), ("parameters", "of the model")):
+        shown.add_argument(f"--{name}", type=_positive, metavar="N", help=f"suggest values for N {what}")
+    shown.set_defaults(act=recipe)
+    args = parser.parse_args()
+    return int(args.act(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

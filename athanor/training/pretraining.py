@@ -1,0 +1,57 @@
+"""What a pretraining run is made of, for the run itself and for short runs of the same recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from athanor.data.order import permutation
+from athanor.data.sampler import PretrainSampler
+from athanor.data.shards import TokenStream
+from athanor.model.config import ModelConfig
+from athanor.model.transformer import Transformer
+from athanor.training.optimizer import AdamWSettings
+from athanor.training.schedule import Schedule
+from athanor.training.validation import bits_per_byte, pooled
+from athanor.training.vocabulary import Vocabulary
+
+
+class HeldOut:
+    """Documents of each source's validation split in a fixed mixed order, until `max_bytes` of text."""
+
+    def __init__(self, streams: Mapping[str, TokenStream], max_bytes: int, token_bytes: np.ndarray) -> None:
+        self.token_bytes = token_bytes
+        self.documents = {name: self._chosen(stream, max_bytes) for name, stream in streams.items()}
+
+    def _chosen(self, stream: TokenStream, max_bytes: int) -> list[np.ndarray]:
+        documents, taken = [], 0
+        for number in permutation(stream.documents, "validation").tolist():
+            documents.append(stream.document(number))
+            taken += int(self.token_bytes[documents[-1]].sum())
+            if taken >= max_bytes:
+                break
+        return documents
+
+    def scores(self, model: Transformer, precision: str, threads: int) -> dict[str, dict[str, Any]]:
+        """Bits per byte of each source, and of `all` together, as the fields of BitsPerByte."""
+        how: dict[str, Any] = {"precision": precision, "threads": threads}
+        scores = {
+            name: bits_per_byte(model, documents, self.token_bytes, model.config.context_tokens, **how)
+            for name, documents in self.documents.items()
+        }
+        return {name: dataclasses.asdict(score) for name, score in {**scores, "all": pooled(scores)}.items()}
+
+
+class Prepared(NamedTuple):
+    """A training with some parameters, apart from the machine that does it."""
+
+    config: ModelConfig
+    vocabulary: Vocabulary
+    schedule: Schedule
+    adam: AdamWSettings
+    sampler: PretrainSampler
+    held_out: HeldOut
+    inputs: dict[str, str]

@@ -1,0 +1,128 @@
+"""Try several learning rates on short runs of the pretrain recipe. Only people read the result: athanor probe lr."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import read_json, write_json
+from athanor.errors import GateError, Interrupted, ParamsError
+from athanor.model.transformer import Transformer
+from athanor.params.pretrain import PretrainParams
+from athanor.params.probe_lr import ProbeLrParams
+from athanor.pipeline.progress import Progress
+from athanor.pipeline.run import Run, stage_main
+from athanor.training import checkpoint
+from athanor.training.loop import Hooks, train
+from athanor.training.memory import check_memory
+from athanor.training.pretraining import Prepared
+from athanor.training.probe import Point, diverged, fit, search, shortened
+from stages.pretrain import NOT_IN_RESULT, placed, prepare
+
+POINT = "point.json"
+MIN_STEPS = 10
+
+
+def run(run: Run) -> None:
+    recipe, probe = run.params("pretrain", PretrainParams), run.params("probe_lr", ProbeLrParams)
+    tokens, warmup = shortened(probe.tokens, recipe.tokens, recipe.batch_tokens, recipe.warmup_tokens)
+    if tokens < MIN_STEPS * recipe.batch_tokens:
+        least = f"use {MIN_STEPS * recipe.batch_tokens} or more, here and in pretrain.tokens"
+        raise ParamsError(f"{tokens // recipe.batch_tokens} steps are too few", where="probe_lr.tokens", fix=least)
+    quiet: dict[str, Any] = {"validation_every_tokens": 0, "sample_every_tokens": 0, "sample_prompts": ()}
+    short = dataclasses.replace(recipe, tokens=tokens, warmup_tokens=warmup, **quiet)
+    ready = prepare(run, short)
+    slot = run.slot({**_told(ready, short), "probe_lr": dataclasses.asdict(probe)}, ready.inputs)
+    with slot, run.progress(0.0, "probe-lr", "tokens") as bar:
+        bar.expect(tokens * probe.points)
+        points = search(
+            lambda lr: measured(run, dataclasses.replace(short, lr=lr), bar),
+            recipe.lr,
+            probe.ratio,
+            probe.points,
+            probe.max_points,
+        )
+        slot.mark_done()
+    found = fit(points)
+    told = ("optimum", "lowest", "highest", "inside", "extend", "tolerance")
+    run.metrics(
+        {
+            **{name: getattr(found, name) for name in told},
+            "best": {"lr": found.best.lr, "bpb": found.best.bpb},
+            "parabola": {"a": found.a, "b": found.b, "c": found.c},
+            "points": [dataclasses.asdict(point) for point in points],
+            "tokens": tokens,
+        }
+    )
+    rows = [(p.lr, "" if p.bpb is None else p.bpb, found.at(p.lr) if found.a else "") for p in points]
+    run.plot("probe_lr", [dict(zip(("lr", "bpb", "parabola"), row, strict=True)) for row in rows])
+
+
+def _told(ready: Prepared, params: PretrainParams) -> dict[str, Any]:
+    """What decides the result of a run with these parameters."""
+    chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
+    return {"model": ready.config.to_dict(), "pretrain": chosen}
+
+
+def measured(run: Run, params: PretrainParams, bar: Progress) -> Point:
+    """One rate's score: out of its slot, which other grids share, or trained from where the slot stands."""
+    if run.stop_requested():
+        raise Interrupted("stopped between two rates; the same command goes on from there")
+    ready = prepare(run, params)
+    if bar.done >= (bar.total or 0.0):
+        bar.expect(params.tokens)
+    slot = run.part(f"lr_{params.lr:g}", "stages.probe_lr", _told(ready, params), ready.inputs)
+    with slot:
+        if slot.done:
+            bar.update(params.tokens)
+        else:
+            before = bar.done
+            point = trained(run, params, ready, slot.path, bar)
+            bar.update(before + params.tokens - bar.done)  # a run that diverged may have ended early
+            write_json(slot.path / POINT, dataclasses.asdict(point))
+            slot.mark_done()
+        for path in checkpoint.steps(slot.path):  # as large as the model's own, and of no use beside a score
+            shutil.rmtree(path)
+        point = Point(**read_json(slot.path / POINT))
+    score = f"{point.bpb:.4f} bits per byte" if point.bpb is not None else f"the worst, because {point.diverged}"
+    run.note(f"lr {params.lr:g}: {score}")
+    return point
+
+
+def trained(run: Run, params: PretrainParams, ready: Prepared, folder: Path, bar: Progress) -> Point:
+    """Train to the end of the cooldown and score. A run that breaks off is a result, too: the rate is too high."""
+    # Seeds the generators, too: every run starts as if it were alone.
+    device, load, settings = placed(params, ready.config, ready.schedule.total_tokens)
+    check_memory(ready.config, load, device)
+    curve = f"loss.lr_{params.lr:g}"
+
+    def on_replay(row: dict[str, float]) -> None:
+        run.log(int(row["step"]), **{curve: row["loss"]})
+
+    def on_step(row: dict[str, float]) -> None:
+        on_replay(row)
+        bar.update(params.batch_tokens, f"lr {params.lr:g}, loss {row['loss']:.3f}")
+
+    hooks = Hooks(
+        validate=lambda model: ready.held_out.scores(model, params.precision, settings.threads),
+        on_resume=bar.update,
+        on_replay=on_replay,
+        on_step=on_step,
+        on_note=run.note,
+        should_stop=run.stop_requested,
+    )
+    model = Transformer.fresh(ready.config, params.seed).to(device)
+    try:
+        result = train(model, ready.sampler, ready.adam, ready.schedule, settings, folder, hooks)
+    except GateError as error:
+        return Point(params.lr, None, error.what)
+    bpb = result.validations[-1]["scores"]["all"]["bpb"]
+    ends = (result.curve[0]["loss"], result.curve[-1]["loss"])
+    why = diverged(*ends, bpb, result.skipped_steps / result.steps)
+    return Point(params.lr, None if why else bpb, why)
+
+
+if __name__ == "__main__":
+    stage_main("probe-lr", run)
