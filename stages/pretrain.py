@@ -15,7 +15,7 @@ from athanor.data.shards import TokenStream, open_val, read_shards_manifest
 from athanor.model.transformer import Transformer
 from athanor.params.model import ModelParams
 from athanor.params.pretrain import PretrainParams
-from athanor.pipeline import observe
+from athanor.pipeline import choices, observe
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
 from athanor.training.loop import Hooks, train
@@ -24,7 +24,7 @@ from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
 from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.settings import LoopSettings
-from athanor.training.setup import place
+from athanor.training.setup import Place, place, tuned
 from athanor.training.step import probe_batch
 from athanor.training.validation import bits_per_byte, pooled
 from athanor.training.vocabulary import Vocabulary, check_same, load_vocabulary
@@ -41,33 +41,9 @@ def run(run: Run) -> None:
     params, vocabulary, local = run.params("pretrain", PretrainParams), load_vocabulary(TOKENIZER), machine()
     check_same(vocabulary, read_shards_manifest(SHARDS), str(SHARDS), "shard", template=False)
     config = run.params("model", ModelParams).config(vocabulary.size)
-    device, load = place(
-        config,
-        device=local.device,
-        threads=local.threads,
-        micro_batch_tokens=local.micro_batch_tokens,
-        batch_tokens=params.batch_tokens,
-        precision=params.precision,
-        section="pretrain",
-        seed=params.seed,
-    )
     total = whole_steps(params.tokens, params.batch_tokens)
     lowest, cooling = params.lr * params.final_lr_fraction, int(total * params.cooldown_fraction)
     schedule = Schedule(params.schedule, params.lr, lowest, params.warmup_tokens, cooling, total)
-    settings = LoopSettings(
-        total_tokens=total,
-        batch_tokens=params.batch_tokens,
-        grad_clip=params.grad_clip,
-        z_loss=params.z_loss,
-        precision=params.precision,
-        document_mask=params.document_mask,
-        validation_every_tokens=params.validation_every_tokens,
-        sample_every_tokens=params.sample_every_tokens,
-        micro_batch_rows=load.micro_batch_rows,
-        threads=local.threads,
-        log_every_steps=local.log_every_steps,
-        save_every_seconds=local.save_every_seconds,
-    )
     wsd, step = params.schedule == "wsd", params.batch_tokens
     # Where the trunk ends: the first step that ends with a lower rate.
     cooldown = min(schedule.cooldown_start, total - step) // step * step if wsd else None
@@ -81,12 +57,29 @@ def run(run: Run) -> None:
     trunk_inputs = {**inputs, "shards": sampler.trunk_manifest}
     trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
     slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
+    how = choices.chosen(run, (slot, trunk), config, params.precision, params.batch_tokens, total)
+    where = Place(local.device, local.threads, "pretrain", params.seed)
+    device, load = place(config, how, where, params.batch_tokens)
+    settings = LoopSettings(
+        total_tokens=total,
+        batch_tokens=params.batch_tokens,
+        grad_clip=params.grad_clip,
+        z_loss=params.z_loss,
+        precision=how.precision,
+        document_mask=params.document_mask,
+        validation_every_tokens=params.validation_every_tokens,
+        sample_every_tokens=params.sample_every_tokens,
+        micro_batch_rows=load.micro_batch_rows,
+        threads=local.threads,
+        log_every_steps=local.log_every_steps,
+        save_every_seconds=local.save_every_seconds,
+    )
     with slot, run.progress(total, "pretrain", "tokens") as bar:
 
         def validate(model: Transformer) -> dict[str, Any]:
-            how = {"precision": params.precision, "threads": local.threads}
+            with_ = {"precision": how.precision, "threads": local.threads}
             scores = {
-                name: bits_per_byte(model, documents, vocabulary.token_bytes, config.context_tokens, **how)
+                name: bits_per_byte(model, documents, vocabulary.token_bytes, config.context_tokens, **with_)
                 for name, documents in held_out.items()
             }
             return {name: dataclasses.asdict(score) for name, score in {**scores, "all": pooled(scores)}.items()}
@@ -118,10 +111,11 @@ def run(run: Run) -> None:
             should_stop=run.stop_requested,
         )
         adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
-        if not slot.done:
+        if not slot.done and not how.checkpointing:
             check_memory(config, load, device)
         model = Transformer.fresh(config, params.seed).to(device)
-        result = train(model, sampler, adam, schedule, settings, slot.path, hooks, trunk)
+        with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED, not slot.done):
+            result = train(model, sampler, adam, schedule, settings, slot.path, hooks, trunk)
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         parents = {"shards": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
         save_model(OUT, model, config, facts, parents=parents)

@@ -82,7 +82,7 @@ class TunedBlock(Block):
         return checkpoint(run, self, x_BTD, table, mask, None, use_reentrant=False, preserve_rng_state=False)
 
 
-def _tune(models: Sequence[Transformer], **changes: Any) -> None:
+def tune_blocks(models: Sequence[Transformer], **changes: Any) -> None:
     for block in (block for model in models for block in model.model.layers):
         block.how = dataclasses.replace(getattr(block, "how", _How()), **changes)
         block.__class__ = TunedBlock
@@ -100,7 +100,7 @@ def checkpoint_blocks(models: Sequence[Transformer]) -> None:
 
     A third more work for memory that no longer grows with what is inside a block.
     """
-    _tune(models, again=True)
+    tune_blocks(models, again=True)
 
 
 def compile_blocks(
@@ -141,13 +141,13 @@ def compile_blocks(
     problem = "" if passed.is_file() else try_apart(trial, cache, should_stop)
     if not problem:
         try:
-            compiled = _compile(models, shapes, precision, threads)
+            compiled = compile_block(models, shapes, precision, threads)
         except Exception as error:  # a compiler's errors are of any type
-            problem = _first_line(error)
+            problem = first_line(error)
     if problem:
         note(f"blocks are not compiled ({problem}); training goes on without, the result is as good")
         return False
-    _tune(models, compiled=compiled, rows_tokens=shapes.rows_tokens)
+    tune_blocks(models, compiled=compiled, rows_tokens=shapes.rows_tokens)
     if not passed.is_file():
         write_json(passed, key)
     note(f"blocks compiled in {time.monotonic() - started:.0f} s")
@@ -168,7 +168,7 @@ def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def _compile(models: Sequence[Transformer], shapes: Shapes, precision: str, threads: int) -> Callable[..., Tensor]:
+def compile_block(models: Sequence[Transformer], shapes: Shapes, precision: str, threads: int) -> Callable[..., Tensor]:
     """The compiled block, with code for every shape made now and not in the middle of a step."""
     import torch._dynamo.config
     import torch._inductor.config
@@ -182,7 +182,7 @@ def _compile(models: Sequence[Transformer], shapes: Shapes, precision: str, thre
     torch.set_num_threads(threads)
     compiled = torch.compile(Block.forward, fullgraph=True, dynamic=False)
     model = models[0]
-    _tune([model], compiled=compiled, rows_tokens=shapes.rows_tokens)
+    tune_blocks([model], compiled=compiled, rows_tokens=shapes.rows_tokens)
     try:
         for rows, tokens in sorted(shapes.rows_tokens):
             ids_BT = torch.zeros(rows, tokens, dtype=torch.int64, device=model.head_weight.device)
@@ -204,13 +204,24 @@ def _run_once(model: Transformer, ids_BT: Tensor, document_BT: Tensor | None, pr
 
 def try_apart(trial: Mapping[str, Any], cache: Path, should_stop: Callable[[], bool] = lambda: False) -> str:
     """Compile in a process of its own, at most `trial["seconds"]`; "" or why it did not work."""
-    command = [sys.executable, "-m", "athanor.training.compiling", json.dumps({**trial, "cache": str(cache)})]
+    words = [json.dumps({**trial, "cache": str(cache)})]
+    return run_apart("athanor.training.compiling", words, trial["seconds"], should_stop)[1]
+
+
+def run_apart(
+    module: str, words: Sequence[str], seconds: float, should_stop: Callable[[], bool] = lambda: False
+) -> tuple[str, str]:
+    """What a module's process printed, and why it did not end well ("" when it did); killed after `seconds`."""
     # A session of its own: its compilers end with it.
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True, cwd=_root()
+        [sys.executable, "-m", module, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        cwd=Path(__file__).resolve().parents[2],
     )
-    deadline = time.monotonic() + trial["seconds"]
-    said = ""
+    deadline = time.monotonic() + seconds
     while True:
         try:
             said, _ = process.communicate(timeout=0.2)
@@ -222,19 +233,13 @@ def try_apart(trial: Mapping[str, Any], cache: Path, should_stop: Callable[[], b
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            return "asked to stop" if stopping else f"the compiler took longer than {trial['seconds']:.0f} s"
+            return "", "asked to stop" if stopping else f"the compiler took longer than {seconds:.0f} s"
     last = (said.strip().splitlines() or [""])[-1]
-    if process.returncode == 0:
-        return ""
-    return last or f"the compiler ended with status {process.returncode}"
+    return said, "" if process.returncode == 0 else last or f"the compiler ended with status {process.returncode}"
 
 
-def _root() -> Path:
-    return Path(__file__).resolve().parents[2]
-
-
-def _first_line(error: BaseException) -> str:
-    """The line of a compiler's error that says what is wrong: the last with a type's name, else the first."""
+def first_line(error: BaseException) -> str:
+    """The type and first line of an error, short enough for a note."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__
 
@@ -247,9 +252,9 @@ def main() -> int:
     shapes = Shapes(frozenset((rows, tokens) for rows, tokens in trial["shapes"]), trial["documents"])
     model = Transformer.fresh(ModelConfig.from_dict(trial["config"]), 0).to(torch.device(trial["device"]))
     try:
-        _compile([model], shapes, trial["precision"], trial["threads"])
+        compile_block([model], shapes, trial["precision"], trial["threads"])
     except Exception as error:
-        print(_first_line(error))
+        print(first_line(error))
         return 1
     return 0
 
