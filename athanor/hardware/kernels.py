@@ -16,6 +16,7 @@ from athanor.training.attention import KERNELS
 from athanor.training.compiling import first_line
 from athanor.training.precision import AUTOCAST
 
+LOSSES = ("whole", "chunked", "fused")
 # Largest difference from fp32 attention, relative to the largest value. Half formats carry 8 and 11 bits.
 TOLERANCE = {"fp32": 1e-4, "bf16": 4e-2, "fp16": 1e-2}
 _MOST_SCORES = 1 << 26  # rows · heads · tokens², so that the reference is quick and fits

@@ -15,7 +15,6 @@ import json
 import sys
 from pathlib import Path
 
-from athanor.errors import ParamsError
 from athanor.params.strict import load_section
 
 PARAMS = Path("params.yaml")
@@ -59,6 +58,7 @@ def _hardware(again: bool) -> tuple[dict[str, object], str]:
             precision=pretrain.precision,
             batch_tokens=pretrain.batch_tokens,
             root=root,
+            bounds=measure.Bounds(compile=0.0) if local.compile == "off" else measure.Bounds(),
             tell=lambda part: print(f"measuring: {part}", file=sys.stderr, flush=True),
         )
         profile.save(root, found)
@@ -87,10 +87,7 @@ def vocabulary_size() -> int:
         return load_vocabulary(trained).size
     from athanor.params.tokenizer import TokenizerParams
 
-    size = load_section(PARAMS, "tokenizer", TokenizerParams).vocab_size
-    if size < 1:
-        raise ParamsError(f"{size} is out of range", where="tokenizer.vocab_size", fix="use a value ≥ 256")
-    return size
+    return load_section(PARAMS, "tokenizer", TokenizerParams).vocab_size
 
 
 if __name__ == "__main__":

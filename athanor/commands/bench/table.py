@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from athanor.hardware import policy
+from athanor.hardware.kernels import LOSSES
 from athanor.hardware.products import LAYOUTS
 from athanor.pipeline.progress import duration
+from athanor.training.attention import KERNELS
+from athanor.training.precision import AUTOCAST
 from athanor.training.setup import Choices
 
 _GIB = 2**30
@@ -29,18 +32,23 @@ def report(profile: Mapping[str, Any], choices: Choices, why: Mapping[str, str],
     return "\n".join(lines)
 
 
+def _ordered(rows: Mapping[str, Any], names: Iterable[str]) -> list[tuple[str, Any]]:
+    """Rows in the usual order of their names; a file sorts them."""
+    return [(name, rows[name]) for name in names if name in rows]
+
+
 def _products(profile: Mapping[str, Any]) -> list[str]:
     rows = profile["products"]
     lines = ["", f"Matrix products of this model, {rows['tokens']} tokens: GFLOPS"]
     lines.append(f"  {'':<6}" + "".join(f"{name.replace('_', ' '):>17}" for name in LAYOUTS) + f"{'all':>17}")
-    for name, row in rows["gflops"].items():
+    for name, row in _ordered(rows["gflops"], AUTOCAST):
         lines.append(f"  {name:<6}" + "".join(f"{row[key]:>17,.1f}" for key in (*LAYOUTS, "ceiling")))
     return lines
 
 
 def _steps(profile: Mapping[str, Any]) -> list[str]:
     lines = ["", "Training steps of two of its blocks and the output layer: tokens per second"]
-    lines += [f"  {name:<6}{speed:>17,.0f}" for name, speed in profile["steps"].items()]
+    lines += [f"  {name:<6}{speed:>17,.0f}" for name, speed in _ordered(profile["steps"], AUTOCAST)]
     lines += [f"  {name} {'stays finite' if fine else 'does not stay finite'}" for name, fine in profile["stable"].items()]
     if rows := profile.get("micro_batch"):
         told = ", ".join(f"{row['rows']}: {row['tokens_per_second']:,.0f}" for row in rows)
@@ -52,7 +60,7 @@ def _attention(measured: Mapping[str, Any]) -> list[str]:
     default = measured["default"]
     title = f"Attention in {measured['precision']}, forward and backward of {measured['rows']} rows: milliseconds"
     lines = ["", title, f"  {'':<10}{'one document':>14}{'several':>12}{'error':>10}"]
-    for name, row in measured["kernels"].items():
+    for name, row in _ordered(measured["kernels"], KERNELS):
         if not row["works"]:
             lines.append(f"  {name:<10}not here ({row['why'][:90]})")
             continue
@@ -68,7 +76,7 @@ def _loss(profile: Mapping[str, Any], free_bytes: int | None) -> list[str]:
     measured = profile["loss"]
     best = policy.loss_kernel(measured["kernels"], free_bytes)
     lines = ["", f"Output layer and loss of {measured['tokens']} tokens: milliseconds, MiB"]
-    for name, row in measured["kernels"].items():
+    for name, row in _ordered(measured["kernels"], LOSSES):
         if row["works"]:
             lines.append(f"  {name:<10}{1e3 * row['seconds']:>14.2f}{row['bytes'] / 2**20:>12.1f}")
         else:
