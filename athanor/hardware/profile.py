@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from athanor.artifacts import digest, read_json, write_json
 from athanor.errors import InputError
-from athanor.hardware import architecture
 from athanor.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
 
 SCHEMA = 1
 FILE = Path(".athanor") / "hardware.json"
@@ -23,6 +23,10 @@ FILE = Path(".athanor") / "hardware.json"
 
 def fingerprint(config: ModelConfig, device: torch.device, threads: int) -> dict[str, Any]:
     """What a measurement belongs to."""
+    import torch
+
+    from athanor.hardware import architecture
+
     return {
         "device": f"{device.type}: {architecture.name(device)}",
         "torch": torch.__version__,

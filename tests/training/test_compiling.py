@@ -19,7 +19,10 @@ from athanor.training import compiling
 from athanor.training.attention import attention
 from athanor.training.compiling import Shapes, TunedBlock, checkpoint_blocks, compile_blocks, untune
 from athanor.training.lanes import Lanes
+from athanor.training.loop import Hooks, train
 from athanor.training.loss import Targets, token_losses
+from athanor.training.memory import Load
+from athanor.training.setup import Choices, tuned
 
 CPU = torch.device("cpu")
 ROWS, TOKENS = 2, 16
@@ -135,6 +138,22 @@ def test_checkpointed_is_plain_to_the_bit(micro):
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         token_losses(model, batches(1)[0])
     assert again < sum(kept)  # what it is for
+
+
+def test_training_as_chosen_ends_with_the_same_bytes(micro, tmp_path: Path):
+    """Activations computed again, through the whole loop; and blocks are plain before and after."""
+    truth = micro.outcome(*micro.run(tmp_path / "plain"))
+    torch.set_flush_denormal(True)
+    model, load = micro.make_model(), Load(micro.SETTINGS.micro_batch_rows, TOKENS, "fp32")
+    hooks = Hooks(validate=micro.validate)
+    with tuned(model, Choices("fp32", checkpointing=True), load, micro.SETTINGS, hooks, tmp_path / "cache"):
+        assert type(model.model.layers[0]) is TunedBlock
+        how = (micro.CountingSampler(), micro.ADAMW, micro.SCHEDULE, micro.SETTINGS, tmp_path / "again", hooks)
+        result = train(model, *how)
+    assert type(model.model.layers[0]) is Block
+    assert micro.outcome(model, result) == truth
+    with tuned(model, Choices("fp32", compile=True), load, micro.SETTINGS, hooks, tmp_path / "cache", active=False):
+        assert type(model.model.layers[0]) is Block and not (tmp_path / "cache").exists()
 
 
 def test_a_cache_is_served_by_the_plain_block(micro):
