@@ -6,7 +6,7 @@ build; there bf16 is computed through fp32 and slower than it.
 
 from __future__ import annotations
 
-import re
+import platform
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,15 +94,20 @@ def identify(device: torch.device) -> Architecture:
         return nvidia((properties.major, properties.minor), shared)
     if device.type == "mps":
         return MPS
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return cpu({word for line in lines if re.match(r"(flags|Features)\s*:", line) for word in line.split(":")[1].split()})
+    flags = _cpuinfo("flags") or _cpuinfo("Features")  # x86, ARM
+    return cpu({word for line in flags for word in line.split()})
 
 
 def name(device: torch.device) -> str:
     """The device's model, as its maker calls it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    from athanor.pipeline.facts import hardware
+    models = _cpuinfo("model name") or _cpuinfo("Model")
+    return models[0] if models else platform.processor() or platform.machine()
 
-    return str(hardware()["cpu"]) or device.type
+
+def _cpuinfo(key: str) -> list[str]:
+    """Values that Linux gives for a key, one for each core."""
+    info = Path("/proc/cpuinfo")
+    rows = [line.partition(":") for line in info.read_text().splitlines()] if info.is_file() else []
+    return [value.strip() for name, _, value in rows if name.strip() == key]

@@ -75,7 +75,7 @@ def attention(architecture: Architecture, measured: Mapping[str, Any] | None) ->
     """A kernel's name, or the default dispatch. InputError on a GPU on which only the math kernel works.
 
     `measured`: {"default": name, "kernels": {name: {"works", "seconds", "why"}}} with the seconds of
-    rows with and without documents together.
+    rows with and without documents together, and documents_seconds for kernels that take their mask.
     """
     if measured is None:
         return Choice(DEFAULT, "not measured")
@@ -89,6 +89,9 @@ def attention(architecture: Architecture, measured: Mapping[str, Any] | None) ->
         raise InputError(
             f"no fused attention kernel works on {architecture.name} ({reasons})", where="machine.attention", fix=fix
         )
+    if architecture.device == "cuda" and not any("documents_seconds" in kernels[name] for name in set(works) - {"math"}):
+        # Told to use fused ones alone, torch would refuse such rows.
+        return Choice(DEFAULT, "rows with several documents need the math kernel here")
     if not works:
         return Choice(DEFAULT, "no kernel agreed with the reference")
     best, usual = min(works, key=lambda name: works[name]), measured["default"]

@@ -87,7 +87,7 @@ def test_architectures():
 
 def kernels(**seconds: float | None) -> dict:
     rows = {
-        name: {"works": True, "why": "", "seconds": took} if took else {"works": False, "why": "not built"}
+        name: {"works": True, "why": "", "seconds": took, "documents_seconds": took / 2} if took else {"works": False, "why": "not built"}
         for name, took in seconds.items()
     }
     return {"default": "flash", "kernels": rows}
@@ -105,6 +105,15 @@ def kernels(**seconds: float | None) -> dict:
 )
 def test_attention(measured, expected):
     assert policy.attention(nvidia((9, 0)), measured).value == expected
+
+
+def test_documents_that_only_math_takes_are_left_to_torch():
+    measured = kernels(flash=1.0, cudnn=0.5, math=3.0)
+    assert policy.attention(nvidia((9, 0)), measured).value == "cudnn"
+    for name in ("flash", "cudnn"):
+        del measured["kernels"][name]["documents_seconds"]
+    value, why = policy.attention(nvidia((9, 0)), measured)
+    assert value == "default" and "several documents" in why
 
 
 def test_only_math_on_a_gpu_is_an_error_that_says_why():
