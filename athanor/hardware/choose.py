@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,9 @@ def resolve(
     return chosen, {name: part.why for name, part in zip(names, parts, strict=True)}
 
 
-def _micro_batch(asked: Asked, architecture: Architecture, config: ModelConfig, found: Mapping[str, Any], fits: Any) -> Choice:
+def _micro_batch(
+    asked: Asked, architecture: Architecture, config: ModelConfig, found: Mapping[str, Any], fits: Callable[[int], bool]
+) -> Choice:
     """Tokens of a micro-batch, 0 for the trainer's rule.
 
     Where micro-batches run side by side their size is a rule and not a
@@ -104,7 +106,7 @@ def _micro_batch(asked: Asked, architecture: Architecture, config: ModelConfig, 
 
 
 def needed_bytes(config: ModelConfig, load: Load, again: bool) -> int:
-    """Peak bytes of training, where activations are computed `again` one block at a time: each block's input is kept."""
+    """Peak bytes of training, where activations are computed `again` block by block: each block's input is kept."""
     if not again:
         return training_bytes(config, load)
     nothing = dataclasses.replace(load, micro_batch_rows=0)

@@ -24,13 +24,16 @@ _MOST_CHUNK = 512  # positions whose logits exist at a time
 _MOST_LOGITS = 1 << 25
 
 
-def attention(config: ModelConfig, rows: int, precision: str, device: torch.device, budget_seconds: float) -> dict[str, Any]:
+def attention(
+    config: ModelConfig, rows: int, precision: str, device: torch.device, budget_seconds: float
+) -> dict[str, Any]:
     """Every attention kernel at the model's shape, forward and backward, with and without documents in a row."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     T = config.context_tokens
     rows = max(1, min(rows, _MOST_SCORES // (config.heads * T * T)))
-    wide = [_random(rows, heads, T, config.head_dim, device=device) for heads in (config.heads, config.kv_heads, config.kv_heads)]
+    heads = (config.heads, config.kv_heads, config.kv_heads)
+    wide = [_random(rows, count, T, config.head_dim, device=device) for count in heads]
     document_BT = (torch.arange(T, device=device) * 4 // T).expand(rows, T)
     masks = {"plain": None, "documents": block_mask(document_BT)}
     grouped = config.heads != config.kv_heads
@@ -70,7 +73,8 @@ def attention(config: ModelConfig, rows: int, precision: str, device: torch.devi
         if row["works"]:
             row["seconds"] = row["plain_seconds"] + row.get("documents_seconds", masked)
     used = {kind: _dispatched(narrow, mask, grouped) for kind, mask in masks.items()}
-    return {"precision": precision, "rows": rows, "default": used["plain"], "default_documents": used["documents"], "kernels": kernels}
+    defaults = {"default": used["plain"], "default_documents": used["documents"]}
+    return {"precision": precision, "rows": rows, **defaults, "kernels": kernels}
 
 
 def _dispatched(parts: list[Tensor], mask: Tensor | None, grouped: bool) -> str:
@@ -79,7 +83,8 @@ def _dispatched(parts: list[Tensor], mask: Tensor | None, grouped: bool) -> str:
 
     inputs = [part.detach().requires_grad_(True) for part in parts]
     number = torch._fused_sdp_choice(*inputs, mask, 0.0, mask is None, enable_gqa=grouped)
-    names = {int(getattr(SDPBackend, backend)): name for name, backend in KERNELS.items() if hasattr(SDPBackend, backend)}
+    there = {name: backend for name, backend in KERNELS.items() if hasattr(SDPBackend, backend)}
+    names = {int(getattr(SDPBackend, backend)): name for name, backend in there.items()}
     return names.get(int(number), str(number))
 
 
@@ -92,7 +97,9 @@ def _random(*shape: int, device: torch.device) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(device)
 
 
-def loss(config: ModelConfig, tokens: int, precision: str, device: torch.device, budget_seconds: float) -> dict[str, Any]:
+def loss(
+    config: ModelConfig, tokens: int, precision: str, device: torch.device, budget_seconds: float
+) -> dict[str, Any]:
     """The output layer with its cross-entropy, forward and backward: whole logits, in chunks, and torch's fused one."""
     tokens = max(1, min(tokens, _MOST_LOGITS // config.vocab_size))
     h_ND = _random(tokens, config.dim, device=device)

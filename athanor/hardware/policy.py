@@ -89,7 +89,8 @@ def attention(architecture: Architecture, measured: Mapping[str, Any] | None) ->
         raise InputError(
             f"no fused attention kernel works on {architecture.name} ({reasons})", where="machine.attention", fix=fix
         )
-    if architecture.device == "cuda" and not any("documents_seconds" in kernels[name] for name in set(works) - {"math"}):
+    masked = [name for name in works if name != "math" and "documents_seconds" in kernels[name]]
+    if architecture.device == "cuda" and not masked:
         # Told to use fused ones alone, torch would refuse such rows.
         return Choice(DEFAULT, "rows with several documents need the math kernel here")
     if not works:

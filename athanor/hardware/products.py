@@ -55,7 +55,11 @@ def product(layout: str, outputs: int, inputs: int, tokens: int, **how: Any) -> 
 
 
 def measure(
-    config: ModelConfig, tokens: int, device: torch.device, budget_seconds: float, formats: tuple[str, ...] = tuple(AUTOCAST)
+    config: ModelConfig,
+    tokens: int,
+    device: torch.device,
+    budget_seconds: float,
+    formats: tuple[str, ...] = tuple(AUTOCAST),
 ) -> dict[str, Any]:
     """GFLOPS by format: of each layout, and of all together weighted by the time they take (`ceiling`).
 

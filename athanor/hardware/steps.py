@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import signal
 import sys
@@ -50,7 +51,7 @@ def by_format(
 ) -> dict[str, float]:
     """Tokens per second of forward and backward, output layer included, in each format."""
     model, data = part(config, device), batch(config, rows, device)
-    calls: dict[str, Callable[[], Any]] = {name: lambda name=name: step(model, data, name) for name in formats}  # type: ignore[misc]
+    calls: dict[str, Callable[[], Any]] = {name: functools.partial(step, model, data, name) for name in formats}
     return {name: data.next_N.numel() / took for name, took in compare(calls, device, budget_seconds).items()}
 
 
@@ -63,7 +64,7 @@ def by_rows(
     while rows <= most_rows and time.perf_counter() < deadline:
         try:
             data = batch(config, rows, device)
-            took = fastest(lambda data=data: step(model, data, precision), device, budget_seconds / 8)  # type: ignore[misc]
+            took = fastest(functools.partial(step, model, data, precision), device, budget_seconds / 8)
         except torch.OutOfMemoryError:
             break
         found.append({"rows": rows, "tokens_per_second": data.next_N.numel() / took})

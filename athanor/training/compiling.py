@@ -155,14 +155,14 @@ def compile_blocks(
 
 
 def use_cache(cache: Path) -> None:
-    """Have torch keep compiled code in a folder that outlives the process; wins over torch's default, not over the user."""
+    """Have torch keep compiled code in a folder that outlives the process, unless the user named one."""
     cache.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
 
 
 def graphs() -> int:
-    """How many graphs were compiled in this process: one for each shape, with and without documents, or it recompiles."""
+    """How many graphs this process compiled: one for each shape, with and without documents, or it recompiles."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])

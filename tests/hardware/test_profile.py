@@ -212,7 +212,8 @@ def test_settings_by_hand_win_over_kept_choices(here, monkeypatch):
 
 
 def test_precision_stays_when_the_device_changes(here):
-    record = {"device": "cuda", "profile": None, "why": {}, "choices": dataclasses.asdict(Choices("bf16", "cudnn", True))}
+    began = dataclasses.asdict(Choices("bf16", "cudnn", True))
+    record = {"device": "cuda", "profile": None, "why": {}, "choices": began}
     write_json(here / "slot" / FILE, record)
     choices, _ = choose([here / "slot"], TINY, "auto", 256, 10)
     assert choices == Choices("bf16")  # kernels of the other device mean nothing here

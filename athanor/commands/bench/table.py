@@ -49,7 +49,8 @@ def _products(profile: Mapping[str, Any]) -> list[str]:
 def _steps(profile: Mapping[str, Any]) -> list[str]:
     lines = ["", "Training steps of two of its blocks and the output layer: tokens per second"]
     lines += [f"  {name:<6}{speed:>17,.0f}" for name, speed in _ordered(profile["steps"], AUTOCAST)]
-    lines += [f"  {name} {'stays finite' if fine else 'does not stay finite'}" for name, fine in profile["stable"].items()]
+    for name, fine in profile["stable"].items():
+        lines.append(f"  {name} {'stays finite' if fine else 'does not stay finite'}")
     if rows := profile.get("micro_batch"):
         told = ", ".join(f"{row['rows']}: {row['tokens_per_second']:,.0f}" for row in rows)
         lines.append(f"  by rows of a micro-batch: {told}")
@@ -104,5 +105,6 @@ def _storage(profile: Mapping[str, Any]) -> list[str]:
     speed = disk["bytes_per_second"]
     written = f"{speed / 1e6:,.0f} MB/s with fsync" if speed else f"failed ({disk['why']})"
     total, free = memory["total_bytes"], memory["free_bytes"]
-    amounts = [f"{value / _GIB:.1f} GiB {word}" for value, word in ((free, "free"), (total, "in all")) if value is not None]
+    rows = ((free, "free"), (total, "in all"))
+    amounts = [f"{value / _GIB:.1f} GiB {word}" for value, word in rows if value is not None]
     return ["", f"Loader      {rate}", f"Checkpoints {written}", f"Memory      {', '.join(amounts) or 'unknown'}"]
