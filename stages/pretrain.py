@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,9 +16,10 @@ from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.params.model import ModelParams
 from athanor.params.pretrain import PretrainParams
-from athanor.pipeline import observe
+from athanor.pipeline import choices, observe
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.slots import Slot
 from athanor.training.loop import Hooks, train
 from athanor.training.memory import Load, check_memory
 from athanor.training.optimizer import AdamWSettings
@@ -25,7 +27,7 @@ from athanor.training.preflight import preflight
 from athanor.training.pretraining import HeldOut, Prepared
 from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.settings import LoopSettings
-from athanor.training.setup import place
+from athanor.training.setup import Choices, Place, place, tuned
 from athanor.training.step import probe_batch
 from athanor.training.vocabulary import check_same, load_vocabulary
 from athanor.training.weights import save_model
@@ -55,25 +57,26 @@ def prepare(run: Run, params: PretrainParams) -> Prepared:
     return Prepared(config, vocabulary, schedule, adam, sampler, held_out, inputs)
 
 
-def placed(params: PretrainParams, config: ModelConfig, total: int) -> tuple[torch.device, Load, LoopSettings]:
-    """How this machine goes about it; also seeds the global generators."""
+class Placed(NamedTuple):
+    """How this machine goes about a training."""
+
+    device: torch.device
+    load: Load
+    settings: LoopSettings
+    how: Choices
+
+
+def placed(run: Run, slots: Sequence[Slot | None], params: PretrainParams, config: ModelConfig, total: int) -> Placed:
+    """Choices, kept in the slots, and what follows from them; also seeds the global generators."""
     local = machine()
-    device, load = place(
-        config,
-        device=local.device,
-        threads=local.threads,
-        micro_batch_tokens=local.micro_batch_tokens,
-        batch_tokens=params.batch_tokens,
-        precision=params.precision,
-        section="pretrain",
-        seed=params.seed,
-    )
+    how = choices.chosen(run, slots, config, params.precision, params.batch_tokens, total)
+    device, load = place(config, how, Place(local.device, local.threads, "pretrain", params.seed), params.batch_tokens)
     settings = LoopSettings(
         total_tokens=total,
         batch_tokens=params.batch_tokens,
         grad_clip=params.grad_clip,
         z_loss=params.z_loss,
-        precision=params.precision,
+        precision=how.precision,
         document_mask=params.document_mask,
         validation_every_tokens=params.validation_every_tokens,
         sample_every_tokens=params.sample_every_tokens,
@@ -82,14 +85,13 @@ def placed(params: PretrainParams, config: ModelConfig, total: int) -> tuple[tor
         log_every_steps=local.log_every_steps,
         save_every_seconds=local.save_every_seconds,
     )
-    return device, load, settings
+    return Placed(device, load, settings, how)
 
 
 def run(run: Run) -> None:
     params = run.params("pretrain", PretrainParams)
     config, vocabulary, schedule, adam, sampler, held_out, inputs = prepare(run, params)
     total, wsd = schedule.total_tokens, params.schedule == "wsd"
-    device, load, settings = placed(params, config, total)
     if (rounds := sampler.epochs(total)["epochs"]) > 1:
         run.note(f"the shards' stream is read {rounds:.1f} times: multiply the epochs of each source by that")
     chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
@@ -97,11 +99,12 @@ def run(run: Run) -> None:
     trunk_inputs = {**inputs, "shards": sampler.trunk_manifest}
     trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
     slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
+    device, load, settings, how = placed(run, (slot, trunk), params, config, total)
     with slot, run.progress(total, "pretrain", "tokens") as bar:
         run.watch_health(schedule, params.batch_tokens, vocabulary.size, "cooldown_epochs" in sampler.epochs(total))
 
         def validate(model: Transformer) -> dict[str, Any]:
-            return held_out.scores(model, params.precision, settings.threads)
+            return held_out.scores(model, how.precision, settings.threads)
 
         def before_first_step(model: Transformer) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), params.document_mask)
@@ -129,10 +132,11 @@ def run(run: Run) -> None:
             on_note=run.note,
             should_stop=run.stop_requested,
         )
-        if not slot.done:
+        if not slot.done and not how.checkpointing:
             check_memory(config, load, device)
         model = Transformer.fresh(config, params.seed).to(device)
-        result = train(model, sampler, adam, schedule, settings, slot.path, hooks, trunk)
+        with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED, not slot.done):
+            result = train(model, sampler, adam, schedule, settings, slot.path, hooks, trunk)
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         parents = {"shards": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
         save_model(OUT, model, config, facts, parents=parents)

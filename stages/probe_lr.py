@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json, write_json
@@ -12,13 +11,16 @@ from athanor.errors import GateError, Interrupted, ParamsError
 from athanor.model.transformer import Transformer
 from athanor.params.pretrain import PretrainParams
 from athanor.params.probe_lr import ProbeLrParams
+from athanor.pipeline import choices
 from athanor.pipeline.progress import Progress
 from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.slots import Slot
 from athanor.training import checkpoint
 from athanor.training.loop import Hooks, train
 from athanor.training.memory import check_memory
 from athanor.training.pretraining import Prepared
 from athanor.training.probe import Point, diverged, fit, search, shortened
+from athanor.training.setup import tuned
 from stages.pretrain import NOT_IN_RESULT, placed, prepare
 
 POINT = "point.json"
@@ -79,7 +81,7 @@ def measured(run: Run, params: PretrainParams, bar: Progress) -> Point:
             bar.update(params.tokens)
         else:
             before = bar.done
-            point = trained(run, params, ready, slot.path, bar)
+            point = trained(run, params, ready, slot, bar)
             bar.update(before + params.tokens - bar.done)  # a run that diverged may have ended early
             write_json(slot.path / POINT, dataclasses.asdict(point))
             slot.mark_done()
@@ -91,11 +93,12 @@ def measured(run: Run, params: PretrainParams, bar: Progress) -> Point:
     return point
 
 
-def trained(run: Run, params: PretrainParams, ready: Prepared, folder: Path, bar: Progress) -> Point:
+def trained(run: Run, params: PretrainParams, ready: Prepared, slot: Slot, bar: Progress) -> Point:
     """Train to the end of the cooldown and score. A run that breaks off is a result, too: the rate is too high."""
     # Seeds the generators, too: every run starts as if it were alone.
-    device, load, settings = placed(params, ready.config, ready.schedule.total_tokens)
-    check_memory(ready.config, load, device)
+    device, load, settings, how = placed(run, (slot,), params, ready.config, ready.schedule.total_tokens)
+    if not how.checkpointing:
+        check_memory(ready.config, load, device)
     curve = f"loss.lr_{params.lr:g}"
 
     def on_replay(row: dict[str, float]) -> None:
@@ -106,7 +109,7 @@ def trained(run: Run, params: PretrainParams, ready: Prepared, folder: Path, bar
         bar.update(params.batch_tokens, f"lr {params.lr:g}, loss {row['loss']:.3f}")
 
     hooks = Hooks(
-        validate=lambda model: ready.held_out.scores(model, params.precision, settings.threads),
+        validate=lambda model: ready.held_out.scores(model, how.precision, settings.threads),
         on_resume=bar.update,
         on_replay=on_replay,
         on_step=on_step,
@@ -115,7 +118,8 @@ def trained(run: Run, params: PretrainParams, ready: Prepared, folder: Path, bar
     )
     model = Transformer.fresh(ready.config, params.seed).to(device)
     try:
-        result = train(model, ready.sampler, ready.adam, ready.schedule, settings, folder, hooks)
+        with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED):
+            result = train(model, ready.sampler, ready.adam, ready.schedule, settings, slot.path, hooks)
     except GateError as error:
         return Point(params.lr, None, error.what)
     bpb = result.validations[-1]["scores"]["all"]["bpb"]

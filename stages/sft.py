@@ -12,6 +12,7 @@ from athanor.data.order import permutation
 from athanor.data.sampler import SftSampler
 from athanor.model.transformer import Transformer
 from athanor.params.sft import SftParams
+from athanor.pipeline import choices
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
 from athanor.training.loop import Hooks, train
@@ -20,7 +21,7 @@ from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
 from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.settings import LoopSettings
-from athanor.training.setup import place
+from athanor.training.setup import Place, place, tuned
 from athanor.training.step import probe_batch
 from athanor.training.validation import conversation_loss
 from athanor.training.vocabulary import check_same, load_vocabulary
@@ -34,16 +35,6 @@ def run(run: Run) -> None:
     check_same(vocabulary, read_manifest(DATA, packed.KIND, packed.VERSION), str(DATA), "sft-data", template=True)
     config, base_facts = load_config(BASE)
     check_same(vocabulary, base_facts, str(BASE), "pretrain", template=False)
-    device, load = place(
-        config,
-        device=local.device,
-        threads=local.threads,
-        micro_batch_tokens=local.micro_batch_tokens,
-        batch_tokens=params.batch_tokens,
-        precision=params.precision,
-        section="sft",
-        seed=params.seed,
-    )
     sampler = SftSampler(DATA, config.context_tokens, params.seed)
     held_out = held_out_conversations(params.validation_max_conversations)
     total = whole_steps(int(params.epochs * sampler.tokens_per_epoch), params.batch_tokens)
@@ -56,12 +47,16 @@ def run(run: Run) -> None:
         total,
     )
     per_epoch = params.validations_per_epoch
+    parents = {"base": manifest_digest(BASE), "sft": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
+    slot = run.slot(dataclasses.asdict(params), parents)
+    how = choices.chosen(run, (slot,), config, params.precision, params.batch_tokens, total)
+    device, load = place(config, how, Place(local.device, local.threads, "sft", params.seed), params.batch_tokens)
     settings = LoopSettings(
         total_tokens=total,
         batch_tokens=params.batch_tokens,
         grad_clip=params.grad_clip,
         z_loss=params.z_loss,
-        precision=params.precision,
+        precision=how.precision,
         document_mask=True,  # conversations that share a row must not see each other
         validation_every_tokens=max(1, int(sampler.tokens_per_epoch / per_epoch)) if per_epoch else 0,
         sample_every_tokens=0,
@@ -70,13 +65,12 @@ def run(run: Run) -> None:
         log_every_steps=local.log_every_steps,
         save_every_seconds=local.save_every_seconds,
     )
-    parents = {"base": manifest_digest(BASE), "sft": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
-    with run.slot(dataclasses.asdict(params), parents) as slot, run.progress(total, "sft", "tokens") as bar:
+    with slot, run.progress(total, "sft", "tokens") as bar:
         run.watch_health(schedule, params.batch_tokens, vocabulary.size)
 
         def validate(model: Transformer) -> dict[str, Any]:
-            how = {"precision": params.precision, "threads": local.threads}
-            return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, **how))
+            with_ = {"precision": how.precision, "threads": local.threads}
+            return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, **with_))
 
         def before_first_step(model: Transformer) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), True)
@@ -99,11 +93,12 @@ def run(run: Run) -> None:
             on_note=run.note,
             should_stop=run.stop_requested,
         )
-        if not slot.done:
+        if not slot.done and not how.checkpointing:
             check_memory(config, load, device)
         model, _ = load_model(BASE, device)
         adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
-        result = train(model, sampler, adam, schedule, settings, slot.path, hooks)
+        with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED, not slot.done):
+            result = train(model, sampler, adam, schedule, settings, slot.path, hooks)
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         save_model(OUT, model, config, facts, parents=parents)
         slot.mark_done()

@@ -39,6 +39,7 @@ COMMANDS = {
     "work": Command("athanor.commands.work", "FOLDER --part I --of N", "one job of data work on a cluster"),
     "deps": Command("athanor.pipeline.closure", "[--fix]", "check the code dependencies in dvc.yaml"),
     "drill": Command("athanor.commands.drill.main", "[--kills N]", "kill stages again and again, compare every byte"),
+    "bench": Command("athanor.commands.bench.main", "hardware [--again]", "measure this machine for the model; once"),
     "params-doc": Command("athanor.commands.params_doc", "", "write docs/params.md from the schemas"),
 }
 

@@ -25,7 +25,7 @@ class PretrainParams:
     grad_clip: float = param(min=1e-3)  # joint norm of all gradients
     z_loss: float = param(min=0.0, max=0.1)  # weight of the squared log-sum-exp of the logits; 0 is off
     document_mask: bool  # attention stays inside a document
-    precision: str = param(choices=("fp32", "bf16", "fp16"))  # of forward and backward; weights are fp32 always
+    precision: str = param(choices=("fp32", "bf16", "fp16", "auto"))  # of forward and backward; weights are fp32 always
     validation_every_tokens: int = param(min=0)  # 0: at the end only
     validation_max_bytes: int = param(min=1)  # of held-out text per source; the eval stage scores all of it
     sample_every_tokens: int = param(min=0)  # text for the eye; 0: at the end only

@@ -24,7 +24,7 @@ class SftParams:
     weight_decay: float = param(min=0.0, max=1.0)
     grad_clip: float = param(min=1e-3)
     z_loss: float = param(min=0.0, max=0.1)
-    precision: str = param(choices=("fp32", "bf16", "fp16"))
+    precision: str = param(choices=("fp32", "bf16", "fp16", "auto"))
     validations_per_epoch: float = param(min=0.0, max=1000)  # 0: at the end only
     validation_max_conversations: int = param(min=1)
 

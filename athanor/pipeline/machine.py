@@ -26,6 +26,9 @@ class Machine:
     executor: who runs data work: processes of this machine, a ray cluster, or slurm jobs (docs/cluster.md).
     slurm_args: further arguments for sbatch, such as --partition=cpu or --time=4:00:00.
     micro_batch_tokens: tokens per forward pass, 0 to let the trainer choose.
+    attention: the attention kernel; auto takes the hardware profile's choice.
+    compile: whether transformer blocks are compiled; auto where it pays by the profile.
+    checkpointing: whether activations are computed again in the backward pass; auto where memory needs it.
     log_every_steps: how often training scalars are fetched from the device.
     save_every_seconds: how often a long stage writes a checkpoint.
     """
@@ -36,6 +39,9 @@ class Machine:
     executor: str = param(choices=("processes", "ray", "slurm"))
     slurm_args: tuple[str, ...]
     micro_batch_tokens: int = param(min=0)
+    attention: str = param(choices=("auto", "flash", "efficient", "cudnn", "math"))
+    compile: str = param(choices=("auto", "on", "off"))
+    checkpointing: str = param(choices=("auto", "on", "off"))
     log_every_steps: int = param(min=1)
     save_every_seconds: float = param(min=1)
 
@@ -47,6 +53,9 @@ DEFAULTS = {
     "executor": "processes",
     "slurm_args": (),
     "micro_batch_tokens": 0,
+    "attention": "auto",
+    "compile": "auto",
+    "checkpointing": "auto",
     "log_every_steps": 10,
     "save_every_seconds": 60.0,
 }

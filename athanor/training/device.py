@@ -39,3 +39,13 @@ def micro_batch(device: torch.device, asked_tokens: int, row_tokens: int, batch_
     if device.type == "cpu" and not asked_tokens:
         tokens = min(tokens, batch_tokens // CPU_MICRO_BATCHES)
     return max(1, min(tokens, batch_tokens) // row_tokens)
+
+
+def limit_memory(device: torch.device, fraction: float) -> None:
+    """Let torch take at most `fraction` of a GPU's memory.
+
+    On a chip that shares memory with the processor, a driver out of memory
+    takes the whole machine down instead of raising an error.
+    """
+    if device.type == "cuda" and fraction < 1.0:
+        torch.cuda.set_per_process_memory_fraction(fraction, device)

@@ -1,42 +1,112 @@
-"""From parameters and machine settings to a prepared device and its load."""
+"""From parameters, machine settings and choices to a prepared device, its load, and a model tuned for it."""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from athanor.errors import ParamsError
 from athanor.model.config import ModelConfig
-from athanor.training.device import micro_batch, prepare
+from athanor.model.transformer import Transformer
+from athanor.training.attention import DEFAULT, attention
+from athanor.training.compiling import Shapes, checkpoint_blocks, compile_blocks, untune
+from athanor.training.device import limit_memory, micro_batch, prepare
 from athanor.training.lanes import lane_count
+from athanor.training.loop import Hooks
 from athanor.training.memory import Load
+from athanor.training.settings import LoopSettings
 
 
-def place(
-    config: ModelConfig,
-    *,
-    device: str,
-    threads: int,
-    micro_batch_tokens: int,
-    batch_tokens: int,
-    precision: str,
-    section: str,
-    seed: int,
-) -> tuple[torch.device, Load]:
-    """Prepare the device and decide how much it takes on at a time.
+@dataclass(frozen=True)
+class Choices:
+    """How a machine works, with every `auto` resolved. All but `precision` only change the rounding of sums.
 
-    Also seeds the global generators: torch starts them at random, and their
-    state is part of every checkpoint.
-    ParamsError names `section`.batch_tokens when a batch is not whole rows.
+    micro_batch_tokens: 0 for the trainer's own rule. memory_fraction: of the
+    device's memory that may be taken, 1 for no limit.
     """
+
+    precision: str
+    attention: str = DEFAULT
+    compile: bool = False
+    checkpointing: bool = False
+    micro_batch_tokens: int = 0
+    memory_fraction: float = 1.0
+
+
+class Place(NamedTuple):
+    """Device and threads from the machine settings; the parameter section that trains there, and its seed."""
+
+    device: str
+    threads: int
+    section: str
+    seed: int
+
+
+def check_batch(config: ModelConfig, batch_tokens: int, section: str) -> None:
+    """ParamsError names `section`.batch_tokens when a batch is not whole rows."""
     if batch_tokens % config.context_tokens:
         raise ParamsError(
             f"{batch_tokens} is not a multiple of model.context_tokens",
             where=f"{section}.batch_tokens",
             fix=f"use a multiple of {config.context_tokens}",
         )
-    place = prepare(device, threads)
-    torch.manual_seed(seed)
-    rows = micro_batch(place, micro_batch_tokens, config.context_tokens, batch_tokens)
+
+
+def place(config: ModelConfig, choices: Choices, where: Place, batch_tokens: int) -> tuple[torch.device, Load]:
+    """Prepare the device and decide how much it takes on at a time.
+
+    Also seeds the global generators: torch starts them at random, and their
+    state is part of every checkpoint.
+    """
+    check_batch(config, batch_tokens, where.section)
+    device = prepare(where.device, where.threads)
+    limit_memory(device, choices.memory_fraction)
+    torch.manual_seed(where.seed)
+    rows = micro_batch(device, choices.micro_batch_tokens, config.context_tokens, batch_tokens)
     micro_batches = -(-batch_tokens // (rows * config.context_tokens))
-    lanes = min(lane_count(config, place), micro_batches)
-    return place, Load(rows, config.context_tokens, precision, lanes, min(lanes, threads))
+    lanes = min(lane_count(config, device), micro_batches)
+    return device, Load(rows, config.context_tokens, choices.precision, lanes, min(lanes, where.threads))
+
+
+@contextlib.contextmanager
+def tuned(
+    model: Transformer,
+    choices: Choices,
+    load: Load,
+    settings: LoopSettings,
+    hooks: Hooks,
+    cache: Path,
+    active: bool = True,
+) -> Iterator[None]:
+    """Inside the block, `model` and its copies run as chosen; compiled code is kept in `cache`.
+
+    `active` is False where nothing is left to train: compiling takes a minute.
+    """
+    if not active:
+        yield
+        return
+    device = model.head_weight.device
+    try:
+        if choices.compile:
+            shapes = Shapes.of(load.micro_batch_rows, load.row_tokens, settings.batch_tokens, settings.document_mask)
+            one_thread = lane_count(model.config, device) > 1
+            compile_blocks(
+                [model],
+                shapes,
+                precision=load.precision,
+                cache=cache,
+                one_thread=one_thread,
+                note=hooks.on_note,
+                should_stop=hooks.should_stop,
+            )
+        if choices.checkpointing:
+            checkpoint_blocks([model])
+        with attention(choices.attention, device):
+            yield
+    finally:
+        untune([model])

@@ -18,7 +18,7 @@ from athanor.training.step import probe_batch
 from athanor.training.loss import Targets
 from athanor.training.memory import Load, available_bytes, check_memory, training_bytes
 from athanor.training.preflight import preflight
-from athanor.training.setup import place
+from athanor.training.setup import Choices, Place, place
 
 CPU = torch.device("cpu")
 PLASMA = ModelConfig(32000, 18, 1024, 16, 4, 64, 2816, 1024, 1e4, 1e-6, False)
@@ -133,19 +133,19 @@ def test_too_large_a_model_is_refused_with_what_to_change():
 
 
 def test_placement():
-    how = {"device": "cpu", "threads": 2, "micro_batch_tokens": 0, "precision": "fp32", "seed": 1}
+    how, where = Choices("fp32"), Place("cpu", 2, "sft", 1)
     with pytest.raises(ParamsError, match=r"sft.batch_tokens.*multiple of 1024"):
-        place(PLASMA, **{**how, "threads": 1}, batch_tokens=1000, section="sft")
+        place(PLASMA, how, where, 1000)
     small = dataclasses.replace(PLASMA, layers=2, dim=64, heads=1, kv_heads=1, vocab_size=512)
     assert (lane_count(small, CPU), lane_count(PLASMA, CPU)) == (MAX_LANES, 1)
     assert lane_count(small, torch.device("cuda")) == 1
     assert [micro_batch(CPU, asked, 256, 8192) for asked in (0, 100, 2048, 1 << 20)] == [4, 1, 8, 32]
     assert [micro_batch(CPU, 0, 256, batch) for batch in (256, 1024, 2048, 1 << 20)] == [1, 1, 2, 4]
     for batch_tokens, lanes in ((1024, 1), (5000 * 1024, MAX_LANES)):
-        load = place(small, **how, batch_tokens=batch_tokens, section="x")[1]
+        load = place(small, how, where, batch_tokens)[1]
         state = torch.get_rng_state()
         torch.manual_seed(99)  # as at the start of a process, where torch seeds at random
-        place(small, **how, batch_tokens=batch_tokens, section="x")
+        place(small, how, where, batch_tokens)
         assert torch.equal(torch.get_rng_state(), state)
         assert (load.lanes, load.parallel, load.micro_batch_tokens) == (lanes, min(lanes, 2), 1024)
     assert prepare("auto", 1).type in ("cpu", "cuda", "mps")

@@ -56,7 +56,7 @@ Check = Callable[[], Iterable[Finding]]
 
 def examine(root: Path, deep: bool = False) -> list[Finding]:
     """Every finding in the checkout at `root`; a check that cannot be made is a finding, too."""
-    from athanor.commands.doctor import checks, experiments
+    from athanor.commands.doctor import checks, experiments, measured
     from athanor.commands.doctor.processes import look
 
     scraps = checks.scraps(root)  # before the processes: what has no living owner then never gets one
@@ -73,6 +73,7 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
         ("store", lambda: checks.moved_store(place)),
         ("untracked", lambda: checks.untracked(place)),
         ("space", lambda: checks.space(place)),
+        ("profile", lambda: measured.hardware_profile(root)),
     ]
     if deep:
         rules.append(("cache", lambda: checks.cache(place)))

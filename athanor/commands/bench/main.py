@@ -1,0 +1,94 @@
+"""Measurements of this machine.
+
+    python -m athanor bench hardware [--again] [--json]
+
+`hardware` measures what training by the model and batch of params.yaml can
+expect here and stores it in .athanor/hardware.json, where every `auto` of
+the machine settings finds it. A profile of the same machine, torch and model
+is shown as it is; --again measures anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from athanor.params.strict import load_section
+
+PARAMS = Path("params.yaml")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="athanor bench", description="measure this machine")
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="hardware")
+    hardware = kinds.add_parser("hardware", help="for the model of params.yaml: formats, kernels, compiler, disk")
+    hardware.add_argument("--again", action="store_true", help="measure although there is a profile")
+    hardware.add_argument("--json", action="store_true", help="the profile itself")
+    args = parser.parse_args()
+    profile, report = _hardware(args.again)
+    print(json.dumps(profile, indent=2) if args.json else report)
+    return 0
+
+
+def _hardware(again: bool) -> tuple[dict[str, object], str]:
+    from athanor.commands.bench.table import report
+    from athanor.hardware import architecture, measure, profile
+    from athanor.hardware.choose import Asked, resolve
+    from athanor.params.model import ModelParams
+    from athanor.params.pretrain import PretrainParams
+    from athanor.pipeline.machine import anchor, machine
+    from athanor.training.device import prepare
+    from athanor.training.lanes import lane_count
+    from athanor.training.memory import available_bytes
+    from athanor.training.setup import check_batch
+
+    local, root = machine(), anchor()
+    pretrain = load_section(PARAMS, "pretrain", PretrainParams)
+    config = load_section(PARAMS, "model", ModelParams).config(vocabulary_size())
+    check_batch(config, pretrain.batch_tokens, "pretrain")
+    device = prepare(local.device, local.threads)
+    found = None if again else profile.load(root, profile.fingerprint(config, device, local.threads))
+    if found is None:
+        found = measure.measure(
+            config,
+            device,
+            local.threads,
+            precision=pretrain.precision,
+            batch_tokens=pretrain.batch_tokens,
+            root=root,
+            bounds=measure.Bounds(compile=0.0) if local.compile == "off" else measure.Bounds(),
+            tell=lambda part: print(f"measuring: {part}", file=sys.stderr, flush=True),
+        )
+        profile.save(root, found)
+    asked = Asked(
+        precision=pretrain.precision,
+        attention=local.attention,
+        compile=local.compile,
+        checkpointing=local.checkpointing,
+        micro_batch_tokens=local.micro_batch_tokens,
+        batch_tokens=pretrain.batch_tokens,
+        steps=pretrain.tokens // pretrain.batch_tokens,
+        lanes=lane_count(config, device),
+        threads=local.threads,
+    )
+    free = available_bytes(device)
+    choices, why = resolve(asked, architecture.identify(device), config, found, free)
+    return found, report(found, choices, why, free)
+
+
+def vocabulary_size() -> int:
+    """Of the tokenizer that was trained, else of the one that is asked for."""
+    trained = Path("models/tokenizer")
+    if (trained / "manifest.json").is_file():
+        from athanor.training.vocabulary import load_vocabulary
+
+        return load_vocabulary(trained).size
+    from athanor.params.tokenizer import TokenizerParams
+
+    return load_section(PARAMS, "tokenizer", TokenizerParams).vocab_size
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""All measurements of a hardware profile, one after the other, each in bounded time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from athanor.hardware import architecture, kernels, policy, products, profile, steps, storage
+from athanor.hardware.timing import threads
+from athanor.model.config import ModelConfig
+from athanor.training.device import micro_batch
+from athanor.training.lanes import lane_count
+
+
+class Bounds(NamedTuple):
+    """Seconds that each part may take, about; a single slow call may exceed it."""
+
+    products: float = 8.0
+    steps: float = 6.0
+    rows: float = 6.0
+    attention: float = 3.0
+    loss: float = 3.0
+    compile: float = 90.0  # at most; on two cores 20 to 40
+    loader: float = 1.0
+
+
+QUICK = Bounds(products=2.0, steps=1.0, rows=1.0, attention=1.0, loss=1.0, compile=0.0, loader=0.0)
+
+
+def measure(
+    config: ModelConfig,
+    device: torch.device,
+    count: int,
+    *,
+    precision: str,
+    batch_tokens: int,
+    root: Path,
+    bounds: Bounds = Bounds(),
+    tell: Callable[[str], None] = lambda part: None,
+) -> dict[str, Any]:
+    """A profile of `device` with `count` threads for a model and its batch; `precision` may be auto.
+
+    `root` holds data/shards and .athanor. `tell` hears the name of each part as it begins.
+    """
+    started = time.monotonic()
+    rows = micro_batch(device, 0, config.context_tokens, batch_tokens)
+    # Micro-batches side by side run on one core each, so that is what is measured.
+    lanes = lane_count(config, device)
+    each = 1 if lanes > 1 else count
+    found: dict[str, Any] = {
+        "schema": profile.SCHEMA,
+        "fingerprint": profile.fingerprint(config, device, count),
+        "architecture": architecture.identify(device).name,
+        "rows": rows,
+        "lanes": lanes,
+    }
+    tell("matrix products")
+    found["products"] = products.measure(config, rows * config.context_tokens, device, bounds.products)
+    with threads(each):
+        found |= _formats(config, rows, device, bounds, tell)
+        chosen = choose_precision(precision, device, found)
+        found["precision"] = chosen
+        tell("attention kernels")
+        found["attention"] = kernels.attention(config, rows, chosen, device, bounds.attention)
+        tell("loss kernels")
+        found["loss"] = kernels.loss(config, rows * config.context_tokens, chosen, device, bounds.loss)
+        if lanes == 1:
+            tell("micro-batches")
+            most = max(rows, batch_tokens // config.context_tokens)
+            found["micro_batch"] = steps.by_rows(config, most, chosen, device, bounds.rows)
+    if bounds.compile:
+        tell(f"compiler (at most {bounds.compile:.0f} s)")
+        cache = root / ".athanor" / "compile-cache"
+        found["compile"] = steps.compiling(config, rows, chosen, device, each, cache, bounds.compile)
+    else:
+        found["compile"] = {"works": False, "why": "not measured, because it is off"}
+    tell("loader")
+    found["loader"] = storage.loader(root / "data" / "shards", config.context_tokens, batch_tokens, bounds.loader)
+    tell("checkpoint")
+    found["checkpoint"] = storage.checkpoints(root / ".athanor" / "slots", config)
+    found["memory"] = storage.memory(device)
+    found["seconds"] = round(time.monotonic() - started, 1)
+    return found
+
+
+def quick(config: ModelConfig, device: torch.device, batch_tokens: int) -> dict[str, Any]:
+    """Only what a number format is chosen by: for an accelerator without a profile, a few seconds."""
+    rows = micro_batch(device, 0, config.context_tokens, batch_tokens)
+    found = {"products": products.measure(config, rows * config.context_tokens, device, QUICK.products)}
+    return found | _formats(config, rows, device, QUICK, lambda part: None)
+
+
+def _formats(
+    config: ModelConfig, rows: int, device: torch.device, bounds: Bounds, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Steps and stability of the formats that the chip has units for."""
+    native = architecture.identify(device).native
+    tell("training steps by number format")
+    one = max(1, min(rows, 4096 // config.context_tokens))  # enough to compare by, and sure to fit
+    speeds = steps.by_format(config, one, ["fp32", *native], device, bounds.steps)
+    if "fp16" in native:
+        tell("stability of fp16")
+    return {"steps": speeds, "stable": {name: steps.stable(config, name, device) for name in native if name == "fp16"}}
+
+
+def choose_precision(asked: str, device: torch.device, found: dict[str, Any]) -> str:
+    """`asked`, or for auto what the policy makes of the measurements."""
+    if asked != "auto":
+        return asked
+    return str(policy.precision(architecture.identify(device), ceilings(found), found["steps"], found["stable"]).value)
+
+
+def ceilings(found: dict[str, Any]) -> dict[str, float]:
+    """GFLOPS of matrix products by number format."""
+    return {name: row["ceiling"] for name, row in found["products"]["gflops"].items()}

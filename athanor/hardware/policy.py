@@ -1,0 +1,180 @@
+"""What to choose for a machine, given what was measured on it. Pure functions: numbers in, a choice and its reason out.
+
+The measurements are parts of a profile (athanor/hardware/profile.py); a part
+that was not measured is None, and then the choice is the safe one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from athanor.errors import InputError
+from athanor.hardware.architecture import Architecture
+from athanor.training.attention import DEFAULT
+
+HALF_GAIN = 1.5  # matrix products of a half format against fp32, for it to be worth its rounding
+CPU_STEP_GAIN = 1.3  # of whole training steps: on a CPU the products are not the bottleneck of a small model
+KERNEL_GAIN = 1.03  # a kernel other than the usual one has to be faster by this much
+MICRO_BATCH_GAIN = 1.03  # for each doubling
+SHARED_MEMORY = 0.80  # of memory that a GPU shares with the processor
+COMPILATIONS = 3  # rows with and without documents, and once more from the cache in the process that trains
+LOGITS_SHARE = 0.25  # of free memory that whole logits may take
+
+
+class Choice(NamedTuple):
+    value: Any
+    why: str
+
+
+def precision(
+    architecture: Architecture,
+    gflops: Mapping[str, float] | None,
+    steps: Mapping[str, float] | None,
+    stable: Mapping[str, bool] | None,
+) -> Choice:
+    """bf16, fp16 or fp32.
+
+    `gflops`: of matrix products by format. `steps`: tokens per second of
+    whole training steps by format. `stable`: formats in which a short
+    training with loss scaling stayed finite.
+    """
+    gflops, steps, stable = gflops or {}, steps or {}, stable or {}
+    if architecture.device == "cpu":
+        if "bf16" not in architecture.native:
+            return Choice("fp32", f"{architecture.name} has no bf16 units")
+        gain = _ratio(steps, "bf16")
+        if gain is None:
+            return Choice("fp32", "steps in bf16 were not measured")
+        if gain >= CPU_STEP_GAIN:
+            return Choice("bf16", f"a training step is {gain:.2f} times as fast as in fp32")
+        return Choice("fp32", f"a training step in bf16 is {gain:.2f} times as fast, less than {CPU_STEP_GAIN:g}")
+    reasons = []
+    for name in ("bf16", "fp16"):
+        if name not in architecture.native:
+            reasons.append(f"{name} is emulated on {architecture.name}")
+            continue
+        gain = _ratio(gflops, name)
+        if gain is None:
+            reasons.append(f"{name} was not measured")
+        elif gain < HALF_GAIN:
+            reasons.append(f"{name} is {gain:.2f} times as fast as fp32, less than {HALF_GAIN:g}")
+        elif name == "fp16" and not stable.get("fp16", False):
+            reasons.append("the trial in fp16 was not stable")
+        else:
+            return Choice(name, "; ".join([*reasons, f"{name} products are {gain:.1f} times as fast as fp32"]))
+    return Choice("fp32", "; ".join(reasons))
+
+
+def _ratio(values: Mapping[str, float], name: str) -> float | None:
+    return values[name] / values["fp32"] if values.get(name) and values.get("fp32") else None
+
+
+def attention(architecture: Architecture, measured: Mapping[str, Any] | None) -> Choice:
+    """A kernel's name, or the default dispatch. InputError on a GPU on which only the math kernel works.
+
+    `measured`: {"default": name, "kernels": {name: {"works", "seconds", "why"}}} with the seconds of
+    rows with and without documents together, and documents_seconds for kernels that take their mask.
+    """
+    if measured is None:
+        return Choice(DEFAULT, "not measured")
+    kernels = measured["kernels"]
+    works = {name: row["seconds"] for name, row in kernels.items() if row["works"]}
+    if architecture.device == "cuda" and architecture.fused_attention and not set(works) - {"math"}:
+        reasons = "; ".join(f"{name}: {row['why']}" for name, row in kernels.items() if not row["works"])
+        fix = "install a torch built for this GPU, or set attention: math to accept a slow one"
+        if "gfx11" in architecture.name:
+            fix = f"export TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1; {fix}"
+        raise InputError(
+            f"no fused attention kernel works on {architecture.name} ({reasons})", where="machine.attention", fix=fix
+        )
+    masked = [name for name in works if name != "math" and "documents_seconds" in kernels[name]]
+    if architecture.device == "cuda" and not masked:
+        # Told to use fused ones alone, torch would refuse such rows.
+        return Choice(DEFAULT, "rows with several documents need the math kernel here")
+    if not works:
+        return Choice(DEFAULT, "no kernel agreed with the reference")
+    best, usual = min(works, key=lambda name: works[name]), measured["default"]
+    if best == usual:
+        return Choice(DEFAULT, f"torch's own choice, {usual}, is the fastest")
+    if usual not in works:
+        return Choice(best, f"torch's own choice, {usual}, does not work here")
+    gain = works[usual] / works[best]
+    if gain < KERNEL_GAIN:
+        return Choice(DEFAULT, f"{best} is no faster than torch's own choice, {usual}")
+    return Choice(best, f"{gain:.2f} times as fast as torch's own choice, {usual}")
+
+
+def compiled(measured: Mapping[str, Any] | None, *, blocks_per_step: float, steps: int) -> Choice:
+    """Whether compiling pays within `steps`, each of which runs `blocks_per_step` blocks one after the other.
+
+    `measured`: {"works", "why", "cold_seconds", "eager_seconds", "compiled_seconds"} of one block.
+    """
+    if measured is None:
+        return Choice(False, "not measured")
+    if not measured["works"]:
+        return Choice(False, measured["why"])
+    needed = break_even(measured, blocks_per_step)
+    if math.isinf(needed):
+        return Choice(False, "compiled blocks are not faster")
+    if steps > needed:
+        return Choice(True, f"pays from step {needed:,.0f} on")
+    return Choice(False, f"would pay from step {needed:,.0f} on, there are {steps:,}")
+
+
+def break_even(measured: Mapping[str, Any], blocks_per_step: float) -> float:
+    """Steps after which the time spent on compiling is won back; infinite when it never is."""
+    gain = (measured["eager_seconds"] - measured["compiled_seconds"]) * blocks_per_step
+    return COMPILATIONS * measured["cold_seconds"] / gain if gain > 0 else math.inf
+
+
+def micro_batch_rows(measured: Sequence[Mapping[str, float]] | None, fits: Callable[[int], bool]) -> Choice:
+    """The largest doubling of rows that fits and still brings 3 % more tokens per second; 0 when nothing was measured.
+
+    `measured`: {"rows", "tokens_per_second"} in rising order of rows.
+    """
+    chosen, speed = 0, 0.0
+    for row in measured or ():
+        if chosen and row["tokens_per_second"] < speed * MICRO_BATCH_GAIN:
+            return Choice(chosen, f"{row['rows']} rows are no more than {MICRO_BATCH_GAIN - 1:.0%} faster")
+        if not fits(int(row["rows"])):
+            return Choice(chosen or 1, f"{row['rows']} rows do not fit")
+        chosen, speed = int(row["rows"]), row["tokens_per_second"]
+    return Choice(chosen, "the most that was tried" if chosen else "not measured")
+
+
+def checkpointing(fits_plain: bool, fits_again: bool) -> Choice:
+    """Whether to compute activations again: only where training does not fit without."""
+    if fits_plain:
+        return Choice(False, "everything fits")
+    if fits_again:
+        return Choice(True, "activations do not fit otherwise")
+    return Choice(False, "it would not fit with it either")
+
+
+def loss_kernel(measured: Mapping[str, Any] | None, free_bytes: int | None) -> Choice:
+    """whole, chunked or fused: the fastest that leaves memory to others.
+
+    `measured`: name -> {"works", "seconds", "bytes"}.
+    """
+    works = {name: row for name, row in (measured or {}).items() if row["works"]}
+    if "whole" not in works:
+        return Choice("whole", "not measured")
+    best = min(works, key=lambda name: works[name]["seconds"])
+    if free_bytes is not None and works["whole"]["bytes"] > LOGITS_SHARE * free_bytes:
+        lean = {name: row for name, row in works.items() if name != "whole"}
+        if lean:
+            best = min(lean, key=lambda name: lean[name]["seconds"])
+            return Choice(best, f"whole logits would take more than {LOGITS_SHARE:.0%} of free memory")
+    gain = works["whole"]["seconds"] / works[best]["seconds"]
+    if best == "whole" or gain < KERNEL_GAIN:
+        return Choice("whole", "nothing else is faster")
+    return Choice(best, f"{gain:.2f} times as fast as whole logits")
+
+
+def memory_fraction(architecture: Architecture) -> Choice:
+    """The share of a GPU's memory that torch may take."""
+    if architecture.device == "cuda" and architecture.shared_memory:
+        return Choice(SHARED_MEMORY, "the GPU shares memory with the processor")
+    return Choice(1.0, "memory of its own")

@@ -1,0 +1,61 @@
+"""The hardware profile: what was measured on this machine for one model, in `.athanor/hardware.json`.
+
+Outside the tracked parameters, because it holds times. It is good for the
+machine, torch and model it was measured with, and is not read for any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from athanor.artifacts import digest, read_json, write_json
+from athanor.errors import InputError
+from athanor.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+SCHEMA = 1
+FILE = Path(".athanor") / "hardware.json"
+
+
+def fingerprint(config: ModelConfig, device: torch.device, threads: int) -> dict[str, Any]:
+    """What a measurement belongs to."""
+    import torch
+
+    from athanor.hardware import architecture
+
+    return {
+        "device": f"{device.type}: {architecture.name(device)}",
+        "torch": torch.__version__,
+        "threads": threads,
+        "model": config.to_dict(),
+    }
+
+
+def read(root: Path) -> dict[str, Any] | None:
+    """The stored profile, whatever it is of; None where there is none that can be understood."""
+    path = root / FILE
+    try:
+        profile = read_json(path) if path.is_file() else None
+    except InputError:
+        return None
+    return profile if isinstance(profile, dict) and profile.get("schema") == SCHEMA else None
+
+
+def load(root: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The stored profile if it is of the fingerprint `wanted`."""
+    profile = read(root)
+    return profile if profile is not None and profile.get("fingerprint") == wanted else None
+
+
+def save(root: Path, profile: Mapping[str, Any]) -> Path:
+    write_json(root / FILE, profile)
+    return root / FILE
+
+
+def short(profile: Mapping[str, Any]) -> str:
+    """Eight letters that stand for a profile."""
+    return digest(profile)[:8]

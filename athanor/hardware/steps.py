@@ -1,0 +1,152 @@
+"""Whole training steps of a small part of a model: by number format, by micro-batch, compiled or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from athanor.hardware.timing import compare, fastest, threads
+from athanor.model.config import ModelConfig
+from athanor.model.transformer import Transformer
+from athanor.training.compiling import Shapes, compile_block, first_line, run_apart, tune_blocks, untune, use_cache
+from athanor.training.loss import Targets, token_losses
+from athanor.training.precision import LossScale, autocast
+
+_LAYERS = 2  # of the part that is measured
+_STABLE_STEPS = 20
+_SCALE_HALVINGS = 4  # that a new loss scale may need to settle
+
+
+def part(config: ModelConfig, device: torch.device, layers: int = _LAYERS) -> Transformer:
+    return Transformer.fresh(dataclasses.replace(config, layers=min(layers, config.layers)), 0).to(device)
+
+
+def batch(config: ModelConfig, rows: int, device: torch.device) -> Targets:
+    """Rows of made-up ids, each of them a target."""
+    T = config.context_tokens
+    ids_BT = (torch.arange(rows * T, device=device) * 7 % config.vocab_size).view(rows, T)
+    return Targets(ids_BT, None, torch.arange(rows * T, device=device), ids_BT.roll(-1, 1).flatten())
+
+
+def step(model: Transformer, rows: Targets, precision: str, scale: float = 1.0) -> torch.Tensor:
+    """Forward and backward of one micro-batch; returns the loss."""
+    model.zero_grad(set_to_none=True)
+    with autocast(precision, rows.ids_BT.device):
+        loss = token_losses(model, rows).mean()
+    (loss * scale).backward()
+    return loss.detach()
+
+
+def by_format(
+    config: ModelConfig, rows: int, formats: Sequence[str], device: torch.device, budget_seconds: float
+) -> dict[str, float]:
+    """Tokens per second of forward and backward, output layer included, in each format."""
+    model, data = part(config, device), batch(config, rows, device)
+    calls: dict[str, Callable[[], Any]] = {name: functools.partial(step, model, data, name) for name in formats}
+    return {name: data.next_N.numel() / took for name, took in compare(calls, device, budget_seconds).items()}
+
+
+def by_rows(
+    config: ModelConfig, most_rows: int, precision: str, device: torch.device, budget_seconds: float
+) -> list[dict[str, float]]:
+    """Tokens per second of micro-batches of 1, 2, 4 … rows, until the budget is spent or memory is."""
+    model, rows, found = part(config, device), 1, []
+    deadline = time.perf_counter() + budget_seconds
+    while rows <= most_rows and time.perf_counter() < deadline:
+        try:
+            data = batch(config, rows, device)
+            took = fastest(functools.partial(step, model, data, precision), device, budget_seconds / 8)
+        except torch.OutOfMemoryError:
+            break
+        found.append({"rows": rows, "tokens_per_second": data.next_N.numel() / took})
+        rows *= 2
+    return found
+
+
+def stable(config: ModelConfig, precision: str, device: torch.device) -> bool:
+    """Whether a short training in a format stays finite, with its loss scale settled."""
+    model, data = part(config, device), batch(config, 1, device)
+    scale, skipped, loss = LossScale(precision, device), 0, torch.zeros(())
+    for _ in range(_STABLE_STEPS):
+        loss = step(model, data, precision, float(scale.scale))
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        scale.unscale(gradients)
+        bad = ~torch.stack([gradient.isfinite().all() for gradient in gradients]).all() | ~loss.isfinite()
+        scale.update(bad)
+        if bool(bad):
+            skipped += 1
+            continue
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm().clamp(min=1e-6)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.sub_(weight.grad, alpha=0.01 / float(norm.clamp(min=1.0)))
+    return bool(loss.isfinite()) and skipped <= _SCALE_HALVINGS
+
+
+def compiling(
+    config: ModelConfig, rows: int, precision: str, device: torch.device, count: int, cache: Path, limit_seconds: float
+) -> dict[str, Any]:
+    """What compiling one block costs and brings, measured in a process of its own: a compiler may hang."""
+    told = {
+        "config": config.to_dict(), "rows": rows, "precision": precision, "device": str(device), "threads": count,
+        "cache": str(cache), "seconds": limit_seconds,
+    }  # fmt: skip
+    said, problem = run_apart("athanor.hardware.steps", [json.dumps(told)], limit_seconds)
+    if problem:
+        return {"works": False, "why": problem}
+    return {"works": True, "why": "", **json.loads(said.strip().splitlines()[-1])}
+
+
+def _compile_and_time(told: dict[str, Any]) -> dict[str, float]:
+    config, device, name = ModelConfig.from_dict(told["config"]), torch.device(told["device"]), told["precision"]
+    model = part(config, device, layers=1)
+    x_BTD = torch.ones(told["rows"], config.context_tokens, config.dim, device=device, requires_grad=True)
+    block = model.model.layers[0]
+
+    def run() -> None:
+        with autocast(name, device):
+            out = block(x_BTD, model.rotary, None, None)
+        torch.autograd.grad(out.float().sum(), [x_BTD, *block.parameters()])
+
+    shapes = Shapes(frozenset({(told["rows"], config.context_tokens)}), documents=False)
+    with threads(told["threads"]):
+        started = time.perf_counter()
+        compiled = compile_block([model], shapes, name, told["threads"])
+        cold = time.perf_counter() - started
+
+        def switched(on: bool) -> None:
+            if on:
+                tune_blocks([model], compiled=compiled, rows_tokens=shapes.rows_tokens)
+            else:
+                untune([model])
+            run()
+
+        took = compare({"eager": lambda: switched(False), "compiled": lambda: switched(True)}, device, 3.0)
+    return {"cold_seconds": cold, "eager_seconds": took["eager"], "compiled_seconds": took["compiled"]}
+
+
+def main() -> int:
+    told = json.loads(sys.argv[1])
+    signal.alarm(int(told["seconds"]) + 1)  # should nobody be left to end this
+    torch.set_flush_denormal(True)
+    use_cache(Path(told["cache"]))
+    try:
+        made = _compile_and_time(told)
+    except Exception as error:  # a compiler's errors are of any type
+        print(first_line(error))
+        return 1
+    print(json.dumps(made))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Which of torch's attention kernels training uses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+KERNELS = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
+DEFAULT = "default"  # torch's own dispatch, shape by shape
+
+
+@contextlib.contextmanager
+def attention(kernel: str, device: torch.device) -> Iterator[None]:
+    """Attention by `kernel` (flash, efficient, cudnn, math, or default) inside the block, in every thread.
+
+    A kernel that cannot take a mask, such as flash with documents on a GPU,
+    gives way to the next that can. There that is never the math kernel, which
+    writes every score to memory: torch raises instead.
+    """
+    if kernel == DEFAULT:
+        yield
+        return
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    others = [name for name in KERNELS if name not in (kernel, "math")] if device.type == "cuda" else ["math"]
+    order = [kernel] if kernel == "math" else [kernel, *others]
+    with sdpa_kernel([getattr(SDPBackend, KERNELS[name]) for name in order], set_priority=True):
+        yield

@@ -1,0 +1,263 @@
+"""Ways to run a transformer's blocks: compiled, or with their activations computed again in the backward pass.
+
+Both are put on a model from outside. The model file knows of neither, names
+of weights stay, and copies of the model (the replicas of lanes) keep it.
+
+    python -m athanor.training.compiling JSON      a trial: compile as told, say how it went, end
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from athanor.artifacts import digest, write_json
+from athanor.model.config import ModelConfig
+from athanor.model.transformer import Block, Cache, Transformer
+from athanor.training.precision import autocast
+
+TRIAL_SECONDS = 600.0  # a wide model for a GPU, with one core to compile on
+_GRAPHS = 64  # variants of a block before torch gives up; shapes are let in by name, so few are ever made
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What a block will be given: (rows, tokens) of micro-batches, with documents in a row or not."""
+
+    rows_tokens: frozenset[tuple[int, int]]
+    documents: bool
+
+    @classmethod
+    def of(cls, micro_batch_rows: int, row_tokens: int, batch_tokens: int, documents: bool) -> Shapes:
+        """Shapes of a batch cut into micro-batches; the last of them may have fewer rows."""
+        rows = batch_tokens // row_tokens
+        sizes = {min(rows, micro_batch_rows), rows % micro_batch_rows} - {0}
+        return cls(frozenset((size, row_tokens) for size in sizes), documents)
+
+
+@dataclass(frozen=True, eq=False)
+class _How:
+    compiled: Callable[..., Tensor] | None = None
+    rows_tokens: frozenset[tuple[int, int]] = frozenset()
+    again: bool = False  # compute activations again
+
+    def __deepcopy__(self, memo: object) -> _How:
+        return self
+
+
+class TunedBlock(Block):
+    """A block that runs in another way where gradients are wanted; everywhere else it is the plain one.
+
+    Compiled code serves the shapes it was made for alone: preflight and
+    validation would have every new width compiled, at many seconds each.
+    """
+
+    how: _How
+
+    def forward(self, x_BTD: Tensor, table: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
+        how = self.how
+        if cache is not None or not torch.is_grad_enabled():
+            return Block.forward(self, x_BTD, table, mask, cache)
+        fits = how.compiled is not None and tuple(x_BTD.shape[:2]) in how.rows_tokens
+        run = how.compiled if fits else Block.forward
+        assert run is not None
+        if not how.again:
+            return run(self, x_BTD, table, mask, None)
+        from torch.utils.checkpoint import checkpoint
+
+        # Nothing here draws random numbers, so there is no state of theirs to keep.
+        return checkpoint(run, self, x_BTD, table, mask, None, use_reentrant=False, preserve_rng_state=False)
+
+
+def tune_blocks(models: Sequence[Transformer], **changes: Any) -> None:
+    for block in (block for model in models for block in model.model.layers):
+        block.how = dataclasses.replace(getattr(block, "how", _How()), **changes)
+        block.__class__ = TunedBlock
+
+
+def untune(models: Sequence[Transformer]) -> None:
+    """Plain blocks again."""
+    for block in (block for model in models for block in model.model.layers):
+        block.__dict__.pop("how", None)
+        block.__class__ = Block
+
+
+def checkpoint_blocks(models: Sequence[Transformer]) -> None:
+    """Keep only each block's input for the backward pass and compute the rest again there.
+
+    A third more work for memory that no longer grows with what is inside a block.
+    """
+    tune_blocks(models, again=True)
+
+
+def compile_blocks(
+    models: Sequence[Transformer],
+    shapes: Shapes,
+    *,
+    precision: str,
+    cache: Path,
+    one_thread: bool,
+    note: Callable[[str], None],
+    should_stop: Callable[[], bool] = lambda: False,
+    limit_seconds: float = TRIAL_SECONDS,
+) -> bool:
+    """Compile the blocks of all `models`, which may share weights, as one kernel graph; False if they stay as they are.
+
+    Blocks are alike, so one is compiled and serves all (regional compilation).
+    `one_thread`: micro-batches run side by side, each on one core (lanes). The
+    first time on a machine a process of its own tries it, because a compiler
+    may hang or crash; what it made in `cache` is then used here.
+    """
+    model = models[0]
+    device = model.head_weight.device
+    threads = 1 if one_thread else torch.get_num_threads()
+    trial = {
+        "config": {**model.config.to_dict(), "layers": 1},
+        "shapes": sorted(shapes.rows_tokens),
+        "documents": shapes.documents,
+        "precision": precision,
+        "device": str(device),
+        "threads": threads,
+        "torch": torch.__version__,
+        "seconds": limit_seconds,
+    }
+    use_cache(cache)
+    started = time.monotonic()
+    key = {name: value for name, value in trial.items() if name != "seconds"}
+    passed = cache / "passed" / f"{digest(key)[:16]}.json"
+    problem = "" if passed.is_file() else try_apart(trial, cache, should_stop)
+    if not problem:
+        try:
+            compiled = compile_block(models, shapes, precision, threads)
+        except Exception as error:  # a compiler's errors are of any type
+            problem = first_line(error)
+    if problem:
+        note(f"blocks are not compiled ({problem}); training goes on without, the result is as good")
+        return False
+    tune_blocks(models, compiled=compiled, rows_tokens=shapes.rows_tokens)
+    if not passed.is_file():
+        write_json(passed, key)
+    note(f"blocks compiled in {time.monotonic() - started:.0f} s")
+    return True
+
+
+def use_cache(cache: Path) -> None:
+    """Have torch keep compiled code in a folder that outlives the process, unless the user named one."""
+    cache.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
+
+
+def graphs() -> int:
+    """How many graphs this process compiled: one for each shape, with and without documents, or it recompiles."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def compile_block(models: Sequence[Transformer], shapes: Shapes, precision: str, threads: int) -> Callable[..., Tensor]:
+    """The compiled block, with code for every shape made now and not in the middle of a step."""
+    import torch._dynamo.config
+    import torch._inductor.config
+
+    for limit in ("recompile_limit", "cache_size_limit"):  # the newer name, the older one
+        if hasattr(torch._dynamo.config, limit):
+            setattr(torch._dynamo.config, limit, _GRAPHS)
+            break
+    # Also part of the guards: code for two threads is not used by a lane, which has one.
+    torch._inductor.config.cpp.threads = threads
+    torch.set_num_threads(threads)
+    compiled = torch.compile(Block.forward, fullgraph=True, dynamic=False)
+    model = models[0]
+    tune_blocks([model], compiled=compiled, rows_tokens=shapes.rows_tokens)
+    try:
+        for rows, tokens in sorted(shapes.rows_tokens):
+            ids_BT = torch.zeros(rows, tokens, dtype=torch.int64, device=model.head_weight.device)
+            half_T = (torch.arange(tokens, device=ids_BT.device) >= tokens // 2).long()
+            for document_BT in (None, half_T.expand(rows, tokens)) if shapes.documents else (None,):
+                _run_once(model, ids_BT, document_BT, precision)
+    except BaseException:
+        untune([model])
+        raise
+    return compiled
+
+
+def _run_once(model: Transformer, ids_BT: Tensor, document_BT: Tensor | None, precision: str) -> None:
+    """Forward and backward that leave no gradient behind."""
+    with autocast(precision, ids_BT.device):
+        total = model.hidden(ids_BT, document_BT=document_BT).float().sum()
+    torch.autograd.grad(total, list(model.parameters()))
+
+
+def try_apart(trial: Mapping[str, Any], cache: Path, should_stop: Callable[[], bool] = lambda: False) -> str:
+    """Compile in a process of its own, at most `trial["seconds"]`; "" or why it did not work."""
+    words = [json.dumps({**trial, "cache": str(cache)})]
+    return run_apart("athanor.training.compiling", words, trial["seconds"], should_stop)[1]
+
+
+def run_apart(
+    module: str, words: Sequence[str], seconds: float, should_stop: Callable[[], bool] = lambda: False
+) -> tuple[str, str]:
+    """What a module's process printed, and why it did not end well ("" when it did); killed after `seconds`."""
+    # A session of its own: its compilers end with it.
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            said, _ = process.communicate(timeout=0.2)
+            break
+        except subprocess.TimeoutExpired:
+            stopping = should_stop()
+            if not stopping and time.monotonic() < deadline:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return "", "asked to stop" if stopping else f"the compiler took longer than {seconds:.0f} s"
+    last = (said.strip().splitlines() or [""])[-1]
+    return said, "" if process.returncode == 0 else last or f"the compiler ended with status {process.returncode}"
+
+
+def first_line(error: BaseException) -> str:
+    """The type and first line of an error, short enough for a note."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__
+
+
+def main() -> int:
+    trial = json.loads(sys.argv[1])
+    signal.alarm(int(trial["seconds"]) + 1)  # should nobody be left to end this
+    use_cache(Path(trial["cache"]))
+    torch.set_num_threads(trial["threads"])
+    shapes = Shapes(frozenset((rows, tokens) for rows, tokens in trial["shapes"]), trial["documents"])
+    model = Transformer.fresh(ModelConfig.from_dict(trial["config"]), 0).to(torch.device(trial["device"]))
+    try:
+        compile_block([model], shapes, trial["precision"], trial["threads"])
+    except Exception as error:
+        print(first_line(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

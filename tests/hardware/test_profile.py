@@ -1,0 +1,226 @@
+"""The profile on disk, its measurement at a tiny size, and choices that a resume keeps. 10 s."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from athanor.artifacts import read_json, write_json
+from athanor.commands.bench import main as bench
+from athanor.commands.doctor.measured import hardware_profile
+from athanor.errors import InputError
+from athanor.hardware import kernels, measure, products, profile, steps, storage
+from athanor.hardware.measure import Bounds
+from athanor.model.config import ModelConfig
+from athanor.model.flops import forward_flops
+from athanor.params.strict import read_yaml
+from athanor.pipeline.choices import FILE, choose
+from athanor.training.setup import Choices
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+TINY = ModelConfig(256, 2, 32, 4, 2, 8, 64, 32, 1e4, 1e-6, False)
+BRIEF = Bounds(0.3, 0.2, 0.2, 0.2, 0.2, 0.0, 0.1)
+COMPILE = {"works": True, "why": "", "cold_seconds": 1.0, "eager_seconds": 1.0, "compiled_seconds": 0.5}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory without a profile, on one thread of the CPU."""
+    for name in ("DVC_ROOT", "ATHANOR_ATTENTION", "ATHANOR_COMPILE", "ATHANOR_MICRO_BATCH_TOKENS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ATHANOR_THREADS", "1")
+    monkeypatch.setenv("ATHANOR_DEVICE", "cpu")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def stored(root: Path, **parts: Any) -> dict[str, Any]:
+    """A profile for TINY on this machine."""
+    made = {"schema": profile.SCHEMA, "fingerprint": profile.fingerprint(TINY, CPU, 1), **parts}
+    profile.save(root, made)
+    return made
+
+
+def test_round_trip_and_fingerprint(here):
+    wanted = profile.fingerprint(TINY, CPU, 1)
+    assert profile.load(here, wanted) is None
+    made = stored(here, seconds=1.5)
+    assert profile.load(here, wanted) == made == profile.read(here)
+    for other in (
+        profile.fingerprint(TINY, CPU, 2),
+        profile.fingerprint(dataclasses.replace(TINY, dim=64), CPU, 1),
+        {**wanted, "torch": "1.0"},
+        {**wanted, "device": "cuda: another"},
+    ):
+        assert profile.load(here, other) is None
+    profile.save(here, {**made, "schema": profile.SCHEMA + 1})
+    assert profile.load(here, wanted) is None
+    (here / profile.FILE).write_text('{"schema": 1, "finger')  # a disk that was full
+    assert profile.load(here, wanted) is None
+
+
+def test_shapes_are_those_of_the_flops_count():
+    matrices = sum(2 * outputs * inputs * times for (outputs, inputs), times in products.shapes(TINY).items())
+    scores = 2 * TINY.layers * 2 * TINY.heads * TINY.head_dim
+    assert matrices == forward_flops(TINY, 1) - scores
+
+
+def test_products_have_the_layouts_of_training():
+    linear, x = torch.nn.Linear(3, 5, bias=False), torch.ones(4, 3, requires_grad=True)
+    torch.nn.init.ones_(linear.weight)
+    y = linear(x)
+    y.backward(torch.ones_like(y))
+    truth = {"forward": y, "input_gradient": x.grad, "weight_gradient": linear.weight.grad}
+    for layout in products.LAYOUTS:
+        assert torch.equal(products.product(layout, 5, 3, 4)(), truth[layout])
+
+
+def test_measured_whole(here):
+    found = measure.measure(TINY, CPU, 1, precision="fp32", batch_tokens=256, root=here, bounds=BRIEF)
+    assert json.loads(json.dumps(found)) == found
+    assert found["fingerprint"] == profile.fingerprint(TINY, CPU, 1)
+    row = found["products"]["gflops"]["fp32"]
+    assert min(row[name] for name in products.LAYOUTS) <= row["ceiling"] <= max(row[name] for name in products.LAYOUTS)
+    attention = found["attention"]
+    assert attention["default"] in attention["kernels"] and attention["kernels"]["math"]["works"]
+    assert not attention["kernels"]["cudnn"]["works"] and attention["kernels"]["cudnn"]["why"]
+    assert attention["kernels"]["math"]["documents_seconds"] > 0
+    assert found["loss"]["kernels"]["whole"]["bytes"] > found["loss"]["kernels"]["chunked"]["bytes"]
+    assert found["compile"] == {"works": False, "why": "not measured, because it is off"}
+    assert not found["loader"]["works"] and found["checkpoint"]["bytes_per_second"] > 0
+    assert list((here / ".athanor" / "slots").iterdir()) == []
+    assert 0 < found["memory"]["free_bytes"] <= found["memory"]["total_bytes"]
+    assert set(found["steps"]) >= {"fp32"}
+
+
+def test_a_kernel_that_is_wrong_does_not_count(monkeypatch):
+    real, calls = kernels.F.scaled_dot_product_attention, []
+
+    def broken(*args: Any, **how: Any) -> torch.Tensor:
+        calls.append(1)
+        return real(*args, **how) * (1.0 if len(calls) <= 2 else 1.01)  # the first two are the reference
+
+    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", broken)
+    found = kernels.attention(TINY, 2, "fp32", CPU, 0.1)["kernels"]
+    assert not any(row["works"] for row in found.values()) and "wrong by" in found["math"]["why"]
+
+
+def test_micro_batches_stop_at_the_batch():
+    assert [row["rows"] for row in steps.by_rows(TINY, 4, "fp32", CPU, 2.0)] in ([1], [1, 2], [1, 2, 4])
+    assert steps.stable(TINY, "fp32", CPU)
+
+
+def test_a_loss_that_overflows_is_not_stable(monkeypatch):
+    monkeypatch.setattr(steps, "step", lambda model, rows, precision, scale=1.0: _overflow(model))
+    assert not steps.stable(TINY, "fp16", CPU)
+
+
+def _overflow(model: torch.nn.Module) -> torch.Tensor:
+    for weight in model.parameters():
+        weight.grad = torch.full_like(weight, torch.inf)
+    return torch.zeros(())
+
+
+def test_a_compiler_without_end_is_stopped(here):
+    found = steps.compiling(TINY, 2, "fp32", CPU, 1, here / "cache", 0.5)
+    assert found == {"works": False, "why": "the compiler took longer than 0 s"}
+
+
+def test_a_full_disk_is_told(here, monkeypatch):
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage.checkpoint, "save", full)
+    assert "No space" in storage.checkpoints(here / "slots", TINY)["why"] and list((here / "slots").iterdir()) == []
+
+
+def test_command_measures_once(here, monkeypatch, capsys):
+    values = read_yaml(ROOT / "presets" / "micro.yaml")
+    values["model"] |= {"layers": 1, "dim": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "ffn_dim": 32}
+    values["model"] |= {"vocab_size": 320, "context_tokens": 16}
+    values["tokenizer"]["vocab_size"], values["pretrain"]["batch_tokens"] = 320, 64
+    Path("params.yaml").write_text(json.dumps(values))
+    monkeypatch.setenv("ATHANOR_COMPILE", "off")
+    monkeypatch.setattr(measure, "Bounds", lambda compile: BRIEF._replace(compile=compile))
+
+    def run(*words: str) -> tuple[bool, str]:
+        monkeypatch.setattr("sys.argv", ["athanor bench", "hardware", *words])
+        assert bench.main() == 0
+        said = capsys.readouterr()
+        return "measuring: matrix products" in said.err, said.out
+
+    first, table = run()
+    assert first and "GFLOPS" in table and "What auto comes to" in table and "Loader      skipped" in table
+    again, same = run()
+    assert not again and same.splitlines()[:-7] == table.splitlines()[:-7]
+    assert run("--again")[0]
+    monkeypatch.setenv("ATHANOR_THREADS", "2")  # another machine, as far as a profile is concerned
+    measured, text = run("--json")
+    assert measured and json.loads(text) == profile.read(here)
+    assert not run()[0]
+
+
+def test_doctor_tells_of_the_profile(here):
+    def told() -> list[str]:
+        return [str(finding) for finding in hardware_profile(here)]
+
+    assert told() == []
+    stored(here, compile=COMPILE, precision="fp32", attention={"default": "flash"})
+    assert len(told()) == 1 and "fp32, flash attention, 2.00 times as fast compiled" in told()[0]
+    (here / "params.yaml").write_text("model: {dim: 64, layers: 2, vocab_size: null}\n")
+    assert "stale" in told()[0] and "model.dim" in told()[0] and "layers" not in told()[0]
+    (here / profile.FILE).write_text("{")
+    assert "cannot be read" in told()[0] and told()[0].startswith("note")
+
+
+def test_without_a_profile_the_cpu_does_as_it_always_did(here):
+    choices, why = choose([here / "slot"], TINY, "auto", 256, 10**9)
+    assert choices == Choices("fp32") and set(why) == {field.name for field in dataclasses.fields(Choices)}
+
+
+def test_a_resume_keeps_its_choices_when_the_profile_changes(here):
+    slots = [here / "slot", here / "trunk"]
+    stored(here, compile={**COMPILE, "works": False, "why": "no compiler"})
+    first = choose(slots, TINY, "auto", 256, 10**9)[0]
+    assert not first.compile
+    stored(here, compile=COMPILE, steps={"fp32": 1.0, "bf16": 9.0})
+    assert choose(slots, TINY, "auto", 256, 10**9)[0] == first
+    fresh = choose([here / "other"], TINY, "auto", 256, 10**9)[0]
+    assert fresh.compile  # the planted difference: a new run does follow the new profile
+    # A run of another length goes on from the trunk as the trunk began, and so do those after it.
+    longer = [here / "longer", here / "trunk"]
+    assert choose(longer, TINY, "auto", 256, 10**9)[0] == first
+    assert choose([here / "longer"], TINY, "auto", 256, 10**9)[0] == first
+    assert read_json(here / "longer" / FILE) == read_json(here / "slot" / FILE)
+
+
+def test_settings_by_hand_win_over_kept_choices(here, monkeypatch):
+    slot = [here / "slot"]
+    assert not choose(slot, TINY, "auto", 256, 10)[0].compile
+    monkeypatch.setenv("ATHANOR_COMPILE", "on")
+    monkeypatch.setenv("ATHANOR_ATTENTION", "math")
+    choices, why = choose(slot, TINY, "auto", 256, 10)
+    assert choices.compile and choices.attention == "math" and why["compile"] == "as set"
+    monkeypatch.delenv("ATHANOR_COMPILE")
+    assert not choose(slot, TINY, "auto", 256, 10)[0].compile
+
+
+def test_precision_stays_when_the_device_changes(here):
+    began = dataclasses.asdict(Choices("bf16", "cudnn", True))
+    record = {"device": "cuda", "profile": None, "why": {}, "choices": began}
+    write_json(here / "slot" / FILE, record)
+    choices, _ = choose([here / "slot"], TINY, "auto", 256, 10)
+    assert choices == Choices("bf16")  # kernels of the other device mean nothing here
+    assert read_json(here / "slot" / FILE) == record
+
+
+def test_a_record_that_is_not_understood(here):
+    write_json(here / "slot" / FILE, {"device": "cpu", "choices": {"precision": "fp32"}})
+    with pytest.raises(InputError, match=r"choices.json: not understood. Fix: delete it"):
+        choose([here / "slot"], TINY, "fp32", 256, 10)
