@@ -267,7 +267,8 @@ class Run:
 
     def _hangs(self, text: str, facts: Mapping[str, Any]) -> None:
         print(f"{self.stage}: {text}", file=sys.stderr, flush=True)
-        self.journal.event("hang", text=text, **facts)
+        if self._journal is not None:
+            self._journal.event("hang", text=text, **facts)
 
     def give_up(self, text: str) -> None:
         """What is left to do for the watchdog before it ends the process."""

@@ -209,7 +209,7 @@ class Watch:
 
     def _write_heartbeat(self, path: Path) -> None:
         told = {"pid": os.getpid(), "host": platform.node(), "time_ms": now_ms(), "phase": self.phase}
-        told |= {"step": self.step_number, "done": self.bar.done, "total": self.bar.total, "unit": self.bar.unit}
+        told |= {"step": self.step_number, self.bar.unit or "done": self.bar.done, "total": self.bar.total}
         temporary = path.with_name(f".{path.name}.tmp")
         with contextlib.suppress(OSError):  # a full disk is told by what matters
             # Not flushed to the disk: after a power loss nobody is alive anyway, and a flush can take seconds.

@@ -22,7 +22,7 @@ STEPS = 12
 PATIENCE = 120.0  # s; only a test that fails waits so long
 
 STAGE = f'''
-import ctypes, json, os, time
+import ctypes, json, os, threading, time
 from pathlib import Path
 from athanor.artifacts import new_dir, write_bytes
 from athanor.errors import Interrupted
@@ -34,6 +34,9 @@ CONTROL = Path(os.environ["TOY_CONTROL"])
 def stuck_loader():
     while True:
         time.sleep(0.05)
+
+def tells_threads():
+    (CONTROL / "threads").write_text(" ".join(thread.name for thread in threading.enumerate()))
 
 def pauses():
     time.sleep(0.5)

@@ -147,7 +147,7 @@ def test_the_end_of_a_slurm_job_is_a_budget_with_time_left_to_save(tmp_path):
     assert job.stop() is None or time.time() > end - 2.1
     while (stop := job.stop()) is None:
         time.sleep(0.01)
-    assert stop.save and "the Slurm job ends in" in stop.why
+    assert stop.save and "the Slurm job ends in" in stop.why and "in 0.0 s" not in stop.why
     assert time.time() >= end - 2.1  # a short job is used for half of its time at least
     over = guards(tmp_path, **{SLURM_END: f"{time.time() - 9:.0f}"}).stop()
     assert over is not None and "ends in 0.0 s" in over.why
