@@ -5,7 +5,7 @@
 
 A stage asks between any two steps, so asking must cost next to nothing: a look
 at the clock each time, at a file every half second, at the disk every ten.
-Where torchrun started several processes, the first one asks for all.
+Where several processes train together, the main one asks for all.
 """
 
 from __future__ import annotations
@@ -74,11 +74,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
 class Guards:
     """Asked by a stage between two steps. `slots`: folders of checkpoints, to which more are added while it runs."""
 
-    def __init__(self, home: Path, root: Path, local: Machine, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, home: Path, root: Path, local: Machine, environ: Mapping[str, str] = os.environ, *, main: bool = True
+    ) -> None:
         self.places = [home, root]
         self.slots: list[Path] = []
         self.stop_file, self.save_file = Request(home / STOP), Request(home / SAVE)
-        self.first = environ.get("RANK", "0") == "0"
+        self.main = main
         self._min_free = int(local.min_free_gib * GIB)
         self._budgets = list(_budgets(local.max_minutes, environ))
         self._slurm_end = _moment(environ, SLURM_END)
@@ -97,7 +99,7 @@ class Guards:
 
     def stop(self) -> Stop | None:
         """Whether the stage has to stop now. What was told once is not told again: the caller remembers."""
-        if not self.first:
+        if not self.main:
             return None
         now = time.monotonic()
         if self._asked is not None:
@@ -117,7 +119,7 @@ class Guards:
 
     def save(self) -> bool:
         """Whether a checkpoint is wanted now. The file goes at the next call, when the checkpoint is written."""
-        if not self.first:
+        if not self.main:
             return False
         self._saved()
         self._saving = self.save_file.made(time.monotonic())

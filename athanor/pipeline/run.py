@@ -56,6 +56,8 @@ NO_ROOM = {
 class Run:
     """What a stage body gets to work with. Created by `stage_main`."""
 
+    main = True  # False in processes that only help this one
+
     def __init__(self, stage: str, module: str) -> None:
         self.stage, self.module = stage, module
         self.name = stage.replace("-", "_")  # file names and metric prefixes
@@ -70,8 +72,9 @@ class Run:
         self._held: list[Slot] = []
         self._beginning: Beginning | None = None
         local = machine()
-        self._guards = Guards(self.anchor / ".athanor", self.root, local)
-        self._watch = Watch(local.hang_seconds, self._guards.slots, self._hangs, self.give_up)
+        self._guards = Guards(self.anchor / ".athanor", self.root, local, main=self.main)
+        end = self.give_up if self.main else None
+        self._watch = Watch(local.hang_seconds, self._guards.slots, self._hangs, end)
 
     # -- parameters ---------------------------------------------------------
 

@@ -47,6 +47,8 @@ class Watch:
     """A stage's signs of life: the thread that waits for them, and what it leaves behind.
 
     `alarm(text, facts)` and `end(text)` are called in the watching thread.
+    Without `end` the process is not ended: one that only helps another one is
+    ended with it.
     Nothing is watched before the first step has ended: data are loaded, another
     process's lock is waited for, kernels are compiled for as long as it takes.
     """
@@ -56,7 +58,7 @@ class Watch:
         seconds: float,
         slots: list[Path],
         alarm: Callable[[str, Mapping[str, Any]], None],
-        end: Callable[[str], None],
+        end: Callable[[str], None] | None,
     ) -> None:
         self.phase, self.step_number, self.bar = "working", 0, Progress(None, "", "")
         self._seconds, self._slots, self._alarm, self._end = seconds, slots, alarm, end
@@ -81,8 +83,7 @@ class Watch:
         """Heartbeat and stacks go to the run's journal folder from now on."""
         self._folder = folder
         if self._on:
-            self._stacks = open(folder / f"stacks.rank{os.environ.get('RANK', '0')}.txt", "a", encoding="utf-8")
-            self._register(self._stacks)
+            self._open_stacks(folder)
 
     def beat(self, phase: str = "") -> None:
         """A sign of life, and what the stage is at."""
@@ -98,6 +99,8 @@ class Watch:
         now = time.monotonic()
         if self._stepped is not None:
             self._steps.append(now - self._stepped)
+        elif self._on and self._stacks is None:
+            self._follow()
         self._stepped = now
         self.beat("training")
         if self._thread is None and self._on and self._seconds:
@@ -159,8 +162,8 @@ class Watch:
             if waited >= allowed and not alarmed:
                 alarmed = True
                 self._raise_alarm(waited)
-            if waited >= 2 * allowed:
-                self._give_up(waited)
+            if waited >= 2 * allowed and self._end is not None:
+                self._give_up(waited, self._end)
 
     def allowed(self) -> float:
         """Seconds without a sign of life that are no reason for an alarm now."""
@@ -198,11 +201,12 @@ class Watch:
                 os.kill(pid, signal.SIGUSR2)
         named = f"{place}/stacks.rank*.txt" if others else getattr(self._stacks, "name", place)
         facts = {"seconds": round(waited, 1), "phase": self.phase, "step": self.step_number, "stacks": str(named)}
-        bounded(lambda: self._alarm(f"{what}; the stacks are in {named}; it ends if that lasts as long again", facts))
+        then = "; it ends if that lasts as long again" if self._end else ""
+        bounded(lambda: self._alarm(f"{what}; the stacks are in {named}{then}", facts))
 
-    def _give_up(self, waited: float) -> None:
+    def _give_up(self, waited: float, end: Callable[[str], None]) -> None:
         text = f"no sign of life for {duration(waited)} ({self.phase}, after step {self.step_number}): ended"
-        bounded(lambda: self._end(f"{text}; the same command goes on from the last checkpoint"))
+        bounded(lambda: end(f"{text}; the same command goes on from the last checkpoint"))
         os._exit(STATUS)
 
     # -- files ------------------------------------------------------------------
@@ -215,6 +219,18 @@ class Watch:
             # Not flushed to the disk: after a power loss nobody is alive anyway, and a flush can take seconds.
             temporary.write_text(json.dumps(told) + "\n")
             os.replace(temporary, path)
+
+    def _open_stacks(self, folder: Path) -> None:
+        self._stacks = open(folder / f"stacks.rank{os.environ.get('RANK', '0')}.txt", "a", encoding="utf-8")
+        self._register(self._stacks)
+
+    def _follow(self) -> None:
+        """A process that only helps has no journal; its stacks go to that of the one that has the slot."""
+        for slot in self._slots:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                run = json.loads((slot / "run.json").read_text(encoding="utf-8"))["run"]
+                self._open_stacks(slot.parents[2] / "runs" / run)
+                return
 
     def _register(self, file: TextIO) -> None:
         with contextlib.suppress(AttributeError, OSError, ValueError):  # no SIGUSR2 here, or no terminal

@@ -155,12 +155,12 @@ def test_the_end_of_a_slurm_job_is_a_budget_with_time_left_to_save(tmp_path):
         guards(tmp_path, **{SLURM_END: "soon"})
 
 
-def test_only_the_first_process_of_several_looks(tmp_path):
-    for rank, stops in (("0", True), ("1", False)):
-        asked = guards(tmp_path, RANK=rank, **{UNTIL: "1"})
-        (tmp_path / ".athanor").mkdir(exist_ok=True)
-        (tmp_path / ".athanor" / "SAVE").write_text(rank)
-        assert (asked.stop() is not None) == stops and asked.save() == stops
+def test_only_the_main_process_of_several_looks(tmp_path):
+    (tmp_path / ".athanor").mkdir()
+    for main in (True, False):
+        asked = Guards(tmp_path / ".athanor", tmp_path, machine(), {UNTIL: "1"}, main=main)
+        (tmp_path / ".athanor" / "SAVE").write_text(str(main))
+        assert (asked.stop() is not None) == main and asked.save() == main
 
 
 @pytest.fixture

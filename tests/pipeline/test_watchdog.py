@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from athanor.pipeline.watchdog import AT_LEAST, GRACE, Watch
-from tests.pipeline.guarded_stage import Place, ended, until
+from tests.pipeline.guarded_stage import PATIENCE, ROOT, Place, ended, until
 
 
 @pytest.fixture
@@ -92,6 +95,41 @@ def test_all_ranks_dump_when_one_hangs(place):
     stacks = place.stacks()
     assert ended(other)[0] == 0 and sorted(stacks) == ["stacks.rank0.txt", "stacks.rank1.txt"]
     assert "stuck_loader" in stacks["stacks.rank0.txt"] and "in waits_until_over" in stacks["stacks.rank1.txt"]
+
+
+HELPER = """
+import os, signal, sys, time
+from pathlib import Path
+from athanor.pipeline.watchdog import Watch
+
+def helps():
+    os.kill(os.getpid(), signal.SIGUSR2)
+    while not ended:
+        time.sleep(0.05)
+
+said, ended = [], []
+watch = Watch(0.2, [Path(sys.argv[1])], lambda text, facts: (said.append(text), len(said) > 1 or ended.append(text)), None)
+watch.begin()
+for _ in range(4):
+    watch.step()
+    time.sleep(0.05)
+helps()
+time.sleep(0.5)  # longer than twice the wait: it is not ended
+print(said)
+"""
+
+
+def test_a_process_that_only_helps_dumps_beside_the_main_one_and_is_not_ended(tmp_path):
+    slot, run = tmp_path / "slots" / "toy" / "x", tmp_path / "runs" / "toy-1-1"
+    slot.mkdir(parents=True), run.mkdir(parents=True)
+    (slot / "run.json").write_text('{"run": "toy-1-1"}')
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", HELPER, str(slot)], env=env, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0 and "no sign of life" in done.stdout and "it ends" not in done.stdout, done.stderr
+    stacks = (run / "stacks.rank3.txt").read_text()
+    assert stacks.count("in helps") >= 2 and not (run / "heartbeat.json").exists()  # asked for, and by the alarm
 
 
 def test_a_signal_dumps_the_stacks_of_any_stage_that_goes_on(place):
