@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--max-minutes", type=float)
     own, words = parser.parse_known_args()
     # A moment and not an amount: the stages of one repro share what is left.
-    until = {UNTIL: f"{time.time() + 60 * own.max_minutes:.1f}"} if own.max_minutes is not None else {}
+    until = {} if own.max_minutes is None else {UNTIL: f"{time.time() + 60 * own.max_minutes:.1f}"}
     try:
         check_file(PARAMS)  # before DVC, which deletes a stage's outputs and only then starts it
     except ParamsError as error:
@@ -55,7 +55,8 @@ def main() -> int:
     if left:
         print(f"Tracking  {left} runs are still to be shipped to MLflow; the next run or `make ui` does it")
     if status and stopped(root, since_ms):
-        print("\ndvc repro did not finish: a stage stopped on request; the same command goes on from there.", file=sys.stderr)
+        told = "a stage stopped on request; the same command goes on from there."
+        print(f"\ndvc repro did not finish: {told}", file=sys.stderr)
         return STOPPED
     if status:
         print(

@@ -95,7 +95,8 @@ class Guards:
     def stale(self) -> list[str]:
         """What to tell of files that lay there before the stage began."""
         found = [request.path for request in (self.stop_file, self.save_file) if request.old is not None]
-        return [f"{path} is older than this stage and is ignored; touch it to ask this one, or remove it" for path in found]
+        what = "is older than this stage and is ignored; touch it to ask this one, or remove it"
+        return [f"{path} {what}" for path in found]
 
     def stop(self) -> Stop | None:
         """Whether the stage has to stop now. What was told once is not told again: the caller remembers."""
@@ -150,7 +151,8 @@ class Guards:
         """Two checkpoints and a little must fit: the next one is written before an old one goes."""
         place = self.places[0]
         try:
-            disks = {os.stat(path).st_dev: (path, shutil.disk_usage(path)) for path in reversed(self.places) if path.is_dir()}
+            there = [path for path in reversed(self.places) if path.is_dir()]
+            disks = {os.stat(path).st_dev: (path, shutil.disk_usage(path)) for path in there}
         except OSError:  # a file system that does not answer is not full
             return None
         self._free = disks[os.stat(place).st_dev][1].free if place.is_dir() else None

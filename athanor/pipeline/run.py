@@ -141,7 +141,7 @@ class Run:
         return self._stop
 
     def save_requested(self) -> bool:
-        """True when a checkpoint is wanted now. Asked after each step of training, it is the watchdog's sign of life."""
+        """True when a checkpoint is wanted now. Asked after each step of training, it is a sign of life, too."""
         self._watch.step()
         return self._guards.save()
 

@@ -169,7 +169,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = shutil.which("mount")
-    if not mount or subprocess.run([mount, "-t", "tmpfs", "-o", "size=100m", "tmpfs", folder], capture_output=True).returncode:
+    command = [mount or "", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(folder)]
+    if not mount or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("mounting a small file system needs root")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
