@@ -122,15 +122,16 @@ def run(run: Run) -> None:
             run.journal.event("sample", step=step, texts=texts)
 
         hooks = Hooks(
-            validate=validate,
+            validate=run.lasting("validation", validate),
             before_first_step=before_first_step,
             on_resume=bar.resume_at,
             on_replay=on_replay,
             on_step=on_step,
             on_validation=lambda step, scores: run.log(step, **{f"val_bpb.{k}": v["bpb"] for k, v in scores.items()}),
-            on_sample=on_sample,
+            on_sample=run.lasting("samples", on_sample),
             on_note=run.note,
             should_stop=run.stop_requested,
+            should_save=run.save_requested,
         )
         if not slot.done and not how.checkpointing:
             check_memory(config, load, device)

@@ -84,7 +84,7 @@ def run(run: Run) -> None:
             bar.update(params.batch_tokens, f"loss {row['loss']:.3f}")
 
         hooks = Hooks(
-            validate=validate,
+            validate=run.lasting("validation", validate),
             before_first_step=before_first_step,
             on_resume=bar.resume_at,
             on_replay=on_replay,
@@ -92,6 +92,7 @@ def run(run: Run) -> None:
             on_validation=lambda step, score: run.log(step, val_loss=score["loss"]),
             on_note=run.note,
             should_stop=run.stop_requested,
+            should_save=run.save_requested,
         )
         if not slot.done and not how.checkpointing:
             check_memory(config, load, device)

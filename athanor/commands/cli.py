@@ -21,7 +21,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "repro": Command("athanor.commands.repro", "[arguments of dvc repro]", "dvc repro, with a summary at the end"),
+    "repro": Command("athanor.commands.repro", "[--max-minutes N] [DVC ARGS]", "dvc repro, with a summary at the end"),
     "plan": Command("athanor.commands.plan.main", "[TARGET ...] [--json]", "what dvc repro would do, why, how long"),
     "summary": Command("athanor.commands.summary", "", "what the pipeline made"),
     "compare": Command("athanor.commands.compare", "A B", "two experiments or revisions: parameters, scores, noise"),
@@ -34,6 +34,8 @@ COMMANDS = {
     "ui": Command("athanor.commands.ui", "[--port N]", "MLflow on the page that shows the runs"),
     "ship": Command("athanor.pipeline.ship", "[--wait S] [--rebuild]", "deliver journals to MLflow"),
     "slots": Command("athanor.commands.slots", "[prune | pin ID | unpin ID]", "checkpoints of long stages"),
+    "stop": Command("athanor.commands.stop", "[--wait S]", "have the stages that run save and end"),
+    "save": Command("athanor.commands.save", "[--wait S]", "have a training that runs write a checkpoint, and go on"),
     "doctor": Command("athanor.commands.doctor.main", "[--fix] [--deep] [--json]", "what crashes left behind; repair it"),
     "accept": Command("athanor.commands.accept", "[STAGE ...]", "keep results after edits of comments or docstrings"),
     "work": Command("athanor.commands.work", "FOLDER --part I --of N", "one job of data work on a cluster"),

@@ -12,6 +12,7 @@ a run with a larger token budget continues from, and pinned from the start.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -28,6 +29,7 @@ from athanor.pipeline.locks import locked, try_lock
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.progress import duration
 from athanor.pipeline.slots import DONE, PINNED
+from athanor.pipeline.watchdog import HEARTBEAT
 
 DAY = 86400.0
 GIB = 2**30
@@ -46,6 +48,7 @@ class Found:
     changed: float  # seconds since the epoch
     pinned: bool
     current: bool  # it made what lies in the workspace
+    pulse: str = ""  # what the process that works in it said last
 
     @property
     def id(self) -> str:
@@ -79,7 +82,19 @@ def _look(path: Path, current: set[str]) -> Found:
         max((stat.st_mtime for stat in files), default=path.stat().st_mtime),
         (path / PINNED).is_file(),
         path.name in current,
+        _pulse(path) if state == "working" else "",
     )
+
+
+def _pulse(path: Path) -> str:
+    """The heartbeat of the run that works in a slot, in words; "" where it left none."""
+    try:
+        run = json.loads((path / "run.json").read_text())["run"]
+        told = json.loads((path.parents[2] / "runs" / run / HEARTBEAT).read_text())
+        age = max(0.0, time.time() - told["time_ms"] / 1000)
+        return f"{told['phase']}, step {told['step']:,}, sign of life {duration(age)} ago"
+    except (OSError, ValueError, KeyError):  # it has just begun or ended
+        return ""
 
 
 def _files(path: Path) -> Iterable[Path]:
@@ -128,6 +143,7 @@ def table(slots: list[Found]) -> str:
     now = time.time()
     for slot in slots:
         marks = [word for word, on in (("current", slot.current), ("pinned", slot.pinned)) if on]
+        marks += [slot.pulse] if slot.pulse else []
         step = "-" if slot.step is None else f"{slot.step:,}"
         line = f"{slot.id:<9} {slot.stage:<10} {slot.state:<11} {step:>9} {duration(now - slot.changed):>14}"
         lines.append(f"{line} {size(slot.bytes):>10}  {', '.join(marks)}".rstrip())

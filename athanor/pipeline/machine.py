@@ -31,6 +31,9 @@ class Machine:
     checkpointing: whether activations are computed again in the backward pass; auto where memory needs it.
     log_every_steps: how often training scalars are fetched from the device.
     save_every_seconds: how often a long stage writes a checkpoint.
+    max_minutes: a stage that ran so long saves and ends, 0 for no limit.
+    min_free_gib: a stage stops when the disk has less left (scaled down on a small disk), 0 to never look.
+    hang_seconds: without a step for so long, the stacks are dumped; -1 for ten usual steps, 0 to never look.
     """
 
     device: str = param(choices=("auto", "cpu", "cuda", "mps"))
@@ -44,6 +47,9 @@ class Machine:
     checkpointing: str = param(choices=("auto", "on", "off"))
     log_every_steps: int = param(min=1)
     save_every_seconds: float = param(min=1)
+    max_minutes: float = param(min=0)
+    min_free_gib: float = param(min=0)
+    hang_seconds: float = param(min=-1)
 
 
 DEFAULTS = {
@@ -58,6 +64,9 @@ DEFAULTS = {
     "checkpointing": "auto",
     "log_every_steps": 10,
     "save_every_seconds": 60.0,
+    "max_minutes": 0.0,
+    "min_free_gib": 1.0,
+    "hang_seconds": -1.0,
 }
 
 

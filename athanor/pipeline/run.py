@@ -34,11 +34,13 @@ from athanor.pipeline import facts
 from athanor.pipeline.beginning import Beginning
 from athanor.pipeline.closure import code_digest
 from athanor.pipeline.executor import from_machine
+from athanor.pipeline.guards import Guards
 from athanor.pipeline.journal import Journal, now_ms
 from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import Progress, duration
 from athanor.pipeline.redact import excepthook, redact
 from athanor.pipeline.slots import Slot
+from athanor.pipeline.watchdog import Watch
 
 if TYPE_CHECKING:
     from athanor.pipeline.watch import Health
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SPREAD_BYTES = 4_000_000
 PARAMS = Path("params.yaml")
+GO_ON = "The same command goes on from the last checkpoint"
 NO_ROOM = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk is full as far as the quota goes",
@@ -56,12 +59,14 @@ NO_ROOM = {
 class Run:
     """What a stage body gets to work with. Created by `stage_main`."""
 
+    main = True  # False in processes that only help this one
+
     def __init__(self, stage: str, module: str) -> None:
         self.stage, self.module = stage, module
         self.name = stage.replace("-", "_")  # file names and metric prefixes
         self.root, self.anchor = Path.cwd(), anchor()
         self.started, self.started_ms = time.monotonic(), now_ms()
-        self._stop = False
+        self._stop, self._why = False, ""
         self._values = read_yaml(PARAMS)
         self._graph = facts.Graph(self.root)
         self._facts: dict[str, Any] = {}
@@ -70,6 +75,10 @@ class Run:
         self._held: list[Slot] = []
         self._beginning: Beginning | None = None
         self._health: Health | None = None
+        local = machine()
+        self._guards = Guards(self.anchor / ".athanor", self.root, local, main=self.main)
+        end = self.give_up if self.main else None
+        self._watch = Watch(local.hang_seconds, self._guards.slots, self._hangs, end)
 
     # -- parameters ---------------------------------------------------------
 
@@ -114,7 +123,8 @@ class Run:
 
     def log(self, step: int, **values: float) -> None:
         """Append numbers at a step to the journal; they become curves in the tracking UI."""
-        fresh = self.journal.scalars(step, values)
+        self._watch.step_number = step
+        fresh = self.journal.scalars(step, {**values, **self._guards.scalars()})
         if fresh and self._health is not None:
             self._health.see(step, fresh)
 
@@ -138,11 +148,26 @@ class Run:
         print(f"{self.stage}: {redact(text)}", file=sys.stderr, flush=True)
 
     def progress(self, total: float | None, desc: str = "", unit: str = "") -> Progress:
-        return Progress(total, desc or self.stage, unit)
+        self._watch.bar = Progress(total, desc or self.stage, unit)
+        return self._watch.bar
 
     def stop_requested(self) -> bool:
-        """True once SIGTERM, SIGINT or SIGUSR1 arrived: save and raise `Interrupted`."""
+        """True once a signal arrived or a guard says so: save and raise `Interrupted`. Cheap, to be asked often."""
+        self._watch.beat()
+        if not self._stop and (stop := self._guards.stop()):
+            if not stop.save:
+                raise Interrupted(f"{stop.why}; stopped without saving, for which there is no room. {GO_ON}")
+            self._stop_because(stop.why)
         return self._stop
+
+    def save_requested(self) -> bool:
+        """True when a checkpoint is wanted now. Asked after each step of training, it is a sign of life, too."""
+        self._watch.step()
+        return self._guards.save()
+
+    def lasting(self, phase: str, work: Callable[..., T]) -> Callable[..., T]:
+        """`work` as something that may take much longer than a step, for the watchdog and the heartbeat."""
+        return self._watch.lasting(phase, work)
 
     def slot(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
         """The checkpoint slot for these result-deciding parameters, digests of inputs, and the stage's code.
@@ -153,6 +178,7 @@ class Run:
         that waits for it must not find them half-written.
         """
         slot = Slot(self._slots(), self._slot_facts(params, inputs), self._adopt_journal, held=True)
+        self._guards.slots.append(slot.path)
         self.fact(slot=slot.fingerprint)
         self._held.append(slot)
         return slot
@@ -160,6 +186,7 @@ class Run:
     def trunk(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
         """A slot for the part of the work that runs with other parameters share; pruning leaves it alone."""
         slot = Slot(self._slots(), {**self._slot_facts(params, inputs), "part": "trunk"}, pinned=True)
+        self._guards.slots.append(slot.path)
         self.fact(trunk=slot.fingerprint)
         return slot
 
@@ -242,6 +269,7 @@ class Run:
             **facts.provenance(self.root, digest(_plain(self._values))),
         }
         write_json(meta_path, {**meta, "pid": os.getpid(), "resumed": meta["resumed"] + 1})
+        self._watch.into(self._journal.folder)
 
     def _made_by(self) -> dict[str, str]:
         """Upstream stage to the run that made the bytes in the workspace, cached or not."""
@@ -254,11 +282,31 @@ class Run:
 
     def on_signal(self, *_: object) -> None:
         if not self._stop:
-            print(f"{self.stage}: stopping after this step, progress is kept", file=sys.stderr, flush=True)
-        self._stop = True
+            self._stop_because("")
+
+    def _stop_because(self, why: str) -> None:
+        self._stop, self._why = True, why
+        told = "stopping after this step, progress is kept"
+        print(f"{self.stage}: {f'{why}: ' if why else ''}{told}", file=sys.stderr, flush=True)
+
+    def _hangs(self, text: str, facts: Mapping[str, Any]) -> None:
+        print(f"{self.stage}: {text}", file=sys.stderr, flush=True)
+        if self._journal is not None:
+            self._journal.event("hang", text=text, **facts)
+
+    def give_up(self, text: str) -> None:
+        """What is left to do for the watchdog before it ends the process."""
+        _report(self, self.stage, "KILLED", text, 75)
+
+    def why(self, error: Interrupted) -> str:
+        """What ended a run that saved and stopped."""
+        return f"{self._why}: {error}" if self._why else str(error)
 
     def begin(self) -> None:
-        """Remember the code and parameters that this process runs with."""
+        """Remember the code and parameters that this process runs with, and watch over it."""
+        self._watch.begin()
+        for text in self._guards.stale():
+            print(f"{self.stage}: {text}", file=sys.stderr, flush=True)
         self._beginning = Beginning.now(self.root, self.module)
         self.code = self._beginning.code
 
@@ -295,6 +343,8 @@ class Run:
             self._release()
 
     def _release(self) -> None:
+        self._guards.close()
+        self._watch.close()
         for slot in self._held:
             slot.release()
 
@@ -326,7 +376,7 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
         run.finish()
         return 0
     except Interrupted as error:
-        return _report(run, stage, "KILLED", str(error), 75)
+        return _report(run, stage, "KILLED", run.why(error) if run else str(error), 75)
     except AthanorError as error:
         return _report(run, stage, "FAILED", f"{error}{_way_back(error)}", 1)
     except MemoryError as error:

@@ -54,6 +54,7 @@ class Hooks:
     on_sample: Callable[[int, Transformer], None] = lambda step, model: None
     on_note: Callable[[str], None] = lambda text: None
     should_stop: Callable[[], bool] = lambda: False
+    should_save: Callable[[], bool] = lambda: False
 
 
 class Trunk(Protocol):
@@ -154,7 +155,7 @@ class _Training:
             stop = hooks.should_stop()
             validate = last or _crosses(position, settings.batch_tokens, settings.validation_every_tokens)
             pinned = progress.step == self.pin_step
-            save_now = progress.step == until_step or stop or pinned
+            save_now = hooks.should_save() or progress.step == until_step or stop or pinned  # asked at every step
             save_now = save_now or time.monotonic() - saved_at >= settings.save_every_seconds
             fetch = validate or save_now or len(pending) >= settings.log_every_steps
             fetched = torch.stack(pending).tolist() if fetch else []  # the only look at the device
