@@ -46,7 +46,7 @@ def test_an_unknown_card_has_no_peak(name):
 
 
 def test_the_table_is_plausible():
-    """No sparse figures, no swapped columns, nothing that an earlier line hides."""
+    """No sparse figures, no swapped columns."""
     for peak in PEAKS:
         assert peak.source
         rates = [rate for rate in (peak.fp32, peak.tf32, peak.bf16, peak.fp16) if rate is not None]
