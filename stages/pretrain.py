@@ -18,6 +18,7 @@ from athanor.params.pretrain import PretrainParams
 from athanor.pipeline import observe
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.speed import gauge
 from athanor.training.loop import Hooks, train
 from athanor.training.memory import check_memory
 from athanor.training.optimizer import AdamWSettings
@@ -81,7 +82,7 @@ def run(run: Run) -> None:
     trunk_inputs = {**inputs, "shards": sampler.trunk_manifest}
     trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
     slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
-    with slot, run.progress(total, "pretrain", "tokens") as bar:
+    with slot, gauge(device, load.precision) as told, run.progress(total, "pretrain", "tokens") as bar:
 
         def validate(model: Transformer) -> dict[str, Any]:
             how = {"precision": params.precision, "threads": local.threads}
@@ -130,7 +131,7 @@ def run(run: Run) -> None:
     run.plot("pretrain", result.curve)
     names = sorted(result.validations[-1]["scores"])  # a resumed run has them sorted
     run.plot("pretrain_validation", result.validation_rows(lambda scores: {n: scores[n]["bpb"] for n in names}))
-    run.fact(**result.timings(config))
+    run.fact(**told(result.timings(config)))
 
 
 def held_out_documents(stream: TokenStream, max_bytes: int, vocabulary: Vocabulary) -> list[np.ndarray]:

@@ -14,6 +14,7 @@ from athanor.model.transformer import Transformer
 from athanor.params.sft import SftParams
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.speed import gauge
 from athanor.training.loop import Hooks, train
 from athanor.training.memory import check_memory
 from athanor.training.optimizer import AdamWSettings
@@ -71,7 +72,8 @@ def run(run: Run) -> None:
         save_every_seconds=local.save_every_seconds,
     )
     parents = {"base": manifest_digest(BASE), "sft": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
-    with run.slot(dataclasses.asdict(params), parents) as slot, run.progress(total, "sft", "tokens") as bar:
+    slot = run.slot(dataclasses.asdict(params), parents)
+    with slot, gauge(device, load.precision) as told, run.progress(total, "sft", "tokens") as bar:
 
         def validate(model: Transformer) -> dict[str, Any]:
             how = {"precision": params.precision, "threads": local.threads}
@@ -109,7 +111,7 @@ def run(run: Run) -> None:
     run.metrics({**result.metrics(config), "epochs": sampler.epoch(result.tokens)})
     run.plot("sft", result.curve)
     run.plot("sft_validation", result.validation_rows(lambda score: {"loss": score["loss"]}))
-    run.fact(**result.timings(config))
+    run.fact(**told(result.timings(config)))
 
 
 def held_out_conversations(most: int) -> list[Any]:

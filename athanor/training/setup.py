@@ -39,4 +39,6 @@ def place(
     rows = micro_batch(place, micro_batch_tokens, config.context_tokens, batch_tokens)
     micro_batches = -(-batch_tokens // (rows * config.context_tokens))
     lanes = min(lane_count(config, place), micro_batches)
-    return place, Load(rows, config.context_tokens, precision, lanes, min(lanes, threads))
+    return place, Load(
+        rows, config.context_tokens, precision, lanes, min(lanes, threads), accumulates=micro_batches > lanes
+    )

@@ -72,19 +72,9 @@ class Vitals:
         length = min(PROBE_TOKENS, twin.config.context_tokens, tokens_BS.shape[1])
         device = self.model.head_weight.device
         ids_1T = torch.from_numpy(np.ascontiguousarray(tokens_BS[:1, :length])).to(device)
-        depths: dict[str, Tensor] = {}
-        hooks = [
-            twin.model.embed_tokens.register_forward_hook(lambda _m, _i, out: depths.__setitem__("first", rms(out))),
-            twin.model.norm.register_forward_pre_hook(lambda _m, given: depths.__setitem__("last", rms(given[0]))),
-        ]
-        logits = Logits()
-        try:
-            with logits, autocast(self.precision, device):
-                twin.hidden(ids_1T)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        told = {"residual_growth": depths["last"] / depths["first"]} if len(depths) == 2 else {}
+        with Logits() as logits, autocast(self.precision, device):
+            growth = residual_growth(twin, ids_1T)
+        told = {} if growth is None else {"residual_growth": growth}
         return told | ({"attention_logit_max": torch.stack(logits.highest).max()} if logits.highest else {})
 
 
@@ -105,6 +95,21 @@ class Logits(TorchFunctionMode):
             later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
             self.highest.append(logits.masked_fill_(later, -torch.inf).max())
         return func(*args, **kwargs)
+
+
+def residual_growth(model: Transformer, ids_BT: Tensor) -> Tensor | None:
+    """Root mean square of the residual stream behind the last block over that before the first; None if not seen."""
+    depths: dict[str, Tensor] = {}
+    hooks = [
+        model.model.embed_tokens.register_forward_hook(lambda _m, _i, out: depths.__setitem__("first", rms(out))),
+        model.model.norm.register_forward_pre_hook(lambda _m, given: depths.__setitem__("last", rms(given[0]))),
+    ]
+    try:
+        model.hidden(ids_BT)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return depths["last"] / depths["first"] if len(depths) == 2 else None
 
 
 def rms(x: Tensor) -> Tensor:
