@@ -177,6 +177,7 @@ def training_bytes(
 
     The peak is either where the loss turns around, with all blocks' inputs and
     the logits there, or at the end of backward, with all gradients there.
+    Lanes at work side by side are taken to reach it at once.
     """
     # Neither the number of blocks nor the context changes what one row of a few tokens keeps.
     alike = dataclasses.replace(config, layers=1, context_tokens=min(config.context_tokens, 3 * _PROBE_TOKENS["cuda"]))
