@@ -20,6 +20,7 @@ from athanor.pipeline import choices, observe
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
 from athanor.pipeline.slots import Slot
+from athanor.pipeline.speed import gauge
 from athanor.training.loop import Hooks, train
 from athanor.training.memory import Load, check_memory
 from athanor.training.optimizer import AdamWSettings
@@ -100,7 +101,7 @@ def run(run: Run) -> None:
     trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
     slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
     device, load, settings, how = placed(run, (slot, trunk), params, config, total)
-    with slot, run.progress(total, "pretrain", "tokens") as bar:
+    with slot, gauge(device, load.precision) as told, run.progress(total, "pretrain", "tokens") as bar:
         run.watch_health(schedule, params.batch_tokens, vocabulary.size, "cooldown_epochs" in sampler.epochs(total))
 
         def validate(model: Transformer) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def run(run: Run) -> None:
             should_stop=run.stop_requested,
             should_save=run.save_requested,
         )
-        if not slot.done and not how.checkpointing:
+        if not slot.done:
             check_memory(config, load, device)
         model = Transformer.fresh(config, params.seed).to(device)
         with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED, not slot.done):
@@ -146,7 +147,7 @@ def run(run: Run) -> None:
     run.plot("pretrain", result.curve)
     names = sorted(result.validations[-1]["scores"])  # a resumed run has them sorted
     run.plot("pretrain_validation", result.validation_rows(lambda scores: {n: scores[n]["bpb"] for n in names}))
-    run.fact(**result.timings(config))
+    run.fact(**told(result.timings(config)))
 
 
 if __name__ == "__main__":

@@ -97,8 +97,7 @@ def trained(run: Run, params: PretrainParams, ready: Prepared, slot: Slot, bar: 
     """Train to the end of the cooldown and score. A run that breaks off is a result, too: the rate is too high."""
     # Seeds the generators, too: every run starts as if it were alone.
     device, load, settings, how = placed(run, (slot,), params, ready.config, ready.schedule.total_tokens)
-    if not how.checkpointing:
-        check_memory(ready.config, load, device)
+    check_memory(ready.config, load, device)
     curve = f"loss.lr_{params.lr:g}"
 
     def on_replay(row: dict[str, float]) -> None:

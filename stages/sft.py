@@ -15,6 +15,7 @@ from athanor.params.sft import SftParams
 from athanor.pipeline import choices
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.speed import gauge
 from athanor.training.loop import Hooks, train
 from athanor.training.memory import check_memory
 from athanor.training.optimizer import AdamWSettings
@@ -65,7 +66,7 @@ def run(run: Run) -> None:
         log_every_steps=local.log_every_steps,
         save_every_seconds=local.save_every_seconds,
     )
-    with slot, run.progress(total, "sft", "tokens") as bar:
+    with slot, gauge(device, load.precision) as told, run.progress(total, "sft", "tokens") as bar:
         run.watch_health(schedule, params.batch_tokens, vocabulary.size)
 
         def validate(model: Transformer) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def run(run: Run) -> None:
             should_stop=run.stop_requested,
             should_save=run.save_requested,
         )
-        if not slot.done and not how.checkpointing:
+        if not slot.done:
             check_memory(config, load, device)
         model, _ = load_model(BASE, device)
         adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
@@ -106,7 +107,7 @@ def run(run: Run) -> None:
     run.metrics({**result.metrics(config), "epochs": sampler.epoch(result.tokens)})
     run.plot("sft", result.curve)
     run.plot("sft_validation", result.validation_rows(lambda score: {"loss": score["loss"]}))
-    run.fact(**result.timings(config))
+    run.fact(**told(result.timings(config)))
 
 
 def held_out_conversations(most: int) -> list[Any]:

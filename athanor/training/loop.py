@@ -19,15 +19,18 @@ import torch
 from torch import Tensor
 
 from athanor.errors import GateError, Interrupted
+from athanor.model.flops import allowed_pairs
 from athanor.model.transformer import Transformer
 from athanor.training import checkpoint
 from athanor.training.lanes import Lanes
+from athanor.training.meter import memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.result import TrainResult
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.state import RunState, json_safe, restore, run_tensors
 from athanor.training.step import Rows, Stepper
+from athanor.training.vitals import Vitals
 
 MAX_SKIPPED_IN_A_ROW = 50
 
@@ -114,13 +117,14 @@ class _Training:
         settings: LoopSettings,
         hooks: Hooks,
     ) -> None:
-        self.stepper, self.model = stepper, stepper.model
+        self.stepper, self.model, self.meter = stepper, stepper.model, stepper.meter
         self.sampler, self.schedule, self.settings, self.hooks = sampler, schedule, settings, hooks
         self.progress = RunState()
         # The last step that runs of other lengths share; the final one belongs to this length alone.
         before_cooldown = schedule.cooldown_start // settings.batch_tokens if schedule.shape == "wsd" else -1
         self.pin_step = min(before_cooldown, settings.steps - 1)
-        self.seconds, self.trained = 0.0, 0
+        self.vitals = Vitals(self.model, self.meter, settings.precision)
+        self.trained = 0
 
     def resume(self, folder: Path, at_most: int | None = None) -> bool:
         """Take over the newest whole checkpoint of `folder`, of step `at_most` or before; False if there is none."""
@@ -140,16 +144,18 @@ class _Training:
         progress, settings, hooks = self.progress, self.settings, self.hooks
         folder.mkdir(parents=True, exist_ok=True)
         pending: list[Tensor] = []
-        window_seconds, saved_at = 0.0, time.monotonic()
+        saved_at = time.monotonic()
         while progress.step < until_step:
-            started = time.perf_counter()
+            self.meter.begin_step()
             position = progress.step * settings.batch_tokens
             rate = self.schedule.rate(position + settings.batch_tokens)
-            rows = self.sampler.batch(position, settings.batch_tokens)
+            with self.meter.time("data"):
+                rows = self.sampler.batch(position, settings.batch_tokens)
             scalars, count = self.stepper.step(rows, rate)
             pending.append(scalars)
             progress.step += 1
             progress.supervised += count
+            progress.pairs += allowed_pairs(rows.document_BS[:, :-1], document_mask=settings.document_mask)
             self.trained += settings.batch_tokens
             last = progress.step == settings.steps
             stop = hooks.should_stop()
@@ -159,36 +165,41 @@ class _Training:
             save_now = save_now or time.monotonic() - saved_at >= settings.save_every_seconds
             fetch = validate or save_now or len(pending) >= settings.log_every_steps
             fetched = torch.stack(pending).tolist() if fetch else []  # the only look at the device
-            window_seconds += time.perf_counter() - started
-            self.seconds += time.perf_counter() - started
+            self.meter.end_step()
             if fetch:
-                self._record(fetched, window_seconds)
-                pending, window_seconds = [], 0.0
+                window = self.meter.window() | self.vitals.read(progress.step, rows.tokens_BS)
+                with self.meter.time("log"):
+                    self._record(fetched, window | memory(self.meter.device))
+                pending = []
             if validate:
-                scores = json_safe(hooks.validate(self.model))
+                with self.meter.time("evaluation"):
+                    scores = json_safe(hooks.validate(self.model))
                 tokens = progress.step * settings.batch_tokens
                 progress.validations.append({"step": progress.step, "tokens": tokens, "scores": scores})
                 hooks.on_validation(progress.step, scores)
             if last or _crosses(position, settings.batch_tokens, settings.sample_every_tokens):
-                hooks.on_sample(progress.step, self.model)
+                with self.meter.time("sample"):
+                    hooks.on_sample(progress.step, self.model)
             if save_now:
-                tensors = run_tensors(self.stepper, progress)
-                checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=pinned)
+                with self.meter.time("checkpoint"):
+                    tensors = run_tensors(self.stepper, progress)
+                    checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=pinned)
                 saved_at = time.monotonic()
             if stop and not last:
                 at = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
                 raise Interrupted(f"{at}; the same command goes on from there (saved in {folder})")
 
-    def _record(self, fetched: list[list[float]], window_seconds: float) -> None:
+    def _record(self, fetched: list[list[float]], window: dict[str, float]) -> None:
         """Enter fetched scalars of the last steps into the history and tell the hooks."""
         progress = self.progress
-        speed = len(fetched) * self.settings.batch_tokens / max(window_seconds, 1e-9)
+        speed = self.settings.batch_tokens / max(window["time.step_s"], 1e-9)
         for index, (loss, norm, skipped) in enumerate(fetched):
             step = progress.step - len(fetched) + index + 1
             progress.skipped += int(skipped)
             progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
             progress.history.add(loss, norm, skipped)
-            self.hooks.on_step({**self._row(step, loss, norm, skipped), "tokens_per_second": speed})
+            row = {**self._row(step, loss, norm, skipped), "tokens_per_second": speed}
+            self.hooks.on_step(row if step < progress.step else row | window)
             if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
                 raise GateError(
                     "finite steps",
@@ -215,8 +226,9 @@ class _Training:
             self.progress.supervised,
             curve,
             self.progress.validations,
-            self.seconds,
             self.trained,
+            self.progress.pairs,
+            self.meter.summary(),
         )
 
 

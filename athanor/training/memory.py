@@ -1,50 +1,200 @@
-"""Will it fit? An estimate of the memory a training step needs, before any of it is taken."""
+"""Will it fit? An estimate of the memory a training step needs, before any of it is taken.
+
+What backward keeps is not counted by hand but measured: the real code runs on
+a few tokens of the real widths, while every storage that comes to life is
+counted. That takes milliseconds, and tokens, rows and layers scale exactly.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from athanor.errors import InputError
 from athanor.model.config import ModelConfig
+from athanor.model.transformer import Transformer
+from athanor.training.loss import Targets, token_losses
+from athanor.training.precision import autocast
 
-_FIXED_BYTES = 128 << 20  # allocator slack and small buffers
+_FIXED_BYTES = 8 << 20  # small buffers
+# What an allocator takes beyond what is alive: glibc's heap keeps holes. With its mmap threshold fixed at 64 KiB,
+# twelve shapes of 1M to 30M parameters took 1.00 of what is alive, by default 1.0 to 1.2.
+_SLACK = {"cpu": 1.15, "cuda": 1.05}
 _USABLE = 0.95  # share of the free memory that may be planned for
+_PROBE_TOKENS = {"cpu": 32, "cuda": 128}  # kernels of GPUs pad rows to multiples of their tiles
 
 
 @dataclass(frozen=True)
 class Load:
-    """How a machine works on a model: `lanes` hold gradients, `parallel` of them run at a time."""
+    """How a machine works on a model: `lanes` hold gradients, `parallel` of them run at a time.
+
+    `accumulates`: a lane works on several micro-batches, so that gradients of
+    the first are there while the next one runs. `checkpointing`: a block keeps
+    its input only, and runs again in backward.
+    """
 
     micro_batch_rows: int
     row_tokens: int
     precision: str
     lanes: int = 1
     parallel: int = 1
+    accumulates: bool = True
+    checkpointing: bool = False
+    documents: bool = True  # rows hold several, kept apart by a mask
 
     @property
     def micro_batch_tokens(self) -> int:
         return self.micro_batch_rows * self.row_tokens
 
 
-def training_bytes(config: ModelConfig, load: Load) -> int:
-    """Peak bytes of training: weights, gradients, two Adam moments, and what backward keeps of a micro-batch."""
-    state = (12 + 4 * load.lanes) * config.parameter_count()
-    wide = config.heads * config.head_dim
-    norms = 2 * wide if config.qk_norm else 0
-    layer = 6 * config.dim + 4 * wide + norms + 4 * config.ffn_dim
-    per_token = config.layers * layer + 3 * config.vocab_size
-    element = 4
-    if load.precision != "fp32":
-        # Half-width copies of the weights; norms, residual stream and logits stay wide.
-        state += 2 * config.parameter_count()
-        per_token = config.layers * (layer / 2 + 3 * config.dim) + 3 * config.vocab_size
-    kept = load.micro_batch_tokens * (per_token * element + 5 * load.row_tokens)
-    return int(state + load.parallel * kept + _FIXED_BYTES)
+@dataclass(frozen=True)
+class Growth:
+    """Bytes of a row of T tokens: fixed + token · T + pair · T²; `fixed` once, however many rows."""
+
+    fixed: float
+    token: float
+    pair: float
+
+    def bytes(self, rows: int, row_tokens: int) -> float:
+        return self.fixed + rows * (self.token * row_tokens + self.pair * row_tokens**2)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What backward needs: of each block, of the rest besides the loss, and of the loss for each target at its peak."""
+
+    block: Growth
+    rest: Growth
+    target: float
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of all storages made inside and still alive: `now`, and at most `peak`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: dict[int, int] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # there is none to skip, and loading it takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {value.untyped_storage()._cdata for value in args if isinstance(value, Tensor)}
+        for value in out if isinstance(out, (tuple, list)) else (out,):
+            if not isinstance(value, Tensor):
+                continue
+            storage = value.untyped_storage()
+            key = storage._cdata
+            if key in self._known or key in given:  # a view, or changed in place
+                continue
+            self._known[key] = storage.nbytes()
+            self.now += self._known[key]
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._gone, key)
+        return out
+
+    def _gone(self, key: int) -> None:
+        self.now -= self._known.pop(key)
+
+
+@functools.lru_cache(maxsize=32)
+def kept(config: ModelConfig, precision: str, device: torch.device, documents: bool) -> Kept:
+    """Measure what backward keeps of this model, on the device and in the precision that it will train in."""
+    unit = min(_PROBE_TOKENS.get(device.type, 32), config.context_tokens // 3)
+    widths = dataclasses.replace(config, vocab_size=64)
+    lengths = (unit, 2 * unit, 3 * unit)
+    one, two = (
+        [_run(dataclasses.replace(widths, layers=layers), T, 1, precision, device, documents)[0] for T in lengths]
+        for layers in (1, 2)
+    )
+    block = _growth(unit, [b - a for a, b in zip(one, two, strict=True)])
+    rest = _growth(unit, [2 * a - b for a, b in zip(one, two, strict=True)])
+    # The loss alone: of a model so narrow that nothing else counts, with twice as many targets.
+    narrow = dataclasses.replace(config, layers=1, dim=8, heads=1, kv_heads=1, head_dim=8, ffn_dim=8)
+    few, many = (
+        _run(narrow, 2 * unit, targets, precision, device, False, backward=True)[1] for targets in (unit, 2 * unit)
+    )
+    return Kept(block, rest, (many - few) / unit + 3 * 4 * config.dim)
+
+
+def _run(
+    config: ModelConfig,
+    T: int,
+    targets: int,
+    precision: str,
+    device: torch.device,
+    documents: bool,
+    *,
+    backward: bool = False,
+) -> tuple[int, int]:
+    """Bytes alive after a forward pass over T ids by weights that nobody has set, and the peak (with backward)."""
+    with torch.device("meta"):
+        model = Transformer(dataclasses.replace(config, context_tokens=T))
+    model = model.to_empty(device=device)
+    model.restore_rotary()
+    ids_1T = torch.zeros(1, T, dtype=torch.int64, device=device)
+    document_1T = torch.arange(T, device=device)[None] // (T - 1) if documents else None
+    where_N = torch.arange(targets, device=device)
+    with Live() as live:
+        with autocast(precision, device):
+            loss = token_losses(model, Targets(ids_1T, document_1T, where_N, torch.zeros_like(where_N))).sum()
+        held = live.now
+        if backward:
+            loss.backward()
+        return held, live.peak
+
+
+def _growth(unit: int, values: list[int]) -> Growth:
+    """The parabola through the values at 1, 2 and 3 units."""
+    first, second, third = values
+    pair = (third - 2 * second + first) / (2 * unit * unit)
+    token = (second - first) / unit - 3 * unit * pair
+    return Growth(first - token * unit - pair * unit * unit, token, pair)
+
+
+def state_bytes(config: ModelConfig, load: Load) -> int:
+    """What no choice of rows or context makes smaller: weights, two moments, and every lane's gradients."""
+    return 4 * config.parameter_count() * (3 + load.lanes)
+
+
+def training_bytes(
+    config: ModelConfig, load: Load, device: torch.device = torch.device("cpu"), *, slack: float | None = None
+) -> int:
+    """Peak bytes of training: weights, gradients, two moments, and what backward keeps of a micro-batch.
+
+    The peak is either where the loss turns around, with all blocks' inputs and
+    the logits there, or at the end of backward, with all gradients there.
+    Lanes at work side by side are taken to reach it at once.
+    """
+    # Neither the number of blocks nor the context changes what one row of a few tokens keeps.
+    alike = dataclasses.replace(config, layers=1, context_tokens=min(config.context_tokens, 3 * _PROBE_TOKENS["cuda"]))
+    measured = kept(alike, load.precision, device, load.documents)
+    rows, T, weights = load.micro_batch_rows, load.row_tokens, 4 * config.parameter_count()
+    block, rest = measured.block.bytes(rows, T), measured.rest.bytes(rows, T)
+    blocks = config.layers * block
+    if load.checkpointing:
+        blocks = config.layers * 4 * config.dim * load.micro_batch_tokens + block
+    turn = blocks + rest + measured.target * load.micro_batch_tokens
+    # The embedding is the output matrix, too: two gradients of it meet at the end.
+    end = weights + 4 * config.vocab_size * config.dim + 2 * block + rest
+    if load.accumulates:
+        turn, end = turn + weights, end + weights
+    waiting = weights * (load.lanes - load.parallel)  # gradients of lanes that are done
+    factor = _SLACK.get(device.type, 1.15) if slack is None else slack
+    return int(3 * weights + waiting + factor * load.parallel * max(turn, end) + _FIXED_BYTES)
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -73,30 +223,54 @@ def check_memory(config: ModelConfig, load: Load, device: torch.device, availabl
 
     `available` replaces the measured free memory.
     """
-    needed = training_bytes(config, load)
+    needed = training_bytes(config, load, device)
     free = available_bytes(device) if available is None else available
     if free is None or needed <= free * _USABLE:
         return needed
-
-    def fits(**changes: int) -> bool:
-        return training_bytes(config, dataclasses.replace(load, **changes)) <= free * _USABLE
-
-    steps, rows = [], load.micro_batch_rows
-    while rows > 1 and not fits(micro_batch_rows=rows):
-        rows //= 2
-    if rows < load.micro_batch_rows:
-        steps.append(f"micro_batch_tokens: {rows * load.row_tokens} in machine.yaml")
-    if not fits(micro_batch_rows=1):
-        if load.parallel > 1:
-            steps.append("threads: 1 in machine.yaml")
-        if not fits(micro_batch_rows=1, parallel=1):
-            if 16 * config.parameter_count() < free * _USABLE:
-                steps.append(f"a smaller model.context_tokens than {config.context_tokens}")
-            steps.append(f"fewer model.layers than {config.layers}, then a smaller dim and ffn_dim")
-            steps += ["a smaller vocabulary", "a machine with more memory"]
+    steps = what_to_change(config, load, device, lambda size: size <= free * _USABLE)
     raise InputError(
         f"training {config.parameter_count():,} parameters needs about {needed / 2**30:.1f} GiB,"
         f" {free / 2**30:.1f} GiB are free on {device.type}",
         where="model",
         fix="; ".join(f"{i}. {step}" for i, step in enumerate(steps, 1)),
     )
+
+
+def what_to_change(config: ModelConfig, load: Load, device: torch.device, fits: Callable[[int], bool]) -> list[str]:
+    """Changes in the order of what they cost, each on top of those before it, until the estimate fits.
+
+    A machine setting that leaves the result alone comes first, the model last.
+    """
+    steps: list[str] = []
+
+    def fit() -> bool:
+        return fits(training_bytes(config, load, device))
+
+    rows = load.micro_batch_rows
+    while load.micro_batch_rows > 1 and not fit():
+        load = dataclasses.replace(load, micro_batch_rows=load.micro_batch_rows // 2, accumulates=True)
+    if load.micro_batch_rows < rows:
+        steps.append(f"micro_batch_tokens: {load.micro_batch_tokens} in machine.yaml")
+    if load.parallel > 1 and not fit():
+        load = dataclasses.replace(load, parallel=1)
+        steps.append("threads: 1 in machine.yaml")
+    if not load.checkpointing and not fit():
+        load = dataclasses.replace(load, checkpointing=True)
+        steps.append("checkpointing: on in machine.yaml")
+    if device.type == "cuda" and load.precision == "fp32" and not fit():
+        load = dataclasses.replace(load, precision="bf16" if torch.cuda.is_bf16_supported(False) else "fp16")
+        steps.append(f"precision: {load.precision}")
+    length = config.context_tokens
+    while config.context_tokens > 128 and not fit() and fits(state_bytes(config, load)):
+        config = dataclasses.replace(config, context_tokens=config.context_tokens // 2)
+        load = dataclasses.replace(load, row_tokens=min(load.row_tokens, config.context_tokens))
+    if config.context_tokens < length:
+        steps.append(f"model.context_tokens: {config.context_tokens}")
+    layers = config.layers
+    while config.layers > 1 and not fit():
+        config = dataclasses.replace(config, layers=config.layers - max(1, config.layers // 8))
+    if config.layers < layers:
+        steps.append(f"model.layers: {config.layers}, or a smaller dim and ffn_dim")
+    if not fit():
+        steps += ["a smaller vocabulary", "a machine with more memory"]
+    return steps

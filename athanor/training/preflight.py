@@ -16,10 +16,13 @@ from torch import Tensor
 from athanor.errors import GateError
 from athanor.model.transformer import Transformer
 from athanor.training.loss import Targets, token_losses
+from athanor.training.vitals import residual_growth
 
 INITIAL_LOSS_TOLERANCE = 0.1
 OVERFIT_STEPS = 60
 OVERFIT_SHARE = 0.5  # of the initial loss that has to be gone by then
+INPUTS_MATTER = 1.1  # times the loss, with inputs in another order
+RESIDUAL_LIMIT = 3.2
 _PROBE_TOKENS = 64
 
 
@@ -29,14 +32,29 @@ def preflight(model: Transformer, batch: Targets, *, fresh: bool = True) -> dict
     `fresh` says the weights are untrained: then the first loss must be ln V
     and must fall quickly. Trained weights may have nothing left to learn.
     """
+    check_targets(batch)
     probe = copy.deepcopy(model).float()
     first = probe_gradients(probe, batch)
     check_reach(probe, batch.ids_BT)
+    check_accumulation(probe, narrowed(batch))
     if not fresh:
         return {"initial_loss": first}
     first = untrained_loss(probe, batch)
     check_initial_loss(first, model.config.vocab_size)
-    return {"initial_loss": first, "overfit_loss": check_overfits(probe, narrowed(batch))}
+    growth = check_residual(probe)
+    left, shuffled = check_overfits(probe, narrowed(batch))
+    return {"initial_loss": first, "residual_growth": growth, "overfit_loss": left, "shuffled_loss": shuffled}
+
+
+def check_targets(batch: Targets) -> None:
+    """Every target must be the id after its position; of the last position of a row it is not among the inputs."""
+    inside_N = (batch.where_N + 1) % batch.ids_BT.shape[1] != 0
+    following_N = batch.ids_BT.flatten()[batch.where_N[inside_N] + 1]
+    wrong = int((following_N != batch.next_N[inside_N]).sum())
+    if wrong:
+        raise GateError(
+            "targets", f"{wrong} of {len(following_N)} targets are not the next id", fix="shift targets by one position"
+        )
 
 
 @torch.no_grad()
@@ -59,6 +77,58 @@ def check_initial_loss(loss: float, vocab_size: int) -> None:
             "initial loss",
             f"the untrained model's loss is {loss:.3f}, ln V is {math.log(vocab_size):.3f}",
             fix="check the initialisation and that targets are the next ids",
+        )
+
+
+@torch.no_grad()
+def check_residual(model: Transformer) -> float:
+    """The residual stream of an untrained model must grow through the blocks, but no more than damping allows.
+
+    What a block adds has a root mean square that goes with the square of the
+    width, relative to the embedding: measured from 96 to 1024 wide and 2 to 18
+    layers deep, 1.1 to 1.4 · (width / 192)². Without damping by
+    1/sqrt(2 · layers) it is 4 times as much at 5 layers, 6 at 18. Ids of a
+    text would not do: where they repeat, attention does not average them out.
+    """
+    length = min(4 * _PROBE_TOKENS, model.config.context_tokens)
+    ids_1T = (7919 * torch.arange(length, device=model.head_weight.device) % model.config.vocab_size)[None]
+    growth = residual_growth(model, ids_1T)
+    if growth is None:
+        return math.nan
+    limit = 1.5 + RESIDUAL_LIMIT * (model.config.dim / 192) ** 2
+    if not 0.5 <= float(growth) <= limit:
+        raise GateError(
+            "initialisation",
+            f"the residual stream grows {float(growth):.3g} times through {model.config.layers} blocks (limit {limit:.3g})",
+            fix="damp what writes to the residual stream by 1/sqrt(2 · layers)",
+        )
+    return float(growth)
+
+
+def check_accumulation(model: Transformer, batch: Targets) -> None:
+    """Gradients of the rows one by one must add up to the gradient of all at once."""
+    rows, T = batch.ids_BT.shape
+    if rows < 2 or not len(batch.where_N):
+        return
+    parts = []
+    for row in range(rows):
+        mine_N = batch.where_N // T == row
+        document_1T = None if batch.document_BT is None else batch.document_BT[row : row + 1]
+        where_N = batch.where_N[mine_N] - row * T
+        parts.append(Targets(batch.ids_BT[row : row + 1], document_1T, where_N, batch.next_N[mine_N]))
+    sums = []
+    for group in ([batch], [part for part in parts if len(part.where_N)]):
+        model.zero_grad(set_to_none=True)
+        for part in group:
+            (token_losses(model, part).sum() / len(batch.where_N)).backward()
+        sums.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
+    size = torch.stack(torch._foreach_norm(sums[0])).norm()
+    apart = float(torch.stack(torch._foreach_norm(torch._foreach_sub(*sums))).norm() / size)
+    if not apart <= (1e-4 if size.device.type == "cpu" else 1e-2):  # products of 10 bits are allowed on a GPU
+        raise GateError(
+            "accumulation",
+            f"gradients of single rows add up to another than that of all, relative distance {apart:.2g}",
+            fix="divide the sum of the losses by the targets of the whole step",
         )
 
 
@@ -123,23 +193,37 @@ def narrowed(batch: Targets) -> Targets:
     return Targets(ids_BT, document_BT, where_N, batch.next_N[inside_N])
 
 
-def check_overfits(model: Transformer, batch: Targets) -> float:
-    """Half of the loss on one small batch must be gone after a few steps; returns what is left.
+def check_overfits(model: Transformer, batch: Targets) -> tuple[float, float]:
+    """Half of the loss on one small batch must be gone after a few steps, and not without looking at the inputs.
 
-    Steps along the gradient's sign: as good as Adam here, and without its
+    With inputs in another order and the same targets the loss must be higher,
+    soon if not at once. Returns the loss that is left, and that one. Steps along the gradient's sign: as good as Adam here, and without its
     memory. Trains `model`, so pass a copy.
     """
     rate = min(0.02, 0.4 / model.config.dim)  # what a step does to an output grows with the width
-    first = loss = math.inf
-    for step in range(OVERFIT_STEPS):
+    first = loss = shuffled = math.inf
+    other = batch._replace(ids_BT=batch.ids_BT.flatten().roll(batch.ids_BT.numel() // 3).view_as(batch.ids_BT))
+    alike = torch.equal(other.ids_BT, batch.ids_BT)
+    for step in range(2 * OVERFIT_STEPS):
         loss = probe_gradients(model, batch)
         first = loss if step == 0 else first
         if loss <= OVERFIT_SHARE * first:
-            return loss
+            with torch.no_grad():
+                shuffled = float(token_losses(model, other).mean())
+            if alike or shuffled >= INPUTS_MATTER * loss:
+                return loss, shuffled
+        elif step >= OVERFIT_STEPS:
+            break
         with torch.no_grad():
             for weight in model.parameters():
                 assert weight.grad is not None
-                weight.sub_(weight.grad.sign(), alpha=rate * (1 - step / OVERFIT_STEPS))
+                weight.sub_(weight.grad.sign(), alpha=rate * max(0.25, 1 - step / OVERFIT_STEPS))
+    if loss <= OVERFIT_SHARE * first:
+        raise GateError(
+            "inputs matter",
+            f"the loss on one small batch is {loss:.3f}, and {shuffled:.3f} with the inputs in another order",
+            fix="check that the ids reach the blocks",
+        )
     raise GateError(
         "overfit",
         f"the loss on one small batch is still {loss:.3f} after {OVERFIT_STEPS} steps from {first:.3f}",

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from athanor.model.config import ModelConfig
-from athanor.model.flops import training_flops
+from athanor.model.flops import run_flops, training_flops
+from athanor.training.meter import STEP_PARTS
 
 
 @dataclass
 class TrainResult:
     """`curve`: at most 2000 rows of means; `validations`: {step, tokens, scores} each, the last one at the end.
 
-    `seconds` and `trained_tokens` are of this process only, without
-    validation, samples and checkpoints.
+    `pairs`: pairs of query and key that the documents of all steps allowed.
+    `trained_tokens` and `seconds` (by part, see `Meter.summary`) are of this
+    process only.
     """
 
     steps: int
@@ -24,8 +26,13 @@ class TrainResult:
     supervised_tokens: int
     curve: list[dict[str, float | None]]
     validations: list[dict[str, Any]]
-    seconds: float
     trained_tokens: int
+    pairs: int
+    seconds: dict[str, float]
+
+    def flops(self, config: ModelConfig) -> float:
+        """Operations of the whole run, counted for the documents that were really in its rows."""
+        return float(run_flops(config, self.tokens, self.pairs, self.supervised_tokens))
 
     def metrics(self, config: ModelConfig) -> dict[str, Any]:
         """What the run was and ended with; nothing that differs between equal runs."""
@@ -34,23 +41,26 @@ class TrainResult:
             "steps": self.steps,
             "tokens": self.tokens,
             "supervised_tokens": self.supervised_tokens,
-            "flops": training_flops(config, config.context_tokens) * self.tokens,
+            "flops": self.flops(config),
             "skipped_steps": self.skipped_steps,
             "train_loss": self.curve[-1]["loss"],
             "validation": self.validations[-1]["scores"],
         }
 
-    def timings(self, config: ModelConfig) -> dict[str, float]:
-        """Speed of this process; empty when there was nothing left to train."""
-        if not self.seconds:
+    def timings(self, config: ModelConfig) -> dict[str, Any]:
+        """Speed of this process, without evaluation, samples and checkpoints; empty when nothing was left to train."""
+        train_seconds = sum(self.seconds.get(part, 0.0) for part in STEP_PARTS)
+        if not train_seconds:
             return {}
-        speed = self.trained_tokens / self.seconds
-        gflops = speed * training_flops(config, config.context_tokens) / 1e9
+        speed = self.trained_tokens / train_seconds
         return {
-            "train_seconds": self.seconds,
+            "train_seconds": train_seconds,
             "trained_tokens": self.trained_tokens,
             "tokens_per_second": speed,
-            "model_gflops": gflops,
+            "model_gflops": speed * self.flops(config) / self.tokens / 1e9,
+            # What `athanor plan` counts for as many tokens in whole rows; it cannot know the documents.
+            "planned_flops": self.tokens * training_flops(config, config.context_tokens),
+            "seconds": self.seconds,
         }
 
     def validation_rows(self, values: Callable[[dict[str, Any]], dict[str, float]]) -> list[dict[str, float]]:

@@ -70,7 +70,15 @@ def place(config: ModelConfig, choices: Choices, where: Place, batch_tokens: int
     rows = micro_batch(device, choices.micro_batch_tokens, config.context_tokens, batch_tokens)
     micro_batches = -(-batch_tokens // (rows * config.context_tokens))
     lanes = min(lane_count(config, device), micro_batches)
-    return device, Load(rows, config.context_tokens, choices.precision, lanes, min(lanes, where.threads))
+    return device, Load(
+        rows,
+        config.context_tokens,
+        choices.precision,
+        lanes,
+        min(lanes, where.threads),
+        accumulates=micro_batches > lanes,
+        checkpointing=choices.checkpointing,
+    )
 
 
 @contextlib.contextmanager

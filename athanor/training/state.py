@@ -22,6 +22,7 @@ class RunState:
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.supervised = 0
+        self.pairs = 0  # of query and key, that attention was allowed
         self.history = History()
         self.validations: list[dict[str, Any]] = []
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from athanor.model.transformer import Transformer
 from athanor.training.lanes import Lanes
 from athanor.training.loss import Targets, supervised, targets, training_loss
+from athanor.training.meter import Meter
 from athanor.training.optimizer import AdamW, AdamWSettings, clip_gradients
 from athanor.training.precision import LossScale, autocast
 from athanor.training.settings import LoopSettings
@@ -36,6 +37,7 @@ class Stepper:
         self.lanes, self.settings = lanes, settings
         self.optimizer = AdamW(lanes.model, optimizer_settings)
         self.scale = LossScale(settings.precision, lanes.model.head_weight.device)
+        self.meter = Meter(lanes.model.head_weight.device)
 
     @property
     def model(self) -> Transformer:
@@ -49,17 +51,20 @@ class Stepper:
         count = int(supervised(rows.document_BS, mask_BS).sum())
 
         def loss_of(replica: Transformer, batch: Targets) -> Tensor:
-            with autocast(settings.precision, device):
+            with self.meter.time("forward"), autocast(settings.precision, device):
                 part = training_loss(replica, batch.to(device), max(1, count), z_loss=settings.z_loss)
-            self.scale.scaled(part).backward()
+            with self.meter.time("backward"):
+                self.scale.scaled(part).backward()
             return part.detach()
 
-        loss = self.lanes.backward(micro_batches(rows, settings.micro_batch_rows, settings.document_mask), loss_of)
-        self.scale.unscale([weight.grad for weight in self.model.parameters() if weight.grad is not None])
-        norm = clip_gradients(self.model.parameters(), settings.grad_clip)
-        skipped = ~(torch.isfinite(norm) & torch.isfinite(loss))
-        self.optimizer.step_unless(skipped, rate)
-        self.scale.update(skipped)
+        with self.meter.time("forward_backward"):
+            loss = self.lanes.backward(micro_batches(rows, settings.micro_batch_rows, settings.document_mask), loss_of)
+        with self.meter.time("optimizer"):
+            self.scale.unscale([weight.grad for weight in self.model.parameters() if weight.grad is not None])
+            norm = clip_gradients(self.model.parameters(), settings.grad_clip)
+            skipped = ~(torch.isfinite(norm) & torch.isfinite(loss))
+            self.optimizer.step_unless(skipped, rate)
+            self.scale.update(skipped)
         return torch.stack((loss, norm, skipped.float())), count
 
 

@@ -12,6 +12,7 @@ from athanor.artifacts import read_json
 
 CHECKPOINTS = ".athanor/slots/{stage}/*/step_*"
 TIMINGS = {"tokens_per_second"}  # numbers of the journal that differ between equal runs
+PER_PROCESS = ("time.", "memory.", "vitals.")  # and those that come at other steps in a run that was killed
 Value = int | float | str
 
 
@@ -62,12 +63,15 @@ def status(journal: Path) -> str:
 
 
 def journal_rows(journal: Path) -> list[tuple[str, int, Value]]:
-    """(name, step, value) in the order of writing, the value of a timing left out."""
+    """(name, step, value) in the order of writing, without the values of timings and what a process says of itself."""
     path = journal / "journal.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rows = [json.loads(line) for line in lines]
     return [
-        (name, row["s"], "" if name in TIMINGS else value) for row in rows for name, value in row.get("m", {}).items()
+        (name, row["s"], "" if name in TIMINGS else value)
+        for row in rows
+        for name, value in row.get("m", {}).items()
+        if not name.startswith(PER_PROCESS)
     ]
 
 

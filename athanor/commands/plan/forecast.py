@@ -85,7 +85,7 @@ class Memory:
             trained = journal.read_bytes().count(b'"tokens_per_second"')  # one in each line of a step made here
             if not trained:
                 return None
-            work = trained * metrics["flops"] / metrics["steps"]
+            work = trained * facts.get("planned_flops", metrics["flops"]) / metrics["steps"]
             if facts.get("train_seconds") and not meta["resumed"]:
                 slope = facts["train_seconds"] / work
         elif meta["inputs"]:

@@ -42,8 +42,9 @@ from athanor.commands.slots import size
 from athanor.commands.summary import leaf
 from athanor.commands.plan.work import STAGES, training_of
 from athanor.errors import AthanorError, ParamsError
+from athanor.hardware.shape import advice
 from athanor.pipeline.closure import code_digest, stage_module
-from athanor.pipeline.machine import anchor
+from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import duration
 from athanor.pipeline.schema import check_file
 
@@ -99,6 +100,7 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     plan.notes.extend(_interpreter(root, steps, built))
     if built and any(step.stage == "pretrain" and step.runs for step in steps):
         plan.notes.extend(probe.warnings(root, built))
+    plan.notes.extend(_shape(steps, built))
     only_comments = [step.stage for step in steps if _only_comments(step, root)]
     if only_comments:
         plan.notes.append(
@@ -123,6 +125,17 @@ def _interpreter(root: Path, steps: Sequence[Step], built: Mapping[str, Any]) ->
         f"download is kept, but was made from the standard library of Python {made} and this is {here}: dvc repro -f"
         " -s download makes it anew"
     ]
+
+
+def _shape(steps: Sequence[Step], built: Mapping[str, Any]) -> list[str]:
+    """Advice on the model's widths, while it can still be taken."""
+    if not any(step.stage == "pretrain" and step.runs for step in steps) or "model" not in built:
+        return []
+    model, device = built["model"], machine().device
+    config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
+    # "auto" is decided by what torch finds, and a plan loads no torch; /dev tells of NVIDIA's and AMD's drivers.
+    found = "cuda" if any(Path("/dev", name).exists() for name in ("nvidia0", "kfd")) else "cpu"
+    return [f"model: {text}" for text in advice(config, found if device == "auto" else device)]
 
 
 def _only_comments(step: Step, root: Path) -> bool:

@@ -1,0 +1,67 @@
+"""How fast a run was, against what its machine could do: facts of a run, never part of a result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import read_json
+from athanor.errors import InputError
+from athanor.hardware.peaks import measured_tflops, peak_tflops
+from athanor.pipeline.energy import Energy
+from athanor.pipeline.machine import anchor
+
+PROFILE = Path(".athanor") / "hardware.json"
+
+
+@contextlib.contextmanager
+def gauge(device: Any, precision: str) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
+    """Counts energy while it lasts; gives a function that completes the timings of a training, for after it."""
+    with Energy() as energy:
+
+        def complete(timings: Mapping[str, Any]) -> dict[str, Any]:
+            return {**timings, **rates(timings, device_name(device), precision, profile(), tf32()), **energy.facts()}
+
+        yield complete
+
+
+def rates(
+    timings: Mapping[str, Any], name: str, precision: str, measured: Mapping[str, Any] | None, tf32: bool = False
+) -> dict[str, Any]:
+    """The model's TFLOPS, and their share of the data sheet's peak (mfu) and of this machine's measured ceiling.
+
+    A share whose base is not known is left out. `name`: what torch calls the accelerator, "" for a CPU.
+    """
+    if "model_gflops" not in timings:
+        return {}
+    achieved = timings["model_gflops"] / 1000
+    told: dict[str, Any] = {"model_tflops": achieved, "precision": precision}
+    bases = {"mfu": peak_tflops(name, precision, tf32=tf32), "of_ceiling": measured_tflops(measured, precision)}
+    told |= {share: achieved / base for share, base in bases.items() if base}
+    return told | ({"accelerator": name} if name else {})
+
+
+def device_name(device: Any) -> str:
+    if device.type != "cuda":
+        return ""
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def tf32() -> bool:
+    """Whether products of fp32 matrices may go through tensor cores."""
+    import torch
+
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def profile() -> dict[str, Any] | None:
+    """The hardware profile of this machine; None before one was made."""
+    path = anchor() / PROFILE
+    try:
+        return read_json(path) if path.is_file() else None
+    except InputError:
+        return None

@@ -1,0 +1,127 @@
+"""Signs of a model that is about to fail, read from its weights and from one row on the way.
+
+They look at a twin that shares the weights, so hooks never touch the model
+that trains (nor make its compiled blocks compile again), change nothing and
+draw no random number. How often is a matter of the clock: all readings
+together may take one per cent of the time of the steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from athanor.model.transformer import Transformer
+from athanor.training.meter import Meter
+from athanor.training.precision import autocast
+
+PROBE_TOKENS = 256
+SHARE = 0.01  # of the time of the steps
+_SLICE_ROWS = 8
+
+
+class Vitals:
+    """Readings of one model:
+
+    vitals.embedding_spread     99th percentile over median of the norms of the embedding rows of ids in the batch
+    vitals.final_norm_gain      largest gain of the final norm, sign aside
+    vitals.attention_logit_max  largest attention logit of any layer and head on the batch's first row
+    vitals.residual_growth      root mean square of the residual stream behind the last block over that before the first
+    vitals.update_ratio_max     largest change of a block's matrix per step since the last reading, over its norm
+
+    What a model does not let see (sharded weights, attention of another kernel) is left out.
+    """
+
+    def __init__(self, model: Transformer, meter: Meter, precision: str) -> None:
+        self.model, self.meter, self.precision = model, meter, precision
+        self._twin: Transformer | None = None
+        self._before: tuple[int, list[Tensor]] | None = None
+
+    def read(self, step: int, tokens_BS: np.ndarray) -> dict[str, float]:
+        """A reading after `step` with its batch, if one is due; else nothing."""
+        spent = self.meter.totals["vitals"]
+        if spent > SHARE * self.meter.step_seconds or hasattr(self.model.head_weight, "placements"):
+            return {}
+        with self.meter.time("vitals"), torch.no_grad():
+            values = self._weights(step, tokens_BS) | self._forward(tokens_BS)
+            numbers = torch.stack([value.float() for value in values.values()]).tolist()
+        return {f"vitals.{name}": number for name, number in zip(values, numbers, strict=True)}
+
+    def _weights(self, step: int, tokens_BS: np.ndarray) -> dict[str, Tensor]:
+        weight_VD = self.model.head_weight.detach()
+        seen = torch.from_numpy(np.unique(tokens_BS)).to(weight_VD.device)
+        norms = torch.linalg.vector_norm(weight_VD[seen], dim=-1).sort().values
+        spread = norms[int(0.99 * (len(norms) - 1))] / norms[(len(norms) - 1) // 2]
+        told = {"embedding_spread": spread, "final_norm_gain": self.model.model.norm.weight.detach().abs().max()}
+        matrices = [weight.detach() for weight in self.model.model.layers.parameters() if weight.dim() == 2]
+        slices = [weight[:_SLICE_ROWS].clone() for weight in matrices]
+        if self._before is not None and step > self._before[0]:
+            change = torch.stack(torch._foreach_norm(torch._foreach_sub(slices, self._before[1])))
+            size = torch.stack(torch._foreach_norm(slices))
+            told["update_ratio_max"] = (change / size).max() / (step - self._before[0])
+        self._before = step, slices
+        return told
+
+    def _forward(self, tokens_BS: np.ndarray) -> dict[str, Tensor]:
+        twin = self._twin = self._twin or twin_of(self.model)
+        length = min(PROBE_TOKENS, twin.config.context_tokens, tokens_BS.shape[1])
+        device = self.model.head_weight.device
+        ids_1T = torch.from_numpy(np.ascontiguousarray(tokens_BS[:1, :length])).to(device)
+        with Logits() as logits, autocast(self.precision, device):
+            growth = residual_growth(twin, ids_1T)
+        told = {} if growth is None else {"residual_growth": growth}
+        return told | ({"attention_logit_max": torch.stack(logits.highest).max()} if logits.highest else {})
+
+
+class Logits(TorchFunctionMode):
+    """Notes the largest logit of every causal attention that runs inside, whatever module asks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.highest: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            q, k = args[0], args[1]
+            groups = q.shape[1] // k.shape[1]
+            scale = kwargs.get("scale") or q.shape[-1] ** -0.5
+            logits = (q.unflatten(1, (k.shape[1], groups)) @ k.unsqueeze(2).transpose(-1, -2)).float() * scale
+            later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+            self.highest.append(logits.masked_fill_(later, -torch.inf).max())
+        return func(*args, **kwargs)
+
+
+def residual_growth(model: Transformer, ids_BT: Tensor) -> Tensor | None:
+    """Root mean square of the residual stream behind the last block over that before the first; None if not seen."""
+    depths: dict[str, Tensor] = {}
+    hooks = [
+        model.model.embed_tokens.register_forward_hook(lambda _m, _i, out: depths.__setitem__("first", rms(out))),
+        model.model.norm.register_forward_pre_hook(lambda _m, given: depths.__setitem__("last", rms(given[0]))),
+    ]
+    try:
+        model.hidden(ids_BT)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return depths["last"] / depths["first"] if len(depths) == 2 else None
+
+
+def rms(x: Tensor) -> Tensor:
+    return x.float().square().mean().sqrt()
+
+
+def twin_of(model: Transformer) -> Transformer:
+    """Another module tree over the same memory, not compiled and without hooks."""
+    with torch.device("meta"):
+        twin = type(model)(model.config)
+    twin.load_state_dict(model.state_dict(), assign=True)
+    for path, buffer in model.named_buffers():
+        owner, _, name = path.rpartition(".")
+        setattr(twin.get_submodule(owner), name, buffer)
+    return twin

@@ -1,0 +1,65 @@
+"""Names as torch reports them, to the rates of the data sheets. Below 1 s."""
+
+from __future__ import annotations
+
+import pytest
+
+from athanor.hardware.peaks import PEAKS, find, measured_tflops, peak_tflops
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp32"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312.0, 19.5),
+        ("NVIDIA A100-PCIE-40GB", 312.0, 19.5),
+        ("NVIDIA H100 80GB HBM3", 989.4, 66.9),
+        ("NVIDIA H100 PCIe", 756.0, 51.2),
+        ("NVIDIA H100 NVL", 835.0, 60.0),
+        ("NVIDIA H200", 989.4, 66.9),
+        ("NVIDIA GH200 480GB", 989.4, 66.9),
+        ("NVIDIA B200", 2250.0, 75.0),
+        ("NVIDIA L4", 121.0, 30.3),
+        ("NVIDIA L40S", 362.0, 91.6),
+        ("NVIDIA GeForce RTX 2080 Ti", None, 13.4),
+        ("NVIDIA GeForce RTX 3080 Ti", 68.2, 34.1),
+        ("NVIDIA GeForce RTX 3080", 59.5, 29.8),
+        ("NVIDIA GeForce RTX 4090", 165.2, 82.6),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 88.2, 44.1),
+        ("NVIDIA GeForce RTX 5080", 112.6, 56.3),
+        ("AMD Instinct MI50/MI60", None, 13.3),
+        ("AMD Instinct MI250X", 191.5, 47.9),
+        ("AMD Instinct MI300X", 1307.4, 163.4),
+        ("AMD Instinct MI355X", 2516.6, 157.3),
+        ("AMD Radeon RX 7900 XTX", 122.8, 61.4),
+        ("Radeon 8060S Graphics", 59.4, 29.7),
+    ],
+)
+def test_dense_rates_by_device_name(name, bf16, fp32):
+    assert (peak_tflops(name, "bf16"), peak_tflops(name, "fp32")) == (bf16, fp32)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "cpu", "NVIDIA L40", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4", "NVIDIA H20"],
+)
+def test_an_unknown_card_has_no_peak(name):
+    assert find(name) is None and peak_tflops(name, "bf16") is None
+
+
+def test_the_table_is_plausible():
+    """No sparse figures, no swapped columns."""
+    for peak in PEAKS:
+        assert peak.source
+        rates = [rate for rate in (peak.fp32, peak.tf32, peak.bf16, peak.fp16) if rate is not None]
+        assert rates == sorted(rates) and peak.fp32 <= 170
+        assert peak.bf16 is None or peak.fp16 in (peak.bf16, 2 * peak.bf16)
+    assert peak_tflops("NVIDIA A100-SXM4-40GB", "fp32", tf32=True) == 156.0
+    assert peak_tflops("AMD Instinct MI50", "fp32", tf32=True) == 13.3
+    assert peak_tflops("NVIDIA A100-SXM4-40GB", "fp8") is None
+
+
+def test_the_measured_ceiling_is_read_from_any_profile():
+    profile = {"matmul": {"fp32": {"ceiling_gflops": 130.0}, "bf16": {"ceiling_gflops": None}}}
+    assert measured_tflops(profile, "fp32") == 0.13
+    for other in (None, {}, {"matmul": None}, {"matmul": {"bf16": 3}}, profile):
+        assert measured_tflops(other, "bf16") is None

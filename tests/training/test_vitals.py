@@ -1,0 +1,96 @@
+"""Vital signs against values worked out by hand; that reading them changes nothing. About 4 s."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from athanor.model.transformer import Transformer, rotary_table, rotate
+from athanor.training.meter import Meter
+from athanor.training.vitals import SHARE, Vitals, twin_of
+
+IDS = np.arange(34).reshape(2, 17) % 23
+
+
+def vitals_of(model):
+    return Vitals(model, Meter(torch.device("cpu")), "fp32")
+
+
+def test_values_by_hand(micro):
+    config = dataclasses.replace(micro.CONFIG, layers=1)
+    model = Transformer.fresh(config, 0)
+    with torch.no_grad():
+        model.head_weight[3] *= 10  # one of 23 ids seen
+        model.head_weight[60] *= 100  # not seen
+        model.model.norm.weight[5] = -7.0
+        model.model.layers[0].self_attn.q_proj.weight *= 1000
+    told = vitals_of(model).read(1, IDS)
+    norms = model.head_weight.detach()[:23].norm(dim=-1).sort().values
+    assert told["vitals.embedding_spread"] == pytest.approx(float(norms[21] / norms[11]))
+    assert told["vitals.final_norm_gain"] == 7.0
+    with torch.no_grad():
+        x = F.embedding(torch.from_numpy(IDS[:1, :16]), model.head_weight)
+        block = model.model.layers[0]
+        h = block.input_layernorm(x)
+        table = rotary_table(config, 16)
+        q = rotate(block.self_attn.q_proj(h).unflatten(-1, (4, 4)), table)[0]
+        k = rotate(block.self_attn.k_proj(h).unflatten(-1, (2, 4)), table)[0]
+        highest = max(
+            float(q[t, head] @ k[s, head // 2]) / 2 for head in range(4) for t in range(16) for s in range(t + 1)
+        )
+        after = block(x, table, None, None)
+    assert told["vitals.attention_logit_max"] == pytest.approx(highest, rel=1e-4)
+    growth = float(after.square().mean().sqrt() / x.square().mean().sqrt())
+    assert told["vitals.residual_growth"] == pytest.approx(growth, rel=1e-4)
+    assert "vitals.update_ratio_max" not in told  # nothing to compare with yet
+
+
+def test_the_largest_relative_change_since_the_last_reading(micro):
+    model = micro.make_model()
+    vitals = vitals_of(model)
+    vitals.read(10, IDS)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight *= 1.25
+    assert vitals.read(15, IDS)["vitals.update_ratio_max"] == pytest.approx(0.2 / 5, rel=1e-4)
+    assert vitals.read(20, IDS)["vitals.update_ratio_max"] == 0.0
+
+
+def test_reading_changes_nothing(micro):
+    model = micro.make_model()
+    before, state = [weight.detach().clone() for weight in model.parameters()], torch.get_rng_state()
+    assert len(vitals_of(model).read(1, IDS)) == 4
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, model.parameters(), strict=True))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    twin = twin_of(model)
+    ours, theirs = dict(model.state_dict(keep_vars=True)), dict(twin.state_dict(keep_vars=True))
+    assert all(ours[name].data_ptr() == theirs[name].data_ptr() for name in ours)
+
+
+def test_readings_take_a_hundredth_of_the_time_of_the_steps(micro):
+    """Ten thousand windows by an invented clock, on which a reading takes as long as five steps."""
+    now = [0.0]
+    meter = Meter(torch.device("cpu"), lambda: now[0])
+    vitals = Vitals(micro.make_model(), meter, "fp32")
+    vitals._weights = lambda step, ids: (now.__setitem__(0, now[0] + 5.0), {"x": torch.ones(())})[1]
+    vitals._forward = lambda ids: {}
+    readings = 0
+    for step in range(1, 10_001):
+        meter.begin_step()
+        now[0] += 1.0
+        meter.end_step()
+        meter.window()
+        readings += bool(vitals.read(step, IDS))
+    assert 0.95 * SHARE < readings * 5 / 10_000 <= SHARE + 5 / 10_000
+
+
+def test_a_run_tells_them_with_the_rows_of_its_windows(micro, tmp_path):
+    rows = []
+    micro.run(tmp_path, hooks={"on_step": rows.append})
+    first = next(row for row in rows if "time.step_s" in row)
+    assert first["vitals.residual_growth"] > 1.0 and first["vitals.attention_logit_max"] < 1.0
+    assert all("time.step_s" in row for row in rows if "vitals.embedding_spread" in row)
