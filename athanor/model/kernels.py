@@ -161,7 +161,7 @@ def summed_cross_entropy(h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor:
     return _CrossEntropy.apply(h_ND, head_VD, next_N, divisor, z_loss)
 
 
-_CHUNK_ROWS = 256
+CHUNK_ROWS = 256
 
 
 class _CrossEntropy(Function):
@@ -171,9 +171,9 @@ class _CrossEntropy(Function):
     ) -> Tensor:
         dh, dhead = torch.empty_like(h_ND), torch.zeros_like(head_VD)
         losses_N = h_ND.new_empty(len(h_ND))
-        buffer = h_ND.new_empty(min(_CHUNK_ROWS, len(h_ND)), len(head_VD))
-        for start in range(0, len(h_ND), _CHUNK_ROWS):
-            rows = slice(start, start + _CHUNK_ROWS)
+        buffer = h_ND.new_empty(min(CHUNK_ROWS, len(h_ND)), len(head_VD))
+        for start in range(0, len(h_ND), CHUNK_ROWS):
+            rows = slice(start, start + CHUNK_ROWS)
             h, target = h_ND[rows], next_N[rows, None]
             p = torch.mm(h, head_VD.t(), out=buffer[: len(h)])
             highest, at = p.max(-1, keepdim=True)

@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from athanor.errors import InputError
 from athanor.model.config import ModelConfig
+from athanor.model.kernels import BLOCK_TOKENS, CHUNK_ROWS, MAX_ROW_TOKENS
 from athanor.model.transformer import Transformer
-from athanor.training.loss import Targets, token_losses
+from athanor.training.loss import Targets, training_loss
 from athanor.training.precision import autocast
 
 _FIXED_BYTES = 8 << 20  # small buffers
@@ -71,11 +72,11 @@ class Growth:
 
 @dataclass(frozen=True)
 class Kept:
-    """What backward needs: of each block, of the rest besides the loss, and of the loss for each target at its peak."""
+    """What backward needs: of each block, of the rest besides the loss, and of the loss at its peak."""
 
     block: Growth
     rest: Growth
-    target: float
+    loss: Growth
 
 
 class Live(TorchDispatchMode):
@@ -111,9 +112,15 @@ class Live(TorchDispatchMode):
 
 
 @functools.lru_cache(maxsize=32)
-def kept(config: ModelConfig, precision: str, device: torch.device, documents: bool) -> Kept:
-    """Measure what backward keeps of this model, on the device and in the precision that it will train in."""
+def kept(config: ModelConfig, precision: str, device: torch.device, documents: bool, in_blocks: bool) -> Kept:
+    """Measure what backward keeps of this model, on the device and in the precision that it will train in.
+
+    `in_blocks`: attention of whole blocks by hand, whose rows are measured in blocks.
+    """
+    by_hand = device.type == "cpu" and precision == "fp32"
     unit = min(_PROBE_TOKENS.get(device.type, 32), config.context_tokens // 3)
+    if by_hand:  # or else lengths of which none is whole blocks
+        unit = BLOCK_TOKENS if in_blocks else BLOCK_TOKENS + 1
     widths = dataclasses.replace(config, vocab_size=64)
     lengths = (unit, 2 * unit, 3 * unit)
     one, two = (
@@ -122,12 +129,13 @@ def kept(config: ModelConfig, precision: str, device: torch.device, documents: b
     )
     block = _growth(unit, [b - a for a, b in zip(one, two, strict=True)])
     rest = _growth(unit, [2 * a - b for a, b in zip(one, two, strict=True)])
-    # The loss alone: of a model so narrow that nothing else counts, with twice as many targets.
+    # The loss alone: of a model so narrow that nothing else counts, with two numbers of targets beyond one chunk.
     narrow = dataclasses.replace(config, layers=1, dim=8, heads=1, kv_heads=1, head_dim=8, ffn_dim=8)
-    few, many = (
-        _run(narrow, 2 * unit, targets, precision, device, False, backward=True)[1] for targets in (unit, 2 * unit)
-    )
-    return Kept(block, rest, (many - few) / unit + 3 * 4 * config.dim)
+    step = CHUNK_ROWS if by_hand else unit
+    few, many = (_run(narrow, n, n, precision, device, False, backward=True)[1] for n in (step, 2 * step))
+    slope = (many - few) / step
+    fixed = max(0.0, few - slope * step) + (4 * config.vocab_size * config.dim if by_hand else 0)
+    return Kept(block, rest, Growth(fixed, slope + 3 * 4 * config.dim, 0.0))
 
 
 def _run(
@@ -150,7 +158,7 @@ def _run(
     where_N = torch.arange(targets, device=device)
     with Live() as live:
         with autocast(precision, device):
-            loss = token_losses(model, Targets(ids_1T, document_1T, where_N, torch.zeros_like(where_N))).sum()
+            loss = training_loss(model, Targets(ids_1T, document_1T, where_N, torch.zeros_like(where_N)), 1)
         held = live.now
         if backward:
             loss.backward()
@@ -181,13 +189,15 @@ def training_bytes(
     """
     # Neither the number of blocks nor the context changes what one row of a few tokens keeps.
     alike = dataclasses.replace(config, layers=1, context_tokens=min(config.context_tokens, 3 * _PROBE_TOKENS["cuda"]))
-    measured = kept(alike, load.precision, device, load.documents)
+    whole = load.row_tokens <= MAX_ROW_TOKENS and load.row_tokens % BLOCK_TOKENS == 0
+    in_blocks = device.type == "cpu" and load.precision == "fp32" and whole
+    measured = kept(alike, load.precision, device, load.documents, in_blocks)
     rows, T, weights = load.micro_batch_rows, load.row_tokens, 4 * config.parameter_count()
     block, rest = measured.block.bytes(rows, T), measured.rest.bytes(rows, T)
     blocks = config.layers * block
     if load.checkpointing:
         blocks = config.layers * 4 * config.dim * load.micro_batch_tokens + block
-    turn = blocks + rest + measured.target * load.micro_batch_tokens
+    turn = blocks + rest + measured.loss.bytes(rows, T)
     # The embedding is the output matrix, too: two gradients of it meet at the end.
     end = weights + 4 * config.vocab_size * config.dim + 2 * block + rest
     if load.accumulates:
