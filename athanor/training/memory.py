@@ -132,7 +132,7 @@ def kept(config: ModelConfig, precision: str, device: torch.device, documents: b
     # The loss alone: of a model so narrow that nothing else counts, with two numbers of targets beyond one chunk.
     narrow = dataclasses.replace(config, layers=1, dim=8, heads=1, kv_heads=1, head_dim=8, ffn_dim=8)
     step = CHUNK_ROWS if by_hand else unit
-    few, many = (_run(narrow, n, n, precision, device, False, backward=True)[1] for n in (step, 2 * step))
+    few, many = (_run(narrow, 64, n, precision, device, False, backward=True)[1] for n in (step, 2 * step))
     slope = (many - few) / step
     fixed = max(0.0, few - slope * step) + (4 * config.vocab_size * config.dim if by_hand else 0)
     return Kept(block, rest, Growth(fixed, slope + 3 * 4 * config.dim, 0.0))
@@ -155,7 +155,7 @@ def _run(
     model.restore_rotary()
     ids_1T = torch.zeros(1, T, dtype=torch.int64, device=device)
     document_1T = torch.arange(T, device=device)[None] // (T - 1) if documents else None
-    where_N = torch.arange(targets, device=device)
+    where_N = torch.arange(targets, device=device) % T
     with Live() as live:
         with autocast(precision, device):
             loss = training_loss(model, Targets(ids_1T, document_1T, where_N, torch.zeros_like(where_N)), 1)

@@ -87,7 +87,7 @@ def test_measuring_scales_and_leaves_no_trace():
     # A block keeps each linear's input, queries, keys, values and what the activation needs: more than 10 widths.
     assert measured.block.token > 4 * (10 * DEFAULT.dim + 2 * DEFAULT.ffn_dim) and measured.block.pair >= 0
     chunk = 4 * CHUNK_ROWS * DEFAULT.vocab_size
-    assert chunk <= measured.loss.fixed - 4 * DEFAULT.vocab_size * DEFAULT.dim < 2 * chunk  # logits of a chunk
+    assert 0.9 * chunk <= measured.loss.fixed - 4 * DEFAULT.vocab_size * DEFAULT.dim < 2 * chunk  # logits of a chunk
     assert measured.loss.token < 4 * DEFAULT.vocab_size / 4  # and never all of them
     bf16 = kept(DEFAULT, "bf16", CPU, True, False)
     assert bf16.block.token < measured.block.token and bf16.block.fixed >= 2 * block_weights(DEFAULT) / 5  # copies
