@@ -4,11 +4,13 @@ Takes a model, a stateless sampler, settings and a folder for checkpoints;
 tells the outside what happens through `Hooks`. Killed at any moment and
 started again it ends with the same weights, bit for bit on a CPU: the batch,
 the learning rate and the curve depend on the token position only, and a
-checkpoint holds everything else.
+checkpoint holds everything else. That includes what it does about its own
+spikes and spoilt numbers (healer.py).
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +22,12 @@ from torch import Tensor
 
 from athanor.errors import GateError, Interrupted
 from athanor.model.transformer import Transformer
-from athanor.training import checkpoint
+from athanor.training import checkpoint, forensics
+from athanor.training.healer import Healer, broken
 from athanor.training.lanes import Lanes
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.result import TrainResult
+from athanor.training.ledger import known_at
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.state import RunState, json_safe, restore, run_tensors
@@ -33,7 +37,8 @@ MAX_SKIPPED_IN_A_ROW = 50
 
 
 class Sampler(Protocol):
-    def batch(self, position_tokens: int, batch_tokens: int) -> Rows: ...
+    def batch(self, position_tokens: int, batch_tokens: int, skipped_tokens: int = 0) -> Rows:
+        """The batch of the step at this position of training, `skipped_tokens` of data further on."""
 
 
 @dataclass
@@ -42,7 +47,9 @@ class Hooks:
 
     After a resume `on_replay` gets every step that the checkpoint knows, and
     `on_validation` every score: a record that was lost, or that another run
-    of the same trunk made, can be filled up.
+    of the same trunk made, can be filled up. After `on_rollback` the run
+    stands at that step, and the later ones come again. `on_event` tells of
+    forensics, refused_step and out_of_memory.
     """
 
     validate: Callable[[Transformer], dict[str, Any]]
@@ -52,6 +59,12 @@ class Hooks:
     on_step: Callable[[dict[str, float]], None] = lambda row: None
     on_validation: Callable[[int, dict[str, Any]], None] = lambda step, scores: None
     on_sample: Callable[[int, Transformer], None] = lambda step, model: None
+    on_rollback: Callable[[int, dict[str, Any]], None] = lambda step, facts: None
+    on_event: Callable[[str, dict[str, Any]], None] = lambda name, facts: None
+    # Of a row's position in training, tokens of data skipped before it, and a document number of the batch.
+    name_document: Callable[[int, int, int], str] = lambda position, skipped, document: (
+        f"document {document} of the row at {position + skipped}"
+    )
     on_note: Callable[[str], None] = lambda text: None
     should_stop: Callable[[], bool] = lambda: False
 
@@ -84,14 +97,14 @@ def train(
 
     A finished run returns at once with its result. Raises Interrupted after
     saving when `hooks.should_stop()`, GateError when nothing but non-finite
-    gradients comes.
+    gradients comes, or going back did not help.
     """
     with Lanes(model, settings.threads) as lanes:
         run = _Training(Stepper(lanes, optimizer_settings, settings), sampler, schedule, settings, hooks)
         found = run.resume(folder)
         if trunk is not None and not found:
             with trunk:
-                if not run.resume(trunk.path, at_most=run.pin_step):
+                if not run.resume(trunk.path, run.pin_step):
                     hooks.before_first_step(model)
                 run.advance(trunk.path, run.pin_step)
                 # A longer run may have saved this very step on its way, when it was just another one.
@@ -119,11 +132,17 @@ class _Training:
         # The last step that runs of other lengths share; the final one belongs to this length alone.
         before_cooldown = schedule.cooldown_start // settings.batch_tokens if schedule.shape == "wsd" else -1
         self.pin_step = min(before_cooldown, settings.steps - 1)
+        self.healer = Healer(stepper, self.progress, sampler, hooks, self.pin_step)
         self.seconds, self.trained = 0.0, 0
 
     def resume(self, folder: Path, at_most: int | None = None) -> bool:
         """Take over the newest whole checkpoint of `folder`, of step `at_most` or before; False if there is none."""
-        saved = checkpoint.latest(folder, self.hooks.on_note, at_most)
+
+        def usable(saved: checkpoint.Checkpoint) -> bool:
+            # A longer run may have gone back to before `at_most` because of what it met later.
+            return saved.step > 0 and (at_most is None or known_at(saved.state["ledger"], at_most))
+
+        saved = checkpoint.latest(folder, self.hooks.on_note, at_most, usable)
         if saved is None:
             return False
         restore(saved, self.stepper, self.progress)
@@ -138,14 +157,18 @@ class _Training:
         """Train to `until_step`, with checkpoints in `folder`, the last of them at that step."""
         progress, settings, hooks = self.progress, self.settings, self.hooks
         folder.mkdir(parents=True, exist_ok=True)
+        anchors = folder / checkpoint.ANCHORS
+        if progress.step < until_step and not any(checkpoint.step_of(p) <= progress.step for p in checkpoint.steps(anchors)):
+            self._save(anchors)
         pending: list[Tensor] = []
         window_seconds, saved_at = 0.0, time.monotonic()
         while progress.step < until_step:
+            if progress.step == self.pin_step:
+                self.stepper.guard.forget()
             started = time.perf_counter()
             position = progress.step * settings.batch_tokens
             rate = self.schedule.rate(position + settings.batch_tokens)
-            rows = self.sampler.batch(position, settings.batch_tokens)
-            scalars, count = self.stepper.step(rows, rate)
+            scalars, count = self.healer.step(self.healer.batch(position), rate)
             pending.append(scalars)
             progress.step += 1
             progress.supervised += count
@@ -154,15 +177,21 @@ class _Training:
             stop = hooks.should_stop()
             validate = last or _crosses(position, settings.batch_tokens, settings.validation_every_tokens)
             pinned = progress.step == self.pin_step
-            save_now = progress.step == until_step or stop or pinned
-            save_now = save_now or time.monotonic() - saved_at >= settings.save_every_seconds
-            fetch = validate or save_now or len(pending) >= settings.log_every_steps
+            must_save = progress.step == until_step or stop or pinned
+            # An anchor is as good as a checkpoint to resume from.
+            anchor = progress.step % settings.rules.anchor_every == 0 and not must_save
+            save_now = must_save or (not anchor and time.monotonic() - saved_at >= settings.save_every_seconds)
+            fetch = validate or save_now or anchor or len(pending) >= settings.log_every_steps
             fetched = torch.stack(pending).tolist() if fetch else []  # the only look at the device
             window_seconds += time.perf_counter() - started
             self.seconds += time.perf_counter() - started
             if fetch:
-                self._record(fetched, window_seconds)
-                pending, window_seconds = [], 0.0
+                pending = []
+                if self._goes_back(folder, fetched, save_now or anchor, window_seconds):
+                    saved_at = -settings.save_every_seconds  # soon, or a killed run would do it all again
+                    window_seconds = 0.0
+                    continue
+                window_seconds = 0.0
             if validate:
                 scores = json_safe(hooks.validate(self.model))
                 tokens = progress.step * settings.batch_tokens
@@ -170,31 +199,52 @@ class _Training:
                 hooks.on_validation(progress.step, scores)
             if last or _crosses(position, settings.batch_tokens, settings.sample_every_tokens):
                 hooks.on_sample(progress.step, self.model)
-            if save_now:
-                tensors = run_tensors(self.stepper, progress)
-                checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=pinned)
+            if save_now or anchor:
+                self._save(anchors if anchor else folder, pinned=pinned)
                 saved_at = time.monotonic()
             if stop and not last:
                 at = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
                 raise Interrupted(f"{at}; the same command goes on from there (saved in {folder})")
+        for path in [path for path in checkpoint.steps(anchors) if checkpoint.step_of(path) <= until_step]:
+            shutil.rmtree(path)  # nothing behind this step can change any more
 
-    def _record(self, fetched: list[list[float]], window_seconds: float) -> None:
-        """Enter fetched scalars of the last steps into the history and tell the hooks."""
-        progress = self.progress
+    def _save(self, folder: Path, *, pinned: bool = False) -> None:
+        tensors = run_tensors(self.stepper, self.progress)
+        checkpoint.save(folder, self.progress.step, tensors, self.progress.state(), pinned=pinned)
+
+    def _goes_back(self, folder: Path, fetched: list[list[float]], saving: bool, window_seconds: float) -> bool:
+        """Take in the scalars of the last steps; True when the run had to return to an earlier step."""
+        # What is saved must be sound, or there would be no way back.
+        damage = forensics.damage(self.stepper) if saving or broken(fetched) else None
+        if damage is not None:
+            self.healer.repair(folder, damage)
+            return True
         speed = len(fetched) * self.settings.batch_tokens / max(window_seconds, 1e-9)
-        for index, (loss, norm, skipped) in enumerate(fetched):
-            step = progress.step - len(fetched) + index + 1
-            progress.skipped += int(skipped)
-            progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
-            progress.history.add(loss, norm, skipped)
-            self.hooks.on_step({**self._row(step, loss, norm, skipped), "tokens_per_second": speed})
-            if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-                raise GateError(
-                    "finite steps",
-                    f"{MAX_SKIPPED_IN_A_ROW} steps in a row had a gradient that is not finite",
-                    where=f"step {step}",
-                    fix="lower lr, or use precision fp32",
-                )
+        for loss, norm, skipped in fetched:
+            self._record(loss, norm, skipped, speed)
+            found = self.healer.trouble()
+            if found is not None:
+                self.healer.roll_back(folder, found)
+                return True
+        return False
+
+    def _record(self, loss: float, norm: float, skipped: float, speed: float) -> None:
+        """Enter one step into the history and tell the hooks."""
+        progress = self.progress
+        progress.skipped += int(skipped)
+        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
+        progress.history.add(loss, norm, skipped)
+        step = len(progress.history)
+        self.hooks.on_step({**self._row(step, loss, norm, skipped), "tokens_per_second": speed})
+        if skipped:
+            self.healer.examine(step, loss, norm)
+        if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise GateError(
+                "finite steps",
+                f"{MAX_SKIPPED_IN_A_ROW} steps in a row had a gradient that is not finite, or far out",
+                where=f"step {step}",
+                fix="lower lr, or use precision fp32",
+            )
 
     def _row(self, step: int, loss: float, norm: float, skipped: float) -> dict[str, float]:
         tokens = step * self.settings.batch_tokens
@@ -216,6 +266,7 @@ class _Training:
             self.progress.validations,
             self.seconds,
             self.trained,
+            self.progress.ledger,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from athanor.model.config import ModelConfig
@@ -26,6 +26,7 @@ class TrainResult:
     validations: list[dict[str, Any]]
     seconds: float
     trained_tokens: int
+    skipped_ranges: list[dict[str, Any]] = field(default_factory=list)  # see ledger.py
 
     def metrics(self, config: ModelConfig) -> dict[str, Any]:
         """What the run was and ended with; nothing that differs between equal runs."""
@@ -36,6 +37,7 @@ class TrainResult:
             "supervised_tokens": self.supervised_tokens,
             "flops": training_flops(config, config.context_tokens) * self.tokens,
             "skipped_steps": self.skipped_steps,
+            "skipped_ranges": self.skipped_ranges,
             "train_loss": self.curve[-1]["loss"],
             "validation": self.validations[-1]["scores"],
         }
