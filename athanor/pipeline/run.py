@@ -112,6 +112,11 @@ class Run:
         """Append numbers at a step to the journal; they become curves in the tracking UI."""
         self.journal.scalars(step, values)
 
+    def rewind(self, step: int, bar: Progress, amount: float, **facts: Any) -> None:
+        """The work went back to a step, each of `amount`: its numbers and the bar's place are to follow."""
+        self.journal.rewind(step, **facts)
+        bar.resume_at(step * amount)
+
     def note(self, text: str) -> None:
         """Tell the user something worth knowing, on the terminal and in the journal."""
         print(f"{self.stage}: {redact(text)}", file=sys.stderr, flush=True)

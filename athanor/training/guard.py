@@ -146,9 +146,12 @@ def _drift(rows: Sequence[Row], accepted: Sequence[int], rules: Rules) -> Troubl
 
 
 def band(values: Sequence[float]) -> tuple[float, float]:
-    """Median, and the standard deviation that the median distance from it stands for in a normal distribution."""
-    middle = _median(values)
-    return middle, 1.4826 * _median([abs(value - middle) for value in values])
+    """Median, and the spread from one value to the next as a standard deviation (robust, by the median distance).
+
+    Not the spread around the median: a loss that falls steeply is no noise.
+    """
+    steps = [abs(later - value) for value, later in zip(values, values[1:], strict=False)]
+    return _median(values), 1.4826 * _median(steps) / math.sqrt(2)
 
 
 def _median(values: Sequence[float]) -> float:
