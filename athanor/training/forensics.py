@@ -7,6 +7,7 @@ optimiser state, no random number.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -146,7 +147,12 @@ def suspects(stepper: Stepper, rows: Rows, most: int = 8) -> list[Suspect]:
         row_N = batch.where_N.numpy() // batch.ids_BT.shape[1] + number * settings.micro_batch_rows
         document_N = rows.document_BS[row_N, batch.where_N.numpy() % batch.ids_BT.shape[1]]
         found += _means(losses_N, row_N, document_N)
-    return sorted(found, key=lambda one: (np.isfinite(one.loss), -one.loss, one.row, one.document))[:most]
+    def order(one: Suspect) -> tuple[bool, float, int, int]:
+        # Attention carries what is not finite on in the row: the earliest document that has it comes first.
+        sound = math.isfinite(one.loss)
+        return sound, -one.loss if sound else 0.0, one.row, one.document
+
+    return sorted(found, key=order)[:most]
 
 
 def _means(losses_N: np.ndarray, row_N: np.ndarray, document_N: np.ndarray) -> list[Suspect]:

@@ -205,8 +205,8 @@ class _Training:
             if stop and not last:
                 at = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
                 raise Interrupted(f"{at}; the same command goes on from there (saved in {folder})")
-        for path in [path for path in checkpoint.steps(anchors) if checkpoint.step_of(path) <= until_step]:
-            shutil.rmtree(path)  # nothing behind this step can change any more
+        if progress.step == settings.steps:
+            shutil.rmtree(anchors, ignore_errors=True)  # a trunk keeps them, for a longer run may go back in it
 
     def _save(self, folder: Path, *, pinned: bool = False) -> None:
         tensors = run_tensors(self.stepper, self.progress)

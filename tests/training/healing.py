@@ -1,8 +1,9 @@
 """Runs that go wrong on purpose. As a program it is the victim of the kill tests:
 
-    python tests/training/healing.py FOLDER start|end|STEP
+    python tests/training/healing.py FOLDER restore|drop|told|STEP
 
-kills itself when the way back begins to be told, at its end, or when the step comes for the second time.
+kills itself on the way back (before anything is restored, at the first
+checkpoint that goes, when it is told), or at a step after it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,11 @@ micro = sys.modules[MICRO]
 
 BATCH = 128
 SCHEDULE = Schedule("wsd", 0.01, 0.001, 256, 1024, 48 * BATCH)
-# Runs of 48 steps: everything is as by default, only shorter.
+# For runs of 48 steps: numbers of steps are small, factors as by default.
 RULES = Rules(
-    window=12, minimum=6, loss_factor=1.15, spike_factor=1.05, spike_hits=3, spike_steps=4, block=6, blocks=4, refused=4, margin=2, anchor_every=8
+    window=12, minimum=6, spike_hits=3, spike_steps=4, block=6, blocks=4, refused=4, margin=2, anchor_every=8
 )
 GARBAGE = range(20, 24)  # batches of the data, counted from 0
-FLAT = Schedule("wsd", 0.01, 0.001, 256, 8 * BATCH, 48 * BATCH)
 
 
 class Garbage(micro.CountingSampler):
@@ -56,3 +56,33 @@ class Garbage(micro.CountingSampler):
 def run(folder: Path, sampler: Any = None, hooks: dict[str, Any] | None = None, **changes: Any) -> Any:
     changes = {"schedule": SCHEDULE, "rules": RULES, "spike_guard": False, "log_every_steps": 1, **changes}
     return micro.run(folder, Garbage() if sampler is None else sampler, hooks, **changes)
+
+
+def main(folder: Path, when: str) -> None:
+    from athanor.training import checkpoint, healer
+
+    def die(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    told: list[int] = []
+
+    def on_step(row: dict[str, float]) -> None:
+        if when.isdigit() and row["step"] == int(when) and told:
+            die()
+
+    if when == "restore":
+        healer.restore = die
+    if when == "drop":
+        real = checkpoint.drop
+
+        def drop(*arguments: Any) -> None:
+            checkpoint.shutil.rmtree = die
+            real(*arguments)
+
+        checkpoint.drop = drop
+    hooks = {"on_step": on_step, "on_rollback": die if when == "told" else lambda step, facts: told.append(step)}
+    run(folder, hooks=hooks, save_every_seconds=0.0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
