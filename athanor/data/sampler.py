@@ -14,7 +14,15 @@ import numpy as np
 from athanor.artifacts import manifest_digest
 from athanor.data.order import permutation
 from athanor.data.rows import PackedRows
-from athanor.data.shards import COOLDOWN, TRAIN, TokenStream, main_digest, open_cooldown, open_train, read_shards_manifest
+from athanor.data.shards import (
+    COOLDOWN,
+    TRAIN,
+    TokenStream,
+    main_digest,
+    open_cooldown,
+    open_train,
+    read_shards_manifest,
+)
 from athanor.errors import InputError, ParamsError
 
 NO_DOCUMENT = -1  # document id of padding

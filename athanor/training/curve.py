@@ -53,7 +53,7 @@ class History:
         rows: list[dict[str, float | None]] = []
         for start in range(0, len(loss), every):
             end = min(start + every, len(loss))
-            taken = [i for i in range(start, end) if not skipped[i] and math.isfinite(loss[i]) and math.isfinite(norm[i])]
+            taken = [i for i in range(start, end) if not skipped[i]]
             tokens = end * batch_tokens
             means = [sum(column[i] for i in taken) / len(taken) if taken else None for column in (loss, norm)]
             rows.append({"tokens": tokens, "loss": means[0], "lr": rate(tokens), "grad_norm": means[1]})

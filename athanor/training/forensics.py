@@ -75,7 +75,7 @@ def examine(stepper: Stepper, rows: Rows) -> Finding:
                 return found
     finally:
         model.zero_grad(set_to_none=True)
-    return Finding("not reproduced", "the same batch gives finite numbers now; a rare fault of the machine, or of a sum")
+    return Finding("not reproduced", "the same batch gives finite numbers now")
 
 
 def _replay(stepper: Stepper, batch: Targets, count: int) -> Finding | None:

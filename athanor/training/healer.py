@@ -128,8 +128,8 @@ class Healer:
         documents.sort(key=lambda one: -one["loss"] if one["loss"] is not None else -math.inf)
         names = ", ".join(dict.fromkeys(one["document"] for one in documents[:3])) or "no document"
         text = (
-            f"step {found}: {row['reason']}. Back to step {progress.step}; "
-            f"{row['to'] - row['from']:,} tokens of data are left out from step {row['step']} on. Most suspicious: {names}"
+            f"step {found}: {row['reason']}. Back to step {progress.step}; {row['to'] - row['from']:,} tokens of data "
+            f"are left out from step {row['step']} on. Most suspicious: {names}"
         )
         self._rewound(text, row["reason"], found, skip=row, documents=documents[:8])
 

@@ -158,7 +158,8 @@ class _Training:
         progress, settings, hooks = self.progress, self.settings, self.hooks
         folder.mkdir(parents=True, exist_ok=True)
         anchors = folder / checkpoint.ANCHORS
-        if progress.step < until_step and not any(checkpoint.step_of(p) <= progress.step for p in checkpoint.steps(anchors)):
+        known = [checkpoint.step_of(path) for path in checkpoint.steps(anchors)]
+        if progress.step < until_step and min(known, default=until_step) > progress.step:
             self._save(anchors)
         pending: list[Tensor] = []
         window_seconds, saved_at = 0.0, time.monotonic()
