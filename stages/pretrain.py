@@ -85,6 +85,8 @@ def placed(run: Run, slots: Sequence[Slot | None], params: PretrainParams, confi
         threads=local.threads,
         log_every_steps=local.log_every_steps,
         save_every_seconds=local.save_every_seconds,
+        spike_guard=params.spike_guard,
+        max_rollbacks=params.max_rollbacks,
     )
     return Placed(device, load, settings, how)
 
@@ -130,6 +132,9 @@ def run(run: Run) -> None:
             on_step=on_step,
             on_validation=lambda step, scores: run.log(step, **{f"val_bpb.{k}": v["bpb"] for k, v in scores.items()}),
             on_sample=run.lasting("samples", on_sample),
+            on_rollback=lambda step, facts: run.rewind(step, bar, params.batch_tokens, **facts),
+            on_event=lambda name, facts: run.journal.event(name, **facts),
+            name_document=sampler.document_name,
             on_note=run.note,
             should_stop=run.stop_requested,
             should_save=run.save_requested,
@@ -141,7 +146,7 @@ def run(run: Run) -> None:
             result = train(model, sampler, adam, schedule, settings, slot.path, hooks, trunk)
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         parents = {"shards": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
-        save_model(OUT, model, config, facts, parents=parents)
+        save_model(OUT, model, config, {**facts, "skipped_ranges": result.skipped_ranges}, parents=parents)
         slot.mark_done()
     run.metrics({**result.metrics(config), **sampler.epochs(result.tokens)})
     run.plot("pretrain", result.curve)

@@ -65,6 +65,8 @@ def run(run: Run) -> None:
         threads=local.threads,
         log_every_steps=local.log_every_steps,
         save_every_seconds=local.save_every_seconds,
+        spike_guard=params.spike_guard,
+        max_rollbacks=params.max_rollbacks,
     )
     with slot, gauge(device, load.precision) as told, run.progress(total, "sft", "tokens") as bar:
         run.watch_health(schedule, params.batch_tokens, vocabulary.size)
@@ -91,6 +93,9 @@ def run(run: Run) -> None:
             on_replay=on_replay,
             on_step=on_step,
             on_validation=lambda step, score: run.log(step, val_loss=score["loss"]),
+            on_rollback=lambda step, facts: run.rewind(step, bar, params.batch_tokens, **facts),
+            on_event=lambda name, facts: run.journal.event(name, **facts),
+            name_document=sampler.document_name,
             on_note=run.note,
             should_stop=run.stop_requested,
             should_save=run.save_requested,
@@ -102,7 +107,7 @@ def run(run: Run) -> None:
         with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED, not slot.done):
             result = train(model, sampler, adam, schedule, settings, slot.path, hooks)
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
-        save_model(OUT, model, config, facts, parents=parents)
+        save_model(OUT, model, config, {**facts, "skipped_ranges": result.skipped_ranges}, parents=parents)
         slot.mark_done()
     run.metrics({**result.metrics(config), "epochs": sampler.epoch(result.tokens)})
     run.plot("sft", result.curve)

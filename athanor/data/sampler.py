@@ -14,7 +14,15 @@ import numpy as np
 from athanor.artifacts import manifest_digest
 from athanor.data.order import permutation
 from athanor.data.rows import PackedRows
-from athanor.data.shards import COOLDOWN, TRAIN, TokenStream, main_digest, open_cooldown, open_train
+from athanor.data.shards import (
+    COOLDOWN,
+    TRAIN,
+    TokenStream,
+    main_digest,
+    open_cooldown,
+    open_train,
+    read_shards_manifest,
+)
 from athanor.errors import InputError, ParamsError
 
 NO_DOCUMENT = -1  # document id of padding
@@ -84,12 +92,16 @@ class _Windows(_Sampler):
             )
         super().__init__(folder, context_tokens, seed, samples)
 
-    def batch(self, position_tokens: int, batch_tokens: int) -> PretrainBatch:
-        numbers = self.sample_numbers(position_tokens, batch_tokens)
+    def batch(self, position_tokens: int, batch_tokens: int, skipped_tokens: int = 0) -> PretrainBatch:
+        numbers = self.sample_numbers(position_tokens + skipped_tokens, batch_tokens)
         width = self.context_tokens + 1
         starts_B = np.array(numbers, dtype=np.int64) * self.context_tokens
         tokens_BS = np.stack([self._stream.read(int(start), width) for start in starts_B])
         return PretrainBatch(tokens_BS, self._stream.document_of(starts_B[:, None] + np.arange(width)))
+
+    def source_of(self, document: int) -> int | None:
+        """Number of a document's source, where the stream says."""
+        return self._stream.source_of(document)
 
 
 class PretrainSampler(_Windows):
@@ -117,12 +129,32 @@ class PretrainSampler(_Windows):
             )
         self._cooldown = stream and _Windows(folder, COOLDOWN, stream, context_tokens, seed)
         self._cooldown_start = cooldown_start or 0
+        manifest = read_shards_manifest(folder)
+        self._sources = {TRAIN: sorted(manifest.get("sources", {}))}
+        self._sources[COOLDOWN] = sorted(manifest.get(COOLDOWN, {}).get("sources", {}))
 
-    def batch(self, position_tokens: int, batch_tokens: int) -> PretrainBatch:
-        """The batch that starts `position_tokens` into training; both count target tokens."""
-        if self._cooldown is not None and position_tokens >= self._cooldown_start:
-            return self._cooldown.batch(position_tokens - self._cooldown_start, batch_tokens)
-        return super().batch(position_tokens, batch_tokens)
+    def batch(self, position_tokens: int, batch_tokens: int, skipped_tokens: int = 0) -> PretrainBatch:
+        """The batch that starts `position_tokens` into training; both count target tokens.
+
+        `skipped_tokens` of data were left out before it. They move a batch on
+        inside its stream, and never into the other one.
+        """
+        if self._cools(position_tokens):
+            assert self._cooldown is not None
+            return self._cooldown.batch(position_tokens - self._cooldown_start, batch_tokens, skipped_tokens)
+        return super().batch(position_tokens, batch_tokens, skipped_tokens)
+
+    def document_name(self, position_tokens: int, skipped_tokens: int, document: int) -> str:
+        """A document of the batch's row at this position, by its number in the stream and its source."""
+        cools = self._cools(position_tokens)
+        part = COOLDOWN if cools else TRAIN
+        number = (self._cooldown if cools and self._cooldown else self).source_of(document)
+        names = self._sources[part]
+        source = f" ({names[number]})" if number is not None and number < len(names) else ""
+        return f"document {document} of {part}{source}"
+
+    def _cools(self, position_tokens: int) -> bool:
+        return self._cooldown is not None and position_tokens >= self._cooldown_start
 
     def epochs(self, position_tokens: int) -> dict[str, float]:
         """How many times each stream has been seen after `position_tokens`."""
@@ -148,9 +180,9 @@ class SftSampler(_Sampler):
             )
         super().__init__(folder, context_tokens, seed, len(self._rows))
 
-    def batch(self, position_tokens: int, batch_tokens: int) -> SftBatch:
-        """The batch that starts `position_tokens` into training."""
-        numbers = self.sample_numbers(position_tokens, batch_tokens)
+    def batch(self, position_tokens: int, batch_tokens: int, skipped_tokens: int = 0) -> SftBatch:
+        """The batch that starts `position_tokens` into training, when `skipped_tokens` of data were left out."""
+        numbers = self.sample_numbers(position_tokens + skipped_tokens, batch_tokens)
         shape = (len(numbers), self.context_tokens + 1)
         tokens_BS = np.full(shape, self._rows.pad, dtype=np.int64)
         mask_BS = np.zeros(shape, dtype=np.uint8)
@@ -162,3 +194,8 @@ class SftSampler(_Sampler):
                 tokens_BS[row, at:end], mask_BS[row, at:end], document_BS[row, at:end] = ids, mask, place
                 at = end
         return SftBatch(tokens_BS, mask_BS, document_BS)
+
+    def document_name(self, position_tokens: int, skipped_tokens: int, document: int) -> str:
+        """A conversation of the batch's row at this position, by its number in the packed rows."""
+        (row,) = self.sample_numbers(position_tokens + skipped_tokens, self.context_tokens)
+        return f"conversation {self._rows.numbers(row)[document]}"

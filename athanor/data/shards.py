@@ -87,6 +87,7 @@ class TokenStream:
 
     def _open(self, paths: Sequence[Path], dtype: np.dtype) -> None:
         self._maps: list[np.ndarray] = []
+        self._paths = list(paths)
         starts, base = [], 0
         for path in paths:
             index = np.load(path.with_suffix(".idx.npy")).astype(np.int64)
@@ -115,6 +116,14 @@ class TokenStream:
     def document_of(self, positions: np.ndarray) -> np.ndarray:
         """Ordinal of the document that holds each stream position, int64."""
         return np.searchsorted(self.starts, positions, side="right") - 1
+
+    def source_of(self, number: int) -> int | None:
+        """Number of a document's source in the manifest; None for a stream that has one source only."""
+        at = int(self.starts[number])
+        shard = int(np.searchsorted(self._bases, at, side="right")) - 1
+        path = self._paths[shard].with_suffix(".src.npy")
+        first = int(np.searchsorted(self.starts, self._bases[shard]))
+        return int(np.load(path)[number - first]) if path.is_file() else None
 
     def document(self, number: int) -> np.ndarray:
         """Ids of one document, with its `<|bos|>` and `<|eos|>`."""

@@ -22,6 +22,8 @@ class SftParams:
     beta2: float = param(min=0.0, max=0.99999)
     eps: float = param(min=1e-15, max=1e-3)
     weight_decay: float = param(min=0.0, max=1.0)
+    spike_guard: bool  # refuse a step whose loss or gradient norm is far above those before
+    max_rollbacks: int = param(min=0, max=100)  # after a spike that stays: go back and leave its data out; 0: never
     grad_clip: float = param(min=1e-3)
     z_loss: float = param(min=0.0, max=0.1)
     precision: str = param(choices=("fp32", "bf16", "fp16", "auto"))

@@ -3,7 +3,8 @@
 A run is a directory `.athanor/runs/<id>/`:
 
     meta.json      who, what, where: written once when the run opens
-    journal.jsonl  {"t": ms, "s": step, "m": {name: value}} and {"t": ms, "event": ...}
+    journal.jsonl  {"t": ms, "s": step, "m": {name: value}} and {"t": ms, "event": ...};
+                   after {"event": "rollback", "to": step} come the steps behind `to` again
     files/         small files to show with the run (plots, samples, the model card)
     end.json       status, final metrics, output hashes: written when the run closes
 
@@ -23,7 +24,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from athanor.pipeline.locks import locked
 from athanor.pipeline.redact import redact
 
 TAIL_BYTES = 2**20
+ROLLBACK = "rollback"
 
 
 def now_ms() -> int:
@@ -47,6 +49,16 @@ def rows(data: bytes) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(row, dict):
             yield row
+
+
+def live(written: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that count: without numbers of steps from which the run went back later."""
+    kept: list[dict[str, Any]] = []
+    for row in written:
+        if row.get("event") == ROLLBACK:
+            kept = [old for old in kept if "s" not in old or old["s"] <= row["to"]]
+        kept.append(row)
+    return kept
 
 
 def has_more(folder: Path, offset: int) -> bool:
@@ -105,6 +117,8 @@ class Journal:
         for row in rows(whole):
             for name in row.get("m", ()):
                 last[name] = max(last.get(name, -1), row["s"])
+            if row.get("event") == ROLLBACK:
+                last = {name: min(step, row["to"]) for name, step in last.items()}
         return last
 
     def scalars(self, step: int, values: dict[str, float]) -> dict[str, float]:
@@ -122,6 +136,15 @@ class Journal:
         safe = {name: value if math.isfinite(value) else str(value) for name, value in fresh.items()}
         self._write({"t": now_ms(), "s": step, "m": safe})
         return fresh
+
+    def rewind(self, step: int, **facts: Any) -> None:
+        """The run went back to `step`: later ones come again, with other numbers, and `live` passes over the old.
+
+        The event stands before the new numbers, so a reader that follows the
+        file, or a killed run that opens it again, knows which ones count.
+        """
+        self.last_step = {name: min(last, step) for name, last in self.last_step.items()}
+        self.event(ROLLBACK, to=step, **facts)
 
     def event(self, name: str, **facts: Any) -> None:
         self._write({"t": now_ms(), "event": name, **redact(facts)})

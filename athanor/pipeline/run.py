@@ -139,6 +139,11 @@ class Run:
         told = plan(self.stage, schedule, batch_tokens, vocab_size, cooldown_data)
         self._health = Health(self.journal, self._say, load(self.root, self.anchor), told)
 
+    def rewind(self, step: int, bar: Progress, amount: float, **facts: Any) -> None:
+        """The work went back to a step, each of `amount`: its numbers and the bar's place are to follow."""
+        self.journal.rewind(step, **facts)
+        bar.resume_at(step * amount)
+
     def note(self, text: str) -> None:
         """Tell the user something worth knowing, on the terminal and in the journal."""
         self._say(text)

@@ -1,4 +1,7 @@
-"""Checkpoints that are whole or ignored: `step_00000123/` with tensors, state and checksums."""
+"""Checkpoints that are whole or ignored: `step_00000123/` with tensors, state and checksums.
+
+`anchors/` holds more of them, from further back, for a run that has to go back.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from athanor.errors import InputError
 from athanor.training.tensorfile import read_tensors, write_tensors
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
+ANCHORS = "anchors"
 KEEP = 2
 _NAME = re.compile(r"step_(\d{8,})")
 
@@ -75,24 +79,46 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(content["step"], read_tensors(tensors), content["state"], path)
 
 
-def latest(folder: Path, on_damaged: Callable[[str], None], at_most: int | None = None) -> Checkpoint | None:
-    """The newest whole checkpoint (of step `at_most` or before), or None; damaged ones are told to `on_damaged`.
+def latest(
+    folder: Path,
+    on_damaged: Callable[[str], None],
+    at_most: int | None = None,
+    usable: Callable[[Checkpoint], bool] = lambda saved: True,
+) -> Checkpoint | None:
+    """The newest whole checkpoint or anchor that is `usable` (of step `at_most` or before), or None.
 
-    Also clears what a killed writer left half-done, and puts damaged ones
-    aside. The caller must be the folder's only writer.
+    Damaged ones are told to `on_damaged` and put aside; what a killed writer
+    left half-done is cleared. The caller must be the folder's only writer.
     """
-    for scrap in folder.glob(".step_*.tmp"):
+    folders = (folder, folder / ANCHORS)
+    for scrap in [path for place in folders for path in place.glob(".step_*.tmp")]:
         shutil.rmtree(scrap)
-    for path in steps(folder):
+    for path in sorted((path for place in folders for path in steps(place)), key=step_of, reverse=True):
         if at_most is not None and step_of(path) > at_most:
             continue
         try:
-            return load(path)
+            saved = load(path)
         except InputError as error:
             on_damaged(f"checkpoint ignored ({error}); using the one before it")
             # Out of the way, or it would count as one of the two that are kept; cleared at the next start.
-            os.replace(path, folder / f".{path.name}.damaged.tmp")
+            os.replace(path, path.parent / f".{path.name}.damaged.tmp")
+            continue
+        if usable(saved):
+            return saved
     return None
+
+
+def drop(folder: Path, after: int, dead: Callable[[dict[str, Any]], bool]) -> None:
+    """Remove checkpoints and anchors of steps past `after` whose state is `dead`; the pinned stay."""
+    for path in [path for place in (folder, folder / ANCHORS) for path in steps(place)]:
+        if step_of(path) <= after:
+            continue
+        try:
+            content = _state(path)
+        except InputError:
+            continue  # `latest` puts it aside
+        if not content["pinned"] and dead(content["state"]):
+            shutil.rmtree(path)
 
 
 def _write_state(path: Path, content: Mapping[str, Any]) -> None:

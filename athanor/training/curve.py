@@ -30,20 +30,32 @@ class History:
     def steps(self) -> Iterator[tuple[float, float, float]]:
         return zip(*self._columns, strict=True)
 
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def rows(self, start: int, end: int) -> list[tuple[float, float, float]]:
+        """Rows of the steps after `start`, up to `end`."""
+        return list(zip(*(column[start:end] for column in self._columns), strict=True))
+
+    def begins_with(self, other: History) -> bool:
+        """Whether the steps of `other` are the first of these, bit for bit: both then went the same way."""
+        pairs = zip(self._columns, other._columns, strict=True)
+        return all(mine[: len(theirs)].tobytes() == theirs.tobytes() for mine, theirs in pairs)
+
     def curve(self, batch_tokens: int, rate: Callable[[int], float]) -> list[dict[str, float | None]]:
         """At most 2000 rows: tokens and learning rate at a row's end, means of loss and gradient norm.
 
-        Steps whose loss or norm is not finite were skipped in training and do
-        not enter the means; a row of nothing but them holds None.
+        Steps that were skipped in training (not finite, or far out) do not
+        enter the means; a row of nothing but them holds None.
         """
-        loss, norm, _ = self._columns
+        loss, norm, skipped = self._columns
         every = max(1, math.ceil(len(loss) / MAX_ROWS))
         rows: list[dict[str, float | None]] = []
         for start in range(0, len(loss), every):
             end = min(start + every, len(loss))
-            finite = [i for i in range(start, end) if math.isfinite(loss[i]) and math.isfinite(norm[i])]
+            taken = [i for i in range(start, end) if not skipped[i]]
             tokens = end * batch_tokens
-            means = [sum(column[i] for i in finite) / len(finite) if finite else None for column in (loss, norm)]
+            means = [sum(column[i] for i in taken) / len(taken) if taken else None for column in (loss, norm)]
             rows.append({"tokens": tokens, "loss": means[0], "lr": rate(tokens), "grad_norm": means[1]})
         return rows
 

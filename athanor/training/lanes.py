@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,9 @@ class Lanes:
         used = min(self.count, len(batches))
         if used <= 1:
             return run(0)
-        losses = list(self._pool.map(run, range(used)))
+        futures = [self._pool.submit(run, lane) for lane in range(used)]
+        wait(futures)  # all of them, also when one fails: a step that is tried again must find the lanes idle
+        losses = [future.result() for future in futures]
         sums = [weight.grad for weight in self.model.parameters()]
         for replica in self.replicas[1:used]:
             torch._foreach_add_(sums, [weight.grad for weight in replica.parameters()])

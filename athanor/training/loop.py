@@ -4,11 +4,13 @@ Takes a model, a stateless sampler, settings and a folder for checkpoints;
 tells the outside what happens through `Hooks`. Killed at any moment and
 started again it ends with the same weights, bit for bit on a CPU: the batch,
 the learning rate and the curve depend on the token position only, and a
-checkpoint holds everything else.
+checkpoint holds everything else. That includes what it does about its own
+spikes and spoilt numbers (healer.py).
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,11 +23,13 @@ from torch import Tensor
 from athanor.errors import GateError, Interrupted
 from athanor.model.flops import allowed_pairs
 from athanor.model.transformer import Transformer
-from athanor.training import checkpoint
+from athanor.training import checkpoint, forensics
+from athanor.training.healer import Healer, broken
 from athanor.training.lanes import Lanes
 from athanor.training.meter import memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.result import TrainResult
+from athanor.training.ledger import known_at
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.state import RunState, json_safe, restore, run_tensors
@@ -36,7 +40,8 @@ MAX_SKIPPED_IN_A_ROW = 50
 
 
 class Sampler(Protocol):
-    def batch(self, position_tokens: int, batch_tokens: int) -> Rows: ...
+    def batch(self, position_tokens: int, batch_tokens: int, skipped_tokens: int = 0) -> Rows:
+        """The batch of the step at this position of training, `skipped_tokens` of data further on."""
 
 
 @dataclass
@@ -45,7 +50,9 @@ class Hooks:
 
     After a resume `on_replay` gets every step that the checkpoint knows, and
     `on_validation` every score: a record that was lost, or that another run
-    of the same trunk made, can be filled up.
+    of the same trunk made, can be filled up. After `on_rollback` the run
+    stands at that step, and the later ones come again. `on_event` tells of
+    forensics, refused_step and out_of_memory.
     """
 
     validate: Callable[[Transformer], dict[str, Any]]
@@ -55,6 +62,12 @@ class Hooks:
     on_step: Callable[[dict[str, float]], None] = lambda row: None
     on_validation: Callable[[int, dict[str, Any]], None] = lambda step, scores: None
     on_sample: Callable[[int, Transformer], None] = lambda step, model: None
+    on_rollback: Callable[[int, dict[str, Any]], None] = lambda step, facts: None
+    on_event: Callable[[str, dict[str, Any]], None] = lambda name, facts: None
+    # Of a row's position in training, tokens of data skipped before it, and a document number of the batch.
+    name_document: Callable[[int, int, int], str] = lambda position, skipped, document: (
+        f"document {document} of the row at {position + skipped}"
+    )
     on_note: Callable[[str], None] = lambda text: None
     should_stop: Callable[[], bool] = lambda: False
     should_save: Callable[[], bool] = lambda: False
@@ -88,14 +101,14 @@ def train(
 
     A finished run returns at once with its result. Raises Interrupted after
     saving when `hooks.should_stop()`, GateError when nothing but non-finite
-    gradients comes.
+    gradients comes, or going back did not help.
     """
     with Lanes(model, settings.threads) as lanes:
         run = _Training(Stepper(lanes, optimizer_settings, settings), sampler, schedule, settings, hooks)
         found = run.resume(folder)
         if trunk is not None and not found:
             with trunk:
-                if not run.resume(trunk.path, at_most=run.pin_step):
+                if not run.resume(trunk.path, run.pin_step):
                     hooks.before_first_step(model)
                 run.advance(trunk.path, run.pin_step)
                 # A longer run may have saved this very step on its way, when it was just another one.
@@ -124,11 +137,17 @@ class _Training:
         before_cooldown = schedule.cooldown_start // settings.batch_tokens if schedule.shape == "wsd" else -1
         self.pin_step = min(before_cooldown, settings.steps - 1)
         self.vitals = Vitals(self.model, self.meter, settings.precision)
+        self.healer = Healer(stepper, self.progress, sampler, hooks, self.pin_step)
         self.trained = 0
 
     def resume(self, folder: Path, at_most: int | None = None) -> bool:
         """Take over the newest whole checkpoint of `folder`, of step `at_most` or before; False if there is none."""
-        saved = checkpoint.latest(folder, self.hooks.on_note, at_most)
+
+        def usable(saved: checkpoint.Checkpoint) -> bool:
+            # A longer run may have gone back to before `at_most` because of what it met later.
+            return saved.step > 0 and (at_most is None or known_at(saved.state["ledger"], at_most))
+
+        saved = checkpoint.latest(folder, self.hooks.on_note, at_most, usable)
         if saved is None:
             return False
         restore(saved, self.stepper, self.progress)
@@ -143,15 +162,21 @@ class _Training:
         """Train to `until_step`, with checkpoints in `folder`, the last of them at that step."""
         progress, settings, hooks = self.progress, self.settings, self.hooks
         folder.mkdir(parents=True, exist_ok=True)
+        anchors = folder / checkpoint.ANCHORS
+        known = [checkpoint.step_of(path) for path in checkpoint.steps(anchors)]
+        if progress.step < until_step and min(known, default=until_step) > progress.step:
+            self._save(anchors)
         pending: list[Tensor] = []
         saved_at = time.monotonic()
         while progress.step < until_step:
+            if progress.step == self.pin_step:
+                self.stepper.guard.forget()
             self.meter.begin_step()
             position = progress.step * settings.batch_tokens
             rate = self.schedule.rate(position + settings.batch_tokens)
             with self.meter.time("data"):
-                rows = self.sampler.batch(position, settings.batch_tokens)
-            scalars, count = self.stepper.step(rows, rate)
+                rows = self.healer.batch(position)
+            scalars, count = self.healer.step(rows, rate)
             pending.append(scalars)
             progress.step += 1
             progress.supervised += count
@@ -161,16 +186,21 @@ class _Training:
             stop = hooks.should_stop()
             validate = last or _crosses(position, settings.batch_tokens, settings.validation_every_tokens)
             pinned = progress.step == self.pin_step
-            save_now = hooks.should_save() or progress.step == until_step or stop or pinned  # asked at every step
-            save_now = save_now or time.monotonic() - saved_at >= settings.save_every_seconds
-            fetch = validate or save_now or len(pending) >= settings.log_every_steps
+            must_save = hooks.should_save() or progress.step == until_step or stop or pinned  # asked at every step
+            # An anchor is as good as a checkpoint to resume from.
+            anchor = progress.step % settings.rules.anchor_every == 0 and not must_save
+            save_now = must_save or (not anchor and time.monotonic() - saved_at >= settings.save_every_seconds)
+            fetch = validate or save_now or anchor or len(pending) >= settings.log_every_steps
             fetched = torch.stack(pending).tolist() if fetch else []  # the only look at the device
             self.meter.end_step()
             if fetch:
                 window = self.meter.window() | self.vitals.read(progress.step, rows.tokens_BS)
-                with self.meter.time("log"):
-                    self._record(fetched, window | memory(self.meter.device))
                 pending = []
+                with self.meter.time("log"):
+                    back = self._goes_back(folder, fetched, save_now or anchor, window | memory(self.meter.device))
+                if back:
+                    saved_at = -settings.save_every_seconds  # soon, or a killed run would do it all again
+                    continue
             if validate:
                 with self.meter.time("evaluation"):
                     scores = json_safe(hooks.validate(self.model))
@@ -180,33 +210,54 @@ class _Training:
             if last or _crosses(position, settings.batch_tokens, settings.sample_every_tokens):
                 with self.meter.time("sample"):
                     hooks.on_sample(progress.step, self.model)
-            if save_now:
+            if save_now or anchor:
                 with self.meter.time("checkpoint"):
-                    tensors = run_tensors(self.stepper, progress)
-                    checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=pinned)
+                    self._save(anchors if anchor else folder, pinned=pinned)
                 saved_at = time.monotonic()
             if stop and not last:
                 at = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
                 raise Interrupted(f"{at}; the same command goes on from there (saved in {folder})")
+        if progress.step == settings.steps:
+            shutil.rmtree(anchors, ignore_errors=True)  # a trunk keeps them, for a longer run may go back in it
 
-    def _record(self, fetched: list[list[float]], window: dict[str, float]) -> None:
-        """Enter fetched scalars of the last steps into the history and tell the hooks."""
-        progress = self.progress
+    def _save(self, folder: Path, *, pinned: bool = False) -> None:
+        tensors = run_tensors(self.stepper, self.progress)
+        checkpoint.save(folder, self.progress.step, tensors, self.progress.state(), pinned=pinned)
+
+    def _goes_back(self, folder: Path, fetched: list[list[float]], saving: bool, window: dict[str, float]) -> bool:
+        """Take in the scalars of the last steps; True when the run had to return to an earlier step."""
+        # What is saved must be sound, or there would be no way back.
+        damage = forensics.damage(self.stepper) if saving or broken(fetched) else None
+        if damage is not None:
+            self.healer.repair(folder, damage)
+            return True
         speed = self.settings.batch_tokens / max(window["time.step_s"], 1e-9)
-        for index, (loss, norm, skipped) in enumerate(fetched):
-            step = progress.step - len(fetched) + index + 1
-            progress.skipped += int(skipped)
-            progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
-            progress.history.add(loss, norm, skipped)
-            row = {**self._row(step, loss, norm, skipped), "tokens_per_second": speed}
-            self.hooks.on_step(row if step < progress.step else row | window)
-            if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-                raise GateError(
-                    "finite steps",
-                    f"{MAX_SKIPPED_IN_A_ROW} steps in a row had a gradient that is not finite",
-                    where=f"step {step}",
-                    fix="lower lr, or use precision fp32",
-                )
+        for number, (loss, norm, skipped) in enumerate(fetched, 1):
+            told = {"tokens_per_second": speed} | (window if number == len(fetched) else {})
+            self._record(loss, norm, skipped, told)
+            found = self.healer.trouble()
+            if found is not None:
+                self.healer.roll_back(folder, found)
+                return True
+        return False
+
+    def _record(self, loss: float, norm: float, skipped: float, told: dict[str, float]) -> None:
+        """Enter one step into the history and tell the hooks, with what else is known of it."""
+        progress = self.progress
+        progress.skipped += int(skipped)
+        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
+        progress.history.add(loss, norm, skipped)
+        step = len(progress.history)
+        self.hooks.on_step({**self._row(step, loss, norm, skipped), **told})
+        if skipped:
+            self.healer.examine(step, loss, norm)
+        if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise GateError(
+                "finite steps",
+                f"{MAX_SKIPPED_IN_A_ROW} steps in a row had a gradient that is not finite, or far out",
+                where=f"step {step}",
+                fix="lower lr, or use precision fp32",
+            )
 
     def _row(self, step: int, loss: float, norm: float, skipped: float) -> dict[str, float]:
         tokens = step * self.settings.batch_tokens
@@ -229,6 +280,7 @@ class _Training:
             self.trained,
             self.progress.pairs,
             self.meter.summary(),
+            self.progress.ledger,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from athanor.model.config import ModelConfig
@@ -29,6 +29,7 @@ class TrainResult:
     trained_tokens: int
     pairs: int
     seconds: dict[str, float]
+    skipped_ranges: list[dict[str, Any]] = field(default_factory=list)  # see ledger.py
 
     def flops(self, config: ModelConfig) -> float:
         """Operations of the whole run, counted for the documents that were really in its rows."""
@@ -43,6 +44,7 @@ class TrainResult:
             "supervised_tokens": self.supervised_tokens,
             "flops": self.flops(config),
             "skipped_steps": self.skipped_steps,
+            "skipped_ranges": self.skipped_ranges,
             "train_loss": self.curve[-1]["loss"],
             "validation": self.validations[-1]["scores"],
         }

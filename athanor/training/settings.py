@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from athanor.training.guard import Rules
+
 
 @dataclass(frozen=True)
 class LoopSettings:
@@ -21,6 +23,9 @@ class LoopSettings:
     threads: int  # at work on micro-batches, where there are lanes
     log_every_steps: int
     save_every_seconds: float
+    spike_guard: bool = True  # refuse steps that are far out, on the device
+    max_rollbacks: int = 3  # times that the run goes back and leaves data out; 0 never looks for a reason
+    rules: Rules = Rules()
 
     @property
     def steps(self) -> int:

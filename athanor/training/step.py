@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from athanor.model.transformer import Transformer
+from athanor.training.guard import SpikeGuard
 from athanor.training.lanes import Lanes
 from athanor.training.loss import Targets, supervised, targets, training_loss
 from athanor.training.meter import Meter
@@ -38,6 +39,7 @@ class Stepper:
         self.optimizer = AdamW(lanes.model, optimizer_settings)
         self.scale = LossScale(settings.precision, lanes.model.head_weight.device)
         self.meter = Meter(lanes.model.head_weight.device)
+        self.guard = SpikeGuard(settings.rules, lanes.model.head_weight.device, active=settings.spike_guard)
 
     @property
     def model(self) -> Transformer:
@@ -62,9 +64,10 @@ class Stepper:
         with self.meter.time("optimizer"):
             self.scale.unscale([weight.grad for weight in self.model.parameters() if weight.grad is not None])
             norm = clip_gradients(self.model.parameters(), settings.grad_clip)
-            skipped = ~(torch.isfinite(norm) & torch.isfinite(loss))
+            broken = ~(torch.isfinite(norm) & torch.isfinite(loss))
+            skipped = self.guard.refuses(loss, norm, broken)
             self.optimizer.step_unless(skipped, rate)
-            self.scale.update(skipped)
+            self.scale.update(broken)
         return torch.stack((loss, norm, skipped.float())), count
 
 

@@ -83,6 +83,36 @@ def test_the_cooldown_reads_its_own_stream_from_its_start(cooldown_folder, shard
     assert main.epochs(start) == {"epochs": main.epoch(start)}
 
 
+def test_data_that_is_left_out_moves_a_batch_on_in_its_own_stream(cooldown_folder, sft_folder):
+    start = 24 * T
+    sampler, main = PretrainSampler(cooldown_folder, T, 1, start), PretrainSampler(cooldown_folder, T, 1, 10**6 * T)
+    for position in (8 * T, start - 2 * T):  # the later one would come into the cooldown's stream
+        expected = main.batch(position + 4 * T, 2 * T)
+        got = sampler.batch(position, 2 * T, 4 * T)
+        assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert np.array_equal(sampler.batch(start, T, 4 * T).tokens_BS, sampler.batch(start + 4 * T, T).tokens_BS)
+    rows = SftSampler(sft_folder, 31, 1)
+    assert np.array_equal(rows.batch(31, 62, 62).tokens_BS, rows.batch(93, 62).tokens_BS)
+
+
+def test_documents_of_a_batch_have_names(cooldown_folder, sft_folder, shard_documents):
+    start = 24 * T
+    sampler = PretrainSampler(cooldown_folder, T, 1, start)
+    sampler._sources["train"] = ["even", "odd"]
+    for row, number in enumerate(sampler.batch(0, 20 * T).document_BS[:, 5].tolist()):
+        name = sampler.document_name(row * T, 0, number)
+        assert name == f"document {number} of train ({('even', 'odd')[number % 2]})"
+        tokens = sampler.batch(row * T, T).tokens_BS[0, 5:7].tolist()
+        assert tokens[0] in shard_documents[number]
+    assert sampler.document_name(start + T, 0, 3) == "document 3 of cooldown"  # its manifest names no source
+    rows = SftSampler(sft_folder, 31, 1)
+    for row in range(5):
+        ids, _, documents = rows.batch(row * 31, 31)
+        for place in set(documents[0].tolist()) - {NO_DOCUMENT}:
+            number = int(ids[0][documents[0] == place][2]) - 20
+            assert rows.document_name(row * 31, 0, place) == f"conversation {number}"
+
+
 def test_what_stands_for_the_trunk_does_not_know_the_cooldown(cooldown_folder, shard_folder):
     with_it, without = (PretrainSampler(folder, T, 1, 8 * T) for folder in (cooldown_folder, shard_folder))
     assert with_it.trunk_manifest == without.trunk_manifest == without.manifest != with_it.manifest

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from athanor.artifacts import write_json
-from athanor.pipeline.journal import Journal, alive
+from athanor.pipeline.journal import Journal, alive, live
 from tests.pipeline.view import ROOT, environment
 
 
@@ -44,6 +44,25 @@ def test_resumed_steps_are_logged_once(tmp_path):
     again.close("FINISHED")
     assert [row["s"] for row in rows(tmp_path) if "loss" in row["m"]] == list(range(8))
     assert [row["s"] for row in rows(tmp_path) if "val" in row["m"]] == [6]
+
+
+def test_after_a_way_back_steps_are_logged_again_and_the_new_ones_count(tmp_path):
+    first = Journal(tmp_path)
+    for step in range(1, 7):
+        first.scalars(step, {"loss": float(step)})
+    first.event("note", text="stays")
+    first.rewind(3, reason="a spike")
+    first.scalars(3, {"loss": -3.0})  # the step it went back to is as it was
+    first.scalars(4, {"loss": 40.0})
+    first.close("KILLED")
+    again = Journal(tmp_path)
+    for step in range(2, 6):  # resumed after the way back: step 5 is the first that the new way has not logged
+        again.scalars(step, {"loss": 10.0 * step})
+    again.close("FINISHED")
+    written = rows(tmp_path)
+    assert [(row["s"], row["m"]["loss"]) for row in written if "m" in row][6:] == [(4, 40.0), (5, 50.0)]
+    assert [row["m"]["loss"] for row in live(written) if "m" in row] == [1, 2, 3, 40, 50]
+    assert [row["event"] for row in live(written) if "event" in row] == ["note", "rollback"]
 
 
 def test_non_finite_values_stay_valid_json(tmp_path):

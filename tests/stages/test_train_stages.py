@@ -47,6 +47,8 @@ SHARED = {
     "beta2": 0.95,
     "eps": 1e-8,
     "weight_decay": 0.1,
+    "spike_guard": True,
+    "max_rollbacks": 3,
     "grad_clip": 1.0,
     "z_loss": 0.0,
     "precision": "fp32",
@@ -167,7 +169,8 @@ def test_pretrain_outputs(pretrained):
     assert sorted(manifest["files"]) == ["config.json", "model.safetensors"]
     assert sorted(manifest["parents"]) == ["shards", "tokenizer"]
     model, facts = load_model(root / "models/base")
-    assert facts == {"tokenizer_digest": "tok", "template_hash": "tpl"} and model.config.vocab_size == VOCAB
+    assert facts == {"tokenizer_digest": "tok", "template_hash": "tpl", "skipped_ranges": []}
+    assert model.config.vocab_size == VOCAB
     metrics = read_json(root / "metrics/pretrain.json")
     assert metrics["tokens"] == 1280 and metrics["steps"] == 20 and metrics["parameters"] == 5712
     assert sorted(metrics["validation"]) == ["all", "code", "prose"]
@@ -262,7 +265,7 @@ def test_sft_outputs(pretrained):
     assert metrics["validation"]["conversations"] == 5 and metrics["validation"]["stderr"] > 0
     base, _ = load_model(root / "models/base")
     tuned, facts = load_model(root / "models/sft")
-    assert facts == {"tokenizer_digest": "tok", "template_hash": "tpl"}
+    assert facts == {"tokenizer_digest": "tok", "template_hash": "tpl", "skipped_ranges": []}
     assert not torch.equal(base.head_weight, tuned.head_weight)
 
 

@@ -19,8 +19,17 @@ def one_thread():
 @pytest.fixture(scope="session")
 def micro():
     """The module next door; tests are no package, so that their names need not be unique to it."""
-    path = Path(__file__).with_name("micro.py")
-    spec = importlib.util.spec_from_file_location("training_micro", path)
+    return load("micro")
+
+
+@pytest.fixture(scope="session")
+def healing(micro):
+    """The same, for runs that go wrong on purpose."""
+    return load("healing")
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"training_{name}", Path(__file__).with_name(f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

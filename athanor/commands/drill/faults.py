@@ -172,8 +172,8 @@ def record_batches(watch: Watch) -> None:
     loop.time = _Clock()
 
     def wrapped(real: Callable[..., Any]) -> Callable[..., Any]:
-        def batch(self: Any, position_tokens: int, batch_tokens: int) -> Any:
-            rows = real(self, position_tokens, batch_tokens)
+        def batch(self: Any, position_tokens: int, batch_tokens: int, *skipped: int) -> Any:
+            rows = real(self, position_tokens, batch_tokens, *skipped)
             content = b"".join(array.tobytes() for array in rows)
             watch.note(at=position_tokens, digest=sha256_bytes(content)[:16])
             return rows

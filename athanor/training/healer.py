@@ -1,0 +1,227 @@
+"""How a run gets over a spike, spoilt numbers, and a machine with too little memory.
+
+What the weights become is decided by the ledger alone, and the ledger by the
+history: which checkpoint a way back begins from costs time, and changes
+nothing. Up to the first step that is to read other data both go the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from athanor.errors import GateError, InputError
+from athanor.training import checkpoint, forensics, ledger
+from athanor.training.guard import trouble
+from athanor.training.memory import Load, available_bytes, check_memory, training_bytes
+from athanor.training.state import RunState, history_of, restore
+from athanor.training.step import Rows, Stepper
+
+if TYPE_CHECKING:
+    from athanor.training.loop import Hooks, Sampler
+
+MAX_REPAIRS = 3
+MAX_EXAMINED = 3
+SUSPECT_STEPS = 4  # of a range, those with the highest loss, are searched for documents
+_CHANGE = "lower lr, set model.qk_norm to true, lower grad_clip, or look at the documents that the journal names"
+
+
+class Healer:
+    """Takes in what a run does, and takes it back where that is better."""
+
+    def __init__(self, stepper: Stepper, progress: RunState, sampler: Sampler, hooks: Hooks, pin_step: int) -> None:
+        self.stepper, self.progress, self.sampler, self.hooks = stepper, progress, sampler, hooks
+        self.settings, self.pin_step = stepper.settings, pin_step
+
+    def batch(self, position: int) -> Rows:
+        """The batch of the step that begins at this position of training."""
+        skipped, tokens = ledger.skipped_before(self.progress.ledger, position), self.settings.batch_tokens
+        return self.sampler.batch(position, tokens, skipped) if skipped else self.sampler.batch(position, tokens)
+
+    # -- memory -------------------------------------------------------------
+
+    def step(self, rows: Rows, rate: float) -> tuple[Tensor, int]:
+        """`Stepper.step`; when memory runs out with smaller micro-batches, down to one row."""
+        while True:
+            judged = self.stepper.guard.judged
+            try:
+                return self.stepper.step(rows, rate)
+            except (MemoryError, RuntimeError) as error:
+                # Once the guard has judged, the update is on its way, and a second one would be another step.
+                if not out_of_memory(error) or self.stepper.guard.judged != judged:
+                    raise
+            # Out of the handler: the traceback held the step's tensors.
+            self._halve()
+
+    def _halve(self) -> None:
+        settings, model = self.stepper.settings, self.stepper.model
+        for replica in self.stepper.lanes.replicas:
+            replica.zero_grad(set_to_none=True)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        rows, step = settings.micro_batch_rows, self.progress.step + 1
+        rows = min(rows, settings.batch_tokens // model.config.context_tokens)
+        if rows <= 1:
+            raise InputError(f"out of memory in step {step} with one row at a time", where="model", fix=self._advice())
+        self.stepper.settings = dataclasses.replace(settings, micro_batch_rows=rows // 2)
+        text = f"step {step} ran out of memory: micro-batches of {rows // 2} instead of {rows} rows from here on"
+        self._tell("out_of_memory", text, step=step, micro_batch_rows=rows // 2)
+
+    def _advice(self) -> str:
+        """What would make one row fit, in order."""
+        config, lanes = self.stepper.model.config, self.stepper.lanes
+        device = self.stepper.model.head_weight.device
+        parallel = min(lanes.count, self.settings.threads)
+        load = Load(1, config.context_tokens, self.settings.precision, lanes.count, parallel)
+        # The estimate may have said that it fits; the device knows better.
+        free = min(available_bytes(device) or math.inf, 0.9 * training_bytes(config, load))
+        try:
+            check_memory(config, load, device, int(free))
+        except InputError as error:
+            return error.fix
+        return "a machine with more memory"
+
+    # -- spikes -------------------------------------------------------------
+
+    def trouble(self) -> dict[str, Any] | None:
+        """The ledger's next row if the history, up to its last step, asks for one."""
+        settings, progress = self.settings, self.progress
+        step = len(progress.history)
+        if not settings.max_rollbacks:
+            return None
+        # Other data, and another rate, begin at the cooldown; and the steps before it belong to other runs as well.
+        floor = max(0, self.pin_step) if step > self.pin_step else 0
+        base = max(floor, step - settings.rules.reach)
+        found = trouble(progress.history.rows(base, step), settings.rules, step)
+        if found is None:
+            return None
+        first = max(floor, base + found.onset - settings.rules.margin)
+        start = first * settings.batch_tokens
+        last = (step - 1) * settings.batch_tokens
+        start += ledger.skipped_before(progress.ledger, start)
+        end = last + ledger.skipped_before(progress.ledger, last) + settings.batch_tokens
+        return ledger.entry(step, first + 1, start, end, found.reason)
+
+    def roll_back(self, folder: Path, row: dict[str, Any]) -> None:
+        """Go back to before the range that `row` leaves out."""
+        progress, found, first = self.progress, row["found"], row["step"] - 1
+        if len(progress.ledger) >= self.settings.max_rollbacks:
+            tried = "; ".join(f"steps {old['step']} to {old['found']} ({old['reason']})" for old in progress.ledger)
+            raise GateError(
+                "a run that heals",
+                f"{row['reason']}, and {len(progress.ledger)} ranges of data were left out before: {tried}",
+                where=f"step {found}",
+                fix=_CHANGE,
+            )
+        worst = self._worst(first, found)
+        batches = [(step, *self._placed(step)) for step in worst]
+        self._back(folder, first)
+        progress.ledger = [*progress.ledger, row]
+        checkpoint.drop(folder, first, lambda state: row not in state["ledger"])
+        documents = [one for step, position, skipped in batches for one in self._documents(position, skipped, step)]
+        documents.sort(key=lambda one: -one["loss"] if one["loss"] is not None else -math.inf)
+        names = ", ".join(dict.fromkeys(one["document"] for one in documents[:3])) or "no document"
+        text = (
+            f"step {found}: {row['reason']}. Back to step {progress.step}; {row['to'] - row['from']:,} tokens of data "
+            f"are left out from step {row['step']} on. Most suspicious: {names}"
+        )
+        self._rewound(text, row["reason"], found, skip=row, documents=documents[:8])
+
+    def _worst(self, first: int, found: int) -> list[int]:
+        """The steps of a range with the highest loss."""
+        rows = self.progress.history.rows(first, found)
+        height = [loss if math.isfinite(loss) else math.inf for loss, _, _ in rows]
+        return sorted(first + 1 + index for index in sorted(range(len(rows)), key=lambda i: -height[i])[:SUSPECT_STEPS])
+
+    # -- numbers that are not finite ----------------------------------------
+
+    def repair(self, folder: Path, damage: forensics.Finding) -> None:
+        """Go back to sound weights and train the same data again: no batch did this."""
+        progress, at = self.progress, self.progress.step
+        progress.repairs += 1
+        if progress.repairs > MAX_REPAIRS:
+            raise GateError(
+                "sound numbers",
+                f"{damage} is not finite, for the {progress.repairs}th time",
+                where=f"step {at}",
+                fix="test the memory of the machine, or its accelerator; or lower lr",
+            )
+        self._back(folder, len(progress.history))
+        text = f"step {at}: {damage} is not finite. Back to step {progress.step}, with the same data"
+        self._rewound(text, f"{damage} is not finite", at)
+
+    def examine(self, step: int, loss: float, norm: float) -> None:
+        """Say where a skipped step came from: the first few of a run are worth a replay."""
+        progress, often = self.progress, self.settings.precision == "fp16"
+        if progress.examined >= MAX_EXAMINED or (often and progress.skipped_in_a_row < 5):
+            return  # in fp16 a step that overflows now and then finds the loss scale, and is no fault
+        progress.examined += 1
+        position, skipped = self._placed(step)
+        documents = self._documents(position, skipped, step)
+        names = ", ".join(dict.fromkeys(one["document"] for one in documents[:3])) or "no document"
+        facts: dict[str, Any] = {"step": step, "documents": documents}
+        if math.isfinite(loss) and math.isfinite(norm):
+            text = f"step {step} was refused: loss {loss:.3g}, gradient norm {norm:.3g}. Most suspicious: {names}"
+            self._tell("refused_step", text, **facts)
+            return
+        finding = forensics.examine(self.stepper, self.batch(position))
+        text = f"step {step} was skipped, it is not finite. {finding}. Most suspicious: {names}"
+        self._tell("forensics", text, kind=finding.kind, where=finding.where, **facts)
+
+    # -- common -------------------------------------------------------------
+
+    def _placed(self, step: int) -> tuple[int, int]:
+        """Position of a step's batch in training, and the tokens of data left out before it."""
+        position = (step - 1) * self.settings.batch_tokens
+        return position, ledger.skipped_before(self.progress.ledger, position)
+
+    def _documents(self, position: int, skipped: int, step: int) -> list[dict[str, Any]]:
+        rows = self.sampler.batch(position, self.settings.batch_tokens, *([skipped] if skipped else []))
+        width = self.stepper.model.config.context_tokens
+        return [
+            {
+                "document": self.hooks.name_document(position + one.row * width, skipped, one.document),
+                "loss": one.loss if math.isfinite(one.loss) else None,
+                "step": step,
+            }
+            for one in forensics.suspects(self.stepper, rows)
+        ]
+
+    def _back(self, folder: Path, at_most: int) -> None:
+        """Restore the newest checkpoint up to a step that lies on this run's own way."""
+        history = self.progress.history
+        saved = checkpoint.latest(
+            folder, self.hooks.on_note, at_most, lambda found: history.begins_with(history_of(found))
+        )
+        if saved is None:
+            raise GateError(
+                "way back", f"no checkpoint up to step {at_most} is left", where=str(folder), fix="remove this folder"
+            )
+        restore(saved, self.stepper, self.progress, back=True)
+
+    def _rewound(self, text: str, reason: str, found: int, **facts: Any) -> None:
+        self.hooks.on_rollback(self.progress.step, {"found": found, "reason": reason, **facts})
+        self.hooks.on_note(text)
+
+    def _tell(self, event: str, text: str, **facts: Any) -> None:
+        self.hooks.on_event(event, facts)
+        self.hooks.on_note(text)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Of an accelerator (torch.OutOfMemoryError), of torch's allocator on the CPU, or of Python."""
+    if isinstance(error, MemoryError):
+        return True
+    words = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in words or "not enough memory" in words)
+
+
+def broken(rows: Sequence[Sequence[float]]) -> bool:
+    """Whether a loss or a gradient norm is not finite."""
+    return any(not math.isfinite(value) for loss, norm, _ in rows for value in (loss, norm))
