@@ -26,8 +26,9 @@ from athanor.training.optimizer import AdamWSettings
 from athanor.training.result import TrainResult
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
-from athanor.training.state import RunState, json_safe, restore, run_tensors
+from athanor.training.state import RunState, json_safe, resume, save
 from athanor.training.step import Rows, Stepper
+from athanor.training.world import ALONE, World
 
 MAX_SKIPPED_IN_A_ROW = 50
 
@@ -75,6 +76,7 @@ def train(
     folder: Path,
     hooks: Hooks,
     trunk: Trunk | None = None,
+    world: World = ALONE,
 ) -> TrainResult:
     """Train `model` in place, from its newest checkpoint in `folder` if there is one.
 
@@ -82,12 +84,17 @@ def train(
     does not depend on the number of tokens (Hägele et al. 2024,
     arXiv:2405.18392), so runs of other lengths continue from it.
 
+    In a `world` of several processes all of them call this. Only the main one
+    uses the folders, and has the trained `model` afterwards; the hooks are
+    called in all (except for samples), and what decides what to do next must
+    not differ between them.
+
     A finished run returns at once with its result. Raises Interrupted after
     saving when `hooks.should_stop()`, GateError when nothing but non-finite
     gradients comes.
     """
-    with Lanes(model, settings.threads) as lanes:
-        run = _Training(Stepper(lanes, optimizer_settings, settings), sampler, schedule, settings, hooks)
+    with world.watched(), Lanes(model, settings.threads) as lanes:
+        run = _Training(Stepper(lanes, optimizer_settings, settings, world), sampler, schedule, settings, hooks)
         found = run.resume(folder)
         if trunk is not None and not found:
             with trunk:
@@ -95,10 +102,13 @@ def train(
                     hooks.before_first_step(model)
                 run.advance(trunk.path, run.pin_step)
                 # A longer run may have saved this very step on its way, when it was just another one.
-                checkpoint.pin(trunk.path, run.pin_step)
+                if world.main:
+                    checkpoint.pin(trunk.path, run.pin_step)
         elif not found:
             hooks.before_first_step(model)
         run.advance(folder, settings.steps)
+        run.stepper.model  # noqa: B018  gathers the weights where they are sharded
+        world.leave()
         return run.result(folder)
 
 
@@ -113,7 +123,7 @@ class _Training:
         settings: LoopSettings,
         hooks: Hooks,
     ) -> None:
-        self.stepper, self.model = stepper, stepper.model
+        self.stepper, self.world = stepper, stepper.world
         self.sampler, self.schedule, self.settings, self.hooks = sampler, schedule, settings, hooks
         self.progress = RunState()
         # The last step that runs of other lengths share; the final one belongs to this length alone.
@@ -123,10 +133,8 @@ class _Training:
 
     def resume(self, folder: Path, at_most: int | None = None) -> bool:
         """Take over the newest whole checkpoint of `folder`, of step `at_most` or before; False if there is none."""
-        saved = checkpoint.latest(folder, self.hooks.on_note, at_most)
-        if saved is None:
+        if not resume(folder, self.stepper, self.progress, self.hooks.on_note, at_most):
             return False
-        restore(saved, self.stepper, self.progress)
         self.hooks.on_resume(self.progress.step * self.settings.batch_tokens)
         for number, (loss, norm, skipped) in enumerate(self.progress.history.steps(), 1):
             self.hooks.on_replay(self._row(number, loss, norm, skipped))
@@ -137,7 +145,8 @@ class _Training:
     def advance(self, folder: Path, until_step: int) -> None:
         """Train to `until_step`, with checkpoints in `folder`, the last of them at that step."""
         progress, settings, hooks = self.progress, self.settings, self.hooks
-        folder.mkdir(parents=True, exist_ok=True)
+        if self.world.main:
+            folder.mkdir(parents=True, exist_ok=True)
         pending: list[Tensor] = []
         window_seconds, saved_at = 0.0, time.monotonic()
         while progress.step < until_step:
@@ -151,11 +160,11 @@ class _Training:
             progress.supervised += count
             self.trained += settings.batch_tokens
             last = progress.step == settings.steps
-            stop = hooks.should_stop()
+            due = time.monotonic() - saved_at >= settings.save_every_seconds
+            stop, due = self.world.any(hooks.should_stop(), due)
             validate = last or _crosses(position, settings.batch_tokens, settings.validation_every_tokens)
             pinned = progress.step == self.pin_step
-            save_now = progress.step == until_step or stop or pinned
-            save_now = save_now or time.monotonic() - saved_at >= settings.save_every_seconds
+            save_now = progress.step == until_step or stop or pinned or due
             fetch = validate or save_now or len(pending) >= settings.log_every_steps
             fetched = torch.stack(pending).tolist() if fetch else []  # the only look at the device
             window_seconds += time.perf_counter() - started
@@ -164,15 +173,17 @@ class _Training:
                 self._record(fetched, window_seconds)
                 pending, window_seconds = [], 0.0
             if validate:
-                scores = json_safe(hooks.validate(self.model))
+                scores = json_safe(hooks.validate(self.stepper.model))
                 tokens = progress.step * settings.batch_tokens
                 progress.validations.append({"step": progress.step, "tokens": tokens, "scores": scores})
                 hooks.on_validation(progress.step, scores)
             if last or _crosses(position, settings.batch_tokens, settings.sample_every_tokens):
-                hooks.on_sample(progress.step, self.model)
+                model = self.stepper.model
+                if self.world.main:
+                    hooks.on_sample(progress.step, model)
+                self.world.meet()
             if save_now:
-                tensors = run_tensors(self.stepper, progress)
-                checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=pinned)
+                save(folder, self.stepper, progress, pinned=pinned)
                 saved_at = time.monotonic()
             if stop and not last:
                 at = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
