@@ -19,7 +19,6 @@ from athanor.pipeline import observe
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
 from athanor.training.loop import Hooks, train
-from athanor.training.memory import check_memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
 from athanor.training.schedule import Schedule, whole_steps
@@ -29,6 +28,7 @@ from athanor.training.step import probe_batch
 from athanor.training.validation import bits_per_byte, pooled
 from athanor.training.vocabulary import Vocabulary, check_same, load_vocabulary
 from athanor.training.weights import save_model
+from athanor.training.world import join
 
 SHARDS, TOKENIZER, OUT = Path("data/shards"), Path("models/tokenizer"), Path("models/base")
 # They shape what is shown or how long it takes, never the weights or a metric.
@@ -41,6 +41,7 @@ def run(run: Run) -> None:
     params, vocabulary, local = run.params("pretrain", PretrainParams), load_vocabulary(TOKENIZER), machine()
     check_same(vocabulary, read_shards_manifest(SHARDS), str(SHARDS), "shard", template=False)
     config = run.params("model", ModelParams).config(vocabulary.size)
+    world = join(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
     device, load = place(
         config,
         device=local.device,
@@ -118,10 +119,11 @@ def run(run: Run) -> None:
             should_stop=run.stop_requested,
         )
         adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
-        if not slot.done:
-            check_memory(config, load, device)
+        world.settle(config, load, device, slot.fingerprint, check=not slot.done)
         model = Transformer.fresh(config, params.seed).to(device)
-        result = train(model, sampler, adam, schedule, settings, slot.path, hooks, trunk)
+        result = train(model, sampler, adam, schedule, settings, slot.path, hooks, trunk, world)
+        if not world.main:
+            return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         parents = {"shards": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
         save_model(OUT, model, config, facts, parents=parents)
@@ -145,4 +147,4 @@ def held_out_documents(stream: TokenStream, max_bytes: int, vocabulary: Vocabula
 
 
 if __name__ == "__main__":
-    stage_main("pretrain", run)
+    stage_main("pretrain", run, several=True)

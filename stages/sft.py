@@ -15,7 +15,6 @@ from athanor.params.sft import SftParams
 from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
 from athanor.training.loop import Hooks, train
-from athanor.training.memory import check_memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
 from athanor.training.schedule import Schedule, whole_steps
@@ -25,6 +24,7 @@ from athanor.training.step import probe_batch
 from athanor.training.validation import conversation_loss
 from athanor.training.vocabulary import check_same, load_vocabulary
 from athanor.training.weights import load_config, load_model, save_model
+from athanor.training.world import join
 
 BASE, DATA, TOKENIZER, OUT = Path("models/base"), Path("data/sft"), Path("models/tokenizer"), Path("models/sft")
 
@@ -34,6 +34,7 @@ def run(run: Run) -> None:
     check_same(vocabulary, read_manifest(DATA, packed.KIND, packed.VERSION), str(DATA), "sft-data", template=True)
     config, base_facts = load_config(BASE)
     check_same(vocabulary, base_facts, str(BASE), "pretrain", template=False)
+    world = join(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
     device, load = place(
         config,
         device=local.device,
@@ -98,11 +99,12 @@ def run(run: Run) -> None:
             on_note=run.note,
             should_stop=run.stop_requested,
         )
-        if not slot.done:
-            check_memory(config, load, device)
+        world.settle(config, load, device, slot.fingerprint, check=not slot.done)
         model, _ = load_model(BASE, device)
         adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
-        result = train(model, sampler, adam, schedule, settings, slot.path, hooks)
+        result = train(model, sampler, adam, schedule, settings, slot.path, hooks, world=world)
+        if not world.main:
+            return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         save_model(OUT, model, config, facts, parents=parents)
         slot.mark_done()
@@ -119,4 +121,4 @@ def held_out_conversations(most: int) -> list[Any]:
 
 
 if __name__ == "__main__":
-    stage_main("sft", run)
+    stage_main("sft", run, several=True)

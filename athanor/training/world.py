@@ -10,7 +10,6 @@ nothing to agree on, and torch.distributed is not even imported.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import time
@@ -35,8 +34,13 @@ class World:
     rank, size, main = 0, 1, True
     sharded = False  # weights, gradients and optimiser cut up over the processes (FSDP), or whole on each (DDP)
 
-    def settle(self, config: ModelConfig, load: Load, device: torch.device, *, check: bool) -> None:
-        """Choose the strategy where it was left open, and (with `check`) refuse what does not fit into memory."""
+    def settle(
+        self, config: ModelConfig, load: Load, device: torch.device, fingerprint: str, *, check: bool
+    ) -> None:
+        """Choose the strategy where it was left open, and (with `check`) refuse what does not fit into memory.
+
+        GateError unless the `fingerprint` of what decides the result is the same in all processes.
+        """
         if check:
             check_memory(config, load, device)
 
@@ -50,9 +54,6 @@ class World:
 
     def meet(self) -> None:
         """Wait until the main process has come here, however long it takes."""
-
-    def same(self, what: str, value: str) -> None:
-        """GateError if `value` differs between processes."""
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up over the processes, in place."""
@@ -107,7 +108,10 @@ class Group(World):
             )
         self.main_rank = int(mains.argmax())
 
-    def settle(self, config: ModelConfig, load: Load, device: torch.device, *, check: bool) -> None:
+    def settle(
+        self, config: ModelConfig, load: Load, device: torch.device, fingerprint: str, *, check: bool
+    ) -> None:
+        self.same("what decides the result", fingerprint)
         check = self.share(check)
         free = available_bytes(device)
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
@@ -156,11 +160,11 @@ class Group(World):
             pause = min(2 * pause, _POLL[1])
 
     def same(self, what: str, value: str) -> None:
-        own = hashlib.sha256(value.encode()).hexdigest()
-        if self.any(self.share(own) != own)[0]:
+        """GateError if `value` differs between processes."""
+        if self.any(self.share(value) != value)[0]:
             raise GateError(
                 "one model",
-                f"{what} is not the same in all {self.size} processes ({value[:40]} in process {self.rank})",
+                f"{what} is not the same in all {self.size} processes ({value} in process {self.rank})",
                 fix="bring code, params.yaml and data of the nodes into step, or use a shared file system",
             )
 
