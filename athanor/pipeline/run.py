@@ -354,7 +354,8 @@ def _way_back(error: AthanorError) -> str:
 
 def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:
     message = redact(message)
-    print(f"{stage}: {message}", file=sys.stderr, flush=True)
+    if run is None or run.main or code != 75:
+        print(f"{stage}: {message}", file=sys.stderr, flush=True)
     if run is not None:
         try:
             run.fail(status, message)
