@@ -16,9 +16,11 @@ torchrun may also be started by hand: then the members are on their own.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -76,7 +78,6 @@ def launch(stage: str, module: str) -> int | None:
         with try_lock(folder / "lock"):
             environment = {**os.environ, FOLDER: str(folder), "ATHANOR_THREADS": str(max(1, local.threads // processes))}
             environment.setdefault("OMP_NUM_THREADS", "1")
-            environment.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's own report of a failure is a page
             command = [sys.executable, "-m", "athanor.pipeline.launch", *arguments(stage, module, local.launch, processes)]
             # In a session of its own: Ctrl-C reaches the launcher, which passes it on once.
             agent = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -95,6 +96,7 @@ def arguments(stage: str, module: str, wanted: Launch, processes: int) -> list[s
         where += [f"--rdzv-id=athanor-{stage}", f"--node-rank={node_rank(os.environ)}"]
         seconds = int(wanted.wait_s)
         where += [f"--rdzv-conf=join_timeout={seconds},is_host={int(node_rank(os.environ) == 0)}"]
+        where += [f"--local-addr={_own_address(wanted.endpoint)}"]
     else:
         raise ParamsError(
             f"{wanted.nodes} nodes need a place to meet",
@@ -102,6 +104,19 @@ def arguments(stage: str, module: str, wanted: Launch, processes: int) -> list[s
             fix="the address of node 0 and a free port, such as 10.0.0.1:29400",
         )
     return [*where, f"--nproc-per-node={processes}", "--max-restarts=0", *wanted.args, "-m", module]
+
+
+def _own_address(endpoint: str) -> str:
+    """This node's address as others can reach it: host names of clusters do not always resolve."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host.strip("[]"), int(port)))  # asks for the route, sends nothing
+            return probe.getsockname()[0]
+    except (OSError, ValueError) as error:
+        raise ParamsError(
+            f"no way to {endpoint!r} ({error})", where="machine.launch.endpoint", fix="host:port of node 0"
+        ) from None
 
 
 def accelerators() -> int:
@@ -133,12 +148,18 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     statuses = {int(path.read_text()) for path in folder.glob("*.status")}
+    silent = {path.stem for path in folder.glob("*.pid")} - {path.stem for path in folder.glob("*.status")}
     if status == 0:
         return STOPPED if STOPPED in statuses else 0
     if asked and statuses <= {0, STOPPED}:
         return STOPPED
-    if not statuses - {0, STOPPED}:
-        print(f"{stage}: a process of it was killed; the same command goes on from the last checkpoint", file=sys.stderr)
+    if silent or not statuses:
+        which = f"process {', '.join(sorted(silent))} of this node was" if silent else "all processes were"
+        print(
+            f"{stage}: {which} killed, perhaps for want of memory; the same command goes on from the last checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
     return 1
 
 
@@ -177,6 +198,7 @@ def _end_with_launcher(folder: Path, parent: int | None) -> None:
 def agent(argv: Sequence[str]) -> int:
     """torchrun, quiet about failures that the members told themselves."""
     _end_with_launcher(Path(os.environ[FOLDER]), None)
+    logging.disable(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
