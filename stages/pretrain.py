@@ -85,7 +85,7 @@ def run(run: Run) -> None:
     with slot, run.progress(total, "pretrain", "tokens") as bar:
 
         def validate(model: Transformer) -> dict[str, Any]:
-            how = {"precision": params.precision, "threads": local.threads}
+            how = {"precision": params.precision, "threads": local.threads, "world": world}
             scores = {
                 name: bits_per_byte(model, documents, vocabulary.token_bytes, config.context_tokens, **how)
                 for name, documents in held_out.items()

@@ -75,7 +75,7 @@ def run(run: Run) -> None:
     with run.slot(dataclasses.asdict(params), parents) as slot, run.progress(total, "sft", "tokens") as bar:
 
         def validate(model: Transformer) -> dict[str, Any]:
-            how = {"precision": params.precision, "threads": local.threads}
+            how = {"precision": params.precision, "threads": local.threads, "world": world}
             return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, **how))
 
         def before_first_step(model: Transformer) -> None:

@@ -15,13 +15,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import micro
 
 from athanor.errors import AthanorError, GateError
+from athanor.model.transformer import Transformer
 from athanor.training.loop import Hooks, train
+from athanor.training.validation import sequence_nats
 from athanor.training.world import join
 
 TIMEOUT = 60.0
@@ -35,7 +38,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     world = join(job["strategy"], device="cpu", timeout_s=job.get("timeout", TIMEOUT), main=main)
     # Weights come from the main process, whatever the others begin with.
     model, rows, here = micro.make_model(seed=0 if main else 7), [], job.get("at", {}).get(str(rank), {})
-    steps = 0
+    steps, scored = 0, []
 
     def on_resume(tokens: int) -> None:
         nonlocal steps
@@ -55,7 +58,14 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
                 next(model.parameters())[0, 0] += 1e-3
         return steps == here.get("stop")
 
-    hooks = Hooks(validate=micro.validate, on_step=rows.append, should_stop=should_stop, on_resume=on_resume)
+    def validate(model: Transformer) -> dict[str, Any]:
+        texts = [np.arange(length) % 64 for length in (5, 17, 40, 9)]
+        count = model.model.norm.register_forward_hook(lambda *_: scored.append(1))
+        nats = sequence_nats(model, texts, None, 16, 32, world=world)[0]
+        count.remove()
+        return micro.validate(model) | {"nats": nats.tolist()}
+
+    hooks = Hooks(validate=validate, on_step=rows.append, should_stop=should_stop, on_resume=on_resume)
     settings = dataclasses.replace(micro.SETTINGS, **job.get("settings", {}))
     folder = Path(job["folder"]) if main else Path(job["folder"]) / "nobody"
     sampler, error, told = micro.CountingSampler(job.get("masked", False)), None, {}
@@ -69,7 +79,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     else:
         told = {"curve": result.curve, "validations": result.validations, "supervised": result.supervised_tokens}
         told["weights"] = torch.cat([weight.detach().flatten() for weight in model.parameters()]).tolist()
-    return told | {"rows": rows, "error": error, "wrote": folder.exists()}
+    return told | {"rows": rows, "error": error, "wrote": folder.exists(), "scored": sum(scored)}
 
 
 if __name__ == "__main__":

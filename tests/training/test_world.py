@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from athanor.errors import Interrupted
 from athanor.training import checkpoint
 from athanor.training.memory import Load, training_bytes
 from athanor.training.step import own_batches
+from athanor.training.validation import sequence_nats
 from athanor.training.world import World, sharded_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +64,15 @@ def told(folder, size, jobs):
     ]
 
 
+def flat(model):
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()]).numpy()
+
+
+def nats(model):
+    """What micro_world.py scores in its validations."""
+    return sequence_nats(model, [np.arange(length) % 64 for length in (5, 17, 40, 9)], None, 16, 32)[0].tolist()
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return tmp_path_factory.mktemp("world")
@@ -71,13 +80,15 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(root, micro):
-    """The results of one process, without and with a loss mask; and two folders where it stopped on the way."""
+    """The results of one process, without and with a loss mask; and three folders where it stopped on the way."""
     torch.set_num_threads(1)
     results = {}
     for masked in (False, True):
         model, result = micro.run(root / f"one-{masked}", micro.CountingSampler(masked))
-        results[masked] = (torch.cat([weight.detach().flatten() for weight in model.parameters()]).numpy(), result)
-    for strategy in ("ddp", "fsdp"):
+        results[masked] = (flat(model), result)
+        if not masked:
+            results["nats"] = nats(model)
+    for strategy in ("ddp", "fsdp", "nobody"):
         asked = []
         stop = {"should_stop": lambda asked=asked: asked.append(1) or len(asked) == 9}
         with pytest.raises(Interrupted):
@@ -108,9 +119,13 @@ def two(root, one):
 
 @pytest.fixture(scope="module")
 def odd(root):
-    """Eight rows over three processes: not equal parts."""
-    jobs = {"ddp": {"strategy": "ddp", "main": 2}, "fsdp": {"strategy": "fsdp", "masked": True}}
-    return dict(zip(jobs, told(root / "three", 3, list(jobs.values())), strict=True))
+    """Three processes, which do not get equal parts of eight rows."""
+    return told(root / "three", 3, [{"strategy": "fsdp", "masked": True, "main": 2}])[0]
+
+
+@pytest.fixture(scope="module")
+def four(root):
+    return told(root / "four", 4, [{"strategy": "ddp"}])[0]
 
 
 def check(answers, main, expected, first_step=1):
@@ -144,12 +159,15 @@ def test_two_processes_give_the_result_of_one(one, two, name, main, masked):
 
 
 def test_three_processes_with_unequal_parts_give_the_result_of_one(one, odd):
-    check(odd["ddp"], 2, one[False])
-    check(odd["fsdp"], 0, one[True])
+    check(odd, 2, one[True])
 
 
-def test_every_process_takes_the_same_decisions(two, odd):
-    for answers in (two["ddp"], two["fsdp"], odd["ddp"], odd["fsdp"]):
+def test_four_processes_give_the_result_of_one(one, four):
+    check(four, 0, one[False])
+
+
+def test_every_process_takes_the_same_decisions(two, odd, four):
+    for answers in (two["ddp"], two["fsdp"], odd, four):
         kept = [[(row["loss"], row["grad_norm"], row["skipped"]) for row in answer["rows"]] for answer in answers]
         assert all(rows == kept[0] for rows in kept)
 
@@ -163,21 +181,25 @@ def test_a_sharded_checkpoint_goes_on_in_one_process(micro, root, one, two):
     for answer in two["fsdp stopped"]:
         assert answer["error"].startswith("Interrupted: stopped at step 9 of 24")
     assert [path.name for path in checkpoint.steps(root / "stopped")] == ["step_00000009"]
-    plain = checkpoint.load(root / "for-ddp" / "step_00000009") if (root / "for-ddp/step_00000009").is_dir() else None
-    saved = checkpoint.load(root / "stopped" / "step_00000009")
-    if plain is not None:  # as it would have been written by one process
-        assert {n: (t.shape, t.dtype) for n, t in saved.tensors.items()} == {
-            n: (t.shape, t.dtype) for n, t in plain.tensors.items()
-        }
+    saved, plain = (checkpoint.load(root / where / "step_00000009") for where in ("stopped", "for-nobody"))
+    kinds = [{name: (t.shape, t.dtype) for name, t in found.tensors.items()} for found in (saved, plain)]
+    assert kinds[0] == kinds[1]  # as one process writes it
     model, result = micro.run(root / "stopped")
-    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()]).numpy()
-    assert np.abs(weights - one[False][0]).max() < CLOSE
+    assert np.abs(flat(model) - one[False][0]).max() < CLOSE
     assert np.abs(np.subtract(*[[row["loss"] for row in r.curve] for r in (result, one[False][1])])).max() < CLOSE
 
 
-def test_only_the_main_process_writes(two, odd):
-    for answers in (*two.values(), *odd.values()):
+def test_only_the_main_process_writes(two, odd, four):
+    for answers in (*two.values(), odd, four):
         assert sum(answer["wrote"] for answer in answers) == 1
+
+
+def test_held_out_text_is_divided_over_the_processes(one, two, odd, four):
+    for answers in (two["ddp"], two["fsdp"], four):
+        for answer in answers:
+            assert answer["validations"][-1]["scores"]["nats"] == pytest.approx(one["nats"], rel=1e-5)
+            assert answer["scored"] < answers[0]["scored"] + answers[-1]["scored"]
+    assert all(answer["scored"] for answer in odd)
 
 
 def test_processes_whose_weights_drifted_apart_stop_before_they_save(root, two):
@@ -213,8 +235,7 @@ def test_a_lost_process_ends_the_others_and_the_next_start_goes_on(micro, root, 
     assert ("an error of one process" in others) == (kind == "raise")
     assert checkpoint.latest(root / kind / "checkpoints-0", pytest.fail).step == 8
     model, _ = micro.run(root / kind / "checkpoints-0")
-    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()]).numpy()
-    assert np.abs(weights - one[False][0]).max() < CLOSE
+    assert np.abs(flat(model) - one[False][0]).max() < CLOSE
 
 
 class _Rank(World):
