@@ -76,9 +76,11 @@ def launch(stage: str, module: str) -> int | None:
     folder = Path(tempfile.mkdtemp(prefix="athanor-launch-"))
     try:
         with try_lock(folder / "lock"):
-            environment = {**os.environ, FOLDER: str(folder), "ATHANOR_THREADS": str(max(1, local.threads // processes))}
+            threads = max(1, local.threads // processes)
+            environment = {**os.environ, FOLDER: str(folder), "ATHANOR_THREADS": str(threads)}
             environment.setdefault("OMP_NUM_THREADS", "1")
-            command = [sys.executable, "-m", "athanor.pipeline.launch", *arguments(stage, module, local.launch, processes)]
+            told = arguments(stage, module, local.launch, processes)
+            command = [sys.executable, "-m", "athanor.pipeline.launch", *told]
             # In a session of its own: Ctrl-C reaches the launcher, which passes it on once.
             agent = subprocess.Popen(command, env=environment, start_new_session=True)
             return _wait(stage, agent, folder)

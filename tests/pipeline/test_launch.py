@@ -1,4 +1,4 @@
-"""The pretrain stage under `launch`: torchrun, signals, exit statuses, two nodes. torchrun never runs in this process."""
+"""The pretrain stage under `launch`: torchrun (never in this process), signals, exit statuses, two nodes."""
 
 from __future__ import annotations
 
@@ -216,12 +216,13 @@ def test_two_nodes_give_the_metrics_of_one_process(work, alone, inputs, tmp_path
         (work / "log.txt").read_text() + (other / "log.txt").read_text()
     )
     check(work, alone)
-    assert not (other / "metrics").exists() and not (other / ".athanor").exists() and not (other / "models/base").exists()
+    assert not any((other / name).exists() for name in ("metrics", "plots", ".athanor", "models/base"))
 
 
 def test_what_torchrun_is_told(monkeypatch):
     monkeypatch.setenv(launch.NODE_RANK, "3")
-    several = launch.arguments("sft", "stages.sft", Launch(nodes=4, endpoint="127.0.0.1:1", args=("--local-ranks-filter=0",)), 8)
+    wanted = Launch(nodes=4, endpoint="127.0.0.1:1", args=("--local-ranks-filter=0",))
+    several = launch.arguments("sft", "stages.sft", wanted, 8)
     assert {"--nnodes=4", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=athanor-sft", "--nproc-per-node=8"} <= set(several)
     assert several[-3:] == ["--local-ranks-filter=0", "-m", "stages.sft"]
     assert "--standalone" in launch.arguments("sft", "stages.sft", Launch(), 2)
