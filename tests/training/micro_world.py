@@ -23,11 +23,13 @@ import micro
 
 from athanor.errors import AthanorError, GateError
 from athanor.model.transformer import Transformer
+from athanor.training import lanes, parallel
 from athanor.training.loop import Hooks, train
 from athanor.training.validation import sequence_nats
 from athanor.training.world import join
 
 TIMEOUT = 60.0
+LANE_COUNT, BUCKET_BYTES = lanes.lane_count, parallel.BUCKET_BYTES
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -35,6 +37,9 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     os.environ["MASTER_PORT"] = str(job["port"])
     rank = int(os.environ["RANK"])
     main = rank == job.get("main", 0)
+    # As on an accelerator: one lane, and gradients travel in several buckets while backward runs.
+    lanes.lane_count = (lambda *_: 1) if job.get("overlap") else LANE_COUNT
+    parallel.BUCKET_BYTES = 2048 if job.get("overlap") else BUCKET_BYTES
     world = join(job["strategy"], device="cpu", timeout_s=job.get("timeout", TIMEOUT), main=main)
     # Weights come from the main process, whatever the others begin with.
     model, rows, here = micro.make_model(seed=0 if main else 7), [], job.get("at", {}).get(str(rank), {})
