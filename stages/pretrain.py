@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from athanor.artifacts import manifest_digest
 from athanor.data.sampler import PretrainSampler
@@ -22,16 +19,15 @@ from athanor.pipeline.run import Run, stage_main
 from athanor.pipeline.slots import Slot
 from athanor.pipeline.speed import gauge
 from athanor.training.loop import Hooks, train
-from athanor.training.memory import Load, check_memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
-from athanor.training.pretraining import HeldOut, Prepared
+from athanor.training.pretraining import HeldOut, Placed, Prepared
 from athanor.training.schedule import Schedule, whole_steps
-from athanor.training.settings import LoopSettings
-from athanor.training.setup import Choices, Place, place, tuned
+from athanor.training.setup import tuned
 from athanor.training.step import probe_batch
 from athanor.training.vocabulary import check_same, load_vocabulary
 from athanor.training.weights import save_model
+from athanor.training.world import join
 
 SHARDS, TOKENIZER, OUT = Path("data/shards"), Path("models/tokenizer"), Path("models/base")
 # They shape what is shown or how long it takes, never the weights or a metric.
@@ -58,37 +54,12 @@ def prepare(run: Run, params: PretrainParams) -> Prepared:
     return Prepared(config, vocabulary, schedule, adam, sampler, held_out, inputs)
 
 
-class Placed(NamedTuple):
-    """How this machine goes about a training."""
-
-    device: torch.device
-    load: Load
-    settings: LoopSettings
-    how: Choices
-
-
-def placed(run: Run, slots: Sequence[Slot | None], params: PretrainParams, config: ModelConfig, total: int) -> Placed:
-    """Choices, kept in the slots, and what follows from them; also seeds the global generators."""
+def placed(run: Run, slots: tuple[Slot | None, ...], params: PretrainParams, config: ModelConfig, total: int) -> Placed:
+    """Processes, choices kept in the slots, and what follows from them; also seeds the global generators."""
     local = machine()
-    how = choices.chosen(run, slots, config, params.precision, params.batch_tokens, total)
-    device, load = place(config, how, Place(local.device, local.threads, "pretrain", params.seed), params.batch_tokens)
-    settings = LoopSettings(
-        total_tokens=total,
-        batch_tokens=params.batch_tokens,
-        grad_clip=params.grad_clip,
-        z_loss=params.z_loss,
-        precision=how.precision,
-        document_mask=params.document_mask,
-        validation_every_tokens=params.validation_every_tokens,
-        sample_every_tokens=params.sample_every_tokens,
-        micro_batch_rows=load.micro_batch_rows,
-        threads=local.threads,
-        log_every_steps=local.log_every_steps,
-        save_every_seconds=local.save_every_seconds,
-        spike_guard=params.spike_guard,
-        max_rollbacks=params.max_rollbacks,
-    )
-    return Placed(device, load, settings, how)
+    world = join(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
+    how = choices.chosen(run, slots, config, params.precision, params.batch_tokens, total, world)
+    return Placed.of(params, local, world, how, config, total)
 
 
 def run(run: Run) -> None:
@@ -102,12 +73,12 @@ def run(run: Run) -> None:
     trunk_inputs = {**inputs, "shards": sampler.trunk_manifest}
     trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
     slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
-    device, load, settings, how = placed(run, (slot, trunk), params, config, total)
+    world, device, load, settings, how = placed(run, (slot, trunk), params, config, total)
     with slot, gauge(device, load.precision) as told, run.progress(total, "pretrain", "tokens") as bar:
         run.watch_health(schedule, params.batch_tokens, vocabulary.size, "cooldown_epochs" in sampler.epochs(total))
 
         def validate(model: Transformer) -> dict[str, Any]:
-            return held_out.scores(model, how.precision, settings.threads)
+            return held_out.scores(model, how.precision, settings.threads, world)
 
         def before_first_step(model: Transformer) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), params.document_mask)
@@ -139,11 +110,12 @@ def run(run: Run) -> None:
             should_stop=run.stop_requested,
             should_save=run.save_requested,
         )
-        if not slot.done:
-            check_memory(config, load, device)
+        world.settle(config, load, device, slot.fingerprint, check=not slot.done)
         model = Transformer.fresh(config, params.seed).to(device)
         with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED, not slot.done):
-            result = train(model, sampler, adam, schedule, settings, slot.path, hooks, trunk)
+            result = train(model, sampler, adam, schedule, settings, slot.path, hooks, trunk, world)
+        if not world.main:
+            return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         parents = {"shards": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
         save_model(OUT, model, config, {**facts, "skipped_ranges": result.skipped_ranges}, parents=parents)
@@ -156,4 +128,4 @@ def run(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    stage_main("pretrain", run)
+    stage_main("pretrain", run, several=True)

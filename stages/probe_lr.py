@@ -17,7 +17,6 @@ from athanor.pipeline.run import Run, stage_main
 from athanor.pipeline.slots import Slot
 from athanor.training import checkpoint
 from athanor.training.loop import Hooks, train
-from athanor.training.memory import check_memory
 from athanor.training.pretraining import Prepared
 from athanor.training.probe import Point, diverged, fit, search, shortened
 from athanor.training.setup import tuned
@@ -96,8 +95,8 @@ def measured(run: Run, params: PretrainParams, bar: Progress) -> Point:
 def trained(run: Run, params: PretrainParams, ready: Prepared, slot: Slot, bar: Progress) -> Point:
     """Train to the end of the cooldown and score. A run that breaks off is a result, too: the rate is too high."""
     # Seeds the generators, too: every run starts as if it were alone.
-    device, load, settings, how = placed(run, (slot,), params, ready.config, ready.schedule.total_tokens)
-    check_memory(ready.config, load, device)
+    world, device, load, settings, how = placed(run, (slot,), params, ready.config, ready.schedule.total_tokens)
+    world.settle(ready.config, load, device, slot.fingerprint)
     curve = f"loss.lr_{params.lr:g}"
 
     def on_replay(row: dict[str, float]) -> None:

@@ -17,7 +17,6 @@ from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
 from athanor.pipeline.speed import gauge
 from athanor.training.loop import Hooks, train
-from athanor.training.memory import check_memory
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.preflight import preflight
 from athanor.training.schedule import Schedule, whole_steps
@@ -27,6 +26,7 @@ from athanor.training.step import probe_batch
 from athanor.training.validation import conversation_loss
 from athanor.training.vocabulary import check_same, load_vocabulary
 from athanor.training.weights import load_config, load_model, save_model
+from athanor.training.world import join
 
 BASE, DATA, TOKENIZER, OUT = Path("models/base"), Path("data/sft"), Path("models/tokenizer"), Path("models/sft")
 
@@ -50,29 +50,24 @@ def run(run: Run) -> None:
     per_epoch = params.validations_per_epoch
     parents = {"base": manifest_digest(BASE), "sft": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
     slot = run.slot(dataclasses.asdict(params), parents)
-    how = choices.chosen(run, (slot,), config, params.precision, params.batch_tokens, total)
+    world = join(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
+    how = choices.chosen(run, (slot,), config, params.precision, params.batch_tokens, total, world)
     device, load = place(config, how, Place(local.device, local.threads, "sft", params.seed), params.batch_tokens)
-    settings = LoopSettings(
+    settings = LoopSettings.of(
+        params,
+        local,
         total_tokens=total,
-        batch_tokens=params.batch_tokens,
-        grad_clip=params.grad_clip,
-        z_loss=params.z_loss,
         precision=how.precision,
         document_mask=True,  # conversations that share a row must not see each other
         validation_every_tokens=max(1, int(sampler.tokens_per_epoch / per_epoch)) if per_epoch else 0,
         sample_every_tokens=0,
         micro_batch_rows=load.micro_batch_rows,
-        threads=local.threads,
-        log_every_steps=local.log_every_steps,
-        save_every_seconds=local.save_every_seconds,
-        spike_guard=params.spike_guard,
-        max_rollbacks=params.max_rollbacks,
     )
     with slot, gauge(device, load.precision) as told, run.progress(total, "sft", "tokens") as bar:
         run.watch_health(schedule, params.batch_tokens, vocabulary.size)
 
         def validate(model: Transformer) -> dict[str, Any]:
-            with_ = {"precision": how.precision, "threads": local.threads}
+            with_ = {"precision": how.precision, "threads": local.threads, "world": world}
             return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, **with_))
 
         def before_first_step(model: Transformer) -> None:
@@ -100,12 +95,13 @@ def run(run: Run) -> None:
             should_stop=run.stop_requested,
             should_save=run.save_requested,
         )
-        if not slot.done:
-            check_memory(config, load, device)
+        world.settle(config, load, device, slot.fingerprint, check=not slot.done)
         model, _ = load_model(BASE, device)
         adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
         with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED, not slot.done):
-            result = train(model, sampler, adam, schedule, settings, slot.path, hooks)
+            result = train(model, sampler, adam, schedule, settings, slot.path, hooks, world=world)
+        if not world.main:
+            return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         save_model(OUT, model, config, {**facts, "skipped_ranges": result.skipped_ranges}, parents=parents)
         slot.mark_done()
@@ -122,4 +118,4 @@ def held_out_conversations(most: int) -> list[Any]:
 
 
 if __name__ == "__main__":
-    stage_main("sft", run)
+    stage_main("sft", run, several=True)

@@ -28,18 +28,33 @@ from athanor.training.device import prepare
 from athanor.training.lanes import lane_count
 from athanor.training.memory import available_bytes
 from athanor.training.setup import Choices, check_batch
+from athanor.training.world import ALONE, World
 
 FILE = "choices.json"
 COMPILED = Path(".athanor") / "compile-cache"
 
 
 def chosen(
-    run: Run, slots: Sequence[Slot | None], config: ModelConfig, precision: str, batch_tokens: int, total_tokens: int
+    run: Run,
+    slots: Sequence[Slot | None],
+    config: ModelConfig,
+    precision: str,
+    batch_tokens: int,
+    total_tokens: int,
+    world: World = ALONE,
 ) -> Choices:
-    """How this run works here; told in its facts. `slots`: its own, then the trunk's if it has one."""
+    """How this run works here; told in its facts. `slots`: its own, then the trunk's if it has one.
+
+    In a world of several processes the main one chooses, for all of them.
+    """
     check_batch(config, batch_tokens, run.stage)
-    folders = [slot.path for slot in slots if slot is not None]
-    choices, why = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens)
+    made = None
+    if world.main:
+        folders = [slot.path for slot in slots if slot is not None]
+        choices, why = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens)
+        made = {"choices": dataclasses.asdict(choices), "why": why}
+    made = world.share(made)
+    choices, why = Choices(**made["choices"]), made["why"]
     told = dataclasses.asdict(choices)
     run.fact(choices=", ".join(f"{name} {value}" for name, value in told.items()), choices_why=str(why))
     return choices

@@ -17,6 +17,26 @@ from athanor.params.strict import build, param, read_yaml
 
 
 @dataclass(frozen=True)
+class Launch:
+    """Processes that train together (docs/scale-out.md).
+
+    processes: on each node, 0 for one per accelerator.
+    nodes: machines that take part; the same command is started on each.
+    endpoint: host:port of node 0, where several nodes meet.
+    wait_s: how long a node waits for the others at the start.
+    timeout_s: how long a process waits for another one in the middle of a step before it gives up.
+    args: further arguments for torchrun.
+    """
+
+    processes: int = param(min=0, max=1024, default=1)
+    nodes: int = param(min=1, max=65536, default=1)
+    endpoint: str = ""
+    wait_s: float = param(min=1, default=600.0)
+    timeout_s: float = param(min=1, default=600.0)
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Machine:
     """How this machine runs a stage.
 
@@ -34,6 +54,8 @@ class Machine:
     max_minutes: a stage that ran so long saves and ends, 0 for no limit.
     min_free_gib: a stage stops when the disk has less left (scaled down on a small disk), 0 to never look.
     hang_seconds: without a step for so long, the stacks are dumped; -1 for ten usual steps, 0 to never look.
+    launch: how many processes train together; in the environment "processes=4 nodes=2 ...".
+    parallel: what they keep of the model: all of it (ddp), a share (fsdp), or whichever fits (auto).
     """
 
     device: str = param(choices=("auto", "cpu", "cuda", "mps"))
@@ -50,6 +72,8 @@ class Machine:
     max_minutes: float = param(min=0)
     min_free_gib: float = param(min=0)
     hang_seconds: float = param(min=-1)
+    launch: Launch
+    parallel: str = param(choices=("auto", "ddp", "fsdp"))
 
 
 DEFAULTS = {
@@ -67,6 +91,8 @@ DEFAULTS = {
     "max_minutes": 0.0,
     "min_free_gib": 1.0,
     "hang_seconds": -1.0,
+    "launch": {},
+    "parallel": "auto",
 }
 
 
@@ -97,10 +123,14 @@ def machine() -> Machine:
             continue
         kind = type(DEFAULTS[field.name])
         try:
-            values[field.name] = tuple(shlex.split(text)) if kind is tuple else kind(text)
+            if kind is dict:
+                pairs = [part.split("=", 1) for part in shlex.split(text)]
+                values[field.name] = {key: int(value) if value.isdigit() else value for key, value in pairs}
+            else:
+                values[field.name] = tuple(shlex.split(text)) if kind is tuple else kind(text)
         except ValueError:
             raise ParamsError(
-                f"expected {kind.__name__}, found {text!r}", where=f"environment ATHANOR_{field.name.upper()}"
+                f"expected {'key=value ...' if kind is dict else kind.__name__}, found {text!r}", where=f"environment ATHANOR_{field.name.upper()}"
             ) from None
     settings = build(Machine, values, "machine")
     return dataclasses.replace(settings, threads=settings.threads or cores(), workers=settings.workers or cores())

@@ -30,7 +30,7 @@ from athanor.artifacts import digest, read_json, rounded, write_json, write_text
 from athanor.corpus.work import Work
 from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.params.strict import build, read_yaml
-from athanor.pipeline import facts
+from athanor.pipeline import facts, launch
 from athanor.pipeline.beginning import Beginning
 from athanor.pipeline.closure import code_digest
 from athanor.pipeline.executor import from_machine
@@ -359,9 +359,24 @@ def _finished(folder: Path) -> bool:
     return end.is_file() and read_json(end)["status"] == "FINISHED"
 
 
-def stage_main(stage: str, body: Callable[[Run], None]) -> None:
-    """Run a stage's body as a process: check params.yaml whole, open the run, map errors to exit codes."""
-    sys.exit(execute(stage, body))
+def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False) -> None:
+    """Run a stage's body as a process: check params.yaml whole, open the run, map errors to exit codes.
+
+    With `several`, as many processes run the body as machine setting `launch` asks for.
+    """
+    if not several:
+        sys.exit(execute(stage, body))
+    try:
+        status = launch.launch(stage, f"stages.{_module_name(body)}")
+    except AthanorError as error:
+        status = _report(None, stage, "FAILED", str(error), 1)
+    if status is None:
+        status = 1
+        try:
+            status = execute(stage, body)
+        finally:
+            status = launch.leave(status)
+    sys.exit(status)
 
 
 def execute(stage: str, body: Callable[[Run], None]) -> int:
@@ -371,9 +386,10 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
     sys.excepthook = excepthook
     try:
         check_file(PARAMS)
-        run = Run(stage, f"stages.{_module_name(body)}")
+        run = _kind()(stage, f"stages.{_module_name(body)}")
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, run.on_signal)
+        launch.enter()
         run.begin()
         _ship()
         body(run)
@@ -412,7 +428,8 @@ def _way_back(error: AthanorError) -> str:
 
 def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:
     message = redact(message)
-    print(f"{stage}: {message}", file=sys.stderr, flush=True)
+    if run is None or run.main or code != 75:
+        print(f"{stage}: {message}", file=sys.stderr, flush=True)
     if run is not None:
         try:
             run.fail(status, message)
@@ -421,8 +438,18 @@ def _report(run: Run | None, stage: str, status: str, message: str, code: int) -
     return code
 
 
+def _kind() -> type[Run]:
+    if launch.is_main():
+        return Run
+    from athanor.pipeline.follower import Follower
+
+    return Follower
+
+
 def _ship() -> None:
     """Start the shipper in the background if none runs; tracking trouble never stops a stage."""
+    if not launch.is_main():
+        return
     from athanor.pipeline.ship import start_detached
 
     start_detached(anchor())

@@ -20,7 +20,7 @@ from athanor.errors import GateError, InputError
 from athanor.training import checkpoint, forensics, ledger
 from athanor.training.guard import trouble
 from athanor.training.memory import Load, available_bytes, check_memory, training_bytes
-from athanor.training.state import RunState, history_of, restore
+from athanor.training.state import RunState, history_of, resume
 from athanor.training.step import Rows, Stepper
 
 if TYPE_CHECKING:
@@ -54,14 +54,16 @@ class Healer:
                 return self.stepper.step(rows, rate)
             except (MemoryError, RuntimeError) as error:
                 # Once the guard has judged, the update is on its way, and a second one would be another step.
-                if not out_of_memory(error) or self.stepper.guard.judged != judged:
+                # Nor can one process of several repeat it: the others are waiting for its gradients.
+                alone = self.stepper.world.size == 1
+                if not (alone and out_of_memory(error)) or self.stepper.guard.judged != judged:
                     raise
             # Out of the handler: the traceback held the step's tensors.
             self._halve()
 
     def _halve(self) -> None:
         settings, model = self.stepper.settings, self.stepper.model
-        for replica in self.stepper.lanes.replicas:
+        for replica in self.stepper.engine.lanes.replicas:
             replica.zero_grad(set_to_none=True)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -75,7 +77,7 @@ class Healer:
 
     def _advice(self) -> str:
         """What would make one row fit, in order."""
-        config, lanes = self.stepper.model.config, self.stepper.lanes
+        config, lanes = self.stepper.model.config, self.stepper.engine.lanes
         device = self.stepper.model.head_weight.device
         parallel = min(lanes.count, self.settings.threads)
         load = Load(1, config.context_tokens, self.settings.precision, lanes.count, parallel)
@@ -123,7 +125,9 @@ class Healer:
         batches = [(step, *self._placed(step)) for step in worst]
         self._back(folder, first)
         progress.ledger = [*progress.ledger, row]
-        checkpoint.drop(folder, first, lambda state: row not in state["ledger"])
+        if self.stepper.world.main:
+            checkpoint.drop(folder, first, lambda state: row not in state["ledger"])
+        self.stepper.world.meet()
         documents = [one for step, position, skipped in batches for one in self._documents(position, skipped, step)]
         documents.sort(key=lambda one: -one["loss"] if one["loss"] is not None else -math.inf)
         names = ", ".join(dict.fromkeys(one["document"] for one in documents[:3])) or "no document"
@@ -140,6 +144,12 @@ class Healer:
         return sorted(first + 1 + index for index in sorted(range(len(rows)), key=lambda i: -height[i])[:SUSPECT_STEPS])
 
     # -- numbers that are not finite ----------------------------------------
+
+    def damage(self) -> forensics.Finding | None:
+        """What of the weights and the optimiser's state is not finite, in any process; asked in all of them."""
+        own = forensics.damage(self.stepper)
+        (found,) = self.stepper.world.any(own is not None)
+        return own or (forensics.Finding("state", "of another process") if found else None)
 
     def repair(self, folder: Path, damage: forensics.Finding) -> None:
         """Go back to sound weights and train the same data again: no batch did this."""
@@ -196,14 +206,18 @@ class Healer:
     def _back(self, folder: Path, at_most: int) -> None:
         """Restore the newest checkpoint up to a step that lies on this run's own way."""
         history = self.progress.history
-        saved = checkpoint.latest(
-            folder, self.hooks.on_note, at_most, lambda found: history.begins_with(history_of(found))
-        )
-        if saved is None:
+        if not resume(
+            folder,
+            self.stepper,
+            self.progress,
+            self.hooks.on_note,
+            at_most,
+            lambda found: history.begins_with(history_of(found)),
+            back=True,
+        ):
             raise GateError(
                 "way back", f"no checkpoint up to step {at_most} is left", where=str(folder), fix="remove this folder"
             )
-        restore(saved, self.stepper, self.progress, back=True)
 
     def _rewound(self, text: str, reason: str, found: int, **facts: Any) -> None:
         self.hooks.on_rollback(self.progress.step, {"found": found, "reason": reason, **facts})

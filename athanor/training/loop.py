@@ -32,9 +32,10 @@ from athanor.training.result import TrainResult
 from athanor.training.ledger import known_at
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
-from athanor.training.state import RunState, json_safe, restore, run_tensors
+from athanor.training.state import RunState, json_safe, resume, save
 from athanor.training.step import Rows, Stepper
 from athanor.training.vitals import Vitals
+from athanor.training.world import ALONE, World
 
 MAX_SKIPPED_IN_A_ROW = 50
 
@@ -92,6 +93,7 @@ def train(
     folder: Path,
     hooks: Hooks,
     trunk: Trunk | None = None,
+    world: World = ALONE,
 ) -> TrainResult:
     """Train `model` in place, from its newest checkpoint in `folder` if there is one.
 
@@ -99,12 +101,17 @@ def train(
     does not depend on the number of tokens (Hägele et al. 2024,
     arXiv:2405.18392), so runs of other lengths continue from it.
 
+    In a `world` of several processes all of them call this. Only the main one
+    uses the folders, and has the trained `model` afterwards; the hooks are
+    called in all (except for samples), and what decides what to do next must
+    not differ between them.
+
     A finished run returns at once with its result. Raises Interrupted after
     saving when `hooks.should_stop()`, GateError when nothing but non-finite
     gradients comes, or going back did not help.
     """
-    with Lanes(model, settings.threads) as lanes:
-        run = _Training(Stepper(lanes, optimizer_settings, settings), sampler, schedule, settings, hooks)
+    with world.watched(), Lanes(model, settings.threads) as lanes:
+        run = _Training(Stepper(lanes, optimizer_settings, settings, world), sampler, schedule, settings, hooks)
         found = run.resume(folder)
         if trunk is not None and not found:
             with trunk:
@@ -112,10 +119,13 @@ def train(
                     hooks.before_first_step(model)
                 run.advance(trunk.path, run.pin_step)
                 # A longer run may have saved this very step on its way, when it was just another one.
-                checkpoint.pin(trunk.path, run.pin_step)
+                if world.main:
+                    checkpoint.pin(trunk.path, run.pin_step)
         elif not found:
             hooks.before_first_step(model)
         run.advance(folder, settings.steps)
+        run.stepper.model  # noqa: B018  gathers the weights where they are sharded
+        world.leave()
         return run.result(folder)
 
 
@@ -130,13 +140,13 @@ class _Training:
         settings: LoopSettings,
         hooks: Hooks,
     ) -> None:
-        self.stepper, self.model, self.meter = stepper, stepper.model, stepper.meter
+        self.stepper, self.world, self.meter = stepper, stepper.world, stepper.meter
         self.sampler, self.schedule, self.settings, self.hooks = sampler, schedule, settings, hooks
         self.progress = RunState()
         # The last step that runs of other lengths share; the final one belongs to this length alone.
         before_cooldown = schedule.cooldown_start // settings.batch_tokens if schedule.shape == "wsd" else -1
         self.pin_step = min(before_cooldown, settings.steps - 1)
-        self.vitals = Vitals(self.model, self.meter, settings.precision)
+        self.vitals = Vitals(stepper.engine.lanes.model, self.meter, settings.precision)
         self.healer = Healer(stepper, self.progress, sampler, hooks, self.pin_step)
         self.trained = 0
 
@@ -147,10 +157,8 @@ class _Training:
             # A longer run may have gone back to before `at_most` because of what it met later.
             return saved.step > 0 and (at_most is None or known_at(saved.state["ledger"], at_most))
 
-        saved = checkpoint.latest(folder, self.hooks.on_note, at_most, usable)
-        if saved is None:
+        if not resume(folder, self.stepper, self.progress, self.hooks.on_note, at_most, usable):
             return False
-        restore(saved, self.stepper, self.progress)
         self.hooks.on_resume(self.progress.step * self.settings.batch_tokens)
         for number, (loss, norm, skipped) in enumerate(self.progress.history.steps(), 1):
             self.hooks.on_replay(self._row(number, loss, norm, skipped))
@@ -161,11 +169,14 @@ class _Training:
     def advance(self, folder: Path, until_step: int) -> None:
         """Train to `until_step`, with checkpoints in `folder`, the last of them at that step."""
         progress, settings, hooks = self.progress, self.settings, self.hooks
-        folder.mkdir(parents=True, exist_ok=True)
         anchors = folder / checkpoint.ANCHORS
-        known = [checkpoint.step_of(path) for path in checkpoint.steps(anchors)]
-        if progress.step < until_step and min(known, default=until_step) > progress.step:
-            self._save(anchors)
+        known = [until_step]
+        if self.world.main:
+            folder.mkdir(parents=True, exist_ok=True)
+            known += [checkpoint.step_of(path) for path in checkpoint.steps(anchors)]
+        missing = progress.step < until_step and min(known) > progress.step
+        if self.world.any(self.world.main and missing)[0]:
+            save(anchors, self.stepper, progress)
         pending: list[Tensor] = []
         saved_at = time.monotonic()
         while progress.step < until_step:
@@ -183,13 +194,15 @@ class _Training:
             progress.pairs += allowed_pairs(rows.document_BS[:, :-1], document_mask=settings.document_mask)
             self.trained += settings.batch_tokens
             last = progress.step == settings.steps
-            stop = hooks.should_stop()
+            wanted = hooks.should_save()  # asked at every step
+            due = time.monotonic() - saved_at >= settings.save_every_seconds
+            stop, wanted, due = self.world.any(hooks.should_stop(), wanted, due)
             validate = last or _crosses(position, settings.batch_tokens, settings.validation_every_tokens)
             pinned = progress.step == self.pin_step
-            must_save = hooks.should_save() or progress.step == until_step or stop or pinned  # asked at every step
+            must_save = progress.step == until_step or stop or pinned or wanted
             # An anchor is as good as a checkpoint to resume from.
             anchor = progress.step % settings.rules.anchor_every == 0 and not must_save
-            save_now = must_save or (not anchor and time.monotonic() - saved_at >= settings.save_every_seconds)
+            save_now = must_save or (not anchor and due)
             fetch = validate or save_now or anchor or len(pending) >= settings.log_every_steps
             fetched = torch.stack(pending).tolist() if fetch else []  # the only look at the device
             self.meter.end_step()
@@ -203,31 +216,30 @@ class _Training:
                     continue
             if validate:
                 with self.meter.time("evaluation"):
-                    scores = json_safe(hooks.validate(self.model))
+                    scores = json_safe(hooks.validate(self.stepper.model))
                 tokens = progress.step * settings.batch_tokens
                 progress.validations.append({"step": progress.step, "tokens": tokens, "scores": scores})
                 hooks.on_validation(progress.step, scores)
             if last or _crosses(position, settings.batch_tokens, settings.sample_every_tokens):
                 with self.meter.time("sample"):
-                    hooks.on_sample(progress.step, self.model)
+                    model = self.stepper.model
+                    if self.world.main:
+                        hooks.on_sample(progress.step, model)
+                    self.world.meet()
             if save_now or anchor:
                 with self.meter.time("checkpoint"):
-                    self._save(anchors if anchor else folder, pinned=pinned)
+                    save(anchors if anchor else folder, self.stepper, progress, pinned=pinned)
                 saved_at = time.monotonic()
             if stop and not last:
                 at = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
                 raise Interrupted(f"{at}; the same command goes on from there (saved in {folder})")
-        if progress.step == settings.steps:
+        if self.world.main and progress.step == settings.steps:
             shutil.rmtree(anchors, ignore_errors=True)  # a trunk keeps them, for a longer run may go back in it
-
-    def _save(self, folder: Path, *, pinned: bool = False) -> None:
-        tensors = run_tensors(self.stepper, self.progress)
-        checkpoint.save(folder, self.progress.step, tensors, self.progress.state(), pinned=pinned)
 
     def _goes_back(self, folder: Path, fetched: list[list[float]], saving: bool, window: dict[str, float]) -> bool:
         """Take in the scalars of the last steps; True when the run had to return to an earlier step."""
         # What is saved must be sound, or there would be no way back.
-        damage = forensics.damage(self.stepper) if saving or broken(fetched) else None
+        damage = self.healer.damage() if saving or broken(fetched) else None
         if damage is not None:
             self.healer.repair(folder, damage)
             return True

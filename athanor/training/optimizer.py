@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -92,9 +92,14 @@ class AdamW:
             tensor.copy_(tensors[name])
 
 
-def clip_gradients(weights: Iterable[nn.Parameter], limit: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `limit`; returns the norm before, on the device."""
+def clip_gradients(
+    weights: Iterable[Tensor], limit: float, joint: Callable[[Tensor], Tensor] = lambda norm: norm
+) -> Tensor:
+    """Scale all gradients so that their joint norm is at most `limit`; returns the norm before, on the device.
+
+    `joint` makes the norm of everything from that of these weights, where they are not all.
+    """
     gradients = [weight.grad for weight in weights if weight.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm = joint(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
     torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
     return norm

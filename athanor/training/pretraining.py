@@ -7,16 +7,21 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from athanor.data.order import permutation
 from athanor.data.sampler import PretrainSampler
 from athanor.data.shards import TokenStream
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
+from athanor.training.memory import Load
 from athanor.training.optimizer import AdamWSettings
 from athanor.training.schedule import Schedule
+from athanor.training.settings import LoopSettings
+from athanor.training.setup import Choices, Place, place
 from athanor.training.validation import bits_per_byte, pooled
 from athanor.training.vocabulary import Vocabulary
+from athanor.training.world import ALONE, World
 
 
 class HeldOut:
@@ -35,9 +40,11 @@ class HeldOut:
                 break
         return documents
 
-    def scores(self, model: Transformer, precision: str, threads: int) -> dict[str, dict[str, Any]]:
+    def scores(
+        self, model: Transformer, precision: str, threads: int, world: World = ALONE
+    ) -> dict[str, dict[str, Any]]:
         """Bits per byte of each source, and of `all` together, as the fields of BitsPerByte."""
-        how: dict[str, Any] = {"precision": precision, "threads": threads}
+        how: dict[str, Any] = {"precision": precision, "threads": threads, "world": world}
         scores = {
             name: bits_per_byte(model, documents, self.token_bytes, model.config.context_tokens, **how)
             for name, documents in self.documents.items()
@@ -55,3 +62,30 @@ class Prepared(NamedTuple):
     sampler: PretrainSampler
     held_out: HeldOut
     inputs: dict[str, str]
+
+
+class Placed(NamedTuple):
+    """How this machine, or several, go about a training."""
+
+    world: World
+    device: torch.device
+    load: Load
+    settings: LoopSettings
+    how: Choices
+
+    @classmethod
+    def of(cls, params: Any, machine: Any, world: World, how: Choices, config: ModelConfig, total: int) -> Placed:
+        """From the parameters of `pretrain`, the machine's settings and the choices; seeds the global generators."""
+        where = Place(machine.device, machine.threads, "pretrain", params.seed)
+        device, load = place(config, how, where, params.batch_tokens)
+        settings = LoopSettings.of(
+            params,
+            machine,
+            total_tokens=total,
+            precision=how.precision,
+            document_mask=params.document_mask,
+            validation_every_tokens=params.validation_every_tokens,
+            sample_every_tokens=params.sample_every_tokens,
+            micro_batch_rows=load.micro_batch_rows,
+        )
+        return cls(world, device, load, settings, how)

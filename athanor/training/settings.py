@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from athanor.training.guard import Rules
 
@@ -30,3 +31,13 @@ class LoopSettings:
     @property
     def steps(self) -> int:
         return self.total_tokens // self.batch_tokens
+
+    @classmethod
+    def of(cls, params: Any, machine: Any, **own: Any) -> LoopSettings:
+        """From a stage's parameters and the machine's settings, by their common names, and what the stage decides."""
+        result = {name: getattr(params, name) for name in _OF_PARAMS}
+        return cls(**result, **{name: getattr(machine, name) for name in _OF_MACHINE}, **own)
+
+
+_OF_PARAMS = ("batch_tokens", "grad_clip", "z_loss", "spike_guard", "max_rollbacks")
+_OF_MACHINE = ("threads", "log_every_steps", "save_every_seconds")

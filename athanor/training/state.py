@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from athanor.training import checkpoint
 from athanor.training.checkpoint import Checkpoint
 from athanor.training.curve import History
 from athanor.training.step import Stepper
@@ -43,9 +45,18 @@ class RunState:
 
 
 def run_tensors(stepper: Stepper, progress: RunState) -> dict[str, Tensor]:
-    """Every tensor that decides how the run goes on."""
-    tensors = {f"model.{name}": weight.detach() for name, weight in stepper.model.named_parameters()}
-    tensors |= {f"optimizer.{name}": value for name, value in stepper.optimizer.tensors().items()}
+    """Every tensor that decides how the run goes on, whole, however many processes there are. All of them must ask.
+
+    Only the main process is given those that had to be gathered.
+    """
+    engine, tensors = stepper.engine, {}
+    named = {f"model.{name}": (name, weight.detach()) for name, weight in engine.named_parameters()}
+    for name, value in stepper.optimizer.tensors().items():
+        named[f"optimizer.{name}"] = (name.rpartition(".")[0], value)
+    for name, (parameter, tensor) in named.items():
+        whole = engine.gathered(parameter, tensor)
+        if stepper.world.main:
+            tensors[name] = whole.cpu() if whole is not tensor else whole
     tensors |= {f"scale.{name}": value for name, value in stepper.scale.tensors().items()}
     tensors |= {f"guard.{name}": value for name, value in stepper.guard.tensors().items()}
     tensors |= {f"history.{name}": column for name, column in progress.history.tensors().items()}
@@ -55,33 +66,86 @@ def run_tensors(stepper: Stepper, progress: RunState) -> dict[str, Tensor]:
     return tensors
 
 
-@torch.no_grad()
-def restore(saved: Checkpoint, stepper: Stepper, progress: RunState, *, back: bool = False) -> None:
-    """Put a checkpoint's content into parts built for the same configuration; `back`: the run has been further."""
+def save(folder: Path, stepper: Stepper, progress: RunState, *, pinned: bool = False) -> None:
+    """A checkpoint of this moment, written by the main process while the others wait."""
+    stepper.engine.check_same()
+    tensors = run_tensors(stepper, progress)
+    if stepper.world.main:
+        checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=pinned)
+    stepper.world.meet()
 
-    def part(prefix: str) -> dict[str, Tensor]:
-        return _part(saved, prefix)
+
+def resume(
+    folder: Path,
+    stepper: Stepper,
+    progress: RunState,
+    on_note: Callable[[str], None],
+    at_most: int | None = None,
+    usable: Callable[[Checkpoint], bool] = lambda saved: True,
+    *,
+    back: bool = False,
+) -> bool:
+    """Take over the newest whole checkpoint of `folder`, of step `at_most` or before; False if there is none.
+
+    The main process reads it and sends it to the others, which need not see the folder. `usable` may refuse one;
+    `back`: the run has been further.
+    """
+    world = stepper.world
+    saved = checkpoint.latest(folder, on_note, at_most, usable) if world.main else None
+    state = world.share(None if saved is None else saved.state)
+    if state is None:
+        return False
+    restore(world.tensors(None if saved is None else saved.tensors), state, stepper, progress, back=back)
+    return True
+
+
+class _Part(Mapping[str, Tensor]):
+    """The tensors whose names begin with a prefix, looked up when asked for, and cut to what this process keeps."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], prefix: str, cut: Callable[[str, Tensor], Tensor]) -> None:
+        self.tensors, self.prefix, self.cut = tensors, prefix, cut
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.cut(name, self.tensors[self.prefix + name])
+
+    def __iter__(self) -> Iterator[str]:
+        return (name[len(self.prefix) :] for name in self.tensors if name.startswith(self.prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@torch.no_grad()
+def restore(
+    tensors: Mapping[str, Tensor], state: Mapping[str, Any], stepper: Stepper, progress: RunState, *, back: bool = False
+) -> None:
+    """Put a checkpoint's content into parts built for the same configuration."""
+    engine = stepper.engine
+
+    def part(prefix: str) -> Mapping[str, Tensor]:
+        def cut(name: str, tensor: Tensor) -> Tensor:
+            if prefix == "model.":
+                return engine.part(name, tensor)
+            return engine.part(name.rpartition(".")[0], tensor) if prefix == "optimizer." else tensor
+
+        return _Part(tensors, prefix, cut)
 
     weights = part("model.")
-    for name, weight in stepper.model.named_parameters():
+    for name, weight in engine.named_parameters():
         weight.copy_(weights[name])
     stepper.optimizer.load(part("optimizer."))
     stepper.scale.load(part("scale."))
     stepper.guard.load(part("guard."))
-    torch.set_rng_state(saved.tensors["rng.cpu"])
-    if torch.cuda.is_available():
+    torch.set_rng_state(tensors["rng.cpu"])
+    if torch.cuda.is_available() and stepper.world.size == 1:
         states = part("rng.cuda.")
         for number in range(min(len(states), torch.cuda.device_count())):
             torch.cuda.set_rng_state(states[str(number)], number)
-    (progress.go_back if back else progress.load)(saved.state, history_of(saved))
+    (progress.go_back if back else progress.load)(dict(state), History.load(part("history.")))
 
 
 def history_of(saved: Checkpoint) -> History:
-    return History.load(_part(saved, "history."))
-
-
-def _part(saved: Checkpoint, prefix: str) -> dict[str, Tensor]:
-    return {name[len(prefix) :]: tensor for name, tensor in saved.tensors.items() if name.startswith(prefix)}
+    return History.load(_Part(saved.tensors, "history.", lambda name, tensor: tensor))
 
 
 def json_safe(value: Any) -> Any:

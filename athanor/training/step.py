@@ -6,7 +6,7 @@ this decides how a machine works through it.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from athanor.training.lanes import Lanes
 from athanor.training.loss import Targets, supervised, targets, training_loss
 from athanor.training.meter import Meter
 from athanor.training.optimizer import AdamW, AdamWSettings, clip_gradients
+from athanor.training.parallel import engine
 from athanor.training.precision import LossScale, autocast
 from athanor.training.settings import LoopSettings
+from athanor.training.world import ALONE, World
 
 PROBE_ROWS = 2
 
@@ -32,24 +34,29 @@ class Rows(Protocol):
 
 
 class Stepper:
-    """Steps of one model, with the optimiser's state and the loss scale."""
+    """Steps of one model, with the optimiser's state and the loss scale; the same in every process of a world."""
 
-    def __init__(self, lanes: Lanes, optimizer_settings: AdamWSettings, settings: LoopSettings) -> None:
-        self.lanes, self.settings = lanes, settings
-        self.optimizer = AdamW(lanes.model, optimizer_settings)
-        self.scale = LossScale(settings.precision, lanes.model.head_weight.device)
-        self.meter = Meter(lanes.model.head_weight.device)
-        self.guard = SpikeGuard(settings.rules, lanes.model.head_weight.device, active=settings.spike_guard)
+    def __init__(
+        self, lanes: Lanes, optimizer_settings: AdamWSettings, settings: LoopSettings, world: World = ALONE
+    ) -> None:
+        self.settings, self.world = settings, world
+        self.device = lanes.model.head_weight.device
+        self.engine = engine(lanes, world)
+        self.optimizer = AdamW(self.engine, optimizer_settings)
+        self.scale = LossScale(settings.precision, self.device)
+        self.meter = Meter(self.device)
+        self.guard = SpikeGuard(settings.rules, self.device, active=settings.spike_guard)
 
     @property
     def model(self) -> Transformer:
-        return self.lanes.model
+        """The model with its present weights, whole: in a world of several, ask in all processes."""
+        return self.engine.model()
 
     def step(self, rows: Rows, rate: float) -> tuple[Tensor, int]:
         """One update; returns [loss, gradient norm before clipping, skipped] on the device, and the targets."""
-        settings, device = self.settings, self.model.head_weight.device
+        settings, device = self.settings, self.device
         mask_BS = getattr(rows, "mask_BS", None)
-        # Of the whole step, not of a micro-batch; at least 1, for a batch with nothing to learn from.
+        # Of the whole step in all processes, not of a micro-batch; at least 1, for a batch with nothing to learn from.
         count = int(supervised(rows.document_BS, mask_BS).sum())
 
         def loss_of(replica: Transformer, batch: Targets) -> Tensor:
@@ -59,16 +66,49 @@ class Stepper:
                 self.scale.scaled(part).backward()
             return part.detach()
 
+        batches = own_batches(rows, self.world, settings.micro_batch_rows, settings.document_mask)
         with self.meter.time("forward_backward"):
-            loss = self.lanes.backward(micro_batches(rows, settings.micro_batch_rows, settings.document_mask), loss_of)
+            loss = self.engine.backward(batches, loss_of)
         with self.meter.time("optimizer"):
-            self.scale.unscale([weight.grad for weight in self.model.parameters() if weight.grad is not None])
-            norm = clip_gradients(self.model.parameters(), settings.grad_clip)
+            self.scale.unscale(self.engine.gradients())
+            weights = [weight for _, weight in self.engine.named_parameters()]
+            norm = clip_gradients(weights, settings.grad_clip, self.engine.joint_norm)
             broken = ~(torch.isfinite(norm) & torch.isfinite(loss))
             skipped = self.guard.refuses(loss, norm, broken)
             self.optimizer.step_unless(skipped, rate)
             self.scale.update(broken)
         return torch.stack((loss, norm, skipped.float())), count
+
+
+def own_batches(rows: Rows, world: World, micro_batch_rows: int, document_mask: bool) -> list[Targets]:
+    """The micro-batches of this process: contiguous rows, as equal in number as can be.
+
+    As many micro-batches in every process, because FSDP gathers weights in
+    each: one that has no rows left for the last runs it on a row of which
+    nothing is to be learnt.
+    """
+    if world.size == 1:
+        return micro_batches(rows, micro_batch_rows, document_mask)
+    count = len(rows.tokens_BS)
+    start, end = (count * rank // world.size for rank in (world.rank, world.rank + 1))
+    mask_BS = getattr(rows, "mask_BS", None)
+    own = Part(
+        rows.tokens_BS[start:end], rows.document_BS[start:end], None if mask_BS is None else mask_BS[start:end]
+    )
+    batches = micro_batches(own, micro_batch_rows, document_mask)
+    most = -(-(-(-count // world.size)) // micro_batch_rows)
+    idle = Part(rows.tokens_BS[:1], np.full_like(rows.document_BS[:1], -1), None)
+    while len(batches) < most:
+        batches += micro_batches(idle, 1, document_mask)
+    return batches
+
+
+class Part(NamedTuple):
+    """Some rows of a batch."""
+
+    tokens_BS: np.ndarray
+    document_BS: np.ndarray
+    mask_BS: np.ndarray | None
 
 
 def micro_batches(rows: Rows, micro_batch_rows: int, document_mask: bool) -> list[Targets]:

@@ -11,9 +11,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from athanor.errors import InputError
 from athanor.model.transformer import Transformer
@@ -21,6 +23,15 @@ from athanor.training.loss import Targets, token_losses
 from athanor.training.precision import autocast
 
 BATCH_TOKENS = 4096  # fixed, because the grouping of rows decides the last bits of a sum
+
+
+class Processes(Protocol):
+    """Processes that share the work: which one this is, and a sum over all of them, in place."""
+
+    rank: int
+    size: int
+
+    def sum_(self, tensor: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -54,13 +65,16 @@ def bits_per_byte(
     batch_tokens: int = BATCH_TOKENS,
     precision: str = "fp32",
     threads: int = 1,
+    world: Processes | None = None,
 ) -> BitsPerByte:
     """Score documents (ids with `<|bos|>` and `<|eos|>`).
 
     Bits count every target, the end included; bytes are those of the text
     (`token_bytes` is 0 for control ids). InputError when there is no text.
     """
-    nats_D, counts_D = sequence_nats(model, documents, None, context_tokens, batch_tokens, precision, threads)
+    nats_D, counts_D = sequence_nats(
+        model, documents, None, context_tokens, batch_tokens, precision, threads, world
+    )
     bytes_D = np.array([int(token_bytes[document].sum()) for document in documents], dtype=np.float64)
     if not bytes_D.sum() > 0:
         raise InputError("no held-out text to score", where="validation", fix="raise the validation share or add text")
@@ -86,10 +100,11 @@ def conversation_loss(
     batch_tokens: int = BATCH_TOKENS,
     precision: str = "fp32",
     threads: int = 1,
+    world: Processes | None = None,
 ) -> MeanLoss:
     """Score the supervised targets of conversations, each an (ids, mask) pair."""
     ids, masks = [ids for ids, _ in conversations], [mask for _, mask in conversations]
-    nats_D, counts_D = sequence_nats(model, ids, masks, context_tokens, batch_tokens, precision, threads)
+    nats_D, counts_D = sequence_nats(model, ids, masks, context_tokens, batch_tokens, precision, threads, world)
     if not counts_D.sum():
         raise InputError("no held-out supervised token to score", where="validation", fix="add conversations")
     ratio, stderr = ratio_and_error(nats_D, counts_D.astype(np.float64))
@@ -117,12 +132,13 @@ def sequence_nats(
     batch_tokens: int = BATCH_TOKENS,
     precision: str = "fp32",
     threads: int = 1,
+    world: Processes | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Summed cross-entropy (float64, nats) and number of counted targets (int64) of each sequence.
 
     `masks` (1 = supervised as a target) limits which targets count. Windows of
     similar length share a batch of at most `batch_tokens`, padded on the right,
-    where a causal model cannot see.
+    where a causal model cannot see. The processes of a `world`, in which all have to call this, take every n-th batch.
     """
     device = model.head_weight.device
     nats_D = np.zeros(len(sequences))
@@ -138,6 +154,8 @@ def sequence_nats(
         width = windows[at][2] - windows[at][1]
         groups.append(windows[at : at + max(1, batch_tokens // width)])
         at += len(groups[-1])
+    if world is not None:
+        groups = groups[world.rank :: world.size]
 
     def score(group: list[tuple[int, int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
         owner_N, batch = _padded(group, sequences, masks)
@@ -152,6 +170,9 @@ def sequence_nats(
         for owner_N, losses_N in pool.map(score, groups) if workers > 1 else map(score, groups):
             np.add.at(nats_D, owner_N, losses_N)
             np.add.at(counts_D, owner_N, 1)
+    if world is not None:
+        for array in (nats_D, counts_D):
+            world.sum_(torch.from_numpy(array))
     return nats_D, counts_D
 
 

@@ -172,12 +172,12 @@ def poison(micro, monkeypatch, steps):
 
     real, calls = step.clip_gradients, []
 
-    def clip(weights, limit):
+    def clip(weights, limit, *joint):
         weights = list(weights)
         calls.append(1)
         if len(calls) in steps:
             weights[3].grad[0] = float("nan")
-        return real(weights, limit)
+        return real(weights, limit, *joint)
 
     monkeypatch.setattr(step, "clip_gradients", clip)
 

@@ -1,0 +1,248 @@
+"""How the gradient of a step comes about: in one process, replicated (DDP), or with everything sharded (FSDP2).
+
+All three are given micro-batches and a function that runs forward and backward
+of one, and leave the gradient of the whole batch, summed over all processes,
+where the optimiser finds it. The loss is divided by the targets of the whole
+batch beforehand, so sums are all there is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from athanor.errors import GateError, InputError
+from athanor.model.transformer import Transformer
+from athanor.training.lanes import Lanes
+from athanor.training.loss import Targets
+from athanor.training.world import Group, World
+
+BUCKET_BYTES = 25 << 20  # of gradients that travel together: as DDP (Li et al. 2020, arXiv:2006.15704)
+LossOf = Callable[[Transformer, Targets], Tensor]
+
+
+class Single:
+    """One process: the lanes' own sum."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """What the optimiser works on: parameters, or this process's shards of them."""
+        return self.lanes.model.named_parameters()
+
+    def gradients(self) -> list[Tensor]:
+        return [weight.grad for _, weight in self.named_parameters() if weight.grad is not None]
+
+    def backward(self, batches: Sequence[Targets], loss_of: LossOf) -> Tensor:
+        """Leave the summed gradient of all batches (of all processes); returns the summed loss."""
+        return self.lanes.backward(batches, loss_of)
+
+    def joint_norm(self, norm: Tensor) -> Tensor:
+        """Norm of the whole gradient from that of `gradients()`."""
+        return norm
+
+    def model(self) -> Transformer:
+        """The model with its present weights, whole."""
+        return self.lanes.model
+
+    def gathered(self, name: str, tensor: Tensor) -> Tensor:
+        """The whole of a tensor that belongs to parameter `name`: itself or optimiser state."""
+        return tensor
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """What this process keeps of such a tensor."""
+        return whole
+
+    def check_same(self) -> None:
+        """GateError when processes that must hold the same weights do not."""
+
+
+class Replicated(Single):
+    """Each process has the whole model, and gradients are added up.
+
+    Not torch's DistributedDataParallel: that needs the loss to come out of one
+    module's `forward`, and knows nothing of lanes. What makes it fast is here,
+    too: gradients travel in buckets while backward still makes others, without
+    a second copy of them (they become views of the bucket), and only in the
+    last micro-batch.
+    """
+
+    def __init__(self, lanes: Lanes, world: Group) -> None:
+        super().__init__(lanes)
+        self.world = world
+        self.weights = list(lanes.model.parameters())[::-1]  # about the order in which backward comes to them
+        with torch.no_grad():
+            for weight in self.weights:
+                world.dist.broadcast(weight, world.main_rank)
+        self.buckets: list[list[nn.Parameter]] = [[]]
+        size = 0
+        for weight in self.weights:
+            if size + weight.nbytes > BUCKET_BYTES and self.buckets[-1]:
+                self.buckets.append([])
+                size = 0
+            self.buckets[-1].append(weight)
+            size += weight.nbytes
+        self.waiting: list[set[int]] = []  # ids of weights that a bucket still waits for, while armed
+        self.sent: list[tuple[Tensor, object]] = []
+        if lanes.count == 1:  # lanes add up their gradients at the end: nothing could travel earlier
+            for weight in self.weights:
+                weight.register_post_accumulate_grad_hook(self._ready)
+
+    def backward(self, batches: Sequence[Targets], loss_of: LossOf) -> Tensor:
+        left = len(batches)
+
+        def counted(model: Transformer, batch: Targets) -> Tensor:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self.waiting = [{id(weight) for weight in bucket} for bucket in self.buckets]
+            return loss_of(model, batch)
+
+        self.sent = []
+        total = self.lanes.backward(batches, counted if self.lanes.count == 1 else loss_of)
+        self.waiting = []
+        while len(self.sent) < len(self.buckets):
+            self._send()
+        for bucket, (flat, work) in zip(self.buckets, self.sent, strict=True):
+            work.wait()
+            pieces = flat.split([weight.numel() for weight in bucket])
+            for weight, piece in zip(bucket, pieces, strict=True):
+                weight.grad = piece.view_as(weight)
+        self.sent = []
+        return self.world.sum_(total)
+
+    def _ready(self, weight: Tensor) -> None:
+        for ids in self.waiting:
+            ids.discard(id(weight))
+        # In the order of the buckets, whichever is ready first: the processes must send the same one.
+        while self.waiting and len(self.sent) < len(self.buckets) and not self.waiting[len(self.sent)]:
+            self._send()
+
+    @torch.no_grad()
+    def _send(self) -> None:
+        parts = []
+        for weight in self.buckets[len(self.sent)]:
+            parts.append(torch.zeros_like(weight).flatten() if weight.grad is None else weight.grad.flatten())
+            weight.grad = None
+        flat = torch.cat(parts)
+        self.sent.append((flat, self.world.dist.all_reduce(flat, async_op=True)))
+
+    def check_same(self) -> None:
+        """Equal sums of all weights, bit for bit: no process may have gone its own way unseen."""
+        sums = torch.stack([weight.detach().double().sum() for weight in self.weights]).cpu()
+        low, high = sums.clone(), sums.clone()
+        self.world.dist.all_reduce(low, op=self.world.dist.ReduceOp.MIN)
+        self.world.dist.all_reduce(high, op=self.world.dist.ReduceOp.MAX)
+        if not torch.equal(low.nan_to_num(), high.nan_to_num()):
+            raise GateError(
+                "one model",
+                f"the weights differ between the {self.world.size} processes by {float((high - low).abs().max()):.3g}",
+                fix="use one kind of processor for all processes; the last checkpoint is whole",
+            )
+
+
+class Sharded(Single):
+    """Each process keeps a share of every weight, gradient and moment (Zhao et al. 2023, arXiv:2304.11277).
+
+    Blocks are gathered just before they are needed. Weights travel in fp32,
+    because autocast rounds inside the blocks as it does in one process: the
+    result is the same but for the order of sums.
+
+    The model that the caller gave stays whole and unsharded. It gets the
+    present weights when someone asks for it, which takes 4 bytes per parameter
+    on the device for as long as it is looked at.
+    """
+
+    def __init__(self, lanes: Lanes, world: Group) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        super().__init__(lanes)
+        self.world, self.plain = world, lanes.model
+        self.device = self.plain.head_weight.device
+        with torch.no_grad():
+            for weight in self.plain.parameters():
+                world.dist.broadcast(weight, world.main_rank)
+        self._put_away()
+        self.mesh = init_device_mesh(self.device.type, (world.size,))
+        self.working = copy.deepcopy(self.plain)
+        for block in self.working.model.layers:
+            fully_shard(block, mesh=self.mesh)
+        # Last, for what is left: the embedding is the output matrix, too, so it has to stay while a step lasts.
+        fully_shard(self.working, mesh=self.mesh)
+        for module in (*self.working.model.layers, self.working):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+        register_fsdp_forward_method(self.working, "hidden")
+        if self.device.type == "cuda":
+            self.working.rotary = self.working.rotary.to(self.device)
+        self.shards = {name: weight.to_local().detach() for name, weight in self.working.named_parameters()}
+        if world.any(not any(shard.numel() for shard in self.shards.values()))[0]:
+            raise InputError(
+                f"the model is too small to give each of {world.size} processes a part",
+                where="machine.parallel",
+                fix="use ddp",
+            )
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(self.shards.items())
+
+    def backward(self, batches: Sequence[Targets], loss_of: LossOf) -> Tensor:
+        self._put_away()
+        self.working.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for number, batch in enumerate(batches, 1):
+            self.working.set_requires_gradient_sync(number == len(batches))
+            total += loss_of(self.working, batch)
+        for name, weight in self.working.named_parameters():
+            # An empty share (fewer rows than processes) has nothing to update.
+            shard = self.shards[name]
+            shard.grad = weight.grad.to_local() if weight.grad is not None and shard.numel() else None
+        return self.world.sum_(total)
+
+    def joint_norm(self, norm: Tensor) -> Tensor:
+        return self.world.sum_(norm.square()).sqrt()
+
+    @torch.no_grad()
+    def model(self) -> Transformer:
+        self.plain.to(self.device)
+        for name, weight in self.plain.named_parameters():
+            weight.copy_(self.gathered(name, self.shards[name]))
+        return self.plain
+
+    def gathered(self, name: str, tensor: Tensor) -> Tensor:
+        """One tensor at a time is whole on every device; only the main process keeps it."""
+        from torch.distributed.tensor import DTensor
+
+        like = dict(self.working.named_parameters())[name]
+        if tensor.shape != self.shards[name].shape:
+            # A count of steps. Where a process has no rows of the parameter, it has made none.
+            most = tensor.clone()
+            self.world.dist.all_reduce(most, op=self.world.dist.ReduceOp.MAX)
+            return most
+        return DTensor.from_local(
+            tensor, self.mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        ).full_tensor()
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        like = dict(self.working.named_parameters())[name]
+        if whole.shape != like.shape:
+            return whole
+        rows = whole.chunk(self.world.size)
+        return rows[self.world.rank] if self.world.rank < len(rows) else whole[:0]
+
+    def _put_away(self) -> None:
+        """Off the accelerator, which has no room for it."""
+        if self.device.type != "cpu":
+            self.plain.to("cpu")
+
+
+def engine(lanes: Lanes, world: World) -> Single:
+    """What works out gradients in this world."""
+    if not isinstance(world, Group):
+        return Single(lanes)
+    return Sharded(lanes, world) if world.sharded else Replicated(lanes, world)

@@ -1,0 +1,251 @@
+"""The processes that train one model together, and what they have to agree on.
+
+They come from torchrun (or anything that sets RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR and MASTER_PORT). Every process works out the whole batch, which is
+cheap because the sampler is stateless, and takes its share of the rows. One
+of them is `main`: it alone reads and writes files. With one process there is
+nothing to agree on, and torch.distributed is not even imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from athanor.errors import AthanorError, GateError, InputError
+from athanor.model.config import ModelConfig
+from athanor.training.memory import Load, available_bytes, check_memory, training_bytes
+
+STRATEGIES = ("auto", "ddp", "fsdp")
+_POLL = (0.001, 0.2)  # s, from the first look for another process to the later ones
+
+
+class World:
+    """One process. `Group` has the same methods for several, which all of them must call in the same order."""
+
+    rank, size, main = 0, 1, True
+    sharded = False  # weights, gradients and optimiser cut up over the processes (FSDP), or whole on each (DDP)
+
+    def settle(
+        self, config: ModelConfig, load: Load, device: torch.device, fingerprint: str, *, check: bool
+    ) -> None:
+        """Choose the strategy where it was left open, and (with `check`) refuse what does not fit into memory.
+
+        GateError unless the `fingerprint` of what decides the result is the same in all processes.
+        """
+        if check:
+            check_memory(config, load, device)
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """For each flag, whether it is up in any process."""
+        return flags
+
+    def share(self, value: Any) -> Any:
+        """The main process's JSON value, in all of them. They wait for it, however long it takes."""
+        return value
+
+    def meet(self) -> None:
+        """Wait until the main process has come here, however long it takes."""
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add up over the processes, in place."""
+        return tensor
+
+    def tensors(self, found: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+        """The main process's tensors, in all of them; each lookup sends that one tensor."""
+        assert found is not None
+        return found
+
+    def leave(self) -> None:
+        """The end of working together."""
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Says in one line when another process was lost."""
+        yield
+
+
+ALONE = World()
+
+
+class Group(World):
+    """Several processes, of which each has called this."""
+
+    def __init__(self, strategy: str, device: str, timeout_s: float, main: bool) -> None:
+        import torch.distributed as dist
+        from torch.distributed.rendezvous import rendezvous
+
+        self.dist, self.main, self.strategy = dist, main, strategy
+        self.sharded = strategy == "fsdp"
+        backend = "gloo"
+        if device in ("auto", "cuda") and torch.cuda.is_available():
+            torch.cuda.set_device(_own_device(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
+            backend = "cpu:gloo,cuda:nccl"  # what the hosts agree on never waits for the devices
+        # Everything that waits for another process is bounded by this, except for the main process's own work.
+        self.timeout = timedelta(seconds=timeout_s)
+        self.store, self.rank, self.size = next(rendezvous("env://", timeout=self.timeout))
+        self.store.set_timeout(self.timeout)
+        dist.init_process_group(
+            backend, store=self.store, rank=self.rank, world_size=self.size, timeout=self.timeout
+        )
+        self.meetings = 0
+        mains = torch.zeros(self.size)
+        mains[self.rank] = main
+        dist.all_reduce(mains)
+        if int(mains.sum()) != 1:
+            raise InputError(
+                f"{int(mains.sum())} of {self.size} processes are the first of node 0, exactly one must be",
+                where="launch",
+                fix="give every node its own ATHANOR_LAUNCH_NODE_RANK, from 0",
+            )
+        self.main_rank = int(mains.argmax())
+
+    def settle(
+        self, config: ModelConfig, load: Load, device: torch.device, fingerprint: str, *, check: bool
+    ) -> None:
+        self.same("what decides the result", fingerprint)
+        check = self.share(check)
+        free = available_bytes(device)
+        neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
+        if free is not None:
+            free = int(free * 0.95 / neighbours)
+        short = free is not None and training_bytes(config, load) > free
+        if self.strategy == "auto":
+            (self.sharded,) = self.any(short)
+        if not check:
+            return
+        if not self.sharded and self.any(short)[0]:
+            fix = "parallel: fsdp in machine.yaml, or a smaller micro_batch_tokens"
+        elif self.sharded and self.any(free is not None and sharded_bytes(config, load, self.size) > free)[0]:
+            fix = "more processes, a smaller micro_batch_tokens, or a smaller model"
+        else:
+            return
+        needed = sharded_bytes(config, load, self.size) if self.sharded else training_bytes(config, load)
+        raise InputError(
+            f"a process needs about {needed / 2**30:.1f} GiB, {(free or 0) / 2**30:.1f} GiB are free for it"
+            f" on {device.type} of process {self.rank}",
+            where="model",
+            fix=fix,
+        )
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        told = torch.tensor(flags, dtype=torch.int32)
+        self.dist.all_reduce(told, op=self.dist.ReduceOp.MAX)
+        return tuple(bool(flag) for flag in told)
+
+    def share(self, value: Any) -> Any:
+        if self.main:
+            self.store.set(f"shared{self.meetings}", json.dumps(value))
+        name = f"shared{self.meetings}"
+        self.meet()
+        return value if self.main else json.loads(self.store.get(name))
+
+    def meet(self) -> None:
+        # Asked for again and again, not a collective: the main process may be writing a checkpoint, or waiting for the
+        # slot's lock. Should it die, the store's connection or whoever started this process ends the wait.
+        name, pause = f"met{self.meetings}", _POLL[0]
+        self.meetings += 1
+        if self.main:
+            self.store.set(name, "")
+        while not self.main and not self.store.check([name]):
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL[1])
+
+    def same(self, what: str, value: str) -> None:
+        """GateError if `value` differs between processes."""
+        if self.any(self.share(value) != value)[0]:
+            raise GateError(
+                "one model",
+                f"{what} is not the same in all {self.size} processes ({value} in process {self.rank})",
+                fix="bring code, params.yaml and data of the nodes into step, or use a shared file system",
+            )
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        self.dist.all_reduce(tensor)
+        return tensor
+
+    def tensors(self, found: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+        kinds = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in (found or {}).items()}
+        return _Sent(self, found, self.share(kinds))
+
+    def leave(self) -> None:
+        self.meet()
+        self.dist.destroy_process_group()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        try:
+            yield
+        except AthanorError:
+            raise
+        except RuntimeError as error:
+            if not isinstance(error, self.dist.DistError) and "gloo" not in str(error):
+                raise
+            raise InputError(
+                f"process {self.rank} of {self.size} lost another one ({str(error).splitlines()[0]:.200})",
+                where="training",
+                fix="see what that one said; the same command goes on from the last checkpoint",
+            ) from None
+
+
+class _Sent(Mapping[str, Tensor]):
+    """Tensors of the main process: a lookup is a broadcast, so every process must look up the same ones in order."""
+
+    def __init__(self, world: Group, found: Mapping[str, Tensor] | None, kinds: dict[str, Any]) -> None:
+        self.world, self.found, self.kinds = world, found, kinds
+
+    def __getitem__(self, name: str) -> Tensor:
+        dtype, shape = self.kinds[name]
+        if self.found is not None:
+            tensor = self.found[name].cpu().contiguous()
+        else:
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        self.world.dist.broadcast(tensor, self.world.main_rank)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+
+def sharded_bytes(config: ModelConfig, load: Load, size: int) -> int:
+    """Peak bytes of a process under FSDP.
+
+    A share of weights, gradients and two moments; whole once: gradients while
+    micro-batches add up (or the weights, in validation).
+    """
+    state = (12 + 4 * load.lanes) * config.parameter_count()
+    return training_bytes(config, load) - state + 16 * config.parameter_count() // size + 4 * config.parameter_count()
+
+
+def _own_device(local_rank: int, count: int) -> int:
+    """The accelerator of a process: its number on the node, unless the scheduler shows it no more than its own."""
+    if count == 1:
+        return 0
+    if local_rank >= count:
+        raise InputError(
+            f"process {local_rank} of this node has no accelerator of its own, there are {count}",
+            where="launch.processes",
+            fix=f"use {count}, or 0 for as many as there are",
+        )
+    return local_rank
+
+
+def join(strategy: str, *, device: str, timeout_s: float, main: bool) -> World:
+    """The world that the environment speaks of; call before any work on the device.
+
+    `device` is the machine setting; `main` says that this process is the one to read and write files.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return ALONE
+    return Group(strategy, device, timeout_s, main)

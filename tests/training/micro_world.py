@@ -1,0 +1,95 @@
+"""One process of several that train the micro model together, started by tests as torchrun would start it:
+
+    RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 python tests/training/micro_world.py JOBS.json
+
+Jobs are done one after the other by the same processes, each in a new group: starting Python costs more than a job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import micro
+
+from athanor.errors import AthanorError, GateError
+from athanor.model.transformer import Transformer
+from athanor.training import lanes, parallel
+from athanor.training.loop import Hooks, train
+from athanor.training.validation import sequence_nats
+from athanor.training.world import join
+
+TIMEOUT = 60.0
+LANE_COUNT, BUCKET_BYTES = lanes.lane_count, parallel.BUCKET_BYTES
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """Do one job; returns what this process has to tell of it."""
+    os.environ["MASTER_PORT"] = str(job["port"])
+    rank = int(os.environ["RANK"])
+    main = rank == job.get("main", 0)
+    # As on an accelerator: one lane, and gradients travel in several buckets while backward runs.
+    lanes.lane_count = (lambda *_: 1) if job.get("overlap") else LANE_COUNT
+    parallel.BUCKET_BYTES = 2048 if job.get("overlap") else BUCKET_BYTES
+    world = join(job["strategy"], device="cpu", timeout_s=job.get("timeout", TIMEOUT), main=main)
+    # Weights come from the main process, whatever the others begin with.
+    model, rows, here = micro.make_model(seed=0 if main else 7), [], job.get("at", {}).get(str(rank), {})
+    steps, scored = 0, []
+
+    def on_resume(tokens: int) -> None:
+        nonlocal steps
+        steps = tokens // micro.SETTINGS.batch_tokens
+
+    def should_stop() -> bool:
+        nonlocal steps
+        steps += 1
+        if steps == here.get("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if steps == here.get("freeze"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if steps == here.get("raise"):
+            raise GateError("planted", "an error of one process")
+        if steps == here.get("drift"):
+            with torch.no_grad():
+                next(model.parameters())[0, 0] += 1e-3
+        return steps == here.get("stop")
+
+    def validate(model: Transformer) -> dict[str, Any]:
+        texts = [np.arange(length) % 64 for length in (5, 17, 40, 9)]
+        count = model.model.norm.register_forward_hook(lambda *_: scored.append(1))
+        nats = sequence_nats(model, texts, None, 16, 32, world=world)[0]
+        count.remove()
+        return micro.validate(model) | {"nats": nats.tolist()}
+
+    hooks = Hooks(validate=validate, on_step=rows.append, should_stop=should_stop, on_resume=on_resume)
+    settings = dataclasses.replace(micro.SETTINGS, **job.get("settings", {}))
+    folder = Path(job["folder"]) if main else Path(job["folder"]) / "nobody"
+    sampler, error, told = micro.CountingSampler(job.get("masked", False)), None, {}
+    try:
+        result = train(model, sampler, micro.ADAMW, micro.SCHEDULE, settings, folder, hooks, world=world)
+    except AthanorError as caught:
+        error = f"{type(caught).__name__}: {caught}"
+        if "planted" in error or "lost" in error:
+            raise
+        world.leave()
+    else:
+        told = {"curve": result.curve, "validations": result.validations, "supervised": result.supervised_tokens}
+        told["weights"] = torch.cat([weight.detach().flatten() for weight in model.parameters()]).tolist()
+    return told | {"rows": rows, "error": error, "wrote": folder.exists(), "scored": sum(scored)}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    for number, job in enumerate(jobs):
+        Path(sys.argv[1]).with_name(f"told-{number}-{os.environ['RANK']}.json").write_text(json.dumps(work(job)))
