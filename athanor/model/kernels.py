@@ -19,6 +19,7 @@ from torch.autograd import Function
 # times as fast, forward and backward, as torch's kernel; at 1024 tokens that one is as fast.
 BLOCK_TOKENS = 64
 MAX_ROW_TOKENS = 512
+HIDDEN = -1e30  # added to a score: nothing is left of it, and it is a number, unlike what an overflow leaves
 
 
 def by_hand(x: Tensor) -> bool:
@@ -69,7 +70,7 @@ def attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, table: Tensor, bias_B
     """Rotary positions and grouped-query attention of whole rows: [B, T, H·E].
 
     `table` is [T, 2, E/2]. Causal without a bias; `bias_BTT` is 0 where a
-    position may be seen and -inf elsewhere, future included.
+    position may be seen and HIDDEN elsewhere, future included.
     """
     return _Attend.apply(q_BTHE, k_BTKE, v_BTKE, table, bias_BTT)
 

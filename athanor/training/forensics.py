@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from athanor.model.transformer import Transformer
-from athanor.training.loss import Targets, supervised, token_losses
+from athanor.training.loss import Targets, supervised, token_losses, training_loss
 from athanor.training.precision import autocast
 from athanor.training.step import Rows, Stepper, micro_batches
 
@@ -83,7 +83,7 @@ def _replay(stepper: Stepper, batch: Targets, count: int) -> Finding | None:
     settings, model = stepper.settings, stepper.model
     with _watched(model) as (seen, gradients):
         with autocast(settings.precision, batch.ids_BT.device):
-            part = token_losses(model, batch, z_loss=settings.z_loss).sum() / count
+            part = training_loss(model, batch, count, z_loss=settings.z_loss)
         if seen:
             return Finding("forward", seen[0])
         if not bool(torch.isfinite(part)):

@@ -1,6 +1,6 @@
 """Runs that go wrong on purpose. As a program it is the victim of the kill tests:
 
-    python tests/training/healing.py FOLDER restore|drop|STEP
+    python tests/training/healing.py FOLDER resume|drop|STEP
 
 kills itself on the way back (before anything is restored, at the first
 checkpoint that goes), or at a step after it.
@@ -71,8 +71,8 @@ def main(folder: Path, when: str) -> None:
         if when.isdigit() and row["step"] == int(when) and told:
             die()
 
-    if when == "restore":
-        healer.restore = die
+    if when == "resume":
+        healer.resume = die
     if when == "drop":
         real = checkpoint.drop
 

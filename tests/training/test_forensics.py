@@ -97,8 +97,8 @@ def test_what_comes_to_be_between_modules_is_told_by_the_one_around(stepper, row
 
 
 def test_the_loss_itself(stepper, rows, monkeypatch):
-    real = forensics.token_losses
-    monkeypatch.setattr(forensics, "token_losses", lambda *a, **k: real(*a, **k) * math.nan)
+    real = forensics.training_loss
+    monkeypatch.setattr(forensics, "training_loss", lambda *a, **k: real(*a, **k) * math.nan)
     assert forensics.examine(stepper, rows) == ("forward", "logits or loss, after the last module")
 
 
@@ -174,7 +174,7 @@ def test_only_the_first_few_events_are_examined(healing, tmp_path, monkeypatch):
 
     real, calls, events = step.clip_gradients, [], []
 
-    def clip(weights, limit):
+    def clip(weights, limit, *joint):
         weights = list(weights)
         calls.append(1)
         if len(calls) > 5:

@@ -83,7 +83,7 @@ def test_when_the_device_is_looked_at_and_saved_does_not_matter(healing, healed,
     assert result.skipped_ranges == healed[1].skipped_ranges
 
 
-@pytest.mark.parametrize("when", ["restore", "drop", "20"])
+@pytest.mark.parametrize("when", ["resume", "drop", "20"])
 def test_killed_on_the_way_back_or_after_it_the_bytes_are_the_same(healing, healed, tmp_path, when):
     command = [sys.executable, str(ROOT / "tests/training/healing.py"), str(tmp_path), when]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -213,22 +213,22 @@ ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeEr
 def test_out_of_memory_halves_the_micro_batch(healing, monkeypatch, tmp_path, error):
     from athanor.training import step
 
-    real, room = step.token_losses, 2
+    real, room = step.training_loss, 2
 
-    def tight(model, batch, **how):
+    def tight(model, batch, *divisor, **how):
         if len(batch.ids_BT) > room:
             raise error
-        return real(model, batch, **how)
+        return real(model, batch, *divisor, **how)
 
     micro, told = healing.micro, Told()
     expected = micro.outcome(*micro.run(tmp_path / "a", micro_batch_rows=2))
-    monkeypatch.setattr(step, "token_losses", tight)
+    monkeypatch.setattr(step, "training_loss", tight)
     done = micro.run(tmp_path / "b", micro_batch_rows=8, hooks=told.hooks, threads=2)
     assert micro.outcome(*done) == expected
     assert [facts["micro_batch_rows"] for _, facts in told.events] == [4, 2]
     assert "4 instead of 8 rows" in told.notes[0] and {name for name, _ in told.events} == {"out_of_memory"}
     room = 0
-    with pytest.raises(InputError, match=r"out of memory in step 1 with one row.*1\. .*fewer model\.layers"):
+    with pytest.raises(InputError, match=r"out of memory in step 1 with one row.*1\. checkpointing: on.*model\.layers"):
         micro.run(tmp_path / "c")
 
 
@@ -238,7 +238,7 @@ def test_other_errors_pass_through(healing, monkeypatch, tmp_path):
     def wrong(*_, **__):
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(step, "token_losses", wrong)
+    monkeypatch.setattr(step, "training_loss", wrong)
     with pytest.raises(RuntimeError, match="shapes"):
         healing.micro.run(tmp_path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from pathlib import Path
@@ -37,9 +36,10 @@ def work(tmp_path, monkeypatch):
     real = healer.Healer.roll_back
     monkeypatch.setattr(healer, "trouble", trouble)
     monkeypatch.setattr(healer.Healer, "roll_back", lambda self, *a: (found.append("9"), real(self, *a)))
-    for stage in ("pretrain", "sft"):
-        module = __import__(f"stages.{stage}", fromlist=["LoopSettings"])
-        monkeypatch.setattr(module, "LoopSettings", functools.partial(LoopSettings, rules=Rules(margin=1)))
+    of = LoopSettings.of.__func__
+    monkeypatch.setattr(
+        LoopSettings, "of", classmethod(lambda cls, *told, **own: of(cls, *told, rules=Rules(margin=1), **own))
+    )
     yield tmp_path / "work"
     torch.set_flush_denormal(False)
 
