@@ -19,7 +19,7 @@ from athanor.pipeline.run import Run, stage_main
 from athanor.pipeline.slots import Slot
 from athanor.pipeline.speed import gauge
 from athanor.training.loop import Hooks, train
-from athanor.training.optimizer import AdamWSettings
+from athanor.training.optimizer import OptimizerSettings
 from athanor.training.preflight import preflight
 from athanor.training.pretraining import HeldOut, Placed, Prepared
 from athanor.training.schedule import Schedule, whole_steps
@@ -49,7 +49,7 @@ def prepare(run: Run, params: PretrainParams) -> Prepared:
     cooldown = min(schedule.cooldown_start, total - step) // step * step if wsd else None
     sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown)
     held_out = HeldOut(open_val(SHARDS), params.validation_max_bytes, vocabulary.token_bytes)
-    adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
+    adam = OptimizerSettings.of(params)
     inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
     return Prepared(config, vocabulary, schedule, adam, sampler, held_out, inputs)
 

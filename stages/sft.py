@@ -17,7 +17,7 @@ from athanor.pipeline.machine import machine
 from athanor.pipeline.run import Run, stage_main
 from athanor.pipeline.speed import gauge
 from athanor.training.loop import Hooks, train
-from athanor.training.optimizer import AdamWSettings
+from athanor.training.optimizer import OptimizerSettings
 from athanor.training.preflight import preflight
 from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.settings import LoopSettings
@@ -97,7 +97,7 @@ def run(run: Run) -> None:
         )
         world.settle(config, load, device, slot.fingerprint, check=not slot.done)
         model, _ = load_model(BASE, device)
-        adam = AdamWSettings(params.beta1, params.beta2, params.eps, params.weight_decay)
+        adam = OptimizerSettings.of(params)
         with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED, not slot.done):
             result = train(model, sampler, adam, schedule, settings, slot.path, hooks, world=world)
         if not world.main:

@@ -79,7 +79,7 @@ def ours(shape: Shape, seed: int, threads: int, micro_rows: int) -> Callable[[np
     from athanor.model.config import ModelConfig
     from athanor.model.transformer import Transformer
     from athanor.training.lanes import Lanes
-    from athanor.training.optimizer import AdamWSettings
+    from athanor.training.optimizer import OptimizerSettings
     from athanor.training.settings import LoopSettings
     from athanor.training.setup import place
     from athanor.training.step import Stepper
@@ -91,7 +91,7 @@ def ours(shape: Shape, seed: int, threads: int, micro_rows: int) -> Callable[[np
     )
     settings = LoopSettings(1, STEP_TOKENS, CLIP, 0.0, "fp32", True, 0, 0, load.micro_batch_rows, threads, 1, 1e9)
     lanes = Lanes(Transformer.fresh(config, seed), threads).__enter__()
-    stepper = Stepper(lanes, AdamWSettings(0.9, 0.97, 1e-8, 0.1), settings)
+    stepper = Stepper(lanes, OptimizerSettings(0.9, 0.97, 1e-8, 0.1), settings)
 
     def step(tokens_BS: np.ndarray, number: int) -> float:
         rows = SimpleNamespace(tokens_BS=tokens_BS, document_BS=np.zeros_like(tokens_BS))

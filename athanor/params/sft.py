@@ -18,6 +18,8 @@ class SftParams:
     schedule: str = param(choices=("wsd", "cosine"))
     warmup_fraction: float = param(min=0.0, max=0.9)  # of all steps
     cooldown_fraction: float = param(min=0.01, max=1.0)  # of all steps, at the end; wsd only
+    optimizer: str = param(choices=("adamw", "muon"))  # muon: for the matrices in the blocks, AdamW for the rest
+    muon_momentum: float = param(min=0.0, max=0.9999)
     beta1: float = param(min=0.0, max=0.9999)
     beta2: float = param(min=0.0, max=0.99999)
     eps: float = param(min=1e-15, max=1e-3)

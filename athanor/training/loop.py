@@ -27,7 +27,7 @@ from athanor.training import checkpoint, forensics
 from athanor.training.healer import Healer, broken
 from athanor.training.lanes import Lanes
 from athanor.training.meter import memory
-from athanor.training.optimizer import AdamWSettings
+from athanor.training.optimizer import OptimizerSettings
 from athanor.training.result import TrainResult
 from athanor.training.ledger import known_at
 from athanor.training.schedule import Schedule
@@ -87,7 +87,7 @@ class Trunk(Protocol):
 def train(
     model: Transformer,
     sampler: Sampler,
-    optimizer_settings: AdamWSettings,
+    optimizer_settings: OptimizerSettings,
     schedule: Schedule,
     settings: LoopSettings,
     folder: Path,

@@ -1,23 +1,35 @@
-"""AdamW over named parameters, gradient clipping, and a step that is skipped on the device."""
+"""AdamW, with Muon for the matrices where asked for; gradient clipping; steps that are skipped on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adamw import adamw
 
 from athanor.errors import InputError
+from athanor.training.muon import Muon
 
 
 @dataclass(frozen=True)
-class AdamWSettings:
+class OptimizerSettings:
+    """`name`: adamw, or muon for matrices with AdamW for the rest. `momentum` is Muon's, the others are AdamW's."""
+
     beta1: float
     beta2: float
     eps: float
     weight_decay: float
+    name: str = "adamw"
+    momentum: float = 0.95
+
+    @classmethod
+    def of(cls, params: Any) -> OptimizerSettings:
+        """From the parameters of a stage that trains."""
+        adamw = (params.beta1, params.beta2, params.eps, params.weight_decay)
+        return cls(*adamw, params.optimizer, params.muon_momentum)
 
 
 def decays(name: str, weight: Tensor) -> bool:
@@ -25,22 +37,56 @@ def decays(name: str, weight: Tensor) -> bool:
     return weight.dim() >= 2 and "embed_tokens" not in name
 
 
-class AdamW:
-    """AdamW over a model's parameters, decayed and not, by torch's fused kernel on each parameter's device.
+class Named(Protocol):
+    """A model, or whatever has weights with names."""
 
-    `torch.optim.AdamW` gives the same bytes, but loads torch's compiler when it is
-    made, 1.0 to 1.7 s of every stage that trains; the function behind it does not.
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
+class Optimizer:
+    """The optimiser of a run: AdamW for all weights, or Muon for the matrices that decay and AdamW for the rest.
+
     fp32 weights only: an update is far below one bf16 step.
     """
 
-    def __init__(self, model: nn.Module, settings: AdamWSettings) -> None:
-        self.settings = settings
+    def __init__(self, model: Named, settings: OptimizerSettings) -> None:
         self.weights = dict(model.named_parameters())
         for name, weight in self.weights.items():
             if weight.dtype != torch.float32:
                 raise InputError(
                     f"parameter {name} is {weight.dtype}; master weights must be float32", where="optimizer"
                 )
+        matrices = {name: weight for name, weight in self.weights.items() if decays(name, weight)}
+        others = {name: weight for name, weight in self.weights.items() if name not in matrices}
+        self.parts: list[AdamW | Muon] = [AdamW(self.weights, settings)]
+        if settings.name == "muon":
+            self.parts = [Muon(matrices, settings.momentum, settings.weight_decay), AdamW(others, settings)]
+
+    def step_unless(self, skip: Tensor, rate: float) -> None:
+        """One update at learning rate `rate`, or nothing at all where `skip` is true; decided on the device."""
+        for part in self.parts:
+            part.step_unless(skip, rate)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state as `<parameter>.<key>` tensors."""
+        return {name: tensor for part in self.parts for name, tensor in part.tensors().items()}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `tensors`, on each parameter's own device."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(tensors[name])
+
+
+class AdamW:
+    """AdamW over named weights, decayed and not, by torch's fused kernel on each parameter's device.
+
+    `torch.optim.AdamW` gives the same bytes, but loads torch's compiler when it is
+    made, 1.0 to 1.7 s of every stage that trains; the function behind it does not.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], settings: OptimizerSettings) -> None:
+        self.settings, self.weights = settings, dict(weights)
         self.steps = {name: torch.zeros((), device=weight.device) for name, weight in self.weights.items()}
         self.exp_avg = {name: torch.zeros_like(weight.detach()) for name, weight in self.weights.items()}
         self.exp_avg_sq = {name: torch.zeros_like(weight.detach()) for name, weight in self.weights.items()}
@@ -84,12 +130,6 @@ class AdamW:
             for name in self.weights
             for key, part in (("step", self.steps), ("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq))
         }
-
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `tensors`, on each parameter's own device."""
-        for name, tensor in self.tensors().items():
-            tensor.copy_(tensors[name])
 
 
 def clip_gradients(

@@ -15,7 +15,7 @@ from athanor.data.shards import TokenStream
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.training.memory import Load
-from athanor.training.optimizer import AdamWSettings
+from athanor.training.optimizer import OptimizerSettings
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.setup import Choices, Place, place
@@ -58,7 +58,7 @@ class Prepared(NamedTuple):
     config: ModelConfig
     vocabulary: Vocabulary
     schedule: Schedule
-    adam: AdamWSettings
+    adam: OptimizerSettings
     sampler: PretrainSampler
     held_out: HeldOut
     inputs: dict[str, str]

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from athanor.errors import InputError
 from athanor.model.transformer import Transformer
 from athanor.training.guard import SpikeGuard
 from athanor.training.lanes import Lanes
 from athanor.training.loss import Targets, supervised, targets, training_loss
 from athanor.training.meter import Meter
-from athanor.training.optimizer import AdamW, AdamWSettings, clip_gradients
+from athanor.training.optimizer import Optimizer, OptimizerSettings, clip_gradients
 from athanor.training.parallel import engine
 from athanor.training.precision import LossScale, autocast
 from athanor.training.settings import LoopSettings
@@ -37,12 +38,14 @@ class Stepper:
     """Steps of one model, with the optimiser's state and the loss scale; the same in every process of a world."""
 
     def __init__(
-        self, lanes: Lanes, optimizer_settings: AdamWSettings, settings: LoopSettings, world: World = ALONE
+        self, lanes: Lanes, optimizer_settings: OptimizerSettings, settings: LoopSettings, world: World = ALONE
     ) -> None:
         self.settings, self.world = settings, world
         self.device = lanes.model.head_weight.device
         self.engine = engine(lanes, world)
-        self.optimizer = AdamW(self.engine, optimizer_settings)
+        if optimizer_settings.name == "muon" and world.sharded:
+            raise InputError("muon works on whole matrices, and fsdp cuts them", where="parallel", fix="use ddp")
+        self.optimizer = Optimizer(self.engine, optimizer_settings)
         self.scale = LossScale(settings.precision, self.device)
         self.meter = Meter(self.device)
         self.guard = SpikeGuard(settings.rules, self.device, active=settings.spike_guard)

@@ -18,13 +18,13 @@ import torch
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.training.loop import Hooks, train
-from athanor.training.optimizer import AdamWSettings
+from athanor.training.optimizer import OptimizerSettings
 from athanor.training.result import TrainResult
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 
 CONFIG = ModelConfig(64, 2, 16, 4, 2, 4, 32, 16, 1e4, 1e-6, False)
-ADAMW = AdamWSettings(0.9, 0.95, 1e-8, 0.1)
+ADAMW = OptimizerSettings(0.9, 0.95, 1e-8, 0.1)
 SETTINGS = LoopSettings(
     total_tokens=24 * 128,
     batch_tokens=128,

@@ -22,7 +22,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.training.lanes import Lanes
 from athanor.training.memory import Load
-from athanor.training.optimizer import AdamWSettings
+from athanor.training.optimizer import OptimizerSettings
 from athanor.training.settings import LoopSettings
 from athanor.training.step import Stepper
 
@@ -50,7 +50,7 @@ def steps(config: ModelConfig, load: Load, batch_rows: int) -> None:
         for block in model.model.layers:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     with Lanes(model, load.parallel) as lanes:
-        stepper = Stepper(lanes, AdamWSettings(0.9, 0.95, 1e-8, 0.1), settings)
+        stepper = Stepper(lanes, OptimizerSettings(0.9, 0.95, 1e-8, 0.1), settings)
         for _ in range(2):
             stepper.step(rows, 1e-3)
 

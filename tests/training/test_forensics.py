@@ -67,7 +67,7 @@ def test_a_weight(stepper, rows, value):
 
 def test_a_moment_goes_before_the_weight_that_it_spoilt(stepper, rows, micro):
     name = "model.layers.0.mlp.up_proj.weight"
-    stepper.optimizer.exp_avg_sq[name].view(-1)[0] = math.nan
+    stepper.optimizer.tensors()[f"{name}.exp_avg_sq"].view(-1)[0] = math.nan
     assert forensics.examine(stepper, rows) == ("optimiser state", f"{name}.exp_avg_sq")
     stepper.step(rows, 0.01)
     assert not bool(torch.isfinite(dict(stepper.model.named_parameters())[name]).all())

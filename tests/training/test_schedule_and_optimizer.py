@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from athanor.errors import InputError, ParamsError
+from athanor.errors import InputError, Interrupted, ParamsError
 from athanor.training.curve import MAX_ROWS, History
-from athanor.training.optimizer import AdamW, clip_gradients, decays
+from athanor.training.muon import Muon, orthogonal
+from athanor.training.optimizer import Optimizer, clip_gradients, decays
 from athanor.training.precision import LossScale, autocast
 from athanor.training.schedule import Schedule
 
@@ -48,7 +49,7 @@ def test_a_longer_run_has_the_same_trunk():
 
 def test_only_matrices_decay(micro):
     model = micro.make_model()
-    groups = AdamW(model, micro.ADAMW).groups
+    groups = Optimizer(model, micro.ADAMW).parts[0].groups
     decayed = {name for name, _ in model.named_parameters() if name.endswith("_proj.weight")}
     assert [rate for _, rate in groups] == [0.1, 0.0]
     assert set(groups[0][0]) == decayed
@@ -58,7 +59,7 @@ def test_only_matrices_decay(micro):
 
 def test_half_width_master_weights_are_refused(micro):
     with pytest.raises(InputError, match="float32"):
-        AdamW(micro.make_model().bfloat16(), micro.ADAMW)
+        Optimizer(micro.make_model().bfloat16(), micro.ADAMW)
 
 
 def give_gradients(model: torch.nn.Module, seed: int) -> None:
@@ -69,9 +70,9 @@ def give_gradients(model: torch.nn.Module, seed: int) -> None:
 
 def test_weights_and_moments_are_those_of_torch(micro):
     ours, theirs = micro.make_model(), micro.make_model()
-    mine = AdamW(ours, micro.ADAMW)
+    mine = Optimizer(ours, micro.ADAMW)
     names = dict(theirs.named_parameters())
-    groups = [{"params": [names[name] for name in group], "weight_decay": rate} for group, rate in mine.groups]
+    groups = [{"params": [names[name] for name in group], "weight_decay": rate} for group, rate in mine.parts[0].groups]
     reference = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=micro.ADAMW.eps, fused=True)
     for step in range(5):
         for model in (ours, theirs):
@@ -90,7 +91,7 @@ def test_weights_and_moments_are_those_of_torch(micro):
 
 def test_a_loaded_optimizer_goes_on_as_the_saved_one(micro):
     models = [micro.make_model(), micro.make_model()]
-    first, second = (AdamW(model, micro.ADAMW) for model in models)
+    first, second = (Optimizer(model, micro.ADAMW) for model in models)
     give_gradients(models[0], 1)
     first.step_unless(torch.tensor(False), 0.01)
     second.load({name: tensor.clone() for name, tensor in first.tensors().items()})
@@ -104,7 +105,7 @@ def test_a_loaded_optimizer_goes_on_as_the_saved_one(micro):
 
 def test_a_parameter_without_a_gradient_is_left_alone(micro):
     model = micro.make_model()
-    optimizer = AdamW(model, micro.ADAMW)
+    optimizer = Optimizer(model, micro.ADAMW)
     give_gradients(model, 1)
     model.head_weight.grad = None
     before = model.head_weight.detach().clone()
@@ -117,9 +118,9 @@ def test_training_does_not_load_the_compiler():
     """`torch.optim`'s classes import torch._dynamo, 1.0 to 1.7 s of each training stage."""
     code = """
 import sys, torch, tests.training.micro as micro
-from athanor.training.optimizer import AdamW
+from athanor.training.optimizer import Optimizer
 model = micro.make_model()
-optimizer = AdamW(model, micro.ADAMW)
+optimizer = Optimizer(model, micro.ADAMW)
 for weight in model.parameters():
     weight.grad = torch.ones_like(weight)
 optimizer.step_unless(torch.tensor(False), 0.1)
@@ -144,7 +145,7 @@ def test_clipping_returns_the_norm_before(micro):
 
 def test_a_skipped_step_changes_nothing(micro):
     model = micro.make_model()
-    optimizer = AdamW(model, micro.ADAMW)
+    optimizer = Optimizer(model, micro.ADAMW)
     give_gradients(model, 1)
     optimizer.step_unless(torch.tensor(False), 0.1)
     state = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
@@ -190,3 +191,70 @@ def test_curve_is_bounded_and_survives_a_resume(steps):
         assert rows[2]["loss"] is None and rows[1]["loss"] == 0.5
     if steps == 3 * MAX_ROWS + 5:
         assert rows[0]["loss"] == pytest.approx((1 + 1 / 2 + 1 / 4) / 3)
+
+
+# -- Muon ---------------------------------------------------------------------
+
+
+def matrices(model):
+    return {name: weight for name, weight in model.named_parameters() if decays(name, weight)}
+
+
+def test_muon_is_torchs(micro):
+    """torch rounds to bf16 on the way; the update is the same but for that."""
+    ours, theirs = matrices(micro.make_model()), matrices(micro.make_model())
+    mine = Muon(ours, 0.95, 0.1)
+    reference = torch.optim.Muon(
+        theirs.values(), lr=0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    start = {name: weight.detach().clone() for name, weight in ours.items()}
+    for _ in range(4):
+        for name in ours:
+            ours[name].grad = torch.randn_like(ours[name])
+            theirs[name].grad = ours[name].grad.clone()
+        mine.step_unless(torch.tensor(False), 0.02)
+        reference.step()
+    for name, weight in ours.items():
+        moved = (theirs[name] - start[name]).norm()
+        assert (weight - theirs[name]).norm() < 0.02 * moved and moved > 0, name
+
+
+def test_muon_brings_singular_values_to_about_one():
+    for shape in ((3, 8, 40), (2, 40, 8), (1, 16, 16)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+        assert 0.3 < float(values.min()) and float(values.max()) < 1.3
+    assert bool(torch.isfinite(orthogonal(torch.zeros(1, 4, 4))).all())
+
+
+def test_muon_skips_on_the_device(micro):
+    weights = matrices(micro.make_model())
+    muon = Muon(weights, 0.95, 0.1)
+    for weight in weights.values():
+        weight.grad = torch.randn_like(weight)
+    muon.step_unless(torch.tensor(False), 0.01)
+    before = {name: (weight.detach().clone(), muon.buffers[name].clone()) for name, weight in weights.items()}
+    for weight in weights.values():
+        weight.grad = torch.full_like(weight, float("nan"))
+    muon.step_unless(torch.tensor(True), 0.01)
+    for name, weight in weights.items():
+        assert torch.equal(weight, before[name][0]) and torch.equal(muon.buffers[name], before[name][1])
+
+
+def test_with_muon_every_weight_has_one_optimiser(micro):
+    model = micro.make_model()
+    optimizer = Optimizer(model, dataclasses.replace(micro.ADAMW, name="muon"))
+    keys = {name.rpartition(".")[::2] for name in optimizer.tensors()}
+    for name, weight in model.named_parameters():
+        mine = {key for parameter, key in keys if parameter == name}
+        assert mine == ({"momentum"} if decays(name, weight) else {"step", "exp_avg", "exp_avg_sq"})
+
+
+def test_muon_learns_and_resumes(micro, tmp_path, monkeypatch):
+    monkeypatch.setattr(micro, "ADAMW", dataclasses.replace(micro.ADAMW, name="muon"))
+    whole = micro.run(tmp_path / "a")
+    assert whole[1].curve[-1]["loss"] < whole[1].curve[0]["loss"] - 1
+    calls = []
+    stop = {"should_stop": lambda: calls.append(1) or len(calls) == 10}
+    with pytest.raises(Interrupted):
+        micro.run(tmp_path / "b", hooks=stop)
+    assert micro.outcome(*micro.run(tmp_path / "b")) == micro.outcome(*whole)
