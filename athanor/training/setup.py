@@ -18,7 +18,8 @@ from athanor.training.compiling import Shapes, checkpoint_blocks, compile_blocks
 from athanor.training.device import limit_memory, micro_batch, prepare
 from athanor.training.lanes import lane_count
 from athanor.training.loop import Hooks
-from athanor.training.memory import Load
+from athanor.training.heap import keep_heap
+from athanor.training.memory import Load, training_bytes
 from athanor.training.settings import LoopSettings
 
 
@@ -93,12 +94,16 @@ def tuned(
 ) -> Iterator[None]:
     """Inside the block, `model` and its copies run as chosen; compiled code is kept in `cache`.
 
+    On a CPU the process keeps its heap from here on.
+
     `active` is False where nothing is left to train: compiling takes a minute.
     """
     if not active:
         yield
         return
     device = model.head_weight.device
+    if device.type == "cpu":
+        keep_heap(training_bytes(model.config, load, device))
     try:
         if choices.compile:
             shapes = Shapes.of(load.micro_batch_rows, load.row_tokens, settings.batch_tokens, settings.document_mask)
