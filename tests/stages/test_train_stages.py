@@ -43,6 +43,8 @@ SHARED = {
     "final_lr_fraction": 0.1,
     "schedule": "wsd",
     "cooldown_fraction": 0.25,
+    "optimizer": "adamw",
+    "muon_momentum": 0.95,
     "beta1": 0.9,
     "beta2": 0.95,
     "eps": 1e-8,
