@@ -29,12 +29,14 @@ from stages import export
 
 PARAMS = """
 pretrain: {seed: 1, tokens: 200000, batch_tokens: 4096, lr: 2.0e-3, final_lr_fraction: 0.0, schedule: wsd,
-  warmup_tokens: 4096, cooldown_fraction: 0.3, optimizer: adamw, muon_momentum: 0.95, beta1: 0.9, beta2: 0.95, eps: 1.0e-8, weight_decay: 0.1,
+  warmup_tokens: 4096, cooldown_fraction: 0.3, optimizer: adamw, muon_momentum: 0.95,
+  beta1: 0.9, beta2: 0.95, eps: 1.0e-8, weight_decay: 0.1,
   spike_guard: true, max_rollbacks: 3, grad_clip: 1.0,
   z_loss: 0.0, document_mask: true, precision: fp32, validation_every_tokens: 0, validation_max_bytes: 1000,
   sample_every_tokens: 0, sample_prompts: ["The"]}
 sft: {seed: 1, epochs: 2, batch_tokens: 4096, lr: 1.0e-3, final_lr_fraction: 0.0, schedule: cosine,
-  warmup_fraction: 0.1, cooldown_fraction: 0.3, optimizer: adamw, muon_momentum: 0.95, beta1: 0.9, beta2: 0.95, eps: 1.0e-8, weight_decay: 0.0,
+  warmup_fraction: 0.1, cooldown_fraction: 0.3, optimizer: adamw, muon_momentum: 0.95,
+  beta1: 0.9, beta2: 0.95, eps: 1.0e-8, weight_decay: 0.0,
   spike_guard: true, max_rollbacks: 3, grad_clip: 1.0,
   z_loss: 0.0, precision: fp32, validations_per_epoch: 1, validation_max_conversations: 100}
 export: {name: tiny, dtype: float32, gguf_types: [f16, q8_0], llama_cpp: LLAMA, llama_cpp_timeout_seconds: 60,
