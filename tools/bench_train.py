@@ -81,14 +81,14 @@ def ours(shape: Shape, seed: int, threads: int, micro_rows: int) -> Callable[[np
     from athanor.training.lanes import Lanes
     from athanor.training.optimizer import OptimizerSettings
     from athanor.training.settings import LoopSettings
-    from athanor.training.setup import place
+    from athanor.training.heap import keep_heap
+    from athanor.training.memory import training_bytes
+    from athanor.training.setup import Choices, Place, place
     from athanor.training.step import Stepper
 
     config = ModelConfig(**dataclasses.asdict(shape), rope_theta=1e4, norm_eps=1e-6, qk_norm=False)
-    _, load = place(
-        config, device="cpu", threads=threads, micro_batch_tokens=0, batch_tokens=STEP_TOKENS, precision="fp32",
-        section="bench", seed=seed,
-    )
+    _, load = place(config, Choices("fp32"), Place("cpu", threads, "bench", seed), STEP_TOKENS)
+    keep_heap(training_bytes(config, load))
     settings = LoopSettings(1, STEP_TOKENS, CLIP, 0.0, "fp32", True, 0, 0, load.micro_batch_rows, threads, 1, 1e9)
     lanes = Lanes(Transformer.fresh(config, seed), threads).__enter__()
     stepper = Stepper(lanes, OptimizerSettings(0.9, 0.97, 1e-8, 0.1), settings)
@@ -224,9 +224,11 @@ def micro_rows_of(shape: Shape) -> tuple[int, ...]:
 
 def compare(name: str, contenders: list[str], args: argparse.Namespace) -> dict[str, Any]:
     """Rounds of all contenders on one shape; others get the better of two micro-batches, found in the first round."""
-    from athanor.hardware.matmul import ceiling_gflops
-    from athanor.model.flops import training_flops
+    import torch
+
+    from athanor.hardware import products
     from athanor.model.config import ModelConfig
+    from athanor.model.flops import training_flops
 
     shape = SHAPES[name]
     config = ModelConfig(**dataclasses.asdict(shape), rope_theta=1e4, norm_eps=1e-6, qk_norm=False)
@@ -234,7 +236,9 @@ def compare(name: str, contenders: list[str], args: argparse.Namespace) -> dict[
     chosen: dict[str, int] = {}
     rows: list[dict[str, float]] = []
     for number in range(args.rounds + 1):
-        speeds: dict[str, float] = {"ceiling": ceiling_gflops(config, "cpu", "fp32", args.threads)}
+        torch.set_num_threads(args.threads)
+        measured = products.measure(config, 1024, torch.device("cpu"), 4.0, ("fp32",))
+        speeds: dict[str, float] = {"ceiling": measured["gflops"]["fp32"]["ceiling"]}
         for contender in contenders:
             if number and contender not in chosen:
                 continue

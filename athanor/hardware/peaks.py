@@ -119,7 +119,7 @@ def peak_tflops(device_name: str, precision: str, *, tf32: bool = False) -> floa
 
 def measured_tflops(profile: Mapping[str, Any] | None, precision: str) -> float | None:
     """This machine's own matrix-multiply ceiling from its hardware profile; None where it was not measured."""
-    table = (profile or {}).get("matmul")
-    entry = table.get(precision) if isinstance(table, Mapping) else None
-    value = entry.get("ceiling_gflops") if isinstance(entry, Mapping) else None
+    value: Any = profile
+    for key in ("products", "gflops", precision, "ceiling"):
+        value = value.get(key) if isinstance(value, Mapping) else None
     return value / 1000 if isinstance(value, (int, float)) and value > 0 else None

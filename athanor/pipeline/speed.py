@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import read_json
-from athanor.errors import InputError
+from athanor.hardware import profile
 from athanor.hardware.peaks import measured_tflops, peak_tflops
 from athanor.pipeline.energy import Energy
 from athanor.pipeline.machine import anchor
-
-PROFILE = Path(".athanor") / "hardware.json"
 
 
 @contextlib.contextmanager
@@ -22,7 +18,7 @@ def gauge(device: Any, precision: str) -> Iterator[Callable[[Mapping[str, Any]],
     with Energy() as energy:
 
         def complete(timings: Mapping[str, Any]) -> dict[str, Any]:
-            return {**timings, **rates(timings, device_name(device), precision, profile(), tf32()), **energy.facts()}
+            return {**timings, **rates(timings, device_name(device), precision, profile.read(anchor()), tf32()), **energy.facts()}
 
         yield complete
 
@@ -56,12 +52,3 @@ def tf32() -> bool:
     import torch
 
     return torch.get_float32_matmul_precision() != "highest"
-
-
-def profile() -> dict[str, Any] | None:
-    """The hardware profile of this machine; None before one was made."""
-    path = anchor() / PROFILE
-    try:
-        return read_json(path) if path.is_file() else None
-    except InputError:
-        return None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from athanor.hardware import products
 from athanor.hardware.peaks import PEAKS, find, measured_tflops, peak_tflops
+from athanor.model.config import ModelConfig
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,13 @@ def test_the_table_is_plausible():
 
 
 def test_the_measured_ceiling_is_read_from_any_profile():
-    profile = {"matmul": {"fp32": {"ceiling_gflops": 130.0}, "bf16": {"ceiling_gflops": None}}}
+    profile = {"products": {"gflops": {"fp32": {"ceiling": 130.0}, "bf16": {"ceiling": None}}}}
     assert measured_tflops(profile, "fp32") == 0.13
-    for other in (None, {}, {"matmul": None}, {"matmul": {"bf16": 3}}, profile):
+    for other in (None, {}, {"products": None}, {"products": {"gflops": {"bf16": 3}}}, profile):
         assert measured_tflops(other, "bf16") is None
+
+
+def test_what_is_measured_is_what_is_read():
+    config = ModelConfig(64, 1, 16, 2, 1, 8, 32, 16, 1e4, 1e-6, False)
+    found = {"products": products.measure(config, 64, torch.device("cpu"), 0.05, ("fp32",))}
+    assert measured_tflops(found, "fp32") == found["products"]["gflops"]["fp32"]["ceiling"] / 1000 > 0
