@@ -46,10 +46,15 @@ class Follower(Run):
         return self._watch.bar
 
     def slot(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
-        return _Elsewhere(self._slots(), self._slot_facts(params, inputs))
+        return self._watched(_Elsewhere(self._slots(), self._slot_facts(params, inputs)))
 
     def trunk(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
-        return _Elsewhere(self._slots(), {**self._slot_facts(params, inputs), "part": "trunk"})
+        return self._watched(_Elsewhere(self._slots(), {**self._slot_facts(params, inputs), "part": "trunk"}))
+
+    def _watched(self, slot: Slot) -> Slot:
+        """The watchdog looks for life in slots, and finds in them where to leave stacks."""
+        self._guards.slots.append(slot.path)
+        return slot
 
     def on_signal(self, *_: object) -> None:
         self._stop = True

@@ -322,6 +322,7 @@ class Run:
             self._beginning.check(self._values, read_yaml(PARAMS), sections)
 
     def finish(self) -> None:
+        self._watch.close()  # it may have last words for the journal
         seconds = time.monotonic() - self.started
         told = redact(self._facts)
         leaf = {"run": self.journal.folder.name, "seconds": round(seconds, 2), "ended_ms": now_ms(), "facts": told}
@@ -342,6 +343,7 @@ class Run:
 
     def fail(self, status: str, message: str) -> None:
         try:
+            self._watch.close()
             self.journal.event("error", text=message)
             self.journal.close(status, metrics=self._metrics, error=message, seconds=time.monotonic() - self.started)
         finally:

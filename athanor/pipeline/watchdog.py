@@ -99,7 +99,7 @@ class Watch:
         now = time.monotonic()
         if self._stepped is not None:
             self._steps.append(now - self._stepped)
-        elif self._on and self._stacks is None:
+        if self._on and self._stacks is None:
             self._follow()
         self._stepped = now
         self.beat("training")
@@ -164,6 +164,8 @@ class Watch:
                 self._raise_alarm(waited)
             if waited >= 2 * allowed and self._end is not None:
                 self._give_up(waited, self._end)
+        if alarmed and self._beats != beats:  # the run ended before another look
+            self._alarm(f"the step ended after {duration(waited)}; it goes on", {})
 
     def allowed(self) -> float:
         """Seconds without a sign of life that are no reason for an alarm now."""

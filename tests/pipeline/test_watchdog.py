@@ -87,10 +87,11 @@ def test_all_ranks_dump_when_one_hangs(place):
     """Two processes of one launcher; the other one still takes part when it is asked for its stacks."""
     ranks = {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", "ATHANOR_HANG_SECONDS": "1"}
     place.hold(5)
-    other = place.start({"name": "other", "5": "waits_until_over"}, RANK="1", **{**ranks, "ATHANOR_HANG_SECONDS": "0"})
+    other = place.start({"6": "waits_until_over"}, RANK="1", **{**ranks, "ATHANOR_HANG_SECONDS": "0"})
     place.wait_held(other)
-    (place.control / "hold").unlink()
     hangs = place.start({"6": "stuck_loader"}, RANK="0", **ranks)
+    place.wait_held(hangs)  # it has the slot, and a journal for the stacks of both
+    place.release()
     assert ended(hangs)[0] == 75
     (place.control / "over").touch()
     stacks = place.stacks()

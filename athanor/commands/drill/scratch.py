@@ -27,6 +27,7 @@ def environment(**more: str) -> dict[str, str]:
     """The user's environment less what would steer stages, and with checkpoints as often as the machine file allows."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_", "PYTHONPATH"))}
     drill = {"ATHANOR_TRACKING": "off", "ATHANOR_SAVE_EVERY_SECONDS": "1", "ATHANOR_DEVICE": "cpu"}
+    drill["ATHANOR_MIN_FREE_GIB"] = "0"  # a full disk is to be met, not seen coming
     return clean | drill | {"HF_HUB_OFFLINE": "1"} | more
 
 
