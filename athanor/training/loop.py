@@ -176,7 +176,8 @@ class _Training:
             known += [checkpoint.step_of(path) for path in checkpoint.steps(anchors)]
         missing = progress.step < until_step and min(known) > progress.step
         if self.world.any(self.world.main and missing)[0]:
-            save(anchors, self.stepper, progress)
+            with self.meter.time("checkpoint"):
+                save(anchors, self.stepper, progress)
         pending: list[Tensor] = []
         saved_at = time.monotonic()
         while progress.step < until_step:

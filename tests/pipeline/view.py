@@ -76,10 +76,11 @@ def runs(client):
 
 
 def history(client, run):
-    """Every point of every metric of a run."""
+    """Every point of every metric of a run but findings, which are events in the journal."""
     return {
         name: sorted((p.timestamp, p.step, _number(p.value)) for p in client.get_metric_history(run.info.run_id, name))
         for name in run.data.metrics
+        if not name.startswith("health.")
     }
 
 

@@ -176,7 +176,7 @@ def test_nan_in_a_weight_or_the_optimiser_is_undone_with_the_same_data(healing, 
     def spoil():
         parts = steppers[-1].optimizer
         weights = dict(steppers[-1].model.named_parameters())
-        tensor = parts.exp_avg[name] if place == "optimiser state" else weights[name]
+        tensor = parts.tensors()[f"{name}.exp_avg"] if place == "optimiser state" else weights[name]
         with torch.no_grad():
             tensor.view(-1)[3] = float("nan")
 
