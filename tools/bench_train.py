@@ -10,7 +10,6 @@ standard library, words hashed to ids, so nothing has to be built before.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
 import json
 import statistics
@@ -26,27 +25,17 @@ from typing import Any
 
 import numpy as np
 
+from athanor.model.config import ModelConfig
+
 RATE, WARMUP_STEPS, CLIP = 2e-3, 20, 1.0
 STEP_TOKENS = 4096
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    vocab_size: int
-    layers: int
-    dim: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn_dim: int
-    context_tokens: int
-
-
 SHAPES = {
-    "1m": Shape(2048, 4, 128, 4, 2, 32, 352, 128),
-    "default": Shape(4096, 5, 192, 6, 2, 32, 512, 256),
-    "5m": Shape(4096, 6, 256, 8, 4, 32, 704, 256),
-    "30m": Shape(8192, 8, 512, 8, 4, 64, 1408, 1024),
+    "1m": ModelConfig(2048, 4, 128, 4, 2, 32, 352, 128, 1e4, 1e-6, False),
+    "default": ModelConfig(4096, 5, 192, 6, 2, 32, 512, 256, 1e4, 1e-6, False),
+    "5m": ModelConfig(4096, 6, 256, 8, 4, 32, 704, 256, 1e4, 1e-6, False),
+    "30m": ModelConfig(8192, 8, 512, 8, 4, 64, 1408, 1024, 1e4, 1e-6, False),
 }
 CONTENDERS = ("athanor", "transformers", "transformers-compiled", "nanogpt", "nanogpt-compiled")
 
@@ -61,7 +50,7 @@ def words(vocab_size: int, wanted: int) -> np.ndarray:
     return np.asarray(ids[:wanted], np.int64)
 
 
-def batches(shape: Shape, steps: int) -> np.ndarray:
+def batches(shape: ModelConfig, steps: int) -> np.ndarray:
     """[steps, B, T + 1] ids, each id once as an input."""
     T, B = shape.context_tokens, STEP_TOKENS // shape.context_tokens
     ids = words(shape.vocab_size, steps * B * T + 1)
@@ -75,8 +64,7 @@ def rate(step: int) -> float:
     return RATE * min(1.0, (step + 1) / WARMUP_STEPS)
 
 
-def ours(shape: Shape, seed: int, threads: int, micro_rows: int) -> Callable[[np.ndarray, int], float]:
-    from athanor.model.config import ModelConfig
+def ours(config: ModelConfig, seed: int, threads: int, micro_rows: int) -> Callable[[np.ndarray, int], float]:
     from athanor.model.transformer import Transformer
     from athanor.training.lanes import Lanes
     from athanor.training.optimizer import OptimizerSettings
@@ -86,7 +74,6 @@ def ours(shape: Shape, seed: int, threads: int, micro_rows: int) -> Callable[[np
     from athanor.training.setup import Choices, Place, place
     from athanor.training.step import Stepper
 
-    config = ModelConfig(**dataclasses.asdict(shape), rope_theta=1e4, norm_eps=1e-6, qk_norm=False)
     _, load = place(config, Choices("fp32"), Place("cpu", threads, "bench", seed), STEP_TOKENS)
     keep_heap(training_bytes(config, load))
     settings = LoopSettings(1, STEP_TOKENS, CLIP, 0.0, "fp32", True, 0, 0, load.micro_batch_rows, threads, 1, 1e9)
@@ -125,7 +112,7 @@ def theirs(model: Any, loss_of: Callable[[Any, Any], Any], micro_rows: int) -> C
     return step
 
 
-def llama(shape: Shape, seed: int, compiled: bool, micro_rows: int) -> Callable[[np.ndarray, int], float]:
+def llama(shape: ModelConfig, seed: int, compiled: bool, micro_rows: int) -> Callable[[np.ndarray, int], float]:
     import torch
     import torch.nn.functional as F
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -147,7 +134,7 @@ def llama(shape: Shape, seed: int, compiled: bool, micro_rows: int) -> Callable[
     return theirs(model, loss_of, micro_rows)
 
 
-def nanogpt(shape: Shape, seed: int, compiled: bool, micro_rows: int, source: str) -> Callable[[np.ndarray, int], float]:
+def nanogpt(shape: ModelConfig, seed: int, compiled: bool, micro_rows: int, source: str) -> Callable[[np.ndarray, int], float]:
     """GPT-2's shape with as many layers; its width is the multiple of the heads that comes nearest in parameters."""
     import torch
 
@@ -157,7 +144,7 @@ def nanogpt(shape: Shape, seed: int, compiled: bool, micro_rows: int, source: st
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     torch.manual_seed(seed)
-    wanted = parameters(shape)
+    wanted = shape.parameter_count()
 
     def config(width: int) -> Any:
         return module.GPTConfig(
@@ -173,13 +160,7 @@ def nanogpt(shape: Shape, seed: int, compiled: bool, micro_rows: int, source: st
     return theirs(model, lambda ids, following: run(ids, following)[1], micro_rows)
 
 
-def parameters(shape: Shape) -> int:
-    from athanor.model.config import ModelConfig
-
-    return ModelConfig(**dataclasses.asdict(shape), rope_theta=1e4, norm_eps=1e-6, qk_norm=False).parameter_count()
-
-
-def work(contender: str, shape: Shape, seed: int, threads: int, micro_rows: int, steps: int, source: str) -> dict[str, Any]:
+def work(contender: str, shape: ModelConfig, seed: int, threads: int, micro_rows: int, steps: int, source: str) -> dict[str, Any]:
     """Steps of one contender in this process: its speed without the first quarter of them, and the losses."""
     import torch
 
@@ -217,7 +198,7 @@ def ask(contender: str, shape: str, seed: int, args: argparse.Namespace, steps: 
         return json.load(out)
 
 
-def micro_rows_of(shape: Shape) -> tuple[int, ...]:
+def micro_rows_of(shape: ModelConfig) -> tuple[int, ...]:
     """What a contender may choose from: about 1,024 tokens at a time, or the whole step."""
     return (max(1, 1024 // shape.context_tokens), STEP_TOKENS // shape.context_tokens)
 
@@ -227,12 +208,10 @@ def compare(name: str, contenders: list[str], args: argparse.Namespace) -> dict[
     import torch
 
     from athanor.hardware import products
-    from athanor.model.config import ModelConfig
     from athanor.model.flops import training_flops
 
-    shape = SHAPES[name]
-    config = ModelConfig(**dataclasses.asdict(shape), rope_theta=1e4, norm_eps=1e-6, qk_norm=False)
-    gflop = training_flops(config, shape.context_tokens) / 1e9
+    config = SHAPES[name]
+    gflop = training_flops(config, config.context_tokens) / 1e9
     chosen: dict[str, int] = {}
     rows: list[dict[str, float]] = []
     for number in range(args.rounds + 1):
@@ -242,7 +221,7 @@ def compare(name: str, contenders: list[str], args: argparse.Namespace) -> dict[
         for contender in contenders:
             if number and contender not in chosen:
                 continue
-            options = micro_rows_of(shape) if not number and contender != "athanor" else (chosen.get(contender, 0),)
+            options = micro_rows_of(config) if not number and contender != "athanor" else (chosen.get(contender, 0),)
             got = {rows: ask(contender, name, 1, args, args.steps, rows) for rows in options}
             fair = {rows: result["tokens_per_second"] for rows, result in got.items() if result}
             if fair:
