@@ -57,7 +57,7 @@ def batches(shape: ModelConfig, steps: int) -> np.ndarray:
     if len(ids) < steps * B * T + 1:
         raise SystemExit(f"the standard library has {len(ids)} words only")
     rows = np.lib.stride_tricks.sliding_window_view(ids, T + 1)[::T]
-    return rows[: steps * B].reshape(steps, B, T + 1)
+    return rows[: steps * B].reshape(steps, B, T + 1).copy()
 
 
 def rate(step: int) -> float:
