@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from athanor.artifacts import write_text
 from athanor.errors import InputError, ParamsError
@@ -184,6 +185,15 @@ def leave(status: int) -> int:
     with contextlib.suppress(OSError):
         write_text(Path(os.environ[FOLDER]) / f"{os.environ['LOCAL_RANK']}.status", str(status))
     return 0 if status == STOPPED else status
+
+
+def end(status: int) -> NoReturn:
+    """End the process. A member that failed ends at once: gloo can abort one that tears down a lost connection."""
+    if status and is_member():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _end_with_launcher(folder: Path, parent: int | None) -> None:

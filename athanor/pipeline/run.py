@@ -378,7 +378,7 @@ def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False
             status = execute(stage, body)
         finally:
             status = launch.leave(status)
-    sys.exit(status)
+    launch.end(status)
 
 
 def execute(stage: str, body: Callable[[Run], None]) -> int:

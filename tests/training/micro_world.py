@@ -23,6 +23,7 @@ import micro
 
 from athanor.errors import AthanorError, GateError
 from athanor.model.transformer import Transformer
+from athanor.pipeline import launch
 from athanor.training import lanes, parallel
 from athanor.training.loop import Hooks, train
 from athanor.training.validation import sequence_nats
@@ -91,5 +92,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     jobs = json.loads(Path(sys.argv[1]).read_text())
-    for number, job in enumerate(jobs):
-        Path(sys.argv[1]).with_name(f"told-{number}-{os.environ['RANK']}.json").write_text(json.dumps(work(job)))
+    try:
+        for number, job in enumerate(jobs):
+            Path(sys.argv[1]).with_name(f"told-{number}-{os.environ['RANK']}.json").write_text(json.dumps(work(job)))
+    except AthanorError as lost:
+        print(lost, file=sys.stderr)
+        launch.end(1)  # as a stage does
