@@ -90,11 +90,9 @@ def where_am_i(task: Any, out: Path) -> dict[str, Any]:
 
 
 def began(control: Path) -> dict[str, list[int]]:
-    """Shard to the processes that began it."""
-    return {
-        path.name.removeprefix("began-"): [int(word) for word in path.read_text().split()]
-        for path in sorted(control.glob("began-*"))
-    }
+    """Shard to the processes that began it; one that has made the file and not yet written into it has not begun."""
+    told = {path.name.removeprefix("began-"): path.read_text().split() for path in sorted(control.glob("began-*"))}
+    return {shard: [int(word) for word in words] for shard, words in told.items() if words}
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -132,8 +132,9 @@ def results() -> dict[str, str]:
 
 
 def spooled() -> dict[str, int]:
-    """When each file of the spool was written."""
-    return {str(path): path.stat().st_mtime_ns for path in Path(".athanor/slots/shard").rglob("*.bin")}
+    """When each finished file of the spool was written; what a stopped worker left half-written does not count."""
+    files = [path for path in Path(".athanor/slots/shard").rglob("*.bin") if ".tmp/" not in str(path)]
+    return {str(path): path.stat().st_mtime_ns for path in files}
 
 
 def test_another_mixture_or_length_tokenises_nothing_again(world, run_text_stage):
