@@ -19,7 +19,8 @@ from athanor.corpus.funnel import IN, OUT
 from athanor.corpus.sweep import settings_of
 from athanor.errors import InputError
 from athanor.params.clean import CleanParams
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 
 RAW, BATTERY, CLASSIFIERS, CLEAN = (Path(p) for p in ("data/raw", "data/battery", "models/classifiers", "data/clean"))
 ITEMS = BATTERY / "items.jsonl"

@@ -21,7 +21,8 @@ from athanor.params.battery import BatteryParams
 from athanor.params.download import DownloadParams
 from athanor.params.instruct import DocstringsSource, ExercisesSource, IdentitySource, InstructParams, InstructSource
 from athanor.pipeline.closure import code_digest
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 from athanor.pipeline.slots import Slot
 
 Facts = dict[str, Any]

@@ -18,7 +18,8 @@ from athanor.evaluation.scoring import check_items
 from athanor.model.transformer import Transformer
 from athanor.params.eval import EvalParams
 from athanor.pipeline.machine import machine
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.training.device import prepare

@@ -28,7 +28,8 @@ from athanor.params.export import ExportParams
 from athanor.params.pretrain import PretrainParams
 from athanor.params.sft import SftParams
 from athanor.pipeline.machine import machine
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 
 MODEL, TOKENIZER, OUT = Path("models/sft"), Path("models/tokenizer"), Path("models/export")
 VAL, BATTERY = Path("data/clean/val.parquet"), Path("data/eval/battery.jsonl")

@@ -15,7 +15,8 @@ from athanor.params.model import ModelParams
 from athanor.params.pretrain import PretrainParams
 from athanor.pipeline import choices, observe
 from athanor.pipeline.machine import machine
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 from athanor.pipeline.slots import Slot
 from athanor.pipeline.speed import gauge
 from athanor.training.loop import Hooks, train

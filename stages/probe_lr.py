@@ -12,8 +12,9 @@ from athanor.model.transformer import Transformer
 from athanor.params.pretrain import PretrainParams
 from athanor.params.probe_lr import ProbeLrParams
 from athanor.pipeline import choices
+from athanor.pipeline.process import stage_main
 from athanor.pipeline.progress import Progress
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.run import Run
 from athanor.pipeline.slots import Slot
 from athanor.training import checkpoint
 from athanor.training.loop import Hooks, train

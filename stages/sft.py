@@ -14,7 +14,8 @@ from athanor.model.transformer import Transformer
 from athanor.params.sft import SftParams
 from athanor.pipeline import choices
 from athanor.pipeline.machine import machine
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 from athanor.pipeline.speed import gauge
 from athanor.training.loop import Hooks, train
 from athanor.training.optimizer import OptimizerSettings

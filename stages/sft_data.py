@@ -14,7 +14,8 @@ from athanor.data.rows import KIND, VERSION, PackedRows, write_split
 from athanor.data.shards import token_dtype
 from athanor.errors import InputError, ParamsError
 from athanor.params.sft_data import SftDataParams
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 from athanor.tokenizer import sft_rows
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer

@@ -14,7 +14,8 @@ from athanor.data.spool import Tokens
 from athanor.errors import InputError, Interrupted, ParamsError
 from athanor.params.mixture import MixtureParams, SourceShare
 from athanor.params.shard import ShardParams
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenise import tokenise
 from athanor.tokenizer.tokenizer import Tokenizer

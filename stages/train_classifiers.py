@@ -14,7 +14,8 @@ from athanor.corpus.documents import Document, shard_files
 from athanor.corpus.sources import rows
 from athanor.errors import InputError
 from athanor.params.classifiers import ClassifiersParams, QualityLabels, ToxicityLabels
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 
 RAW, OUT = Path("data/raw"), Path("models/classifiers")
 MAX_ROW_BYTES = 16_000_000  # of a labelled text

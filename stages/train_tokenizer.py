@@ -15,7 +15,8 @@ from athanor.data.mixture import MixSource, Plan, check_sources, mix_sources, pl
 from athanor.errors import InputError
 from athanor.params.mixture import MixtureParams
 from athanor.params.tokenizer import TokenizerParams
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 from athanor.tokenizer import gate
 from athanor.tokenizer.train import train, write_tokenizer
 

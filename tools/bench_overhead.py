@@ -62,7 +62,7 @@ def counted(function):
                 spent[0] += time.perf_counter() - began
     return call
 
-import athanor.pipeline.run as pipeline
+import athanor.pipeline.process as pipeline
 execute = pipeline.execute
 
 def timed(stage, body):

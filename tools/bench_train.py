@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from athanor.model.config import ModelConfig
+from athanor.training.setup import Choices
 
 RATE, WARMUP_STEPS, CLIP = 2e-3, 20, 1.0
 STEP_TOKENS = 4096
@@ -64,20 +65,22 @@ def rate(step: int) -> float:
     return RATE * min(1.0, (step + 1) / WARMUP_STEPS)
 
 
-def ours(config: ModelConfig, seed: int, threads: int, micro_rows: int) -> Callable[[np.ndarray, int], float]:
+def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Callable[[np.ndarray, int], float]:
     from athanor.model.transformer import Transformer
     from athanor.training.lanes import Lanes
     from athanor.training.optimizer import OptimizerSettings
     from athanor.training.settings import LoopSettings
-    from athanor.training.heap import keep_heap
-    from athanor.training.memory import training_bytes
-    from athanor.training.setup import Choices, Place, place
+    from athanor.training.loop import Hooks
+    from athanor.training.setup import Place, place, tuned
     from athanor.training.step import Stepper
 
-    _, load = place(config, Choices("fp32"), Place("cpu", threads, "bench", seed), STEP_TOKENS)
-    keep_heap(training_bytes(config, load))
-    settings = LoopSettings(1, STEP_TOKENS, CLIP, 0.0, "fp32", True, 0, 0, load.micro_batch_rows, threads, 1, 1e9)
-    lanes = Lanes(Transformer.fresh(config, seed), threads).__enter__()
+    _, load = place(config, choices, Place("cpu", threads, "bench", seed), STEP_TOKENS)
+    settings = LoopSettings(1, STEP_TOKENS, CLIP, 0.0, choices.precision, True, 0, 0, load.micro_batch_rows, threads, 1, 1e9)
+    model = Transformer.fresh(config, seed)
+    hooks = Hooks(validate=lambda model: {}, on_note=lambda text: print(text, file=sys.stderr))
+    cache = Path(tempfile.gettempdir()) / "athanor-bench-train"
+    tuned(model, choices, load, settings, hooks, cache).__enter__()
+    lanes = Lanes(model, threads).__enter__()
     stepper = Stepper(lanes, OptimizerSettings(0.9, 0.97, 1e-8, 0.1), settings)
 
     def step(tokens_BS: np.ndarray, number: int) -> float:
@@ -167,8 +170,9 @@ def work(contender: str, shape: ModelConfig, seed: int, threads: int, micro_rows
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)  # for everybody, or Adam's denormals decide
     started = time.perf_counter()
-    if contender == "athanor":
-        step = ours(shape, seed, threads, micro_rows)
+    if contender.startswith("athanor"):
+        choices = Choices("bf16" if "bf16" in contender else "fp32", compile="compiled" in contender)
+        step = ours(shape, seed, threads, choices)
     elif contender.startswith("transformers"):
         step = llama(shape, seed, contender.endswith("compiled"), micro_rows)
     else:

@@ -18,8 +18,8 @@ from athanor.hardware.timing import compare, fastest, threads
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.training.compiling import Shapes, compile_block, first_line, run_apart, tune_blocks, untune, use_cache
-from athanor.training.loss import Targets, token_losses
-from athanor.training.precision import LossScale, autocast
+from athanor.training.loss import Targets, training_loss
+from athanor.training.precision import LossScale, autocast, products
 
 _LAYERS = 2  # of the part that is measured
 _STABLE_STEPS = 20
@@ -40,9 +40,10 @@ def batch(config: ModelConfig, rows: int, device: torch.device) -> Targets:
 def step(model: Transformer, rows: Targets, precision: str, scale: float = 1.0) -> torch.Tensor:
     """Forward and backward of one micro-batch; returns the loss."""
     model.zero_grad(set_to_none=True)
-    with autocast(precision, rows.ids_BT.device):
-        loss = token_losses(model, rows).mean()
-    (loss * scale).backward()
+    with products(precision, rows.ids_BT.device):
+        with autocast(precision, rows.ids_BT.device):
+            loss = training_loss(model, rows, rows.next_N.numel())
+        (loss * scale).backward()
     return loss.detach()
 
 
@@ -113,9 +114,10 @@ def _compile_and_time(told: dict[str, Any]) -> dict[str, float]:
     block = model.model.layers[0]
 
     def run() -> None:
-        with autocast(name, device):
-            out = block(x_BTD, model.rotary, None, None)
-        torch.autograd.grad(out.float().sum(), [x_BTD, *block.parameters()])
+        with products(name, device):
+            with autocast(name, device):
+                out = block(x_BTD, model.rotary, None, None)
+            torch.autograd.grad(out.float().sum(), [x_BTD, *block.parameters()])
 
     shapes = Shapes(frozenset({(told["rows"], config.context_tokens)}), documents=False)
     with threads(told["threads"]):

@@ -1,25 +1,16 @@
-"""A stage's run: parameters in, journal and metrics out, errors told in one line.
+"""A stage's run: parameters in, journal and metrics out.
 
-    def run(run: Run) -> None: ...
-
-    if __name__ == "__main__":
-        stage_main("clean", run)
-
-Exit status: 0 done, 1 an error the user can act on, 75 stopped on request with
-its state saved (DVC records nothing for a non-zero exit, so nothing half-done
-can be cached).
+Stages get one from `stage_main` (athanor/pipeline/process.py).
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import errno
 import functools
 import io
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from athanor.artifacts import digest, read_json, rounded, write_json, write_text
 from athanor.corpus.work import Work
-from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
+from athanor.errors import Interrupted, ParamsError
 from athanor.params.strict import build, read_yaml
-from athanor.pipeline import facts, launch
+from athanor.pipeline import facts
 from athanor.pipeline.beginning import Beginning
 from athanor.pipeline.closure import code_digest
 from athanor.pipeline.executor import from_machine
@@ -38,7 +29,7 @@ from athanor.pipeline.guards import Guards
 from athanor.pipeline.journal import Journal, now_ms
 from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import Progress, duration
-from athanor.pipeline.redact import excepthook, redact
+from athanor.pipeline.redact import redact
 from athanor.pipeline.slots import Slot
 from athanor.pipeline.watchdog import Watch
 
@@ -49,11 +40,6 @@ T = TypeVar("T")
 SPREAD_BYTES = 4_000_000
 PARAMS = Path("params.yaml")
 GO_ON = "The same command goes on from the last checkpoint"
-NO_ROOM = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk is full as far as the quota goes",
-    errno.EFBIG: "the file is larger than a limit allows (ulimit -f, or the file system)",
-}
 
 
 class Run:
@@ -301,7 +287,7 @@ class Run:
 
     def give_up(self, text: str) -> None:
         """What is left to do for the watchdog before it ends the process."""
-        _report(self, self.stage, "KILLED", text, 75)
+        self.report("KILLED", text, 75)
 
     def why(self, error: Interrupted) -> str:
         """What ended a run that saved and stopped."""
@@ -341,6 +327,17 @@ class Run:
         self._release()
         print(f"{self.stage}: done in {duration(seconds)}", file=sys.stderr, flush=True)
 
+    def report(self, status: str, message: str, code: int) -> int:
+        """End the run with a message to the terminal and the journal; returns the exit status `code`."""
+        message = redact(message)
+        if self.main or code != 75:
+            print(f"{self.stage}: {message}", file=sys.stderr, flush=True)
+        try:
+            self.fail(status, message)
+        except OSError as error:  # the disk may be full; the message above is what matters
+            print(f"{self.stage}: the journal could not be closed ({error})", file=sys.stderr, flush=True)
+        return code
+
     def fail(self, status: str, message: str) -> None:
         try:
             self._watch.close()
@@ -359,107 +356,6 @@ class Run:
 def _finished(folder: Path) -> bool:
     end = folder / "end.json"
     return end.is_file() and read_json(end)["status"] == "FINISHED"
-
-
-def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False) -> None:
-    """Run a stage's body as a process: check params.yaml whole, open the run, map errors to exit codes.
-
-    With `several`, as many processes run the body as machine setting `launch` asks for.
-    """
-    if not several:
-        sys.exit(execute(stage, body))
-    try:
-        status = launch.launch(stage, f"stages.{_module_name(body)}")
-    except AthanorError as error:
-        status = _report(None, stage, "FAILED", str(error), 1)
-    if status is None:
-        status = 1
-        try:
-            status = execute(stage, body)
-        finally:
-            status = launch.leave(status)
-    launch.end(status)
-
-
-def execute(stage: str, body: Callable[[Run], None]) -> int:
-    from athanor.pipeline.schema import check_file
-
-    run = None
-    sys.excepthook = excepthook
-    try:
-        check_file(PARAMS)
-        run = _kind()(stage, f"stages.{_module_name(body)}")
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, run.on_signal)
-        launch.enter()
-        run.begin()
-        _ship()
-        body(run)
-        run.check_unchanged()
-        run.finish()
-        return 0
-    except Interrupted as error:
-        return _report(run, stage, "KILLED", run.why(error) if run else str(error), 75)
-    except AthanorError as error:
-        return _report(run, stage, "FAILED", f"{error}{_way_back(error)}", 1)
-    except MemoryError as error:
-        text = InputError(f"out of memory ({error})" if str(error) else "out of memory", where=stage)
-        return _report(run, stage, "FAILED", f"{text}. Fix: use smaller inputs or a smaller model", 1)
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            _report(run, stage, "FAILED", repr(error), 1)
-            raise
-        where = Path(error.filename or Path.cwd())
-        there = next(path for path in (where, *where.resolve().parents) if path.exists())
-        free = shutil.disk_usage(there).free / 2**20
-        fix = "Fix: free some space and run dvc repro again"
-        return _report(run, stage, "FAILED", f"{where}: {NO_ROOM[error.errno]} ({free:.0f} MiB free). {fix}", 1)
-    except BaseException as error:
-        _report(run, stage, "FAILED", repr(error), 1)
-        raise
-    finally:
-        _ship()
-
-
-def _way_back(error: AthanorError) -> str:
-    """What a user of plain `dvc repro` needs besides: DVC removes a stage's outputs before it asks the stage."""
-    if not isinstance(error, ParamsError) or "DVC_ROOT" not in os.environ:
-        return ""
-    return ". Once params.yaml is right, dvc repro brings back what DVC has removed"
-
-
-def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:
-    message = redact(message)
-    if run is None or run.main or code != 75:
-        print(f"{stage}: {message}", file=sys.stderr, flush=True)
-    if run is not None:
-        try:
-            run.fail(status, message)
-        except OSError as error:  # the disk may be full; the message above is what matters
-            print(f"{stage}: the journal could not be closed ({error})", file=sys.stderr, flush=True)
-    return code
-
-
-def _kind() -> type[Run]:
-    if launch.is_main():
-        return Run
-    from athanor.pipeline.follower import Follower
-
-    return Follower
-
-
-def _ship() -> None:
-    """Start the shipper in the background if none runs; tracking trouble never stops a stage."""
-    if not launch.is_main():
-        return
-    from athanor.pipeline.ship import start_detached
-
-    start_detached(anchor())
-
-
-def _module_name(body: Callable[[Run], None]) -> str:
-    file = sys.modules[body.__module__].__file__ or ""
-    return Path(file).stem
 
 
 def _plain(value: Any) -> Any:

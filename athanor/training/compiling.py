@@ -27,7 +27,7 @@ from torch import Tensor
 from athanor.artifacts import digest, write_json
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Block, Cache, Transformer
-from athanor.training.precision import autocast
+from athanor.training.precision import autocast, products
 
 TRIAL_SECONDS = 600.0  # a wide model for a GPU, with one core to compile on
 _GRAPHS = 64  # variants of a block before torch gives up; shapes are let in by name, so few are ever made
@@ -197,9 +197,10 @@ def compile_block(models: Sequence[Transformer], shapes: Shapes, precision: str,
 
 def _run_once(model: Transformer, ids_BT: Tensor, document_BT: Tensor | None, precision: str) -> None:
     """Forward and backward that leave no gradient behind."""
-    with autocast(precision, ids_BT.device):
-        total = model.hidden(ids_BT, document_BT=document_BT).float().sum()
-    torch.autograd.grad(total, list(model.parameters()))
+    with products(precision, ids_BT.device):
+        with autocast(precision, ids_BT.device):
+            total = model.hidden(ids_BT, document_BT=document_BT).float().sum()
+        torch.autograd.grad(total, list(model.parameters()))
 
 
 def try_apart(trial: Mapping[str, Any], cache: Path, should_stop: Callable[[], bool] = lambda: False) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from athanor.model.transformer import Transformer
 from athanor.training.loss import Targets, supervised, token_losses, training_loss
-from athanor.training.precision import autocast
+from athanor.training.precision import autocast, products
 from athanor.training.step import Rows, Stepper, micro_batches
 
 
@@ -81,7 +81,7 @@ def examine(stepper: Stepper, rows: Rows) -> Finding:
 def _replay(stepper: Stepper, batch: Targets, count: int) -> Finding | None:
     """Forward and backward of one micro-batch under watch."""
     settings, model = stepper.settings, stepper.model
-    with _watched(model) as (seen, gradients):
+    with _watched(model) as (seen, gradients), products(settings.precision, batch.ids_BT.device):
         with autocast(settings.precision, batch.ids_BT.device):
             part = training_loss(model, batch, count, z_loss=settings.z_loss)
         if seen:

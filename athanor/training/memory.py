@@ -25,7 +25,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.kernels import BLOCK_TOKENS, CHUNK_ROWS, MAX_ROW_TOKENS
 from athanor.model.transformer import Transformer
 from athanor.training.loss import Targets, training_loss
-from athanor.training.precision import autocast
+from athanor.training.precision import autocast, rounds_products
 
 _FIXED_BYTES = 8 << 20  # small buffers
 # What an allocator takes beyond what is alive: glibc's heap keeps holes. With its mmap threshold fixed at 64 KiB,
@@ -117,7 +117,7 @@ def kept(config: ModelConfig, precision: str, device: torch.device, documents: b
 
     `in_blocks`: attention of whole blocks by hand, whose rows are measured in blocks.
     """
-    by_hand = device.type == "cpu" and precision == "fp32"
+    by_hand = device.type == "cpu" and (precision == "fp32" or rounds_products(precision, device))
     unit = min(_PROBE_TOKENS.get(device.type, 32), config.context_tokens // 3)
     if by_hand:  # or else lengths of which none is whole blocks
         unit = BLOCK_TOKENS if in_blocks else BLOCK_TOKENS + 1

@@ -20,7 +20,7 @@ from athanor.training.loss import Targets, supervised, targets, training_loss
 from athanor.training.meter import Meter
 from athanor.training.optimizer import Optimizer, OptimizerSettings, clip_gradients
 from athanor.training.parallel import engine
-from athanor.training.precision import LossScale, autocast
+from athanor.training.precision import LossScale, autocast, products
 from athanor.training.settings import LoopSettings
 from athanor.training.world import ALONE, World
 
@@ -57,6 +57,10 @@ class Stepper:
 
     def step(self, rows: Rows, rate: float) -> tuple[Tensor, int]:
         """One update; returns [loss, gradient norm before clipping, skipped] on the device, and the targets."""
+        with products(self.settings.precision, self.device):
+            return self._step(rows, rate)
+
+    def _step(self, rows: Rows, rate: float) -> tuple[Tensor, int]:
         settings, device = self.settings, self.device
         mask_BS = getattr(rows, "mask_BS", None)
         # Of the whole step in all processes, not of a micro-batch; at least 1, for a batch with nothing to learn from.

@@ -23,7 +23,8 @@ STAGE = '''"""A stage."""
 
 from pathlib import Path
 
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 from stages.helper import shout
 
 

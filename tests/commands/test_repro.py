@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGE = '''
 import time
 from athanor.errors import Interrupted
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 
 def run(run: Run) -> None:
     with run.slot({"lr": 1}, {}) as slot:

@@ -26,7 +26,8 @@ import ctypes, json, os, threading, time
 from pathlib import Path
 from athanor.artifacts import new_dir, write_bytes
 from athanor.errors import Interrupted
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 
 PLAN = json.loads(os.environ["TOY_PLAN"])
 CONTROL = Path(os.environ["TOY_CONTROL"])

@@ -100,7 +100,8 @@ def test_a_stream_masks_a_secret_that_arrives_in_parts():
 STAGE = '''
 import os, sys
 from athanor.params.download import DownloadParams
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 
 def run(run: Run) -> None:
     run.params("download", DownloadParams)

@@ -21,7 +21,8 @@ TOY = '''
 import sys, time
 from athanor.errors import GateError, Interrupted
 from athanor.params.clean import CleanParams
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 
 def run(run: Run) -> None:
     what = sys.argv[1]

@@ -35,7 +35,8 @@ from pathlib import Path
 from athanor.artifacts import new_dir, read_json, write_json
 from athanor.errors import Interrupted
 from athanor.params.sft import SftParams
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 
 CONTROL = Path(os.environ["TOY_CONTROL"])
 
@@ -76,7 +77,8 @@ if __name__ == "__main__":
 REPORT = '''
 from pathlib import Path
 from athanor.artifacts import new_dir
-from athanor.pipeline.run import Run, stage_main
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
 from stages.count import say
 
 def run(run: Run) -> None:

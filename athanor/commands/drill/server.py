@@ -88,7 +88,7 @@ def _run(stage: str, body: Any, attempt: dict[str, Any]) -> None:
 
 def _execute(stage: str, body: Any, attempt: dict[str, Any]) -> int:
     from athanor.commands.drill.faults import Watch, record_batches, record_rows
-    from athanor.pipeline.run import execute
+    from athanor.pipeline.process import execute
 
     watch = Watch(Path(attempt["folder"]), Path(attempt["record"]), attempt["kind"], attempt["count"])
     (record_rows if stage == "download" else record_batches)(watch)
