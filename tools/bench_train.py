@@ -38,7 +38,9 @@ SHAPES = {
     "5m": ModelConfig(4096, 6, 256, 8, 4, 32, 704, 256, 1e4, 1e-6, False),
     "30m": ModelConfig(8192, 8, 512, 8, 4, 64, 1408, 1024, 1e4, 1e-6, False),
 }
-CONTENDERS = ("athanor", "transformers", "transformers-compiled", "nanogpt", "nanogpt-compiled")
+# Ours in fp32, and with products of bf16 factors (sums and all else in fp32), which pays where the processor has units for it.
+OURS = ("athanor", "athanor-bf16")
+CONTENDERS = (*OURS, "transformers", "transformers-compiled", "nanogpt", "nanogpt-compiled")
 
 
 def words(vocab_size: int, wanted: int) -> np.ndarray:
@@ -225,7 +227,7 @@ def compare(name: str, contenders: list[str], args: argparse.Namespace) -> dict[
         for contender in contenders:
             if number and contender not in chosen:
                 continue
-            options = micro_rows_of(config) if not number and contender != "athanor" else (chosen.get(contender, 0),)
+            options = micro_rows_of(config) if not number and contender not in OURS else (chosen.get(contender, 0),)
             got = {rows: ask(contender, name, 1, args, args.steps, rows) for rows in options}
             fair = {rows: result["tokens_per_second"] for rows, result in got.items() if result}
             if fair:
@@ -234,14 +236,17 @@ def compare(name: str, contenders: list[str], args: argparse.Namespace) -> dict[
         if number:  # the first round warms caches and compilers and chooses
             rows.append(speeds)
     told: dict[str, Any] = {"parameters": config.parameter_count(), "gflop_per_token": gflop}
-    others = [contender for contender in chosen if contender != "athanor"]
+    others = [contender for contender in chosen if contender not in OURS]
     for contender in chosen:
         told[contender] = spread([row[contender] for row in rows])
-    told["of_ceiling"] = spread([row["athanor"] * gflop / row["ceiling"] for row in rows])
     told["ceiling_gflops"] = spread([row["ceiling"] for row in rows])
-    for contender in others:
-        told[f"athanor / {contender}"] = spread([row["athanor"] / row[contender] for row in rows])
-    told["athanor / fastest"] = spread([row["athanor"] / max(row[other] for other in others) for row in rows])
+    for one in [contender for contender in OURS if contender in chosen]:
+        if one == "athanor":
+            told["athanor / fp32 ceiling"] = spread([row[one] * gflop / row["ceiling"] for row in rows])
+        for other in others:
+            told[f"{one} / {other}"] = spread([row[one] / row[other] for row in rows])
+        if others:
+            told[f"{one} / fastest"] = spread([row[one] / max(row[other] for other in others) for row in rows])
     return told
 
 

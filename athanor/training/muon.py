@@ -7,7 +7,7 @@ decay mean the same as for AdamW, so both parts of a model share them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +35,27 @@ def orthogonal(x_BMN: Tensor, iterations: int = ITERATIONS) -> Tensor:
     return (x if wide else x.transpose(1, 2)).to(dtype)
 
 
-class Muon:
-    """Nesterov momentum, made orthogonal, for the given matrices; layers of equal shape go through together."""
+# Applies a function to matrices, several at a time, and returns the results in order.
+Spread = Callable[[Callable[[Tensor], Tensor], Sequence[Tensor]], list[Tensor]]
 
-    def __init__(self, weights: Mapping[str, nn.Parameter], momentum: float, weight_decay: float) -> None:
+
+class Muon:
+    """Nesterov momentum, made orthogonal, for the given matrices.
+
+    Layers of equal shape go through together; with `spread` each matrix by
+    itself, side by side with others. On the CPU that is twice as fast on two
+    cores, and the bits do not depend on how many there are.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        momentum: float,
+        weight_decay: float,
+        spread: Spread | None = None,
+    ) -> None:
         self.weights, self.momentum, self.weight_decay = dict(weights), momentum, weight_decay
+        self.spread = spread
         self.buffers = {name: torch.zeros_like(weight.detach()) for name, weight in self.weights.items()}
         self.groups: dict[tuple[int, ...], list[str]] = {}
         for name, weight in self.weights.items():
@@ -49,6 +65,7 @@ class Muon:
     def step_unless(self, skip: Tensor, rate: float) -> None:
         """One update at learning rate `rate`, or nothing at all where `skip` is true; decided on the device."""
         go = 1.0 - skip.float()
+        moving: list[tuple[tuple[int, ...], list[Tensor], list[Tensor]]] = []
         for shape, group in self.groups.items():
             names = [name for name in group if self.weights[name].grad is not None]
             if not names:
@@ -59,9 +76,17 @@ class Muon:
             # buffer + (1 - momentum)(gradient - buffer), or the buffer itself.
             torch._foreach_lerp_(buffers, gradients, (1 - self.momentum) * go)
             torch._foreach_lerp_(gradients, buffers, self.momentum)
-            update = orthogonal(torch.stack(gradients)) * (go * (-rate * _RMS * max(shape) ** 0.5))
+            moving.append((shape, weights, gradients))
+        directions = self._orthogonal([gradients for _, _, gradients in moving])
+        for (shape, weights, _), updates in zip(moving, directions, strict=True):
             torch._foreach_mul_(weights, 1 - go * (rate * self.weight_decay))
-            torch._foreach_add_(weights, list(update.unbind()))
+            torch._foreach_add_(weights, torch._foreach_mul(updates, go * (-rate * _RMS * max(shape) ** 0.5)))
+
+    def _orthogonal(self, groups: list[list[Tensor]]) -> list[list[Tensor]]:
+        if self.spread is None:
+            return [list(orthogonal(torch.stack(group)).unbind()) for group in groups]
+        ready = iter(self.spread(lambda one: orthogonal(one[None])[0], [one for group in groups for one in group]))
+        return [[next(ready) for _ in group] for group in groups]
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as `<parameter>.momentum` tensors."""

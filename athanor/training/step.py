@@ -45,7 +45,7 @@ class Stepper:
         self.engine = engine(lanes, world)
         if optimizer_settings.name == "muon" and world.sharded:
             raise InputError("muon works on whole matrices, and fsdp cuts them", where="parallel", fix="use ddp")
-        self.optimizer = Optimizer(self.engine, optimizer_settings)
+        self.optimizer = Optimizer(self.engine, optimizer_settings, lanes.spread if lanes.count > 1 else None)
         self.scale = LossScale(settings.precision, self.device)
         self.meter = Meter(self.device)
         self.guard = SpikeGuard(settings.rules, self.device, active=settings.spike_guard)

@@ -13,6 +13,7 @@ import torch
 
 from athanor.errors import InputError, Interrupted, ParamsError
 from athanor.training.curve import MAX_ROWS, History
+from athanor.training.lanes import Lanes
 from athanor.training.muon import Muon, orthogonal
 from athanor.training.optimizer import Optimizer, clip_gradients, decays
 from athanor.training.precision import LossScale, autocast
@@ -238,6 +239,24 @@ def test_muon_skips_on_the_device(micro):
     muon.step_unless(torch.tensor(True), 0.01)
     for name, weight in weights.items():
         assert torch.equal(weight, before[name][0]) and torch.equal(muon.buffers[name], before[name][1])
+
+
+def test_muon_matrix_by_matrix_is_muon_for_any_number_of_threads(micro):
+    """Four steps: bits are those of one thread, and up to rounding those of whole groups at once."""
+    ends = []
+    for threads in (0, 1, 2, 3):
+        weights = matrices(micro.make_model())
+        draw = torch.Generator().manual_seed(1)
+        with Lanes(micro.make_model(), max(1, threads)) as lanes:
+            muon = Muon(weights, 0.95, 0.1, lanes.spread if threads else None)
+            for _ in range(4):
+                for weight in weights.values():
+                    weight.grad = torch.randn(weight.shape, generator=draw)
+                muon.step_unless(torch.tensor(False), 0.02)
+        ends.append([weight.detach() for weight in weights.values()])
+    together, one, two, three = ends
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(one, two, three, strict=True))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(together, one, strict=True))
 
 
 def test_with_muon_every_weight_has_one_optimiser(micro):
