@@ -23,7 +23,7 @@ def made(section, **changes):
 @pytest.mark.parametrize(
     ("section", "changes", "where"),
     [
-        ("model", {"heads": 5}, "model.head_dim"),
+        ("model", {"heads": 5, "qk_norm": False}, "model.head_dim"),
         ("model", {"kv_heads": 4, "heads": 6, "qk_norm": True}, "model.kv_heads"),
         ("model", {"context_tokens": 4096, "rope_theta": 10000.0}, "model.rope_theta"),
         ("model", {"layers": 0}, "model.layers"),
