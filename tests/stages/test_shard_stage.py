@@ -191,7 +191,7 @@ def test_a_stop_while_shards_are_written_keeps_the_tokens(world, run_text_stage,
     assert [path.name for path in Path("data").iterdir()] == ["clean"]
     tokens = spooled()
     monkeypatch.undo()
-    os.chdir(world)
+    monkeypatch.chdir(world)
     run_text_stage(shard)
     assert spooled() == tokens
 
