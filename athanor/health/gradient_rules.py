@@ -233,8 +233,6 @@ class _Vital(Rule):
 
 
 class EmbeddingSpread(_Vital):
-    # Fine-tuning shows in every row what pretraining never saw, the ids of the chat template: their norms are others'.
-    phases = ("pretrain",)
     inputs = ("vitals.embedding_spread",)
     limit = "embedding_spread"
     text = "The spread of the embedding's row norms"

@@ -238,12 +238,6 @@ def test_nothing_is_found_where_nothing_is_planted(phase, steps):
     assert trouble(findings(healthy(steps, seed=3, phase=phase), steps, phase)) == []
 
 
-def test_the_embedding_is_watched_in_pretraining_alone():
-    """In fine-tuning the chat template's ids, new and in every row, make a spread of 2.6 in a healthy model."""
-    rows = spread(healthy(490, seed=3, phase="sft"), 100)
-    assert trouble(findings(rows, 490, "sft")) == []
-
-
 @pytest.mark.parametrize("steps", [490, 2000])
 def test_silent_divergence_warns_and_then_gets_critical(steps):
     rows = drift(healthy(steps, seed=4), steps // 3)
