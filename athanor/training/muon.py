@@ -43,8 +43,8 @@ class Muon:
     """Nesterov momentum, made orthogonal, for the given matrices.
 
     Layers of equal shape go through together; with `spread` each matrix by
-    itself, side by side with others. On the CPU that is twice as fast on two
-    cores, and the bits do not depend on how many there are.
+    itself, side by side with others. The bits do not depend on
+    how many cores there are.
     """
 
     def __init__(

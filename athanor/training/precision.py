@@ -35,9 +35,9 @@ def rounds_products(precision: str, device: torch.device) -> bool:
     At the widths that a CPU can train, autocast's conversions and passes over
     bf16 cost what its products save: steps of 1M to 3M parameters were no
     faster. Rounded inside the product (oneDNN's bf16 mode, on a processor with
-    AMX) the same steps are 1.4 to 2 times as fast, and sums, gradients and
-    everything between products stay fp32. Without units for bf16, oneDNN
-    multiplies in fp32.
+    AMX) the same steps are 1.3 to 2.3 times as fast, and sums, gradients and
+    everything between products stay fp32. Without AMX oneDNN multiplies in
+    fp32, AVX512-BF16 or not (torch 2.13, by ONEDNN_MAX_CPU_ISA).
     """
     return precision == "bf16" and device.type == "cpu"
 
