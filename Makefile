@@ -1,6 +1,6 @@
 # make setup   only install what is needed into .venv
 # make repro   build everything: install, download, train, evaluate, export, summary
-# make test    run the tests
+# make test    run the tests, side by side (TESTS=tests/model: a part of them)
 # make chat    talk to the exported model
 # make ui      look at the runs in MLflow
 # make bench-train  speed beside transformers at equal loss (half an hour)
@@ -22,7 +22,7 @@ repro: setup
 	@python -m athanor repro
 
 test: setup
-	@python -m pytest -q
+	@python -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(TESTS)
 
 chat: setup
 	@python -m athanor chat

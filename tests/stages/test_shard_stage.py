@@ -132,8 +132,12 @@ def results() -> dict[str, str]:
 
 
 def spooled() -> dict[str, int]:
-    """When each finished file of the spool was written; what a stopped worker left half-written does not count."""
-    files = [path for path in Path(".athanor/slots/shard").rglob("*.bin") if ".tmp/" not in str(path)]
+    """When each finished file of the spool was written; what a worker has half-written does not count.
+
+    `os.walk`, because `rglob` fails when a worker gives a folder its final name meanwhile.
+    """
+    found = [Path(folder, name) for folder, _, names in os.walk(".athanor/slots/shard") for name in names]
+    files = [path for path in found if path.suffix == ".bin" and ".tmp/" not in str(path)]
     return {str(path): path.stat().st_mtime_ns for path in files}
 
 

@@ -1,0 +1,13 @@
+"""How the tests are shared out when several processes run them (`make test`)."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests stay in one process, and so do all that look at the one micro build: it takes a minute to make."""
+    for item in items:
+        if item.config.pluginmanager.hasplugin("xdist"):
+            group = "micro" if "micro" in getattr(item, "fixturenames", ()) else item.nodeid.split("::")[0]
+            item.add_marker(pytest.mark.xdist_group(group))
