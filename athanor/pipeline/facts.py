@@ -128,5 +128,19 @@ class Graph:
         return {dep: locked[dep] for dep in self._known[stage].get("deps", []) if dep in locked}
 
 
-def params_digest(values: dict[str, Any]) -> str:
-    return digest(values)
+def params_digest(values: Any) -> str:
+    """Hash of parameters as plain JSON: what YAML they were written in does not count."""
+    return digest(_plain(values))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as JSON's own types, what is none of them as text."""
+    return {key: value if isinstance(value, (int, float, str, bool, type(None))) else str(value) for key, value in values.items()}

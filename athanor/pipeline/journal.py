@@ -94,6 +94,12 @@ def alive(folder: Path) -> bool:
     return locked(folder / "journal.jsonl")
 
 
+def finished(folder: Path) -> bool:
+    """True when this run came to its end, which no later process may go on with."""
+    end = folder / "end.json"
+    return end.is_file() and read_json(end)["status"] == "FINISHED"
+
+
 class Journal:
     """Writes one run directory. Lines survive a kill of the process; a torn last line is cut at the next open."""
 

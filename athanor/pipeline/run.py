@@ -13,11 +13,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from athanor.artifacts import digest, read_json, rounded, write_json, write_text
+from athanor.artifacts import read_json, rounded, write_json, write_text
 from athanor.corpus.work import Work
 from athanor.errors import Interrupted, ParamsError
 from athanor.params.strict import build, read_yaml
@@ -26,7 +26,7 @@ from athanor.pipeline.beginning import Beginning
 from athanor.pipeline.closure import code_digest
 from athanor.pipeline.executor import from_machine
 from athanor.pipeline.guards import Guards
-from athanor.pipeline.journal import Journal, now_ms
+from athanor.pipeline.journal import Journal, finished, now_ms
 from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import Progress, duration
 from athanor.pipeline.redact import redact
@@ -217,7 +217,7 @@ class Run:
         marker = slot.path / "run.json"
         if marker.is_file() and self._journal is None:
             earlier = self.anchor / ".athanor" / "runs" / read_json(marker)["run"]
-            if not _finished(earlier):
+            if not finished(earlier):
                 begun = (earlier / "meta.json").is_file()
                 (earlier / "end.json").unlink(missing_ok=True)
                 self._open_journal(earlier.name)
@@ -257,7 +257,7 @@ class Run:
             "inputs": self._graph.input_hashes(self.stage),
             "made_by": self._made_by(),
             "hardware": facts.hardware(),
-            **facts.provenance(self.root, digest(_plain(self._values))),
+            **facts.provenance(self.root, facts.params_digest(self._values)),
         }
         write_json(meta_path, {**meta, "pid": os.getpid(), "resumed": meta["resumed"] + 1})
         self._watch.into(self._journal.folder)
@@ -323,7 +323,7 @@ class Run:
                 "python": hardware["python"],
             },
         )
-        self.journal.close("FINISHED", metrics=self._metrics, facts=_jsonable(self._facts), seconds=seconds)
+        self.journal.close("FINISHED", metrics=self._metrics, facts=facts.scalars(self._facts), seconds=seconds)
         self._release()
         print(f"{self.stage}: done in {duration(seconds)}", file=sys.stderr, flush=True)
 
@@ -351,21 +351,3 @@ class Run:
         self._watch.close()
         for slot in self._held:
             slot.release()
-
-
-def _finished(folder: Path) -> bool:
-    end = folder / "end.json"
-    return end.is_file() and read_json(end)["status"] == "FINISHED"
-
-
-def _plain(value: Any) -> Any:
-    """A YAML value as plain JSON types."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _jsonable(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value if isinstance(value, (int, float, str, bool, type(None))) else str(value) for key, value in values.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from athanor.artifacts import digest, manifest_digest
+from athanor.artifacts import manifest_digest
 from athanor.commands.data import charts
 from athanor.commands.data.gather import LENGTH_BINS, LENGTH_FROM, Facts, Source
 from athanor.commands.data.page import Html, badge, join, note, section, table, tag, tiles, warning
@@ -26,6 +26,7 @@ from athanor.commands.data.read import (
 from athanor.commands.data.show import size
 from athanor.corpus.sweep import SCORES
 from athanor.params.strict import read_yaml
+from athanor.pipeline.facts import params_digest
 
 SHORT = 12  # digits of a digest
 LIMITS = {"quality": "min_quality", "toxicity": "max_toxicity"}
@@ -73,14 +74,8 @@ def _digests(root: Path) -> list[tuple[Any, ...]]:
     for stage, section_name in (("download", "download"), ("clean", "clean"), ("shard", "mixture"), ("shard", "shard")):
         values = built_params(root, stage).get(section_name)
         if values is not None:
-            rows.append((f"parameters: {section_name}", tag("code", digest(_plain(values))[:SHORT]), "–"))
+            rows.append((f"parameters: {section_name}", tag("code", params_digest(values)[:SHORT]), "–"))
     return rows
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 # -- funnel ------------------------------------------------------------------------------------------------------------
