@@ -27,6 +27,7 @@ from athanor.pipeline.slots import Slot
 from athanor.training.device import prepare
 from athanor.training.lanes import lane_count
 from athanor.training.memory import available_bytes
+from athanor.training.precision import without_effect
 from athanor.training.setup import Choices, check_batch
 from athanor.training.world import ALONE, World
 
@@ -56,6 +57,8 @@ def chosen(
     made = world.share(made)
     choices, why = Choices(**made["choices"]), made["why"]
     told = dataclasses.asdict(choices)
+    if world.main and without_effect(choices.precision, prepare(machine().device, machine().threads)):
+        run.note(f"precision {choices.precision}: this processor multiplies in fp32 all the same, so nothing is gained")
     run.fact(choices=", ".join(f"{name} {value}" for name, value in told.items()), choices_why=str(why))
     return choices
 

@@ -64,6 +64,19 @@ def products(precision: str, device: torch.device) -> Iterator[None]:
                 torch.set_float32_matmul_precision("highest")
 
 
+def without_effect(precision: str, device: torch.device) -> bool:
+    """True when products in `precision` are made in fp32 all the same: this processor has no units for it.
+
+    A product is asked, not the processor's flags: what a library does with them changes.
+    """
+    if not rounds_products(precision, device):
+        return False
+    factor_KK = torch.linspace(-1.0, 1.0, 256 * 256).view(256, 256)
+    exact_KK = factor_KK @ factor_KK
+    with products(precision, device):
+        return torch.equal(factor_KK @ factor_KK, exact_KK)
+
+
 class LossScale:
     """Dynamic loss scale for fp16, held on the device; a constant 1 for the other formats.
 

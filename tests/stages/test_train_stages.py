@@ -322,3 +322,11 @@ def test_wrong_sizes_are_refused(work, monkeypatch):
     with pytest.raises(InputError, match="GiB are free"):
         execute("pretrain")
     assert not Path("models/base").exists()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_number_format_that_has_no_effect_here_is_told(work, capfd, monkeypatch, precision):
+    """bf16 on a CPU without AMX; what such a CPU is asked is tested in tests/training/test_precision.py."""
+    monkeypatch.setattr("athanor.pipeline.choices.without_effect", lambda name, device: name == "bf16")
+    execute("pretrain", pretrain={"precision": precision})
+    assert ("this processor multiplies in fp32" in capfd.readouterr().err) == (precision == "bf16")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +16,9 @@ from athanor.hardware.architecture import identify
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.training.loss import targets, training_loss
-from athanor.training.precision import autocast, products, rounds_products
+from athanor.training.precision import autocast, products, rounds_products, without_effect
 
+ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 UNITS = "AMX" in identify(CPU).name  # with AVX512-BF16 alone oneDNN multiplies in fp32
 SHAPE = ModelConfig(512, 2, 64, 4, 2, 16, 176, 128, 1e4, 1e-6, False)
@@ -43,6 +48,22 @@ def test_factors_are_rounded_and_sums_are_not(shape):
     assert told.dtype == torch.float32
     assert (told - rounded).abs().max() < 1e-6 * K  # sums in fp32
     assert (told - a.double() @ b.double()).abs().max() > 1e-4 * K**0.5, "nothing was rounded: the test tests nothing"
+
+
+ASK = "import torch; from athanor.training.precision import without_effect as w; print(w('bf16', torch.device('cpu')))"
+
+
+@pytest.mark.parametrize("units", ["ALL", "AVX2"])
+def test_it_is_known_when_nothing_is_rounded(units):
+    if units == "ALL" and not UNITS:
+        pytest.skip("this processor has no AMX")
+    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": units}
+    done = subprocess.run([sys.executable, "-c", ASK], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(units != "ALL")]
+
+
+def test_fp32_is_what_it_says():
+    assert not without_effect("fp32", CPU)
 
 
 def gradients(precision: str) -> list[torch.Tensor]:
