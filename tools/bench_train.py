@@ -1,10 +1,11 @@
 """Training speed beside transformers' Llama and, where its model.py is given, nanoGPT, at equal shapes and equal loss.
 
-    python -m tools.bench_train [--shapes 1m,default,5m,30m] [--rounds 3] [--nanogpt PATH/model.py] [--losses]
+    python -m tools.bench_train [--shapes 1m,default,5m,30m] [--rounds 20] [--nanogpt PATH/model.py] [--losses]
 
-Every contender runs in a process of its own, one after the other, round by
-round; what counts is the ratio within a round. Text is the interpreter's own
-standard library, words hashed to ids, so nothing has to be built before.
+Every contender has a process of its own, and they take their steps in turns;
+what counts is the ratio within a round, and beside it the one of everybody's
+best step. Text is the interpreter's own standard library, words hashed to ids,
+so nothing has to be built before.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from athanor.training.setup import Choices
 
 RATE, WARMUP_STEPS, CLIP = 2e-3, 20, 1.0
 STEP_TOKENS = 4096
+MOST_STEPS = 80
+WARM_STEPS = 4  # the first compiles, and glibc's heap grows during the next
+CEILING_EVERY = 5
 
 
 SHAPES = {
@@ -41,6 +45,7 @@ SHAPES = {
 # Ours in fp32, and with products of bf16 factors (sums and all else in fp32), which pays where the processor has units for it.
 OURS = ("athanor", "athanor-bf16")
 CONTENDERS = (*OURS, "transformers", "transformers-compiled", "nanogpt", "nanogpt-compiled")
+# Also known by name: any of the others with `-bf16`, which is torch's own switch for such products, set around all of it.
 
 
 def words(vocab_size: int, wanted: int) -> np.ndarray:
@@ -165,43 +170,62 @@ def nanogpt(shape: ModelConfig, seed: int, compiled: bool, micro_rows: int, sour
     return theirs(model, lambda ids, following: run(ids, following)[1], micro_rows)
 
 
-def work(contender: str, shape: ModelConfig, seed: int, threads: int, micro_rows: int, steps: int, source: str) -> dict[str, Any]:
-    """Steps of one contender in this process: its speed without the first quarter of them, and the losses."""
+def work(contender: str, shape: ModelConfig, seed: int, threads: int, micro_rows: int, source: str) -> None:
+    """A contender in this process: one step for each line on stdin, answered by its seconds and loss as JSON."""
     import torch
 
+    answers, sys.stdout = sys.stdout, sys.stderr  # nanoGPT prints
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)  # for everybody, or Adam's denormals decide
-    started = time.perf_counter()
     if contender.startswith("athanor"):
         choices = Choices("bf16" if "bf16" in contender else "fp32", compile="compiled" in contender)
         step = ours(shape, seed, threads, choices)
-    elif contender.startswith("transformers"):
-        step = llama(shape, seed, contender.endswith("compiled"), micro_rows)
     else:
-        step = nanogpt(shape, seed, contender.endswith("compiled"), micro_rows, source)
-    losses, seconds = [], []
-    for number, tokens_BS in enumerate(batches(shape, steps)):
+        torch.set_float32_matmul_precision("medium" if "bf16" in contender else "highest")
+        make, more = (llama, ()) if contender.startswith("transformers") else (nanogpt, (source,))
+        step = make(shape, seed, "compiled" in contender, micro_rows, *more)
+    batch = batches(shape, MOST_STEPS)
+    for number, _ in enumerate(sys.stdin):
         at = time.perf_counter()
-        losses.append(step(tokens_BS, number))
-        seconds.append(time.perf_counter() - at)
-        if number == 0:
-            ready = time.perf_counter() - started
-    later = sorted(seconds[max(1, steps // 4) :])
-    # The median: a neighbour's burst is not the contender's.
-    return {"tokens_per_second": STEP_TOKENS / statistics.median(later), "losses": losses, "first_step_s": ready}
+        loss = step(batch[number % len(batch)], number)
+        answers.write(json.dumps([time.perf_counter() - at, loss]) + "\n")
+        answers.flush()
 
 
-def ask(contender: str, shape: str, seed: int, args: argparse.Namespace, steps: int, micro_rows: int) -> dict[str, Any] | None:
-    """Run `work` in a process of its own; None with a line on the terminal if it fails."""
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as out:
-        command = [sys.executable, "-m", "tools.bench_train", "--work", contender, "--shapes", shape, "--out", out.name]
-        command += ["--seed", str(seed), "--steps", str(steps), "--micro-rows", str(micro_rows)]
-        command += ["--threads", str(args.threads), "--nanogpt", args.nanogpt]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            print(f"{contender}, {shape}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-            return None
-        return json.load(out)
+class Contender:
+    """A contender's process, which takes a step when it is told to and waits otherwise."""
+
+    def __init__(self, name: str, shape: str, seed: int, args: argparse.Namespace, micro_rows: int) -> None:
+        command = [sys.executable, "-m", "tools.bench_train", "--work", name, "--shapes", shape, "--seed", str(seed)]
+        command += ["--micro-rows", str(micro_rows), "--threads", str(args.threads), "--nanogpt", args.nanogpt]
+        self.name, self.errors = name, tempfile.TemporaryFile("w+")
+        self.child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+
+    def step(self) -> tuple[float, float]:
+        """Seconds and loss of the next step; Failed when there is none."""
+        assert self.child.stdin is not None and self.child.stdout is not None
+        try:
+            self.child.stdin.write("\n")
+            self.child.stdin.flush()
+        except BrokenPipeError:
+            pass
+        line = self.child.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            raise Failed(f"{self.name}: {(self.errors.read().strip().splitlines() or ['ended'])[-1]}")
+        seconds, loss = json.loads(line)
+        return seconds, loss
+
+    def stop(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        self.errors.close()
+
+
+class Failed(Exception):
+    """A contender does not run here."""
 
 
 def micro_rows_of(shape: ModelConfig) -> tuple[int, ...]:
@@ -209,8 +233,32 @@ def micro_rows_of(shape: ModelConfig) -> tuple[int, ...]:
     return (max(1, 1024 // shape.context_tokens), STEP_TOKENS // shape.context_tokens)
 
 
-def compare(name: str, contenders: list[str], args: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of all contenders on one shape; others get the better of two micro-batches, found in the first round."""
+def entered(names: list[str], shape: str, args: argparse.Namespace) -> list[Contender]:
+    """The contenders that run here, compiled and warm; others with the better of two micro-batches."""
+    ready = []
+    for name in names:
+        best: tuple[float, Contender] | None = None
+        for rows in (0,) if name.startswith("athanor") else micro_rows_of(SHAPES[shape]):
+            one = Contender(name, shape, 1, args, rows)
+            try:
+                seconds = min(one.step()[0] for _ in range(WARM_STEPS))
+            except Failed as error:
+                print(error, file=sys.stderr)
+                one.stop()
+                continue
+            if best is not None and best[0] <= seconds:
+                one.stop()
+                continue
+            if best is not None:
+                best[1].stop()
+            best = seconds, one
+        if best is not None:
+            ready.append(best[1])
+    return ready
+
+
+def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of one step each, in an order that changes, so that a slow minute of the machine is everybody's."""
     import torch
 
     from athanor.hardware import products
@@ -218,52 +266,57 @@ def compare(name: str, contenders: list[str], args: argparse.Namespace) -> dict[
 
     config = SHAPES[name]
     gflop = training_flops(config, config.context_tokens) / 1e9
-    chosen: dict[str, int] = {}
-    rows: list[dict[str, float]] = []
-    for number in range(args.rounds + 1):
-        torch.set_num_threads(args.threads)
-        measured = products.measure(config, 1024, torch.device("cpu"), 4.0, ("fp32",))
-        speeds: dict[str, float] = {"ceiling": measured["gflops"]["fp32"]["ceiling"]}
-        for contender in contenders:
-            if number and contender not in chosen:
-                continue
-            options = micro_rows_of(config) if not number and contender not in OURS else (chosen.get(contender, 0),)
-            got = {rows: ask(contender, name, 1, args, args.steps, rows) for rows in options}
-            fair = {rows: result["tokens_per_second"] for rows, result in got.items() if result}
-            if fair:
-                chosen[contender] = max(fair, key=fair.__getitem__)
-                speeds[contender] = max(fair.values())
-        if number:  # the first round warms caches and compilers and chooses
-            rows.append(speeds)
-    told: dict[str, Any] = {"parameters": config.parameter_count(), "gflop_per_token": gflop}
-    others = [contender for contender in chosen if contender not in OURS]
-    for contender in chosen:
-        told[contender] = spread([row[contender] for row in rows])
-    told["ceiling_gflops"] = spread([row["ceiling"] for row in rows])
-    for one in [contender for contender in OURS if contender in chosen]:
-        if one == "athanor":
-            told["athanor / fp32 ceiling"] = spread([row[one] * gflop / row["ceiling"] for row in rows])
+    torch.set_num_threads(args.threads)
+    contenders = entered(names, name, args)
+    seconds: dict[str, list[float]] = {one.name: [] for one in contenders}
+    ceilings: list[float] = []
+    try:
+        for number in range(args.rounds):
+            if number % CEILING_EVERY == 0:
+                measured = products.measure(config, 1024, torch.device("cpu"), 2.0, ("fp32",))
+                ceilings.append(measured["gflops"]["fp32"]["ceiling"])
+            turn = number % len(contenders)
+            for one in contenders[turn:] + contenders[:turn]:
+                seconds[one.name].append(one.step()[0])
+    finally:
+        for one in contenders:
+            one.stop()
+    told: dict[str, Any] = {"parameters": config.parameter_count(), "gflop_per_token": gflop, "seconds": seconds}
+    for one, taken in seconds.items():
+        told[one] = spread([STEP_TOKENS / value for value in taken])
+    told["ceiling_gflops"] = spread(ceilings)
+    ours_here = [one for one in seconds if one.startswith("athanor")]
+    others = sorted(set(seconds) - set(ours_here), key=lambda one: statistics.median(seconds[one]))
+    for one in ours_here:
+        if one == "athanor":  # the best step beside the best ceiling: what neither a neighbour nor a burst decides
+            told["athanor / fp32 ceiling"] = spread([STEP_TOKENS * gflop / value / max(ceilings) for value in seconds[one]])
         for other in others:
-            told[f"{one} / {other}"] = spread([row[one] / row[other] for row in rows])
+            pairs = zip(seconds[one], seconds[other], strict=True)
+            told[f"{one} / {other}"] = spread([theirs / mine for mine, theirs in pairs], min(seconds[other]) / min(seconds[one]))
         if others:
-            told[f"{one} / fastest"] = spread([row[one] / max(row[other] for other in others) for row in rows])
+            told[f"{one} / fastest"] = told[f"{one} / {others[0]}"]
     return told
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+def spread(values: list[float], best: float | None = None) -> dict[str, float]:
+    """Median and quartiles; `best`: the largest value, or what is given for it."""
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return {"median": statistics.median(values), "low": low, "high": high, "best": max(values) if best is None else best}
 
 
 def losses(name: str, contenders: list[str], args: argparse.Namespace) -> dict[str, Any]:
     """Mean loss of the last tenth of the steps, three seeds each."""
     told = {}
-    for contender in [c for c in contenders if not c.endswith("compiled")]:
+    for contender in [c for c in contenders if "compiled" not in c]:
         ends = []
         for seed in (1, 2, 3):
-            result = ask(contender, name, seed, args, args.loss_steps, micro_rows_of(SHAPES[name])[0])
-            if result:
-                tail = result["losses"][-max(1, args.loss_steps // 10) :]
-                ends.append(sum(tail) / len(tail))
+            one = Contender(contender, name, seed, args, micro_rows_of(SHAPES[name])[0])
+            try:
+                found = [one.step()[1] for _ in range(args.loss_steps)]
+            finally:
+                one.stop()
+            tail = found[-max(1, args.loss_steps // 10) :]
+            ends.append(sum(tail) / len(tail))
         told[contender] = ends
     return told
 
@@ -272,14 +325,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=20, help="steps of each contender")
     parser.add_argument("--losses", action="store_true", help="compare the loss after equal tokens, too")
     parser.add_argument("--loss-steps", type=int, default=60)
     parser.add_argument("--nanogpt", default="", help="path of nanoGPT's model.py")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--json", default="", help="also write what was measured to this file")
-    for hidden, kind in (("--work", str), ("--out", str), ("--seed", int), ("--micro-rows", int)):
+    for hidden, kind in (("--work", str), ("--seed", int), ("--micro-rows", int)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not args.threads:
@@ -287,10 +339,7 @@ def main() -> None:
 
         args.threads = cores()
     if args.work:
-        told = work(
-            args.work, SHAPES[args.shapes], args.seed, args.threads, args.micro_rows, args.steps, args.nanogpt
-        )
-        Path(args.out).write_text(json.dumps(told))
+        work(args.work, SHAPES[args.shapes], args.seed, args.threads, args.micro_rows, args.nanogpt)
         return
     contenders = [c for c in args.contenders.split(",") if args.nanogpt or not c.startswith("nanogpt")]
     found: dict[str, Any] = {}
@@ -298,8 +347,9 @@ def main() -> None:
         found[name] = compare(name, contenders, args)
         print(f"\n{name}: {found[name]['parameters']:,} parameters, {SHAPES[name].context_tokens} tokens a row")
         for key, value in found[name].items():
-            if isinstance(value, dict):
-                print(f"  {key:<34} {value['median']:>10.2f}   ({value['low']:.2f} to {value['high']:.2f})")
+            if isinstance(value, dict) and "median" in value:
+                told = f"{value['median']:>10.2f}   ({value['low']:.2f} to {value['high']:.2f}), best steps {value['best']:.2f}"
+                print(f"  {key:<40} {told}", flush=True)
         if args.losses:
             found[name]["losses"] = losses(name, contenders, args)
             for contender, ends in found[name]["losses"].items():
