@@ -233,10 +233,31 @@ class _Vital(Rule):
 
 
 class EmbeddingSpread(_Vital):
+    """The spread is above the line, and a fifth more than in the weights that the run began with.
+
+    Rows of ids that pretraining never showed are pushed away in every step: in
+    the default run all of them end at 2.4 to 2.55 times the median norm. Those
+    of the chat template are among them and in every batch of fine-tuning, which
+    begins with that spread and does not make it.
+    """
+
+    first_readings = 5  # the largest of them: batches differ in how many such ids they have
+    growth = 1.2
+
     inputs = ("vitals.embedding_spread",)
     limit = "embedding_spread"
     text = "The spread of the embedding's row norms"
     fix = "{phase}.lr lower or {phase}.z_loss 1e-4; a smaller tokenizer.vocab_size if many tokens are rare."
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.began: list[float] = []
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        value, limit = row[self.inputs[0]], self.limits.embedding_spread
+        if len(self.began) < self.first_readings:
+            self.began.append(min(value, 2 * limit))  # more is no way to begin either
+        return super().check(step, row) if value > self.growth * max(self.began) else None
 
 
 class FinalNormGain(_Vital):

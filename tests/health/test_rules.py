@@ -381,6 +381,23 @@ def test_readings_at_log_points_only():
     assert trouble(findings(sparse(clean), 1200)) == []
 
 
+BEGAN_WITH = (2.57, 1.44, 2.63, 2.59, 2.58, 1.48, 1.52, 2.57)  # fine-tuning in the default run, reading by reading
+
+
+@pytest.mark.parametrize(("later", "told"), [(1.0, []), (1.15, []), (1.3, ["embedding_spread"])])
+def test_a_spread_that_the_weights_began_with_is_not_of_this_run(later, told):
+    def spread_of(step: int, value: float) -> float:
+        return BEGAN_WITH[step // 5 % len(BEGAN_WITH)] * (later if step > 200 else 1.0)
+
+    rows = change(healthy(490, seed=3, phase="sft"), "vitals.embedding_spread", spread_of)
+    assert names(trouble(findings(rows, 490, "sft"))) == told
+
+
+def test_weights_that_begin_with_a_hopeless_spread_are_told():
+    rows = change(healthy(490, seed=3, phase="sft"), "vitals.embedding_spread", lambda step, value: 7.0)
+    assert names(trouble(findings(rows, 490, "sft"))) == ["embedding_spread"]
+
+
 def test_every_rule_has_a_planted_fault():
     elsewhere = {"divergence", "spike_recovery", "plateau", "resume_spike", "resume_under_report"}
     assert {rule for _, _, rule, _ in FAULTS} | elsewhere == set(RULES)
