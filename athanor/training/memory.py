@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from athanor.errors import InputError
 from athanor.model.config import ModelConfig
+from athanor.model.flops import block_weights
 from athanor.model.kernels import BLOCK_TOKENS, CHUNK_ROWS, MAX_ROW_TOKENS
 from athanor.model.transformer import Transformer
 from athanor.training.loss import Targets, training_loss
@@ -52,6 +53,7 @@ class Load:
     accumulates: bool = True
     checkpointing: bool = False
     documents: bool = True  # rows hold several, kept apart by a mask
+    optimizer: str = "adamw"
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -174,18 +176,35 @@ def _growth(unit: int, values: list[int]) -> Growth:
 
 
 def state_bytes(config: ModelConfig, load: Load) -> int:
-    """What no choice of rows or context makes smaller: weights, two moments, and every lane's gradients."""
-    return 4 * config.parameter_count() * (3 + load.lanes)
+    """What no choice of rows or context makes smaller: weights, the optimiser's state, and every lane's gradients."""
+    return 4 * config.parameter_count() * (1 + load.lanes) + moment_bytes(config, load.optimizer)
+
+
+def moment_bytes(config: ModelConfig, optimizer: str) -> int:
+    """The optimiser's state: AdamW has two numbers for a weight, Muon one for a weight in a block's matrix."""
+    return 4 * (2 * config.parameter_count() - (block_weights(config) if optimizer == "muon" else 0))
+
+
+def _update_bytes(config: ModelConfig, load: Load) -> float:
+    """What Muon holds while it steps: gradient and direction of every matrix, and the matrices that it is about.
+
+    AdamW changes weights and moments where they are.
+    """
+    if load.optimizer != "muon":
+        return 0.0
+    wide, narrow = max(config.dim, config.ffn_dim), min(config.dim, config.ffn_dim)
+    working = load.parallel if load.lanes > 1 else config.layers  # side by side, or all of one shape at once
+    return 4.0 * (2 * block_weights(config) + working * (2 * wide * narrow + 2 * narrow * narrow))
 
 
 def training_bytes(
     config: ModelConfig, load: Load, device: torch.device = torch.device("cpu"), *, slack: float | None = None
 ) -> int:
-    """Peak bytes of training: weights, gradients, two moments, and what backward keeps of a micro-batch.
+    """Peak bytes of training: weights, gradients, the optimiser's state, and what backward keeps of a micro-batch.
 
     The peak is either where the loss turns around, with all blocks' inputs and
-    the logits there, or at the end of backward, with all gradients there.
-    Lanes at work side by side are taken to reach it at once.
+    the logits there, or at the end of backward, with all gradients there, or
+    in Muon's step. Lanes at work side by side are taken to reach it at once.
     """
     # Neither the number of blocks nor the context changes what one row of a few tokens keeps.
     alike = dataclasses.replace(config, layers=1, context_tokens=min(config.context_tokens, 3 * _PROBE_TOKENS["cuda"]))
@@ -204,7 +223,9 @@ def training_bytes(
         turn, end = turn + weights, end + weights
     waiting = weights * (load.lanes - load.parallel)  # gradients of lanes that are done
     factor = _SLACK.get(device.type, 1.15) if slack is None else slack
-    return int(3 * weights + waiting + factor * load.parallel * max(turn, end) + _FIXED_BYTES)
+    work = waiting + factor * load.parallel * max(turn, end)
+    update = weights + factor * _update_bytes(config, load)  # one gradient: the lanes' are added up by then
+    return int(weights + moment_bytes(config, load.optimizer) + max(work, update) + _FIXED_BYTES)
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -7,10 +7,11 @@ decay mean the same as for AdamW, so both parts of a model share them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 # The quintic of Jordan et al.: steep at zero, and every singular value ends between 0.7 and 1.2.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -39,54 +40,79 @@ def orthogonal(x_BMN: Tensor, iterations: int = ITERATIONS) -> Tensor:
 Spread = Callable[[Callable[[Tensor], Tensor], Sequence[Tensor]], list[Tensor]]
 
 
+class Whole(Protocol):
+    """Where a process keeps a part of a weight only: the whole of a tensor like it, and this process's part of one."""
+
+    def gathered(self, name: str, tensor: Tensor) -> Tensor: ...
+    def part(self, name: str, whole: Tensor) -> Tensor: ...
+
+
 class Muon:
     """Nesterov momentum, made orthogonal, for the given matrices.
 
     Layers of equal shape go through together; with `spread` each matrix by
-    itself, side by side with others. The bits do not depend on
-    how many cores there are.
+    itself, side by side with others. The bits do not depend on how many cores
+    there are. With `whole`, weights are parts of matrices: a group of them is
+    gathered at a time, and every process makes the same directions of it and
+    keeps its part.
     """
 
     def __init__(
         self,
-        weights: Mapping[str, nn.Parameter],
+        weights: Mapping[str, Tensor],
         momentum: float,
         weight_decay: float,
         spread: Spread | None = None,
+        whole: Whole | None = None,
     ) -> None:
         self.weights, self.momentum, self.weight_decay = dict(weights), momentum, weight_decay
-        self.spread = spread
+        self.spread, self.whole = spread, whole
         self.buffers = {name: torch.zeros_like(weight.detach()) for name, weight in self.weights.items()}
-        self.groups: dict[tuple[int, ...], list[str]] = {}
-        for name, weight in self.weights.items():
-            self.groups.setdefault(tuple(weight.shape), []).append(name)
+        self.groups: dict[tuple[int, ...], list[str]] = {}  # by the shape of the whole: equal in every process
+        for name, buffer in self.buffers.items():
+            shape = tuple(buffer.shape if whole is None else whole.gathered(name, buffer).shape)
+            self.groups.setdefault(shape, []).append(name)
 
     @torch.no_grad()
     def step_unless(self, skip: Tensor, rate: float) -> None:
         """One update at learning rate `rate`, or nothing at all where `skip` is true; decided on the device."""
         go = 1.0 - skip.float()
-        moving: list[tuple[tuple[int, ...], list[Tensor], list[Tensor]]] = []
+        moving: list[tuple[tuple[int, ...], list[str], list[Tensor]]] = []
         for shape, group in self.groups.items():
-            names = [name for name in group if self.weights[name].grad is not None]
+            # An empty part has no gradient and yet belongs to a matrix that moves.
+            names = [name for name in group if self.weights[name].grad is not None or not self.weights[name].numel()]
             if not names:
                 continue
-            gradients = [torch.where(skip, 0.0, self.weights[name].grad) for name in names]
+            gradients = [torch.where(skip, 0.0, self._gradient(name)) for name in names]
             buffers = [self.buffers[name] for name in names]
-            weights = [self.weights[name] for name in names]
             # buffer + (1 - momentum)(gradient - buffer), or the buffer itself.
             torch._foreach_lerp_(buffers, gradients, (1 - self.momentum) * go)
             torch._foreach_lerp_(gradients, buffers, self.momentum)
-            moving.append((shape, weights, gradients))
-        directions = self._orthogonal([gradients for _, _, gradients in moving])
-        for (shape, weights, _), updates in zip(moving, directions, strict=True):
+            moving.append((shape, names, gradients))
+        directions = self._directions([(names, gradients) for _, names, gradients in moving])
+        for (shape, names, _), updates in zip(moving, directions, strict=True):
+            weights = [self.weights[name] for name in names]
             torch._foreach_mul_(weights, 1 - go * (rate * self.weight_decay))
             torch._foreach_add_(weights, torch._foreach_mul(updates, go * (-rate * _RMS * max(shape) ** 0.5)))
 
-    def _orthogonal(self, groups: list[list[Tensor]]) -> list[list[Tensor]]:
-        if self.spread is None:
-            return [list(orthogonal(torch.stack(group)).unbind()) for group in groups]
-        ready = iter(self.spread(lambda one: orthogonal(one[None])[0], [one for group in groups for one in group]))
-        return [[next(ready) for _ in group] for group in groups]
+    def _gradient(self, name: str) -> Tensor:
+        weight = self.weights[name]
+        return torch.zeros_like(weight) if weight.grad is None else weight.grad
+
+    def _directions(self, groups: list[tuple[list[str], list[Tensor]]]) -> Iterator[list[Tensor]]:
+        """The update of every gradient, a group at a time; gradients of a group have one shape when whole."""
+        if self.spread is not None:
+            flat = [one for _, gradients in groups for one in gradients]
+            ready = iter(self.spread(lambda one: orthogonal(one[None])[0], flat))
+            yield from ([next(ready) for _ in gradients] for _, gradients in groups)
+            return
+        for names, gradients in groups:
+            if self.whole is None:
+                yield list(orthogonal(torch.stack(gradients)).unbind())
+                continue
+            gathered = [self.whole.gathered(name, one) for name, one in zip(names, gradients, strict=True)]
+            found = orthogonal(torch.stack(gathered)).unbind()
+            yield [self.whole.part(name, one) for name, one in zip(names, found, strict=True)]
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as `<parameter>.momentum` tensors."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from athanor.errors import InputError
-from athanor.training.muon import Muon, Spread
+from athanor.training.muon import Muon, Spread, Whole
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,13 @@ class Named(Protocol):
 class Optimizer:
     """The optimiser of a run: AdamW for all weights, or Muon for the matrices that decay and AdamW for the rest.
 
-    fp32 weights only: an update is far below one bf16 step. `spread` runs Muon's matrices side by side.
+    fp32 weights only: an update is far below one bf16 step. `spread` runs Muon's matrices side by side;
+    `whole` knows the matrices that the weights are parts of, if they are.
     """
 
-    def __init__(self, model: Named, settings: OptimizerSettings, spread: Spread | None = None) -> None:
+    def __init__(
+        self, model: Named, settings: OptimizerSettings, spread: Spread | None = None, whole: Whole | None = None
+    ) -> None:
         self.weights = dict(model.named_parameters())
         for name, weight in self.weights.items():
             if weight.dtype != torch.float32:
@@ -60,7 +63,7 @@ class Optimizer:
         others = {name: weight for name, weight in self.weights.items() if name not in matrices}
         self.parts: list[AdamW | Muon] = [AdamW(self.weights, settings)]
         if settings.name == "muon":
-            muon = Muon(matrices, settings.momentum, settings.weight_decay, spread)
+            muon = Muon(matrices, settings.momentum, settings.weight_decay, spread, whole)
             self.parts = [muon, AdamW(others, settings)]
 
     def step_unless(self, skip: Tensor, rate: float) -> None:

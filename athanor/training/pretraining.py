@@ -77,7 +77,7 @@ class Placed(NamedTuple):
     def of(cls, params: Any, machine: Any, world: World, how: Choices, config: ModelConfig, total: int) -> Placed:
         """From the parameters of `pretrain`, the machine's settings and the choices; seeds the global generators."""
         where = Place(machine.device, machine.threads, "pretrain", params.seed)
-        device, load = place(config, how, where, params.batch_tokens)
+        device, load = place(config, how, where, params.batch_tokens, params.optimizer)
         settings = LoopSettings.of(
             params,
             machine,

@@ -58,7 +58,9 @@ def check_batch(config: ModelConfig, batch_tokens: int, section: str) -> None:
         )
 
 
-def place(config: ModelConfig, choices: Choices, where: Place, batch_tokens: int) -> tuple[torch.device, Load]:
+def place(
+    config: ModelConfig, choices: Choices, where: Place, batch_tokens: int, optimizer: str = "adamw"
+) -> tuple[torch.device, Load]:
     """Prepare the device and decide how much it takes on at a time.
 
     Also seeds the global generators: torch starts them at random, and their
@@ -79,6 +81,7 @@ def place(config: ModelConfig, choices: Choices, where: Place, batch_tokens: int
         min(lanes, where.threads),
         accumulates=micro_batches > lanes,
         checkpointing=choices.checkpointing,
+        optimizer=optimizer,
     )
 
 

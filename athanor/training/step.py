@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from athanor.errors import InputError
 from athanor.model.transformer import Transformer
 from athanor.training.guard import SpikeGuard
 from athanor.training.lanes import Lanes
@@ -43,9 +42,8 @@ class Stepper:
         self.settings, self.world = settings, world
         self.device = lanes.model.head_weight.device
         self.engine = engine(lanes, world)
-        if optimizer_settings.name == "muon" and world.sharded:
-            raise InputError("muon works on whole matrices, and fsdp cuts them", where="parallel", fix="use ddp")
-        self.optimizer = Optimizer(self.engine, optimizer_settings, lanes.spread if lanes.count > 1 else None)
+        spread, whole = (None, self.engine) if world.sharded else (lanes.spread if lanes.count > 1 else None, None)
+        self.optimizer = Optimizer(self.engine, optimizer_settings, spread, whole)
         self.scale = LossScale(settings.precision, self.device)
         self.meter = Meter(self.device)
         self.guard = SpikeGuard(settings.rules, self.device, active=settings.spike_guard)

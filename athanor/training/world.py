@@ -10,6 +10,7 @@ nothing to agree on, and torch.distributed is not even imported.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from athanor.errors import AthanorError, GateError, InputError
 from athanor.model.config import ModelConfig
-from athanor.training.memory import Load, available_bytes, check_memory, training_bytes
+from athanor.training.memory import Load, available_bytes, check_memory, state_bytes, training_bytes
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 _POLL = (0.001, 0.2)  # s, from the first look for another process to the later ones
@@ -221,11 +222,11 @@ class _Sent(Mapping[str, Tensor]):
 def sharded_bytes(config: ModelConfig, load: Load, size: int) -> int:
     """Peak bytes of a process under FSDP.
 
-    A share of weights, gradients and two moments; whole once: gradients while
-    micro-batches add up (or the weights, in validation).
+    A share of weights, gradients and the optimiser's state; whole once: gradients
+    while micro-batches add up (or the weights, in validation).
     """
-    state = (12 + 4 * load.lanes) * config.parameter_count()
-    return training_bytes(config, load) - state + 16 * config.parameter_count() // size + 4 * config.parameter_count()
+    share = state_bytes(config, dataclasses.replace(load, lanes=1)) // size
+    return training_bytes(config, load) - state_bytes(config, load) + share + 4 * config.parameter_count()
 
 
 def _own_device(local_rank: int, count: int) -> int:

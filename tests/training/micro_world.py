@@ -76,7 +76,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"]) if main else Path(job["folder"]) / "nobody"
     sampler, error, told = micro.CountingSampler(job.get("masked", False)), None, {}
     try:
-        result = train(model, sampler, micro.ADAMW, micro.SCHEDULE, settings, folder, hooks, world=world)
+        optimizer = dataclasses.replace(micro.ADAMW, name=job.get("optimizer", "adamw"))
+        result = train(model, sampler, optimizer, micro.SCHEDULE, settings, folder, hooks, world=world)
     except AthanorError as caught:
         error = f"{type(caught).__name__}: {caught}"
         if "planted" in error or "lost" in error:

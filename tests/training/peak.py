@@ -50,7 +50,7 @@ def steps(config: ModelConfig, load: Load, batch_rows: int) -> None:
         for block in model.model.layers:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     with Lanes(model, load.parallel) as lanes:
-        stepper = Stepper(lanes, OptimizerSettings(0.9, 0.95, 1e-8, 0.1), settings)
+        stepper = Stepper(lanes, OptimizerSettings(0.9, 0.95, 1e-8, 0.1, load.optimizer), settings)
         for _ in range(2):
             stepper.step(rows, 1e-3)
 

@@ -33,6 +33,8 @@ SHAPES = {
     "2.8M, two lanes at work": (DEFAULT, Load(2, 256, "fp32", 4, 2, accumulates=False), 8),
     "5M, 1024 tokens, query norm": (DEEP, Load(1, 1024, "fp32", accumulates=False, documents=False), 1),
     "15M, 512 tokens, documents": (LARGE, Load(1, 512, "fp32", accumulates=False), 1),
+    "2.8M, lanes, Muon": (DEFAULT, Load(2, 256, "fp32", 4, 1, accumulates=False, optimizer="muon"), 8),
+    "24M, 512 tokens, Muon": (WIDE, Load(1, 512, "fp32", accumulates=False, optimizer="muon"), 1),
     "24M, 512 tokens, checkpointing": (WIDE, Load(1, 512, "fp32", accumulates=False, checkpointing=True), 1),
 }
 
@@ -100,6 +102,11 @@ def test_orders_of_magnitude():
     assert training_bytes(PLASMA, Load(8, 1024, "fp32")) > needed > training_bytes(PLASMA, Load(2, 1024, "fp32"))
     assert training_bytes(PLASMA, Load(4, 1024, "fp32", lanes=2, parallel=2)) > needed + 4 * PLASMA.parameter_count()
     assert training_bytes(PLASMA, Load(4, 1024, "fp32", checkpointing=True)) < 0.7 * needed
+
+
+def test_muon_keeps_one_number_for_a_weight_of_a_matrix():
+    adamw, muon = (training_bytes(DEFAULT, Load(4, 256, "fp32", optimizer=name)) for name in ("adamw", "muon"))
+    assert adamw - muon == 4 * block_weights(DEFAULT)
 
 
 def test_too_large_a_model_is_refused_with_what_to_change():

@@ -6,6 +6,7 @@ bits: losses of about 4 and weights of about 1 agree to 1e-5 after 24 steps.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -88,6 +89,10 @@ def one(root, micro):
         results[masked] = (flat(model), result)
         if not masked:
             results["nats"] = nats(model)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(micro, "ADAMW", dataclasses.replace(micro.ADAMW, name="muon"))
+            model, result = micro.run(root / f"muon-{masked}", micro.CountingSampler(masked))
+        results["muon", masked] = (flat(model), result)
     for strategy in ("ddp", "fsdp", "nobody"):
         asked = []
         stop = {"should_stop": lambda asked=asked: asked.append(1) or len(asked) == 9}
@@ -106,6 +111,8 @@ JOBS = {
     "fsdp masked": {"strategy": "fsdp", "masked": True, "main": 1},
     "fsdp one row": {"strategy": "fsdp", "settings": {"micro_batch_rows": 1}},
     "fsdp stopped": {"strategy": "fsdp", "at": {"1": {"stop": 9}}},
+    "ddp muon": {"strategy": "ddp", "optimizer": "muon"},
+    "fsdp muon": {"strategy": "fsdp", "optimizer": "muon"},
 }
 
 
@@ -121,7 +128,8 @@ def two(root, one):
 @pytest.fixture(scope="module")
 def odd(root):
     """Three processes, which do not get equal parts of eight rows."""
-    return told(root / "three", 3, [{"strategy": "fsdp", "masked": True, "main": 2}])[0]
+    job = {"strategy": "fsdp", "masked": True, "main": 2}
+    return dict(zip(("adamw", "muon"), told(root / "three", 3, [job, job | {"optimizer": "muon"}]), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +169,14 @@ def test_two_processes_give_the_result_of_one(one, two, name, main, masked):
 
 
 def test_three_processes_with_unequal_parts_give_the_result_of_one(one, odd):
-    check(odd, 2, one[True])
+    check(odd["adamw"], 2, one[True])
+
+
+def test_muon_works_on_whole_matrices_however_they_are_divided(one, two, odd):
+    """Of 8, 16 and 32 rows, in two parts and in three."""
+    check(two["ddp muon"], 0, one["muon", False])
+    check(two["fsdp muon"], 0, one["muon", False])
+    check(odd["muon"], 2, one["muon", True])
 
 
 def test_four_processes_give_the_result_of_one(one, four):
@@ -169,7 +184,7 @@ def test_four_processes_give_the_result_of_one(one, four):
 
 
 def test_every_process_takes_the_same_decisions(two, odd, four):
-    for answers in (two["ddp"], two["fsdp"], odd, four):
+    for answers in (two["ddp"], two["fsdp"], two["fsdp muon"], odd["adamw"], odd["muon"], four):
         kept = [[(row["loss"], row["grad_norm"], row["skipped"]) for row in answer["rows"]] for answer in answers]
         assert all(rows == kept[0] for rows in kept)
 
@@ -192,7 +207,7 @@ def test_a_sharded_checkpoint_goes_on_in_one_process(micro, root, one, two):
 
 
 def test_only_the_main_process_writes(two, odd, four):
-    for answers in (*two.values(), odd, four):
+    for answers in (*two.values(), *odd.values(), four):
         assert sum(answer["wrote"] for answer in answers) == 1
 
 
@@ -201,7 +216,7 @@ def test_held_out_text_is_divided_over_the_processes(one, two, odd, four):
         for answer in answers:
             assert answer["validations"][-1]["scores"]["nats"] == pytest.approx(one["nats"], rel=1e-5)
             assert answer["scored"] < answers[0]["scored"] + answers[-1]["scored"]
-    assert all(answer["scored"] for answer in odd)
+    assert all(answer["scored"] for answer in odd["adamw"])
 
 
 def test_processes_whose_weights_drifted_apart_stop_before_they_save(root, two):
