@@ -25,11 +25,12 @@ from athanor.params.strict import read_yaml
 from athanor.pipeline import ship
 from athanor.pipeline.facts import Graph, git
 from athanor.pipeline.journal import alive
-from athanor.pipeline.locks import try_lock
+from athanor.pipeline.locks import locked, try_lock
 from athanor.pipeline.store import EXPERIMENT, artifacts_of, database, delivery
 
 SCRAP_FOLDERS = ("data", "models", "metrics", "plots", ".athanor")
 SHIP_SECONDS = 30.0
+SHIP_AT_WORK_SECONDS = 180.0  # it steps back for every other program, and loads MLflow first
 FEW_INODES = 10_000
 
 
@@ -196,11 +197,13 @@ def _delivered_as_killed(folder: Path) -> bool:
 
 
 def _ship(root: Path) -> str:
-    deadline = time.monotonic() + SHIP_SECONDS
+    started = time.monotonic()
     while left := len(_undelivered(root)):
-        if time.monotonic() > deadline:
+        at_work = locked(root / ".athanor" / "ship.lock")
+        if time.monotonic() - started > (SHIP_AT_WORK_SECONDS if at_work else SHIP_SECONDS):
             raise AthanorError(f"{left} are left; see .athanor/ship.log")
-        ship.start_detached(root)
+        if not at_work:
+            ship.start_detached(root)
         time.sleep(0.3)
     return "shipped"
 
