@@ -235,10 +235,11 @@ class _Vital(Rule):
 class EmbeddingSpread(_Vital):
     """The spread is above the line, and a fifth more than in the weights that the run began with.
 
-    Rows of ids that pretraining never showed are pushed away in every step: in
-    the default run all of them end at 2.4 to 2.55 times the median norm. Those
-    of the chat template are among them and in every batch of fine-tuning, which
-    begins with that spread and does not make it.
+    Rows of ids that pretraining never showed are pushed away in every step: the
+    209 of the default run end at 2.3 to 2.55 times the median norm, while ids
+    seen a hundred times are near 1.3. Those of the chat template are among them
+    and in every batch of fine-tuning, which begins with that spread and does
+    not make it.
     """
 
     first_readings = 5  # the largest of them: batches differ in how many such ids they have
