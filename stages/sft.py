@@ -53,7 +53,8 @@ def run(run: Run) -> None:
     slot = run.slot(dataclasses.asdict(params), parents)
     world = join(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
     how = choices.chosen(run, (slot,), config, params.precision, params.batch_tokens, total, world)
-    device, load = place(config, how, Place(local.device, local.threads, "sft", params.seed), params.batch_tokens)
+    where = Place(local.device, local.threads, "sft", params.seed)
+    device, load = place(config, how, where, params.batch_tokens, params.optimizer)
     settings = LoopSettings.of(
         params,
         local,

@@ -81,7 +81,7 @@ def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Call
     from athanor.training.setup import Place, place, tuned
     from athanor.training.step import Stepper
 
-    _, load = place(config, choices, Place("cpu", threads, "bench", seed), STEP_TOKENS)
+    _, load = place(config, choices, Place("cpu", threads, "bench", seed), STEP_TOKENS, "adamw")
     settings = LoopSettings(1, STEP_TOKENS, CLIP, 0.0, choices.precision, True, 0, 0, load.micro_batch_rows, threads, 1, 1e9)
     model = Transformer.fresh(config, seed)
     hooks = Hooks(validate=lambda model: {}, on_note=lambda text: print(text, file=sys.stderr))

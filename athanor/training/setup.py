@@ -59,7 +59,7 @@ def check_batch(config: ModelConfig, batch_tokens: int, section: str) -> None:
 
 
 def place(
-    config: ModelConfig, choices: Choices, where: Place, batch_tokens: int, optimizer: str = "adamw"
+    config: ModelConfig, choices: Choices, where: Place, batch_tokens: int, optimizer: str
 ) -> tuple[torch.device, Load]:
     """Prepare the device and decide how much it takes on at a time.
 

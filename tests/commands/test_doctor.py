@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from athanor.commands.doctor import checks
+from athanor.errors import AthanorError
 from tests.pipeline.toy_pipeline import Job, Toy, end
 
 NOBODY = 2**22 + 7  # above the largest pid of Linux
@@ -221,6 +223,24 @@ def test_a_database_that_came_with_a_copy(toy: Toy, tmp_path: Path) -> None:
     (copied / "mlflow.db").unlink()
     athanor("ship", "--rebuild", where=copied)
     assert (copied / "mlflow.db").is_file() and "copied or moved" not in athanor("doctor", where=copied)
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_a_shipper_at_work_is_waited_for_and_one_that_is_not_is_given_up(tmp_path: Path, monkeypatch, at_work: bool) -> None:
+    """It steps back for every other program, so on a full machine it takes its time."""
+    (tmp_path / ".athanor").mkdir()
+    begun, started = time.monotonic(), []
+    monkeypatch.setattr(checks, "SHIP_SECONDS", 0.5)
+    monkeypatch.setattr(checks, "_undelivered", lambda root: [root] if time.monotonic() - begun < 1.5 else [])
+    monkeypatch.setattr(checks.ship, "start_detached", started.append)
+    with open(tmp_path / ".athanor" / "ship.lock", "w") as lock:
+        if at_work:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert checks._ship(tmp_path) == "shipped" and not started
+        else:
+            with pytest.raises(AthanorError, match="1 are left"):
+                checks._ship(tmp_path)
+            assert started
 
 
 # -- HEAD ---------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_second_repro_runs_nothing(micro):
 
 
 def test_tracking_has_one_parent_with_a_child_for_every_stage(micro):
-    micro.run(sys.executable, "-m", "athanor", "ship", "--wait", "300")
+    micro.run(sys.executable, "-m", "athanor", "ship", "--wait", "90")
     client, found = tracking(micro)
     children = [run for run in found if "mlflow.parentRunId" in run.data.tags]
     parents = {run.data.tags["mlflow.parentRunId"] for run in children if run.data.tags["athanor.experiment"] == ""}
@@ -99,7 +99,7 @@ def test_experiment_on_sft_runs_exactly_sft_eval_export(micro):
     shown = list(csv.DictReader(io.StringIO(micro.dvc("exp", "show", "--csv").stdout)))
     rates = {row["Experiment"] or row["rev"]: row["sft.lr"] for row in shown}
     assert rates["lower-lr"] == "0.0004" and len(set(rates.values())) == 2
-    micro.run(sys.executable, "-m", "athanor", "ship", "--wait", "300")
+    micro.run(sys.executable, "-m", "athanor", "ship", "--wait", "90")
     _, found = tracking(micro)
     children = [run for run in found if run.data.tags.get("athanor.experiment") == "lower-lr"]
     assert sorted(run.info.run_name for run in children) == ["eval", "export", "sft"]

@@ -124,7 +124,7 @@ def test_shipper_process_delivers_and_leaves(store, tmp_path):
     root, tracker = store
     path, journal = folder(root, "proc-1", "clean", 3)
     journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
-    command = [sys.executable, "-m", "athanor.pipeline.ship", "--root", str(root), "--wait", "300"]
+    command = [sys.executable, "-m", "athanor.pipeline.ship", "--root", str(root), "--wait", "90"]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert ship.shipped(path)
