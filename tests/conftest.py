@@ -5,6 +5,12 @@ from __future__ import annotations
 import pytest
 
 
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Bytes that are no text do not name a test. A gzip header holds the second it was written in: two workers that
+    collected a second apart had two names for one test, and the whole suite refused to start."""
+    return argname if isinstance(val, bytes) and not (val.isascii() and val.decode().isprintable()) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests stay in one process, and so do all that look at the one micro build: it takes a minute to make."""
     for item in items:

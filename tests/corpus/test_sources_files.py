@@ -105,7 +105,7 @@ def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
         ("a.jsonl", b'{"text": 7}\n', "a.jsonl:1: column 'text' holds int"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl:1: column 'text' holds a lone surrogate \(U\+D800\)"),
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz: cannot be read"),
-        ("a.jsonl.gz", gzip.compress(jsonl(["a" * 99]))[:-9], "a.jsonl.gz: cannot be read"),
+        ("a.jsonl.gz", gzip.compress(jsonl(["a" * 99]), mtime=0)[:-9], "a.jsonl.gz: cannot be read"),
         ("a.jsonl.zst", b"no zstandard", "a.jsonl.zst: cannot be read"),
         ("a.parquet", b"PAR1 but no more", "a.parquet: cannot be read"),
         ("a.docx", b"x", "a.docx: unknown file type '.docx'.*Fix: use .txt.*narrow the glob"),
