@@ -1,0 +1,143 @@
+"""Have another model write conversations about the corpus. No stage needs it; it may cost money: athanor synthesize."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from athanor.artifacts import manifest_digest, new_dir, write_manifest, write_text
+from athanor.corpus.conversations import read_items
+from athanor.corpus.decontaminate import ItemIndex
+from athanor.corpus.synthetic import result
+from athanor.corpus.synthetic.collect import Collected, Collector
+from athanor.corpus.synthetic.endpoint import Answer, Endpoint, address, key_from
+from athanor.corpus.synthetic.ledger import Ledger
+from athanor.corpus.synthetic.requests import Request, planned
+from athanor.corpus.synthetic.sift import DROPS, Row, check, measure, sift
+from athanor.errors import GateError, InputError, ParamsError
+from athanor.params.sft_data import SftDataParams, SftDecontaminationParams
+from athanor.params.synthetic import SyntheticParams
+from athanor.pipeline import redact
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
+
+CLEAN, BATTERY, SEEDS, OUT = Path("data/clean"), Path("data/battery"), Path("corpus/seeds"), Path("data/synthetic")
+LOG = Path(".athanor/synthetic")  # no slot, for those are pruned, and no output, for DVC removes those: it was paid for
+KIND, VERSION = "synthetic", 1
+
+
+def run(run: Run) -> None:
+    params, rules = run.params("synthetic", SyntheticParams), run.params("sft_data", SftDataParams).decontamination
+    if params.model is None:
+        raise ParamsError("names no model", where="synthetic.model", fix="set it to one that synthetic.base_url serves")
+    url = address(params.api, params.base_url)
+    parents = {"battery": manifest_digest(BATTERY), "clean": manifest_digest(CLEAN)}
+    requests = planned(params, CLEAN / "train", SEEDS)
+    folder = run.anchor / LOG
+    with run.slot({"synthetic": asdict(params)}, parents) as slot:
+        with Ledger(folder, params.name, params.budget, params.max_output_tokens) as ledger:
+            ended = collect(run, params, requests, ledger)
+        kept = {r.identity: ledger.answers[r.identity] for r in requests if r.identity in ledger.answers}
+        answered = [(request, kept[request.identity].answer) for request in requests if request.identity in kept]
+        rows, malformed = result.understood(params, answered, ended.failed)
+        reasons = left_out(rows, rules)
+        pairs = list(zip(rows, reasons, strict=True))
+        rejected = [{**result.told(row), "reason": reason} for row, reason in pairs if reason]
+        write_text(folder / f"{params.name}.rejected.jsonl", result.lines(rejected))
+        measures, drops = measure(rows), Counter(reason for reason in reasons if reason)
+        run.note(f"answers are in {ledger.path}, conversations left out in {params.name}.rejected.jsonl there")
+        check(params.gates, measures, drops, len(rows), malformed.total(), len(answered) + len(ended.failed))
+        good = [row for row, reason in pairs if not reason]
+        counts = {
+            "requests": len(requests),
+            "answers": len(answered),
+            "malformed": dict(sorted(malformed.items())),
+            "conversations": len(rows),
+            "left_out": {name: drops[name] for name in DROPS},
+            "categories": dict(sorted(Counter(row.request.category for row in good).items())),
+            "kept": len(good),
+        }
+        licenses = Counter(row.request.shown.license for row in good if row.request.shown)
+        facts = {
+            "api": params.api,
+            "url": url,
+            "model": params.model,
+            "served_by": sorted({answer.model for _, answer in answered if answer.model}),
+            "license": params.license,
+            "document_licenses": dict(sorted(licenses.items())),
+            "measures": asdict(measures),
+            "stopped_by_budget": ended.limit,
+        }
+        with new_dir(OUT) as out:
+            write_text(out / f"{params.name}.jsonl", result.lines(map(result.told, good)))
+            write_manifest(out, kind=KIND, version=VERSION, counts=counts, parents=parents, **facts)
+            if any(left_out(good, rules)):
+                raise GateError("synthetic data", "what is left still holds what was to be left out", where=str(OUT))
+        run.metrics({**counts, "measures": facts["measures"], "stopped_by_budget": ended.limit})
+        days = sorted(answer.day for answer in kept.values())
+        spent = {f"spent_{name}": value for name, value in asdict(ledger.spent).items()}
+        run.fact(first_day=days[0], last_day=days[-1], **spent)
+        slot.mark_done()
+
+
+def left_out(rows: Sequence[Row], rules: SftDecontaminationParams) -> list[str | None]:
+    items = read_items(BATTERY / "items.jsonl")
+    index = ItemIndex.from_items(
+        items,
+        ngram_words=rules.ngram_words,
+        max_ngram_items=rules.max_ngram_items,
+        fact_categories=rules.fact_categories,
+    )
+    return sift(rows, index, rules.max_ngram_conversations)
+
+
+def collect(run: Run, params: SyntheticParams, requests: Sequence[Request], ledger: Ledger) -> Collected:
+    """Ask what is not answered yet. The key is wanted only where something is left to ask."""
+    had = [request for request in requests if request.identity in ledger.answers]
+    if len(had) == len(requests):
+        return Collected(None, {})
+    key = key_from(os.environ, params.key_env)
+    if key is not None:
+        redact.hide(key.reveal())
+    judge = result.Judge(params, len(requests))
+    for request in had:
+        judge.see(request, ledger.answers[request.identity].answer)
+    with run.progress(len(requests), "synthesize", "requests") as bar:
+        if had:
+            bar.resume_at(len(had))
+
+        def tick(request: Request, answer: Answer) -> None:
+            bar.update(1, spending(params, ledger))
+            run.log(int(bar.done), requests=ledger.spent.requests, tokens=ledger.spent.tokens, money=ledger.spent.money)
+            judge.see(request, answer)
+
+        collector = Collector(
+            Endpoint(params, key).ask,
+            ledger,
+            concurrency=params.concurrency,
+            max_tries=params.max_tries,
+            tick=tick,
+            stop=run.stop_requested,
+        )
+        ended = collector.collect(requests)
+    for why, count in Counter(ended.failed.values()).most_common(3):
+        run.note(f"{count} requests have no answer: {why}")
+    if ended.limit:
+        run.note(f"stopped before budget.{ended.limit} is passed: {spending(params, ledger)}")
+    if not any(request.identity in ledger.answers for request in requests):
+        why = next(iter(ended.failed.values()), f"budget.{ended.limit} is less than one request may use")
+        raise InputError(f"no request was answered: {why}", where="synthetic", fix="athanor synthesize --dry-run")
+    return ended
+
+
+def spending(params: SyntheticParams, ledger: Ledger) -> str:
+    spent, most = ledger.spent, params.budget
+    money = f", {spent.money:.4g}{f' of {most.money:g}' if most.money is not None else ''} in money"
+    return f"{spent.tokens:,} of {most.tokens:,} tokens{money if most.input_price is not None else ''}"
+
+
+if __name__ == "__main__":
+    stage_main("synthesize", run)

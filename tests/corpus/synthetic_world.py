@@ -1,0 +1,34 @@
+"""Parameters, requests and a run of the collector for tests of synthetic conversations."""
+
+from __future__ import annotations
+
+from athanor.corpus.synthetic.collect import Collector
+from athanor.corpus.synthetic.endpoint import Endpoint, Key
+from athanor.corpus.synthetic.ledger import Ledger
+from athanor.corpus.synthetic.requests import Request
+from athanor.params.strict import build, read_yaml
+from athanor.params.synthetic import SyntheticParams
+from tests.corpus.model_server import ModelServer
+from tests.e2e.clone import ROOT
+
+PARAMS = read_yaml(ROOT / "presets/micro.yaml")["synthetic"]
+KEY = Key("zq9-0123456789/abc+DEF=")
+
+
+def params(**changes) -> SyntheticParams:
+    nested = {name: PARAMS[name] | changes.pop(name, {}) for name in ("budget", "gates")}
+    values = PARAMS | {"model": "m", "requests": 12, "max_output_tokens": 400, "timeout_seconds": 20.0} | nested
+    return build(SyntheticParams, values | changes, "synthetic")
+
+
+def requests(count: int) -> list[Request]:
+    return [Request("c", "system", f"question {n}", 1, None, f"{n:032x}") for n in range(count)]
+
+
+def run(server: ModelServer, folder, made, api="anthropic", stop=lambda: False, tick=lambda *_: None, **changes):
+    """Send requests as the stage does; returns how it ended and the ledger."""
+    values = params(api=api, base_url=server.url, **changes)
+    with Ledger(folder, values.name, values.budget, values.max_output_tokens) as ledger:
+        ask = Endpoint(values, KEY).ask
+        how = {"concurrency": values.concurrency, "max_tries": values.max_tries, "tick": tick, "stop": stop}
+        return Collector(ask, ledger, first_pause=0.001, **how).collect(made), ledger
