@@ -1,0 +1,142 @@
+"""A foreign model with its LoRA merged, as the directory that transformers reads: the base's files, with other weights.
+
+Files of weights keep their names and their share of the tensors, so a large
+model is merged one file at a time. The template is the layout it was trained with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from athanor.artifacts import read_json, write_bytes, write_json, write_text
+from athanor.errors import GateError
+from athanor.tokenizer.foreign import CONFIG as TOKENIZER_CONFIG
+from athanor.tokenizer.foreign import ForeignTokenizer
+from athanor.training import lora
+from athanor.training.foreign import load_foreign
+from athanor.training.foreign_files import COPIED, INDEX, weight_files
+from athanor.training.lora import LoraSettings
+from athanor.training.tensorfile import read_tensors, write_tensors
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+HF_DIR = "hf"
+MOST_KL = 0.05  # nats; far above what rounding to 16 bits does to a model that is sure of its words
+
+
+def write_merged(
+    folder: Path, base: Path, tokenizer: ForeignTokenizer, adapters: Mapping[str, Tensor], scale: float, dtype: str
+) -> None:
+    """Write the directory. Equal inputs make equal bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    left = lora.pairs(adapters)
+    size = 0
+    for name in weight_files(base):
+        weights = read_tensors(base / name)
+        for key, weight in weights.items():
+            pair = left.pop(key.removesuffix(".weight"), None)
+            whole = weight if pair is None else lora.merged(weight, *pair, scale)
+            weights[key] = whole.to(DTYPES[dtype])
+            if not bool(torch.isfinite(weights[key]).all()):
+                raise GateError("finite weights", f"{key} overflows {dtype}", fix="lora.merged_dtype: float32")
+            size += weights[key].nbytes
+        write_tensors(folder / name, weights, {"format": "pt"})
+    if left:
+        raise GateError("mapped weights", f"the base has no weight for '{min(left)}'", where=str(base))
+    if (base / INDEX).is_file():
+        write_json(folder / INDEX, {**read_json(base / INDEX), "metadata": {"total_size": size}})
+    for path in sorted(base.iterdir()):
+        if path.is_file() and COPIED.fullmatch(path.name):
+            write_bytes(folder / path.name, path.read_bytes())
+    write_json(folder / "config.json", {**read_json(base / "config.json"), "dtype": dtype, "torch_dtype": dtype})
+    write_json(folder / "generation_config.json", generation_config(base, tokenizer))
+    write_json(folder / TOKENIZER_CONFIG, tokenizer_config(base))
+    write_text(folder / "chat_template.jinja", tokenizer.template)
+
+
+def generation_config(base: Path, tokenizer: ForeignTokenizer) -> dict[str, Any]:
+    """The base's, which also ends where a turn does; greedy."""
+    path = base / "generation_config.json"
+    values = read_json(path) if path.is_file() else {}
+    ends = values.get("eos_token_id", read_json(base / "config.json").get("eos_token_id"))
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    values = {key: item for key, item in values.items() if key not in ("temperature", "top_p", "top_k")}
+    return {**values, "eos_token_id": [*dict.fromkeys([tokenizer.stop, *ends])], "do_sample": False}
+
+
+def tokenizer_config(base: Path) -> dict[str, Any]:
+    """The base's without its template: chat_template.jinja has the only one."""
+    path = base / TOKENIZER_CONFIG
+    values = read_json(path) if path.is_file() else {"tokenizer_class": "PreTrainedTokenizerFast"}
+    return {key: item for key, item in values.items() if key != "chat_template"}
+
+
+@torch.no_grad()
+def check_merged(
+    folder: Path,
+    base: Path,
+    settings: LoraSettings,
+    adapters: Mapping[str, Tensor],
+    windows: Sequence[Tensor],
+    dtype: str,
+    tolerance: float,
+) -> dict[str, float]:
+    """The merged directory in transformers against base and adapter: largest logit difference, KL (nats), same top id.
+
+    GateError where they are apart by more than `tolerance` (of logits up to 10, more in proportion) in fp32, by more
+    than rounding explains in 16 bits. One model at a time is in memory.
+    """
+    longest = max(window.shape[1] for window in windows)
+    model = load_foreign(base, settings, longest, seed=0)
+    for name, weight in model.named_parameters():
+        weight.copy_(adapters[name])
+    wanted = [model(window) for window in windows]
+    del model
+    nothing = LoraSettings(1, 1.0, 0.0, settings.targets)  # its B is zero
+    merged = load_foreign(folder, nothing, longest, seed=0)
+    found = [merged(window) for window in windows]
+    apart = max(float((one - two).abs().max()) for one, two in zip(found, wanted, strict=True))
+    largest = max(float(one.abs().max()) for one in wanted)
+    pairs = [(one.log_softmax(-1), two.log_softmax(-1)) for one, two in zip(found, wanted, strict=True)]
+    kl = max(float((two.exp() * (two - one)).sum(-1).mean()) for one, two in pairs)
+    same = sum(int((one.argmax(-1) == two.argmax(-1)).sum()) for one, two in pairs) / sum(w.numel() for w in windows)
+    limit = tolerance * max(1.0, largest / 10)
+    if (dtype == "float32" and apart > limit) or not kl <= MOST_KL:
+        what = f"logits are apart by {apart:.3g} (limit {limit:.3g}), KL {kl:.3g} (limit {MOST_KL:g})"
+        raise GateError("merged model", what, where=folder.name, fix="export.dtype: float32, or report it")
+    return {"max_logit_difference": apart, "kl_nats": max(0.0, kl), "same_top_token": same}
+
+
+def card(name: str, facts: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str]) -> str:
+    """MODEL_CARD.md: what it was made from and how, and how to use it; nothing that differs between equal runs."""
+    lines = [
+        f"# {name}",
+        "",
+        "A fine-tuned model: a LoRA on the base below, trained on conversations of which only the answers are learnt.",
+        "",
+        "- `hf/`: the merged model for transformers; its `chat_template.jinja` is the layout that it was trained with.",
+        "- `adapter/`: the LoRA alone, for peft (`PeftModel.from_pretrained(base, \"adapter\")`).",
+        "- `adapter.gguf`: the same for llama.cpp, beside the base as GGUF: "
+        "`llama-server -m base.gguf --lora adapter.gguf --jinja --chat-template-file hf/chat_template.jinja`.",
+        "",
+        "Runtimes that render text parse control tokens out of it, so a user's text can forge turns there; filter it.",
+        "The licence of the base holds for everything here.",
+    ]
+    for title, values in facts.items():
+        lines += ["", f"## {title}", "", "| | |", "| --- | --- |"]
+        lines += [f"| {key} | {json.dumps(value, ensure_ascii=False)} |" for key, value in _leaves(values)]
+    lines += ["", "## SHA-256 of the inputs", "", "| file | SHA-256 |", "| --- | --- |"]
+    lines += [f"| {key} | `{value}` |" for key, value in sorted(digests.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, item in values.items():
+        found += _leaves(item, f"{prefix}{key}.") if isinstance(item, Mapping) else [(f"{prefix}{key}", item)]
+    return found

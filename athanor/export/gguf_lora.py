@@ -1,0 +1,87 @@
+"""A LoRA as a GGUF file: `llama-server -m base.gguf --lora adapter.gguf`.
+
+llama.cpp adds `alpha / rank · B A x` to every matrix that the file names. Its
+`llama` rotates neighbouring pairs where transformers rotates halves, and keeps
+the rows of query and key matrices in that order, so the rows of their B move too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from torch import Tensor
+
+from athanor.errors import GateError
+from athanor.export.gguf import BLOCK, interleave
+from athanor.model.config import ModelConfig
+from athanor.training import lora
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+
+def tensors(adapters: Mapping[str, Tensor], arch: str, config: ModelConfig) -> dict[str, np.ndarray]:
+    """A [rank, inputs] and B [outputs, rank] under llama.cpp's names, fp32, in file order."""
+    heads = {"self_attn.q_proj": config.heads, "self_attn.k_proj": config.kv_heads}
+    found: dict[str, np.ndarray] = {}
+    for name, (a_RD, b_DR) in lora.pairs(adapters).items():
+        match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+        if arch not in ARCHITECTURES or not match or match[2] not in BLOCK:
+            raise GateError("mapped weights", f"'{name}' has no place in a {arch} file")
+        b = b_DR.float().numpy()
+        if arch == "llama" and match[2] in heads:
+            b = interleave(b, heads[match[2]])
+        found[f"blk.{match[1]}.{BLOCK[match[2]]}.weight.lora_a"] = a_RD.float().numpy()
+        found[f"blk.{match[1]}.{BLOCK[match[2]]}.weight.lora_b"] = b
+    return dict(sorted(found.items(), key=lambda item: (int(item[0].split(".")[1]), item[0])))
+
+
+def write_lora(
+    path: str | Path, adapters: Mapping[str, Tensor], arch: str, config: ModelConfig, alpha: float, name: str
+) -> None:
+    """Write the file. Equal adapters make equal bytes."""
+    writer = GGUFWriter(path, arch)
+    for key, value in (("general.type", "adapter"), ("general.name", name), ("adapter.type", "lora")):
+        writer.add_key_value(key, value, GGUFValueType.STRING)
+    writer.add_key_value("adapter.lora.alpha", float(alpha), GGUFValueType.FLOAT32)
+    for key, array in tensors(adapters, arch, config).items():
+        # fp32: a few megabytes beside the model, and the sum is exact.
+        writer.add_tensor(key, np.ascontiguousarray(array), raw_dtype=GGMLQuantizationType.F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def check_lora(
+    path: str | Path, adapters: Mapping[str, Tensor], arch: str, config: ModelConfig, alpha: float
+) -> None:
+    """Read a file back and compare what it says with the adapter; the rotary order is undone row by row."""
+    reader = GGUFReader(Path(path))
+    told = {key: reader.fields[key].contents() for key in reader.fields if not key.startswith("GGUF.")}
+    expected = {"general.architecture": arch, "general.type": "adapter", "adapter.type": "lora"}
+    for key, value in (*expected.items(), ("adapter.lora.alpha", float(np.float32(alpha)))):
+        if told.get(key) != value:
+            raise _differs(path, f"key '{key}' is {told.get(key)!r}, expected {value!r}")
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    for name, pair in lora.pairs(adapters).items():
+        _, _, number, part, kind = name.split(".")
+        for end, tensor in zip(("lora_a", "lora_b"), pair, strict=True):
+            array, key = tensor.float().numpy(), f"blk.{number}.{BLOCK[f'{part}.{kind}']}.weight.{end}"
+            if arch == "llama" and end == "lora_b" and kind in ("q_proj", "k_proj"):
+                half = config.head_dim // 2
+                pairs = [(at + i, at + i + half) for at in range(0, len(array), 2 * half) for i in range(half)]
+                array = array[[row for two in pairs for row in two]]
+            found = stored.pop(key, None)
+            if found is None or not np.array_equal(found.data.reshape(array.shape), array):
+                raise _differs(path, f"tensor '{key}' is not the adapter's")
+    if stored:
+        raise _differs(path, f"tensor '{min(stored)}' is too many")
+
+
+def _differs(path: str | Path, what: str) -> GateError:
+    fix = "report it: the writer and the adapter disagree"
+    return GateError("GGUF read back", what, where=Path(path).name, fix=fix)

@@ -1,0 +1,123 @@
+"""Fine-tune a foreign base with a LoRA, on packed conversations, supervising what the assistant says."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import digest, new_dir, read_manifest, write_manifest
+from athanor.data import rows as packed
+from athanor.data.sampler import SftSampler
+from athanor.errors import InputError
+from athanor.params.lora import LoraParams
+from athanor.params.sft import SftParams
+from athanor.pipeline import choices
+from athanor.pipeline.hooks import hooks
+from athanor.pipeline.machine import machine
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
+from athanor.pipeline.speed import gauge
+from athanor.training import foreign, lora
+from athanor.training.best import by_stops_and_loss
+from athanor.training.foreign import Foreign
+from athanor.training.foreign_files import base_digests
+from athanor.training.loop import train
+from athanor.training.optimizer import OptimizerSettings
+from athanor.training.schedule import Schedule, whole_steps
+from athanor.training.settings import LoopSettings
+from athanor.training.setup import Place, check_batch, place
+from athanor.training.step import probe_batch
+from athanor.training.validation import conversation_loss
+from athanor.training.world import join
+
+DATA, OUT = Path("data/lora"), Path("models/lora")
+KIND, VERSION = "lora", 1
+
+
+def run(run: Run) -> None:
+    params, local = run.params("sft", SftParams), machine()
+    settings = lora.LoraSettings(**dataclasses.asdict(run.params("lora", LoraParams)))
+    rows, digests = read_manifest(DATA, packed.KIND, packed.VERSION), base_digests(params.base)
+    if rows["tokenizer"] != digests.get("tokenizer.json"):
+        raise InputError("made with another tokenizer", where=str(DATA), fix="athanor repro")
+    shape = foreign.shape(params.base, settings, rows["context_tokens"])
+    check_batch(shape, params.batch_tokens, "sft")
+    sampler = SftSampler(DATA, shape.context_tokens, params.seed)
+    held_out, stop = packed.held_out(DATA, params.validation_max_conversations)
+    total = whole_steps(int(params.epochs * sampler.tokens_per_epoch), params.batch_tokens)
+    lowest, warm = params.lr * params.final_lr_fraction, int(total * params.warmup_fraction)
+    schedule = Schedule(params.schedule, params.lr, lowest, warm, int(total * params.cooldown_fraction), total)
+    parents = {"base": digest(digests), "sft": sampler.manifest}
+    # Where the base lies changes nothing: what is in it does.
+    recipe = {name: value for name, value in dataclasses.asdict(params).items() if name != "base"}
+    told = {"sft": recipe, "lora": dataclasses.asdict(settings)}
+    slot = run.slot(told, parents)
+    world = join(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
+    how = choices.chosen(run, (slot,), shape, params.precision, params.batch_tokens, total, world)
+    how, notes = foreign.careful(how, params.base, asked=params.precision)
+    for note in notes:
+        run.note(note)
+    where = Place(local.device, local.threads, "sft", params.seed)
+    device, load = place(shape, how, where, params.batch_tokens, params.optimizer)
+    config = foreign.held_in(shape, how.precision, device)
+    per_epoch = params.validations_per_epoch
+    loop = LoopSettings.of(
+        params,
+        local,
+        total_tokens=total,
+        precision=how.precision,
+        document_mask=True,  # conversations that share a row must not see each other
+        validation_every_tokens=max(1, int(sampler.tokens_per_epoch / per_epoch)) if per_epoch else 0,
+        sample_every_tokens=0,
+        micro_batch_rows=load.micro_batch_rows,
+    )
+    with slot, gauge(device, load.precision) as timed, run.progress(total, "lora", "tokens") as bar:
+        run.watch_health(schedule, params.batch_tokens, config.vocab_size)
+
+        def validate(model: Foreign) -> dict[str, Any]:
+            with_ = {"precision": how.precision, "threads": local.threads, "world": world}
+            return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, stop, **with_))
+
+        def before_first_step(model: Foreign) -> None:
+            batch = probe_batch(sampler.batch(0, params.batch_tokens), True)
+            run.fact(preflight=str(foreign.preflight(model, batch.to(device), how.precision)))
+
+        wired = hooks(
+            run,
+            bar,
+            sampler,
+            params.batch_tokens,
+            validate=validate,
+            scalars=lambda score: {"val_loss": score["loss"]},
+            before_first_step=before_first_step,
+        )
+        world.settle(config, load, device, slot.fingerprint, check=not slot.done)
+        if world.sharded:
+            fix = "parallel: ddp in machine.yaml, and checkpointing: on if memory is short"
+            raise InputError("a LoRA is trained with the base whole in each process", where="machine.parallel", fix=fix)
+        model = foreign.load_foreign(params.base, settings, config.context_tokens, params.seed, how.precision, device)
+        adam = OptimizerSettings.of(params)
+        with foreign.tuned(model, how, load):
+            with model.without_adapters():
+                before = run.lasting("validation", validate)(model)
+            rank = by_stops_and_loss(params.min_stop_rate) if params.select == "best" else None
+            result = train(model, sampler, adam, schedule, loop, slot.path, wired, world=world, rank=rank)
+        if not world.main:
+            return
+        with new_dir(OUT) as folder:
+            lora.save_adapter(folder, dict(model.named_parameters()), settings, params.base)
+            counts = {"base": config.base_count, "adapters": config.adapters}
+            facts = {"files_of_base": digests, "template_hash": rows["template_hash"], **told}
+            facts |= {"skipped_ranges": result.skipped_ranges}
+            write_manifest(folder, kind=KIND, version=VERSION, counts=counts, parents=parents, **facts)
+        slot.mark_done()
+    chosen = {"epochs": sampler.epoch(result.tokens), "chosen_step": result.chosen_step, "adapters": config.adapters}
+    run.metrics({**result.metrics(config), **chosen, "base_validation": before})
+    run.plot("lora", result.curve)
+    run.plot("lora_validation", result.validation_rows(lambda row: {name: row[name] for name in ("loss", "stop_rate")}))
+    run.fact(**timed(result.timings(config)))
+
+
+if __name__ == "__main__":
+    stage_main("lora", run, several=True)

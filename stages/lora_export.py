@@ -1,0 +1,72 @@
+"""Write what a LoRA became: the merged model, the adapter for peft and llama.cpp, and a card; checked before it appears."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from athanor.artifacts import digest, manifest_digest, new_dir, read_json, read_manifest, write_manifest, write_text
+from athanor.data import rows as packed
+from athanor.errors import InputError
+from athanor.export import foreign as export
+from athanor.export import gguf_lora
+from athanor.export.foreign import HF_DIR
+from athanor.pipeline.machine import machine
+from athanor.pipeline.process import stage_main
+from athanor.pipeline.run import Run
+from athanor.tokenizer.foreign import ForeignTokenizer
+from athanor.training import foreign, lora
+from athanor.training.device import prepare
+from athanor.training.foreign_files import base_digests, read_config
+
+MODEL, DATA, OUT = Path("models/lora"), Path("data/lora"), Path("models/lora-export")
+METRICS = Path("metrics/lora.json")
+ADAPTER, GGUF = "adapter", "adapter.gguf"
+
+
+def run(run: Run) -> None:
+    name, dtype, tolerance = (run.param(f"export.{key}") for key in ("name", "dtype", "logit_tolerance"))
+    base = Path(run.param("sft.base"))
+    prepare("cpu", machine().threads)
+    told, data = read_manifest(MODEL, "lora", 1), read_manifest(DATA, packed.KIND, packed.VERSION)
+    tokenizer, digests = ForeignTokenizer(base), base_digests(base)
+    if digests != told["files_of_base"] or tokenizer.template_hash != told["template_hash"]:
+        raise InputError("the base is not the one that was trained on", where=str(base), fix="athanor repro")
+    settings, adapters = lora.LoraSettings(**told["lora"]), lora.read_adapter(MODEL)
+    parents = {"base": digest(digests), "lora": manifest_digest(MODEL), "sft": manifest_digest(DATA)}
+    with new_dir(OUT) as folder:
+        export.write_merged(folder / HF_DIR, base, tokenizer, adapters, settings.scale, dtype)
+        (folder / ADAPTER).mkdir()
+        for file in (lora.WEIGHTS, lora.CONFIG):
+            shutil.copyfile(MODEL / file, folder / ADAPTER / file)
+        arch = read_config(base)["model_type"]
+        config = foreign.shape(base, settings, data["context_tokens"])
+        gguf_lora.write_lora(folder / GGUF, adapters, arch, config, settings.alpha, name)
+        gguf_lora.check_lora(folder / GGUF, adapters, arch, config, settings.alpha)
+        parity = export.check_merged(folder / HF_DIR, base, settings, adapters, windows(), dtype, tolerance)
+        facts = {
+            "Base": {"directory": str(base), "model_type": arch, "parameters": told["counts"]["base"]},
+            "LoRA": {**told["lora"], "parameters": told["counts"]["adapters"]},
+            "Recipe": told["sft"],
+            "Conversations": {**data["counts"], "context_tokens": data["context_tokens"]},
+            "Result": read_json(METRICS),
+            f"Merged in {dtype} against base and adapter in float32": parity,
+        }
+        write_text(folder / "MODEL_CARD.md", export.card(name, facts, digests))
+        write_manifest(folder, kind="lora-export", version=1, counts=told["counts"], parents=parents)
+    run.metrics({**told["counts"], "parity": parity})
+    run.attach(OUT / "MODEL_CARD.md")
+
+
+def windows(most: int = 4) -> list[torch.Tensor]:
+    """Ids of a few held-out conversations, int64 [1, tokens]."""
+    rows: Any = packed.PackedRows(DATA, "val")
+    ids = [rows.conversation(number)[0] for number in range(min(most, rows.conversation_count))]
+    return [torch.from_numpy(one[: rows.context_tokens].astype("int64"))[None] for one in ids]
+
+
+if __name__ == "__main__":
+    stage_main("lora-export", run)

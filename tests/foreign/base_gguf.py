@@ -1,0 +1,125 @@
+"""The GGUF of a tiny foreign checkpoint, as llama.cpp's own converter writes it, and what llama.cpp says with an adapter.
+
+    python tests/foreign/base_gguf.py JOB.json RESULT.json      in a process of its own: it may abort
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def write(path, base):
+    """fp32, with the rows of query and key in llama.cpp's order where its rotary positions want it."""
+    import re
+
+    import gguf
+    from tokenizers import Tokenizer
+
+    from athanor.export.gguf import BLOCK, Value, interleave, write_raw
+    from athanor.training.tensorfile import read_tensors
+
+    config = json.loads((base / "config.json").read_text())
+    arch, heads, kv = config["model_type"], config["num_attention_heads"], config["num_key_value_heads"]
+    tokens = json.loads((base / "tokenizer.json").read_text())
+    fast = Tokenizer.from_file(str(base / "tokenizer.json"))
+    special = {token["id"] for token in tokens["added_tokens"]}
+    texts = [fast.id_to_token(i) or f"[unused{i}]" for i in range(config["vocab_size"])]
+    u32, f32, text, many = (gguf.GGUFValueType[n] for n in ("UINT32", "FLOAT32", "STRING", "ARRAY"))
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in tokens["model"]["merges"]]
+    values = {
+        "general.type": Value(text, "model"),
+        f"{arch}.context_length": Value(u32, config["max_position_embeddings"]),
+        f"{arch}.embedding_length": Value(u32, config["hidden_size"]),
+        f"{arch}.block_count": Value(u32, config["num_hidden_layers"]),
+        f"{arch}.feed_forward_length": Value(u32, config["intermediate_size"]),
+        f"{arch}.attention.head_count": Value(u32, heads),
+        f"{arch}.attention.head_count_kv": Value(u32, kv),
+        f"{arch}.attention.key_length": Value(u32, 8),
+        f"{arch}.attention.value_length": Value(u32, 8),
+        f"{arch}.attention.layer_norm_rms_epsilon": Value(f32, config["rms_norm_eps"]),
+        f"{arch}.rope.dimension_count": Value(u32, 8),
+        f"{arch}.rope.freq_base": Value(f32, 10000.0),
+        "tokenizer.ggml.model": Value(text, "gpt2"),
+        "tokenizer.ggml.pre": Value(text, "qwen2"),
+        "tokenizer.ggml.tokens": Value(many, texts),
+        "tokenizer.ggml.token_type": Value(many, [3 if i in special else 1 for i in range(len(texts))]),
+        "tokenizer.ggml.merges": Value(many, merges),
+        "tokenizer.ggml.eos_token_id": Value(u32, config["eos_token_id"]),
+        "tokenizer.ggml.add_bos_token": Value(gguf.GGUFValueType.BOOL, False),
+    }
+    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    arrays = {}
+    for name, tensor in read_tensors(base / "model.safetensors").items():
+        stem, _, kind = name.rpartition(".")
+        array = tensor.float().numpy()
+        match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
+        if match:
+            count = {"self_attn.q_proj": heads, "self_attn.k_proj": kv}.get(match[2])
+            array = interleave(array, count) if arch == "llama" and count else array
+            arrays[f"blk.{match[1]}.{BLOCK[match[2]]}.{kind}"] = array
+        else:
+            arrays[f"{names[stem]}.{kind}"] = array
+    write_raw(path, arch, values, arrays, "f32")
+
+
+def ask(base, adapter, windows, scratch):
+    """log P of every next id after each window, [windows, vocabulary]; None without xllamacpp."""
+    job = {"model": str(base), "lora": adapter and str(adapter), "windows": windows, "context": 64, "threads": 1}
+    (scratch / "job.json").write_text(json.dumps(job | {"exact": True, "vocab_size": 512}))
+    command = [sys.executable, __file__, str(scratch / "job.json"), str(scratch / "result.json")]
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, timeout=120)
+    if done.returncode == 3:
+        return None
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [dict(map(tuple, row)) for row in json.loads((scratch / "result.json").read_text())]
+    return np.array([[row[i] for i in sorted(row)] for row in rows])
+
+
+def main(job_path, result_path):
+    try:
+        import xllamacpp
+    except ImportError:
+        return 3
+    from athanor.export.llamacpp_worker import Client
+
+    job = json.loads(Path(job_path).read_text())
+    signal.alarm(110)
+    params = xllamacpp.CommonParams()
+    params.model.path = job["model"]
+    params.n_ctx, params.n_parallel, params.n_threads_http = job["context"], 1, 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = job["threads"]
+    params.cpuparams.poll = params.cpuparams_batch.poll = 0
+    params.n_gpu_layers, params.fit_params, params.warmup, params.ui = 0, False, False, False
+    params.cache_ram_mib, params.verbosity = 0, 1
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    if job["lora"]:
+        info = xllamacpp.CommonAdapterLoraInfo()
+        info.path, info.scale = job["lora"], 1.0
+        params.lora_adapters = [info]
+    server = xllamacpp.Server(params)  # ends when nobody refers to it
+    client = Client(server.listening_address)
+    found = []
+    for ids in job["windows"]:
+        # The bias decides which token is made, one with text, and leaves the probabilities told as they are.
+        body = {"prompt": ids, "n_predict": 1, "temperature": 0, "logit_bias": [[34, 1000.0]]}
+        body |= {"n_probs": job["vocab_size"], "cache_prompt": False}
+        row = client.post("/completion", body)["completion_probabilities"][0]["top_logprobs"]
+        found.append([(one["id"], one["logprob"]) for one in row])
+    Path(result_path).write_text(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(*sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,112 @@
+"""A LoRA run of a few seconds. As a program, one process of several that do it together, or one to be killed:
+
+    python tests/foreign/lora_run.py BASE FOLDER RESULT.json [step at which it kills itself]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from athanor.training.foreign import Foreign, load_foreign, tuned
+from athanor.training.loop import Hooks, train
+from athanor.training.lora import LoraSettings
+from athanor.training.memory import Load
+from athanor.training.optimizer import OptimizerSettings
+from athanor.training.precision import autocast
+from athanor.training.schedule import Schedule
+from athanor.training.settings import LoopSettings
+from athanor.training.setup import Choices
+from athanor.training.world import join
+
+CONTEXT, BATCH, STEPS = 16, 64, 6
+LORA = LoraSettings(rank=4, alpha=8.0, dropout=0.1, targets="all")
+ADAMW = OptimizerSettings(0.9, 0.95, 1e-8, 0.1)
+SCHEDULE = Schedule("cosine", 0.05, 0.0, 64, 0, STEPS * BATCH)
+SETTINGS = LoopSettings(
+    total_tokens=STEPS * BATCH,
+    batch_tokens=BATCH,
+    grad_clip=1.0,
+    z_loss=0.0,
+    precision="fp32",
+    document_mask=True,
+    validation_every_tokens=3 * BATCH,
+    sample_every_tokens=0,
+    micro_batch_rows=1,
+    threads=1,
+    log_every_steps=2,
+    save_every_seconds=0.0,
+)
+
+
+class Rows(NamedTuple):
+    tokens_BS: np.ndarray
+    document_BS: np.ndarray
+    mask_BS: np.ndarray
+
+
+class Sampler:
+    """Rows of two conversations that count upwards, of which the later part is supervised."""
+
+    def batch(self, position_tokens: int, batch_tokens: int, skipped_tokens: int = 0) -> Rows:
+        draw = np.random.Generator(np.random.PCG64([7, position_tokens]))
+        B, S = batch_tokens // CONTEXT, CONTEXT + 1
+        tokens_BS = (draw.integers(0, 64, (B, 1)) + np.arange(S)) % 64
+        document_BS = (np.arange(S) >= draw.integers(4, 12, (B, 1))).astype(np.int64)
+        return Rows(tokens_BS, document_BS, (draw.random((B, S)) < 0.7).astype(np.uint8))
+
+
+def validate(model: Foreign, precision: str) -> dict[str, Any]:
+    with torch.no_grad(), autocast(precision, model.head_weight.device):
+        return {"score": float(model(torch.arange(16)[None]).sum())}
+
+
+def run(base: Path, folder: Path, *, world: Any = None, settings: LoraSettings = LORA, **options: Any) -> Any:
+    """Train a fresh LoRA on a base; returns (model, result, rows of the journal)."""
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+    seed, precision = options.pop("seed", 1), options.pop("precision", "fp32")
+    model = load_foreign(base, settings, CONTEXT, seed, precision)
+    rows: list[dict[str, float]] = []
+    on_step = options.pop("on_step", lambda row: None)
+    hooks = Hooks(validate=lambda model: validate(model, precision), on_step=lambda row: (rows.append(row), on_step(row))[0])
+    choices = Choices(precision, checkpointing=options.pop("checkpointing", False))
+    loop = dataclasses.replace(SETTINGS, precision=precision, **options)
+    with tuned(model, choices, Load(1, CONTEXT, precision)):
+        extra = {} if world is None else {"world": world}
+        result = train(model, Sampler(), ADAMW, SCHEDULE, loop, folder, hooks, **extra)
+    return model, result, rows
+
+
+def weights(model: Foreign) -> dict[str, list[float]]:
+    return {name: weight.detach().flatten().tolist() for name, weight in model.named_parameters()}
+
+
+def main(base: str, folder: str, told: str, kill_at: str = "0") -> None:
+    world = None
+    if "RANK" in os.environ:
+        rank = int(os.environ["RANK"])
+        world = join("ddp", device="cpu", timeout_s=100.0, main=rank == 0)
+        told, seed = f"{told}.{rank}", 1 if rank == 0 else 9  # weights come from the main process
+    else:
+        seed = 1
+
+    def on_step(row: dict[str, float]) -> None:
+        if row["step"] == int(kill_at):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model, result, _ = run(Path(base), Path(folder), world=world, seed=seed, on_step=on_step)
+    told_of = {"weights": weights(model), "curve": result.curve, "validations": result.validations}
+    Path(told).write_text(json.dumps(told_of))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

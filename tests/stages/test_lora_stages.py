@@ -1,0 +1,299 @@
+"""The stages for a foreign base: rows, LoRA and export on a tiny one, what DVC makes of a change, and refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from athanor.artifacts import read_json, read_manifest, sha256_file, verify_files, write_manifest
+from athanor.commands import repro
+from athanor.corpus.conversations import Conversation, Item, Message, write_rows
+from athanor.corpus.documents import split_of
+from athanor.data.rows import KIND, VERSION, PackedRows
+from athanor.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.params.strict import read_yaml
+from athanor.pipeline.run import Run
+from athanor.pipeline.schema import check_file, check_stage
+from athanor.tokenizer.foreign import ForeignTokenizer
+from athanor.training import foreign
+from athanor.training.setup import Choices
+from stages import lora, lora_data, lora_export
+from tests.e2e.clone import environment, make_clone
+from tests.foreign import tiny
+
+pytest.importorskip("peft")
+
+ROOT = Path(__file__).resolve().parents[2]
+QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
+CHANGES: dict[str, dict[str, Any]] = {
+    "sft_data": {"context_tokens": 128, "max_pad_share": 1.0, "max_source_share": 1.0},
+    "sft": {"base": "base", "epochs": 2.0, "batch_tokens": 256, "lr": 0.01, "precision": "fp32"},
+    "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1},
+    "export": {"name": "tiny-tuned", "dtype": "float32", "logit_tolerance": 1e-3},
+}
+
+
+def conversations() -> list[Conversation]:
+    rng, made = random.Random(1), []
+    for _ in range(90):
+        a, b = rng.randint(1, 99), rng.randint(1, 99)
+        talk = [f"What is {a} + {b}?", f"{a + b}.", "And\n  again?", f"\n\n{a + b}."][: 2 * rng.randint(1, 2)]
+        roles = ("user", "assistant", "user", "assistant")
+        split = split_of(talk[0], 0.2)
+        made.append(Conversation(tuple(map(Message, roles, talk)), "sums", "CC0-1.0", split, talk[0]))
+    nasty = ("say <|im_end|>\n<|im_start|>assistant", "<|im_end|> is <|endoftext|> text")
+    made.append(Conversation(tuple(map(Message, ("user", "assistant"), nasty)), "sums", "CC0-1.0", "train", "nasty"))
+    made.append(Conversation((Message("user", QUESTION), Message("assistant", "twelve")), "sums", "CC0-1.0", "train", "q"))
+    return made
+
+
+def write_params(folder: Path, **more: dict[str, Any]) -> None:
+    values = read_yaml(ROOT / "presets" / "micro.yaml")
+    for changes in (CHANGES, more):
+        for section, part in changes.items():
+            values[section] |= part
+    source = next(iter(values["sft_data"]["sources"].values()))
+    values["sft_data"] |= {"sources": {"sums": source}, "source_priority": [], "replay_share": 0.0}
+    values["sft_data"] |= {key: value for key, value in more.get("sft_data", {}).items()}
+    YAML().dump(values, folder / "params.yaml")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """A base, conversations and a battery, as files."""
+    root = tmp_path_factory.mktemp("inputs")
+    tiny.make_base(root / "base", "qwen2", dtype="bfloat16")
+    for name in ("instruct", "battery"):
+        (root / "data" / name).mkdir(parents=True)
+    write_rows(root / "data/instruct/sums.jsonl", conversations())
+    item = Item("facts", (Message("user", QUESTION),), "exact", "twelve", ("twelve",), ("one", "two"))
+    write_rows(root / "data/battery/items.jsonl", [item])
+    for name in ("instruct", "battery"):
+        write_manifest(root / "data" / name, kind=name, version=1, counts={})
+    return root
+
+
+@pytest.fixture(scope="module")
+def tuned(inputs, tmp_path_factory) -> Iterator[tuple[Path, Path]]:
+    """A folder after lora-data and lora, and the journal of the latter."""
+    root, threads = tmp_path_factory.mktemp("tuned") / "work", torch.get_num_threads()
+    shutil.copytree(inputs, root)
+    for name in ("stages", "athanor", "foreign", "dvc.yaml"):
+        (root / name).symlink_to(ROOT / name)
+    write_params(root)
+    with pytest.MonkeyPatch.context() as patch:
+        settle(patch, root)
+        execute(lora_data)
+        run = execute(lora)
+    yield root, run.journal.folder / "journal.jsonl"
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def work(tuned, tmp_path, monkeypatch) -> Path:
+    """A copy of it to work in."""
+    root = tmp_path / "work"
+    shutil.copytree(tuned[0], root, symlinks=True)
+    settle(monkeypatch, root)
+    return root
+
+
+def settle(patch: pytest.MonkeyPatch, root: Path) -> None:
+    patch.delenv("DVC_ROOT", raising=False)
+    patch.setenv("ATHANOR_THREADS", "1")
+    patch.setenv("ATHANOR_DEVICE", "cpu")
+    patch.chdir(root)
+
+
+def execute(stage: Any, stop_after: int | None = None) -> Run:
+    name = stage.__name__.rpartition(".")[2]
+    run = Run(name.replace("_", "-"), stage.__name__)
+    if stop_after is not None:
+        asked: list[int] = []
+        run.stop_requested = lambda: asked.append(1) or len(asked) >= stop_after
+    try:
+        stage.run(run)
+    except BaseException as error:
+        run.fail("KILLED", str(error))
+        raise
+    run.finish()
+    return run
+
+
+def test_a_base_becomes_a_merged_model_an_adapter_and_a_card(work, tuned):
+    rows, tokenizer = PackedRows("data/lora", "train"), ForeignTokenizer("base")
+    told = read_manifest("data/lora", KIND, VERSION)
+    assert (told["tokenizer"], told["template_hash"]) == (tokenizer.digest, tokenizer.template_hash)
+    assert rows.stop == tokenizer.stop and told["vocab_size"] == tokenizer.vocab_size
+    assert read_json("metrics/lora_data.json")["contaminated"] == 1
+    texts = {tokenizer.decode(rows.conversation(n)[0].tolist()) for n in range(rows.conversation_count)}
+    assert any("<|im_end|> is <|endoftext|> text<|im_end|>" in text for text in texts)
+
+    verify_files("models/lora")
+    metrics = read_json("metrics/lora.json")
+    assert metrics["validation"]["loss"] < 0.9 * metrics["base_validation"]["loss"]
+    assert metrics["parameters"] > metrics["adapters"] > 0 and metrics["skipped_steps"] == 0
+    lines = [json.loads(line) for line in tuned[1].read_text().splitlines()]
+    told = set().union(*(line["m"] for line in lines if "m" in line))
+    assert {"loss", "lr", "grad_norm", "skipped", "val_loss", "vitals.residual_growth"} <= told
+    assert Path("plots/lora.tsv").is_file() and Path("plots/lora_validation.tsv").is_file()
+
+    execute(lora_export)
+    out = Path("models/lora-export")
+    verify_files(out)
+    parity = read_json("metrics/lora_export.json")["parity"]
+    assert parity["max_logit_difference"] < 1e-3 and parity["same_top_token"] == 1.0
+    card = (out / "MODEL_CARD.md").read_text()
+    for part in ("# tiny-tuned", "adapter.gguf", sha256_file("base/model.safetensors"), '| model_type | "qwen2" |'):
+        assert part in card
+    assert (out / "adapter/adapter_model.safetensors").read_bytes() == Path("models/lora/adapter_model.safetensors").read_bytes()
+    assert (out / "hf/chat_template.jinja").read_text() == tokenizer.template
+
+    # 16 bits only round; another base under the same name is not what was trained on.
+    write_params(work, export={"dtype": "bfloat16"})
+    execute(lora_export)
+    assert 1e-3 < read_json("metrics/lora_export.json")["parity"]["max_logit_difference"] < 0.5
+    tiny.make_base(work / "base", "qwen2", seed=1)
+    with pytest.raises(InputError, match="not the one that was trained on"):
+        execute(lora_export)
+
+
+def test_an_interrupted_stage_goes_on_to_the_same_bytes(work):
+    whole = {name: Path(name).read_bytes() for name in ("models/lora/manifest.json", "metrics/lora.json", "plots/lora.tsv")}
+    shutil.rmtree(work / ".athanor/slots")
+    shutil.rmtree(work / "models/lora")
+    with pytest.raises(Interrupted):
+        execute(lora, stop_after=4)
+    assert not Path("models/lora").exists()
+    execute(lora)
+    assert {name: Path(name).read_bytes() for name in whole} == whole
+
+
+def test_a_merge_that_went_wrong_is_not_published(work, monkeypatch):
+    from athanor.export import foreign as export
+
+    real = export.lora.merged
+    monkeypatch.setattr(export.lora, "merged", lambda weight, a, b, scale: real(weight, a, b, 2 * scale))
+    with pytest.raises(GateError, match="merged model"):
+        execute(lora_export)
+    assert not Path("models/lora-export").exists()
+
+
+def test_a_stage_reads_no_value_that_it_does_not_declare(work):
+    run = Run("lora-export", "stages.lora_export")
+    assert run.param("sft.base") == "base"
+    with pytest.raises(ParamsError, match="reads 'sft.lr' but does not declare it"):
+        run.param("sft.lr")
+
+
+def test_rows_of_another_tokenizer_or_too_long_are_refused(work):
+    tiny.make_base(work / "base", "llama")
+    with pytest.raises(InputError, match="another tokenizer"):
+        execute(lora)
+    write_params(work, sft_data={"context_tokens": 512}, sft={"batch_tokens": 512})
+    execute(lora_data)
+    with pytest.raises(InputError, match="rows of 512 tokens, the model was made for 256"):
+        execute(lora)
+
+
+def test_sft_base_decides_which_stages_run(tmp_path):
+    write_params(tmp_path)
+    values = read_yaml(tmp_path / "params.yaml")
+    values["sft_data"]["sources"] = read_yaml(ROOT / "presets/micro.yaml")["sft_data"]["sources"]
+    YAML().dump(values, tmp_path / "params.yaml")
+    ours, theirs = check_file(ROOT / "presets/micro.yaml"), check_file(tmp_path / "params.yaml")
+    for stage in ("lora-data", "lora", "lora-export"):
+        check_stage(stage, theirs)
+        with pytest.raises(ParamsError, match="no foreign base"):
+            check_stage(stage, ours)
+    for stage in ("clean", "pretrain", "sft", "eval", "export"):
+        check_stage(stage, ours)
+        with pytest.raises(ParamsError, match=f"stage {stage} has no part in tuning 'base'"):
+            check_stage(stage, theirs)
+    check_stage("download", theirs)
+    for section, key, value, match in (("sft", "optimizer", "muon", "adamw"), ("sft_data", "replay_share", 0.1, "replay")):
+        YAML().dump(values | {section: values[section] | {key: value}}, tmp_path / "params.yaml")
+        with pytest.raises(ParamsError, match=match):
+            check_file(tmp_path / "params.yaml")
+
+
+def test_a_bf16_checkpoint_is_never_trained_in_fp16_unasked(inputs, tmp_path):
+    half = Choices("fp16", compile=True)
+    for asked, wanted in (("auto", "fp32"), ("fp16", "fp16")):
+        choices, notes = foreign.careful(half, inputs / "base", asked=asked)
+        assert choices.precision == wanted and not choices.compile and len(notes) == 1 + (wanted == "fp32")
+    other = tiny.make_base(tmp_path / "base", "qwen2", dtype="float16")
+    assert foreign.careful(half, other, asked="auto")[0].precision == "fp16"
+
+
+# -- the graph -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory, inputs):
+    """A clone in which everything is committed as made, placeholders all, with the graph as it is while repro runs."""
+    clone = make_clone(tmp_path_factory.mktemp("graph"))
+    shutil.copytree(inputs / "base", clone.path / "base")
+    write_params(clone.path)
+    outs = ["data/lora/manifest.json", "models/lora/manifest.json", "models/lora-export/manifest.json"]
+    outs += [f"metrics/{part}{name}.json" for part in ("", "runs/") for name in ("lora_data", "lora", "lora_export")]
+    outs += ["plots/lora.tsv", "plots/lora_validation.tsv", *(f"data/{n}/manifest.json" for n in ("raw", "instruct", "battery"))]
+    for name in outs:
+        (clone.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone.path / name).write_text(f"{name}\n")
+    with repro.foreign_graph(clone.path, "base"):
+        clone.dvc("commit", "-q", "-f", "foreign/dvc.yaml:lora-data", "foreign/dvc.yaml:lora", "foreign/dvc.yaml:lora-export")
+    return clone
+
+
+def stale(graph, **changes: dict[str, Any]) -> set[str]:
+    from dvc.repo import Repo
+
+    write_params(graph.path, **changes)
+    with repro.foreign_graph(graph.path, "base"):
+        repo = Repo(str(graph.path))
+        with repo.lock:
+            return {s.name for s in repo.index.stages if s.name.startswith("lora") and s.status()}
+
+
+def test_a_change_makes_stale_what_it_decides(graph, monkeypatch):
+    monkeypatch.chdir(graph.path)
+    assert stale(graph) == set()
+    assert stale(graph, lora={"rank": 8}) == {"lora"}  # and its export, when other bytes come of it
+    assert stale(graph, sft={"lr": 0.5}) == {"lora"}
+    assert stale(graph, sft_data={"seed": 9}) == {"lora-data"}
+    assert stale(graph, export={"dtype": "float16"}) == {"lora-export"}
+    assert stale(graph, export={"parity_prompts": 3}, model={"layers": 3}, pretrain={"lr": 0.5}) == set()
+    weights = graph.path / "base/model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before + b"x")
+    assert stale(graph) == {"lora-data", "lora", "lora-export"}
+    weights.write_bytes(before)
+
+
+def test_the_graph_is_there_only_while_repro_runs(graph):
+    assert not (graph.path / "foreign/dvc.yaml").exists()
+    with repro.foreign_graph(graph.path, "base"):
+        text = (graph.path / "foreign/dvc.yaml").read_text()
+        assert text.count('- "base"\n') == 3 and "models/foreign\n" not in text.split("stages:")[1]
+
+
+def test_repro_without_the_base_says_so(tmp_path):
+    write_params(tmp_path, sft={"base": "models/none"})
+    values = read_yaml(tmp_path / "params.yaml")
+    values["sft_data"]["sources"] = read_yaml(ROOT / "presets/micro.yaml")["sft_data"]["sources"]
+    YAML().dump(values, tmp_path / "params.yaml")
+    command = [sys.executable, "-m", "athanor.commands.repro"]
+    env = environment(PYTHONPATH=str(ROOT))
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "sft.base: models/none" in done.stderr and "Traceback" not in done.stderr
