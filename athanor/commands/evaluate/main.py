@@ -1,0 +1,124 @@
+"""Perplexity of a model in torch, transformers or llama.cpp, in a process of its own.
+
+    python -m athanor evaluate                                    models/sft in torch on held-out documents
+    python -m athanor evaluate --model models/export/model-q8_0.gguf
+    python -m athanor evaluate --set data/sft                     held-out conversations, by ids
+    python -m athanor evaluate --watch [--backend llama.cpp]      every checkpoint of the trainings that go on
+    python -m athanor evaluate --slot ID                          the checkpoints of one slot, once
+    python -m athanor evaluate --history                          what was scored
+
+Rows go to .athanor/eval_history.jsonl, those of checkpoints also to
+plots/eval_history.tsv, and all of them to the tracking UI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from athanor.evaluation.perplexity import history
+from athanor.evaluation.perplexity.child import apart
+from athanor.evaluation.perplexity.job import BACKENDS, Job, kind_of
+from athanor.pipeline.evaluations import Evaluations
+from athanor.pipeline.machine import anchor, machine
+
+PLOT = Path("plots/eval_history.tsv")
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="athanor evaluate", description="perplexity in any runtime, out of process")
+    parser.add_argument("--model", default="models/sft", help="model folder, Hugging Face directory, .gguf, checkpoint")
+    parser.add_argument("--backend", choices=BACKENDS, default="", help="runtime (default: what fits the model)")
+    parser.add_argument("--set", default="data/clean/val.parquet", help="documents (.txt, .parquet, .jsonl with text)"
+                        " or conversations (.jsonl with messages, a data/sft folder)")
+    parser.add_argument("--tokenizer", default="models/tokenizer", help="tokenizer of a model folder or checkpoint")
+    parser.add_argument("--context", type=int, default=0, help="tokens in a window (default: the model's context)")
+    parser.add_argument("--max-bytes", type=int, default=65536, help="of documents, drawn by content")
+    parser.add_argument("--max-conversations", type=int, default=200, help="drawn by content")
+    parser.add_argument("--threads", type=int, default=0, help="default: the machine's; 1 with --watch")
+    parser.add_argument("--gpu-layers", type=int, default=0, help="layers that llama-perplexity puts on an accelerator")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one score")
+    parser.add_argument("--watch", action="store_true", help="follow the checkpoints of trainings that go on, idly")
+    parser.add_argument("--slot", default="", help="only this slot (the start of its id, from `athanor slots`)")
+    parser.add_argument("--poll", type=float, default=5.0, help="seconds between looks, with --watch")
+    parser.add_argument("--history", action="store_true", help="show the rows so far and score nothing")
+    args = parser.parse_args(words)
+    for name in ("max_bytes", "max_conversations", "timeout", "poll"):
+        if getattr(args, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')} must be more than 0")
+    return args
+
+
+def job_of(args: argparse.Namespace, model: Path, kind: str, **more: Any) -> Job:
+    threads = args.threads or (1 if args.watch else machine().threads)
+    return Job(
+        model=str(model),
+        kind=kind,
+        backend=args.backend,
+        set_path=args.set,
+        tokenizer=args.tokenizer,
+        context_tokens=args.context,
+        max_bytes=args.max_bytes,
+        max_conversations=args.max_conversations,
+        threads=threads,
+        gpu_layers=args.gpu_layers,
+        timeout_seconds=args.timeout,
+        **more,
+    )
+
+
+class Recorder:
+    """Where rows go: the history, the plot, the tracking UI, the terminal."""
+
+    def __init__(self, root: Path, place: Path) -> None:
+        self.root, self.path = root, place / ".athanor" / history.FILE
+        self.tracked = Evaluations(root, place)
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        for row in rows:
+            before = history.previous(history.read(self.path), row)
+            history.append(self.path, row)
+            print(line(row), flush=True)
+            if before is not None:
+                found = history.compare(before, row)
+                print(f"  loss {found.loss_difference:+.4f} against {name(before)}", flush=True)
+        history.write_plot(self.root / PLOT, history.read(self.path))
+        self.tracked.add(rows)
+
+
+def name(row: Mapping[str, Any]) -> str:
+    step = "" if row.get("step") is None else f"{row.get('stage')} step {row['step']:,}"
+    return step or str(row["model"])
+
+
+def line(row: Mapping[str, Any]) -> str:
+    error = "" if row["stderr"] is None else f" ± {row['stderr']:.2g}"
+    bits = "" if row["bits_per_byte"] is None else f", {row['bits_per_byte']:.4f} bits per byte"
+    return (
+        f"{name(row)}: {row['method']} perplexity {row['perplexity']:.4f}{error}{bits}"
+        f" ({row['backend']}, {row['dtype']}, {row['scored_tokens']:,} targets at context {row['context_tokens']},"
+        f" {row['seconds']:g} s)"
+    )
+
+
+def main() -> int:
+    args = parse()
+    root, place = Path.cwd(), anchor()
+    if args.history:
+        rows = history.read(place / ".athanor" / history.FILE)
+        print("\n".join(map(line, rows)) if rows else "nothing has been scored here")
+        return 0
+    recorder = Recorder(root, place)
+    if args.watch or args.slot:
+        from athanor.commands.evaluate.watch import follow
+
+        return follow(args, recorder, root, place)
+    recorder.add(apart(job_of(args, Path(args.model), kind_of(args.model)), low_priority=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""eval_history.jsonl: one row for every score, and which rows may be compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import write_text
+from athanor.errors import InputError
+
+FILE = "eval_history.jsonl"
+# What has to be equal in two rows before their difference says something about two models.
+KEYS = (
+    "set_sha256",
+    "tokenizer_digest",
+    "template_hash",
+    "method",
+    "mask",
+    "context_tokens",
+    "windows",
+    "scored_tokens",
+    "backend",
+    "dtype",
+    "exact",
+)
+PLOTTED = ("stage", "step", "tokens", "method", "backend", "loss", "perplexity", "bits_per_byte")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Second row against the first. stderr of the loss difference as if the rows were independent: an upper bound,
+    since both score the same targets."""
+
+    loss_difference: float
+    perplexity_ratio: float
+    stderr: float | None
+
+
+def append(path: str | Path, row: Mapping[str, Any]) -> None:
+    """Add a row: one write at the file's end, flushed, so rows of several processes and a power loss mix nothing up."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(dict(row), sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":  # a row that a power loss tore stays a line of its own
+            line = "\n" + line
+        data = line.encode()
+        if os.write(handle, data) != len(data):
+            raise InputError("a row was cut off while it was written", where=str(path), fix="make room on the disk")
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """Whole rows in order; torn lines are passed over."""
+    if not Path(path).is_file():
+        return []
+    rows = []
+    for line in Path(path).read_bytes().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def differing(first: Mapping[str, Any], second: Mapping[str, Any], allow: Sequence[str] = ()) -> list[str]:
+    """Keys that make two rows incomparable. `allow`: such as ("backend", "dtype", "exact") to hold runtimes together."""
+    return [key for key in KEYS if key not in allow and first.get(key) != second.get(key)]
+
+
+def compare(first: Mapping[str, Any], second: Mapping[str, Any], allow: Sequence[str] = ()) -> Comparison:
+    """InputError names every key that differs."""
+    odd = differing(first, second, allow)
+    if odd:
+        told = "; ".join(f"{key} is {_short(first.get(key))} and {_short(second.get(key))}" for key in odd)
+        raise InputError(f"the rows cannot be compared: {told}", where=FILE, fix="score both models alike")
+    difference = second["loss"] - first["loss"]
+    errors = [row["stderr"] / row["perplexity"] if row.get("stderr") is not None else None for row in (first, second)]
+    error = None if None in errors else math.hypot(*errors)
+    return Comparison(difference, math.exp(difference), error)
+
+
+def previous(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The last row before this one of another model that it may be compared with."""
+    for other in reversed(rows):
+        if other.get("weights_sha256") != row["weights_sha256"] and not differing(other, row):
+            return other
+    return None
+
+
+def write_plot(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Scores of checkpoints as a file for `dvc plots`: the last one of each set, step, method and backend."""
+    last: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for row in rows:
+        if row.get("step") is not None:
+            last[tuple(row.get(key) for key in ("slot", "set_sha256", "stage", "step", "method", "backend"))] = row
+    ordered = sorted(last.values(), key=lambda row: (str(row.get("stage")), row["step"]))
+    lines = ["\t".join(PLOTTED)]
+    lines += ["\t".join("" if row.get(key) is None else f"{row[key]}" for key in PLOTTED) for row in ordered]
+    if len(lines) > 1:
+        write_text(path, "\n".join(lines) + "\n")
+
+
+def _short(value: Any) -> str:
+    return f"{value[:12]}..." if isinstance(value, str) and len(value) > 16 else repr(value)

@@ -1,0 +1,271 @@
+"""Windows, sets, history, and the command on a small model and on checkpoints; about 12 s."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from athanor.artifacts import read_json, write_json
+from athanor.commands.evaluate import main as command
+from athanor.corpus.documents import Document, write_documents
+from athanor.errors import GateError, InputError
+from athanor.evaluation.perplexity import history
+from athanor.evaluation.perplexity.backends import Ours
+from athanor.evaluation.perplexity.child import apart
+from athanor.evaluation.perplexity.job import Job, kind_of
+from athanor.evaluation.perplexity.sets import document_rows, load_set, row_windows
+from athanor.evaluation.perplexity.windows import chunk_windows, from_loss, plain, scored_bytes, summary
+from athanor.pipeline.slots import Slot
+from athanor.training import checkpoint
+from athanor.training.validation import bits_per_byte
+from athanor.training.weights import model_tensors
+from tests.evaluation.tiny import make_model, save, write_tiny_tokenizer
+
+ROOT = Path(history.__file__).resolve().parents[3]
+PROSE = "The river ran past the old mill, and nobody counted the stones any more. "
+
+
+# -- windows ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context, scored", [(8, 3), (9, 4), (96, 47)])
+def test_chunks_are_cut_as_llama_perplexity_cuts(context, scored):
+    ids = np.arange(100, 100 + 2 * context + context - 1)
+    windows = chunk_windows(ids, context, bos=1)
+    assert [window.ids[0] for window in windows] == [1, 1]  # written over, not put in front
+    assert windows[1].ids[1:].tolist() == ids[context + 1 : 2 * context].tolist()  # the rest is dropped
+    assert [len(window.targets) for window in windows] == [scored, scored]
+    assert windows[0].targets.tolist() == list(range(context // 2 + 1, context))
+    assert chunk_windows(ids, context, bos=None)[0].ids[0] == 100
+    assert len(chunk_windows(ids, context, bos=1, chunks=1)) == 1
+    with pytest.raises(InputError, match=f"{2 * context - 1} tokens, and two contexts"):
+        chunk_windows(ids[: 2 * context - 1], context, bos=1)
+
+
+def test_one_newline_is_dropped_at_the_end():
+    assert plain("a\n\n") == "a\n" and plain("a") == "a"
+
+
+def test_summary_is_the_printed_estimate():
+    nats = np.array([1.0, 2.0, 3.0, 6.0])
+    found = summary([nats[:2], nats[2:]], 2, 12)
+    assert found.loss == 3.0 and found.perplexity == pytest.approx(math.exp(3))
+    assert found.stderr == pytest.approx(math.exp(3) * math.sqrt((12.5 - 9) / 3))
+    assert found.bits_per_byte == pytest.approx(12 / math.log(2) / 12)
+    for bad in (math.nan, math.inf):
+        with pytest.raises(GateError, match="no finite loss"):
+            summary([np.array([1.0, bad])], 1, None)
+    with pytest.raises(GateError, match="no finite perplexity"):
+        from_loss(1e4, None, 1, 1, None)
+
+
+def test_bytes_are_those_of_the_scored_half(tokenizer):
+    """The second half is digits, one byte to a token; the whole text's average would say more."""
+    model = Ours(make_model(tokenizer), tokenizer)
+    ids = model.encode(PROSE * 40)[:64].tolist() + tokenizer.encode("7" * 64)
+    windows = chunk_windows(ids, 64, tokenizer.bos)
+    assert scored_bytes(windows[1:], tokenizer.token_bytes) == 31
+    assert scored_bytes(windows[:1], tokenizer.token_bytes) > 40
+
+
+def test_nats_do_not_depend_on_what_shares_a_batch(tokenizer):
+    model = Ours(make_model(tokenizer), tokenizer)
+    rows = [(np.array([tokenizer.bos, *tokenizer.encode(PROSE * n)]), np.ones(10_000)) for n in (1, 9, 2, 4)]
+    windows = row_windows(rows, 128)
+    together, alone = model.nats(windows), [model.nats([window])[0] for window in windows]
+    assert sum(map(len, together)) == sum(len(ids) - 1 for ids, _ in rows)  # every target once
+    for a, b in zip(together, alone, strict=True):
+        assert np.allclose(a, b, atol=1e-5)
+
+
+def test_documents_on_their_own_equal_the_pipelines_bits_per_byte(tokenizer, tmp_path):
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": PROSE * n}) + "\n" for n in (1, 7, 3)))
+    rows = document_rows(load_set(tmp_path / "t.jsonl", 10**6, 1), tokenizer)
+    model = make_model(tokenizer)
+    expected = bits_per_byte(model, [ids for ids, _ in rows], tokenizer.token_bytes, 128)
+    windows = row_windows(rows, 128)
+    found = summary(Ours(model, tokenizer).nats(windows), len(windows), scored_bytes(windows, tokenizer.token_bytes))
+    assert found.bits_per_byte == pytest.approx(expected.bpb, rel=1e-6) and found.tokens == expected.tokens
+
+
+# -- sets -------------------------------------------------------------------
+
+
+def test_a_set_is_drawn_by_content_and_has_a_hash(tmp_path):
+    texts = [f"document {number} " + PROSE for number in range(9)]
+    for name, order in (("a", texts), ("b", texts[::-1])):
+        documents = [Document(text, "docs", "prose", "CC0-1.0", "val", {}) for text in order]
+        write_documents(tmp_path / f"{name}.parquet", documents)
+    a, b = (load_set(tmp_path / f"{name}.parquet", 300, 1) for name in "ab")
+    assert a == b and len(a.text.encode()) <= 300 + 2 * len(a.texts)
+    assert load_set(tmp_path / "a.parquet", 301, 1).digest != a.digest
+    (tmp_path / "marks.jsonl").write_text(json.dumps({"text": "a\u2581b"}) + "\n" + json.dumps({"text": "c"}) + "\n")
+    assert load_set(tmp_path / "marks.jsonl", 300, 1).texts == ("c",)
+
+
+@pytest.mark.parametrize(
+    "name, content, complaint",
+    [
+        ("none.txt", None, "file not found"),
+        ("x.jsonl", "{", "x.jsonl:1: not valid JSON"),
+        ("x.jsonl", '{"text": "a"}\n{"messages": []}\n', "neither all rows"),
+        ("x.jsonl", '{"messages": [{"role": "user"}]}\n', "no conversation"),
+        ("x.txt", b"\xff\xfe", "no UTF-8"),
+        ("x.txt", "", "no text"),
+    ],
+)
+def test_a_bad_set_is_one_clear_error(name, content, complaint, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=complaint):
+        load_set(tmp_path / name, 100, 10)
+
+
+# -- history ----------------------------------------------------------------
+
+ROW = {
+    **{key: "x" for key in history.KEYS},
+    **{"weights_sha256": "1", "loss": 3.0, "perplexity": math.exp(3), "stderr": 0.1, "step": 1, "stage": "pretrain"},
+}
+
+
+def test_rows_are_compared_only_when_the_keys_agree():
+    other = {**ROW, "weights_sha256": "2", "loss": 2.9, "perplexity": math.exp(2.9)}
+    found = history.compare(ROW, other)
+    assert found.loss_difference == pytest.approx(-0.1) and found.perplexity_ratio == pytest.approx(math.exp(-0.1))
+    for key in history.KEYS:
+        with pytest.raises(InputError, match=f"cannot be compared: {key} is 'x' and 'y'"):
+            history.compare(ROW, {**other, key: "y"})
+    assert history.compare(ROW, {**other, "backend": "y"}, allow=("backend",)).loss_difference < 0
+    assert history.previous([other, {**ROW, "mask": "y", "weights_sha256": "3"}, ROW], ROW) == other
+
+
+def test_rows_of_several_processes_stay_whole(tmp_path):
+    path = tmp_path / history.FILE
+    path.write_text('{"writer": 9, "num')  # torn by a power loss
+    code = (
+        "import sys; from athanor.evaluation.perplexity.history import append\n"
+        "for n in range(40): append(sys.argv[1], {'writer': int(sys.argv[2]), 'number': n, 'filler': 'x' * 2000})"
+    )
+    workers = [subprocess.Popen([sys.executable, "-c", code, path, str(writer)], cwd=ROOT) for writer in (1, 2)]
+    assert [worker.wait() for worker in workers] == [0, 0]
+    rows = history.read(path)
+    assert len(rows) == 80 and sorted(row["number"] for row in rows if row["writer"] == 1) == list(range(40))
+
+
+def test_the_plot_holds_the_last_score_of_each_checkpoint(tmp_path):
+    rows = [{**ROW, "step": step, "loss": loss} for step, loss in ((10, 3.0), (2, 4.0), (10, 2.5))]
+    history.write_plot(tmp_path / "p.tsv", [*rows, {**ROW, "step": None}])
+    lines = [line.split("\t") for line in (tmp_path / "p.tsv").read_text().splitlines()]
+    assert lines[0] == list(history.PLOTTED) and [line[1] for line in lines[1:]] == ["2", "10"] and lines[2][5] == "2.5"
+    history.write_plot(tmp_path / "none.tsv", [{**ROW, "step": None}])
+    assert not (tmp_path / "none.tsv").exists()
+
+
+# -- the command ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
+    write_tiny_tokenizer(path)
+    return path
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch, tokenizer, tokenizer_dir):
+    """models/sft, its tokenizer, documents, and a pretraining slot with two checkpoints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    monkeypatch.setenv("ATHANOR_TRACKING", "off")
+    model = make_model(tokenizer)
+    shutil.copytree(tokenizer_dir, tmp_path / "models" / "tokenizer")
+    save(tmp_path / "models" / "sft", model, tokenizer)
+    (tmp_path / "t.txt").write_text(PROSE * 60)
+    (tmp_path / "params.yaml").write_text("model: {dim: 32}\n")
+    facts = {"params": {"model": model.config.to_dict(), "pretrain": {"batch_tokens": 256}}, "inputs": {}, "code": "c"}
+    with Slot(tmp_path / ".athanor" / "slots" / "pretrain", facts) as slot:
+        for step in (3, 7):
+            tensors = {f"model.{name}": weight * (1 + step / 50) for name, weight in model_tensors(model).items()}
+            checkpoint.save(slot.path, step, {**tensors, "optimizer.x": torch.zeros(3)}, {})
+    return tmp_path, slot
+
+
+def run(monkeypatch, *words):
+    words = ("--set", "t.txt", "--tokenizer", "models/tokenizer", "--threads", "1", *words)
+    monkeypatch.setattr("sys.argv", ["athanor evaluate", *words])
+    return command.main()
+
+
+def test_the_command_scores_apart_and_keeps_a_history(project, monkeypatch, capsys):
+    root, slot = project
+    assert run(monkeypatch) == 0
+    assert "models/sft: chunks perplexity" in capsys.readouterr().out
+    rows = history.read(root / ".athanor" / history.FILE)
+    assert [row["method"] for row in rows] == ["chunks", "documents"]
+    for key in (*history.KEYS, "weights_sha256", "loss", "perplexity", "stderr", "bits_per_byte", "attempts", "seconds"):
+        assert rows[0][key] is not None, key
+    assert run(monkeypatch, "--slot", slot.path.name[:6]) == 0
+    said = capsys.readouterr().out
+    assert "pretrain step 7: chunks" in said and "pretrain step 3: documents" in said and "loss +" in said
+    rows = history.read(root / ".athanor" / history.FILE)
+    assert [(row["step"], row["tokens"]) for row in rows[2:]] == [(3, 768), (3, 768), (7, 1792), (7, 1792)]
+    assert len((root / "plots" / "eval_history.tsv").read_text().splitlines()) == 5
+    journals = sorted((root / ".athanor" / "runs").glob("perplexity-*"))
+    end = [read_json(folder / "end.json") for folder in journals]
+    assert {one["status"] for one in end} == {"FINISHED"} and "pretrain.chunks.torch.perplexity" in end[-1]["metrics"]
+    steps = [json.loads(line)["s"] for folder in journals for line in (folder / "journal.jsonl").read_text().splitlines()]
+    assert {0, 3, 7} == set(steps)
+    assert not list((root / ".athanor").glob(".evaluate-*"))
+
+
+def test_watching_follows_a_training_until_it_ends(project, monkeypatch, capsys):
+    """The slot is locked as a trainer has it, and let go once the newest checkpoint has been scored."""
+    root, slot = project
+    with Slot(slot.path.parent, slot.facts, held=True) as held:
+        monkeypatch.setattr(command.Recorder, "add", lambda self, rows: (held.release(), print(rows[0]["step"]))[0])
+        assert run(monkeypatch, "--watch", "--poll", "0.05") == 0
+    assert capsys.readouterr().out.split() == ["7"]
+
+
+def test_a_damaged_checkpoint_is_told_and_the_next_one_scored(project, monkeypatch, capsys):
+    root, slot = project
+    (slot.path / "step_00000007" / "tensors.safetensors").write_bytes(b"torn")
+    assert run(monkeypatch, "--slot", slot.path.name) == 1
+    said = capsys.readouterr()
+    assert "step 7" in said.err and "damaged" in said.err and "pretrain step 3: chunks" in said.out
+    assert not list((root / ".athanor").glob(".evaluate-*"))
+
+
+def test_errors_of_the_other_process_are_told_in_one_line(project, monkeypatch, capsys):
+    with pytest.raises(InputError, match="contexts of 128 tokens, not 512"):
+        run(monkeypatch, "--context", "512")
+    with pytest.raises(InputError, match="no model here"):
+        run(monkeypatch, "--model", "nowhere")
+    with pytest.raises(GateError, match="no score in 0.1 s"):
+        run(monkeypatch, "--timeout", "0.1")
+    assert not history.read(project[0] / ".athanor" / history.FILE)
+
+
+def test_one_that_is_killed_is_told(project, monkeypatch):
+    job = Job("models/sft", kind_of("models/sft"), "torch", "t.txt", "models/tokenizer")
+    monkeypatch.setenv("PYTHONMALLOC", "nonsense")  # the interpreter itself does not start
+    with pytest.raises(GateError, match="its process ended with status"):
+        apart(job, low_priority=True)
+
+
+def test_a_model_of_another_tokenizer_is_refused(project, monkeypatch):
+    root, _ = project
+    shutil.copytree(root / "models" / "sft", root / "models" / "other")
+    config = read_json(root / "models" / "other" / "config.json")
+    write_json(root / "models" / "other" / "config.json", {**config, "facts": {**config["facts"], "tokenizer_digest": "0"}})
+    with pytest.raises(InputError):
+        run(monkeypatch, "--model", "models/other")

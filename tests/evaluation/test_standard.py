@@ -1,0 +1,155 @@
+"""lm-evaluation-harness as a separate program: how it is called, and that our scorer agrees with it item for item."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from athanor.artifacts import read_json
+from athanor.commands import lm_eval as command
+from athanor.corpus.documents import Document, write_documents
+from athanor.errors import InputError
+from athanor.evaluation import agreement, local_tasks, standard
+from athanor.export.huggingface import write_huggingface
+from athanor.export.source import make_source
+from athanor.export.vocabulary import Vocabulary
+from athanor.serving.loading import load_export
+from tests.evaluation.tiny import make_model, write_tiny_tokenizer
+
+
+def texts() -> list[str]:
+    rng = random.Random(4)
+    words = [word for word in Path(shutil.__file__).read_text(encoding="utf-8").split() if word.isascii()]
+    return [" ".join(rng.choices(words, k=40 + 7 * number)) for number in range(12)]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def exported(request, tmp_path_factory) -> Path:
+    """An export of random weights, and held-out text beside it."""
+    root = tmp_path_factory.mktemp("standard")
+    tokenizer = write_tiny_tokenizer(root / "tokenizer")
+    vocabulary = Vocabulary.load(root / "tokenizer" / "tokenizer.model")
+    model = make_model(tokenizer, context=64, qk_norm=request.param == "qwen3")
+    source = make_source("tiny", model, tokenizer, vocabulary, {})
+    write_huggingface(root / "models" / "export" / "hf", source, "float32")
+    (root / "data" / "clean").mkdir(parents=True)
+    write_documents(
+        root / "data" / "clean" / "val.parquet", [Document(t, "docs", "prose", "PSF-2.0", "val", {}) for t in texts()]
+    )
+    return root
+
+
+# -- the call ------------------------------------------------------------------
+
+
+def words(tasks):
+    return standard.arguments(Path("m"), tasks, Path("o"), context_tokens=256, limit=7, include=[Path("i")])
+
+
+def test_rolling_tasks_are_called_apart_and_without_a_second_bos():
+    tasks = ["hellaswag", local_tasks.TEXT, "arc_easy", "wikitext"]
+    assert standard.groups(tasks) == [["hellaswag", "arc_easy"], [local_tasks.TEXT, "wikitext"]]
+    assert standard.groups(["piqa"]) == [["piqa"]]
+    for part, bos in zip(standard.groups(tasks), ("True", "False"), strict=True):
+        settings = words(part)[words(part).index("--model_args") + 1].split(",")
+        assert f"add_bos_token={bos}" in settings
+        assert {"dtype=float32", "max_length=256", "pretrained=m"} <= set(settings)
+    assert words(["piqa"])[-4:] == ["--limit", "7", "--include_path", "i"]
+
+
+def test_the_standard_tasks_are_those_that_are_promised():
+    assert {"hellaswag", "arc_easy", "arc_challenge", "piqa", "openbookqa", "boolq", "gsm8k", "lambada_openai"} == set(
+        standard.STANDARD
+    )
+
+
+def test_a_missing_program_is_one_clear_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("LM_EVAL", str(tmp_path / "none"))
+    with pytest.raises(InputError, match=r"LM_EVAL.*cannot be run.*pip install"):
+        standard.program()
+    monkeypatch.delenv("LM_EVAL")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InputError, match="not installed"):
+        standard.program()
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [("echo no such task >&2; exit 3", "status 3: no such task"), ("exit 0", "no message"), ("sleep 60", "more than")],
+)
+def test_a_program_that_fails_is_told_with_its_words(body, complaint, monkeypatch, tmp_path):
+    """Also one that says all is well and leaves no results."""
+    script = tmp_path / "lm_eval"
+    script.write_text(f"#!/bin/sh\n{body.replace('sleep', 'exec sleep')}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("LM_EVAL", str(script))
+    seconds = 0.3 if "sleep" in body else None
+    with pytest.raises(InputError, match=complaint):
+        standard.run(tmp_path, ["x"], tmp_path / "out", context_tokens=8, timeout_seconds=seconds)
+
+
+def test_results_become_rows_with_their_errors():
+    results = {"t": {"alias": "t", "acc,none": 0.5, "acc_stderr,none": 0.1, "f1,none": 0.25, "f1_stderr,none": "N/A"}}
+    assert standard.table(results) == [("t", "acc", "0.5000 ± 0.1000"), ("t", "f1", "0.2500")]
+
+
+# -- the local tasks -------------------------------------------------------------
+
+
+def test_questions_have_their_own_answer_once_and_repeat():
+    found = local_tasks.questions(texts(), 10)
+    assert found == local_tasks.questions(texts(), 10) and len(found) == 10
+    assert len({question.label for question in found}) > 1
+    for question, text in zip(found, texts(), strict=False):
+        assert len(set(question.choices)) == local_tasks.CHOICES
+        assert text.startswith(question.context + " " + question.choices[question.label])
+    with pytest.raises(InputError, match="only 2 documents"):
+        local_tasks.questions([*texts()[:2], "short"], 10)
+
+
+def test_text_with_braces_and_quotes_survives_the_task_files(tmp_path):
+    odd = ['{{ a }} "b" {% c %} \\ \u00e9 ' + text for text in texts()]
+    files = local_tasks.write_tasks(tmp_path, odd, 5)
+    rows = [json.loads(line) for line in files[local_tasks.NEXT].read_text().splitlines()]
+    assert len(rows) == 5 and rows[0]["context"].startswith('{{ a }} "b" {% c %} \\ \u00e9 ')
+
+
+# -- the real thing ----------------------------------------------------------------
+
+
+@pytest.fixture
+def harness():
+    try:
+        return standard.program()
+    except InputError:
+        pytest.skip("lm-evaluation-harness is not installed: pip install 'lm_eval>=0.4.13,<0.5' or set LM_EVAL")
+
+
+def test_our_scorer_and_the_harness_agree(exported, harness, tmp_path, monkeypatch, capsys):
+    """Accuracy, normalised accuracy, every item's log-likelihood, and bits per byte of long texts."""
+    monkeypatch.chdir(exported)
+    monkeypatch.setattr("sys.argv", ["athanor lm-eval", "--check", "--out", str(tmp_path / "out")])
+    assert command.main() == 0
+    assert capsys.readouterr().out.count("our scorer agrees on 12 items") == 2
+    model, tokenizer = load_export(exported / "models" / "export" / "hf")
+    results = {}
+    for path in (tmp_path / "out").rglob("results_*.json"):
+        results |= read_json(path)["results"]
+    # A scorer with the usual mistakes must not pass.
+    with torch.no_grad():
+        model.model.norm.weight[0] += 0.05
+    for task in standard.LOCAL:
+        assert not agreement.compare(model, tokenizer, tmp_path / "out", task, results).good
+    model, _ = load_export(exported / "models" / "export" / "hf")
+    monkeypatch.setattr(agreement, "DELIMITER", "")
+    assert agreement.compare(model, tokenizer, tmp_path / "out", local_tasks.NEXT, results).apart > 0
+    monkeypatch.undo()
+    model.config = replace(model.config, context_tokens=32)
+    assert not agreement.compare(model, tokenizer, tmp_path / "out", local_tasks.TEXT, results).good

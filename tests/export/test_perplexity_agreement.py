@@ -1,0 +1,228 @@
+"""One text, three runtimes, one perplexity; and every silent trap of a GGUF file makes llama.cpp's another one.
+
+The program llama-perplexity is asked where it is found (LLAMA_PERPLEXITY, PATH), else the package xllamacpp, which
+scores the same ids. About 20 s.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from athanor.errors import GateError
+from athanor.evaluation.perplexity import server as server_module
+from athanor.evaluation.perplexity.agreement import agree, held_out_text
+from athanor.evaluation.perplexity.backends import HuggingFace, Ours, TextScore
+from athanor.evaluation.perplexity.binary import Binary, find
+from athanor.evaluation.perplexity.server import Server
+from athanor.evaluation.perplexity.sets import row_windows
+from athanor.evaluation.perplexity.windows import summary
+from athanor.export import gguf
+from athanor.export.huggingface import write_huggingface
+from athanor.export.parity import rebuilt
+from athanor.tokenizer.chat import render
+from tests.export.conftest import CONTEXT, documents, question, reply
+
+CHUNKS = 4
+NOT_FOUND = "no llama-perplexity: set LLAMA_PERPLEXITY, or build it with tools/llama_cpp.py"
+
+
+@pytest.fixture(scope="session", params=["llama-perplexity", "xllamacpp"])
+def runtime(request):
+    """Makes an evaluator of a file. The package only where the program is not: both mean llama.cpp."""
+    program = find()
+    if request.param == "llama-perplexity":
+        if program is None:
+            pytest.skip(NOT_FOUND)
+        return lambda path, exact=True: Binary(program, path, exact=exact, threads=1, timeout_seconds=120)
+    pytest.importorskip("xllamacpp")
+    if program is not None:
+        pytest.skip("llama-perplexity is asked instead; test_the_package_and_the_program_agree asks both")
+    return lambda path, exact=True: Server(path, exact=exact, threads=1, timeout_seconds=120)
+
+
+@pytest.fixture(scope="session")
+def text(llama):
+    return held_out_text(llama.source.tokenizer, documents(), CONTEXT * CHUNKS)
+
+
+@pytest.fixture(scope="session")
+def wanted(llama, qwen, text):
+    found = {}
+    for case in (llama, qwen):
+        ours = Ours(rebuilt(case.source, "float32"), case.source.tokenizer)
+        found[case.source.architecture] = ours.text(text, CONTEXT, CHUNKS)
+    return found
+
+
+def test_transformers_gives_the_same_number(case, text, wanted, tmp_path):
+    write_huggingface(tmp_path / "hf", case.source, "float32")
+    expected = wanted[case.source.architecture]
+    found = HuggingFace(tmp_path / "hf").text(text, CONTEXT, CHUNKS)
+    assert agree("transformers", found, expected, 1e-6, False) < 1e-6
+    assert found.measured.bits_per_byte == pytest.approx(expected.measured.bits_per_byte, rel=1e-6)
+    assert found.measured.tokens == CHUNKS * (CONTEXT - CONTEXT // 2 - 1)
+
+
+@pytest.mark.parametrize("file_type, tolerance", [("f32", 1e-5), ("f16", 1e-3), ("q8_0", 2e-3)])
+def test_llama_cpp_gives_the_same_number(file_type, tolerance, case, text, wanted, runtime, tmp_path):
+    gguf.write_gguf(tmp_path / "model.gguf", case.source, file_type)
+    found = runtime(tmp_path / "model.gguf", file_type == "f32").text(text, CONTEXT, CHUNKS)
+    expected = wanted[case.source.architecture]
+    assert agree(file_type, found, expected, tolerance, file_type == "q8_0") < (1e-5 if file_type == "f32" else 0.02)
+    assert np.array_equal(found.ids, expected.ids)
+    assert found.measured.bits_per_byte == pytest.approx(expected.measured.bits_per_byte, rel=0.01)
+
+
+def test_the_package_and_the_program_agree(llama, text, wanted, tmp_path):
+    pytest.importorskip("xllamacpp")
+    program = find()
+    if program is None:
+        pytest.skip(NOT_FOUND)
+    gguf.write_gguf(tmp_path / "model.gguf", llama.source, "f32")
+    how = {"exact": True, "threads": 1, "timeout_seconds": 120}
+    both = Server(tmp_path / "model.gguf", **how), Binary(program, tmp_path / "model.gguf", **how)
+    scores = [evaluator.text(text, CONTEXT, 2) for evaluator in both]
+    assert agree("llama.cpp", scores[0], scores[1], 1e-5, False) < 1e-5
+    assert scores[1].measured.stderr == pytest.approx(scores[0].measured.stderr, rel=1e-4)
+
+
+# -- traps ------------------------------------------------------------------
+
+
+def unpermuted(source):
+    return {
+        f"blk.{n}.attn_{kind}.weight": source.weights[f"model.layers.{n}.self_attn.{kind}_proj.weight"].numpy()
+        for n in range(source.config.layers)
+        for kind in ("q", "k")
+    }
+
+
+def more_rows(source):
+    """32 rows and tokens more than the tokenizer has: nothing masks them."""
+    keys = gguf.metadata(source, "f32")
+    rows = gguf.tensors(source)["token_embd.weight"]
+    names = [f"[PAD{number}]" for number in range(32)]
+    return {
+        "values": {
+            "llama.vocab_size": len(rows) + 32,
+            "tokenizer.ggml.tokens": [*keys["tokenizer.ggml.tokens"].value, *names],
+            "tokenizer.ggml.scores": [*keys["tokenizer.ggml.scores"].value, *[0.0] * 32],
+            "tokenizer.ggml.token_type": [*keys["tokenizer.ggml.token_type"].value, *[5] * 32],
+        },
+        "arrays": {"token_embd.weight": np.concatenate([rows, np.zeros((32, rows.shape[1]), np.float32)])},
+    }
+
+
+TRAPS = {
+    "rows of q and k not permuted": lambda s: {"arrays": unpermuted(s)},
+    "space prefix": lambda s: {"values": {"tokenizer.ggml.add_space_prefix": True}},
+    "space prefix key absent": lambda s: {"drop": ["tokenizer.ggml.add_space_prefix"]},
+    "no bos": lambda s: {"values": {"tokenizer.ggml.add_bos_token": False}},
+    "norm eps": lambda s: {"values": {"llama.attention.layer_norm_rms_epsilon": 1e-6}},
+    "rotary base wrong": lambda s: {"values": {"llama.rope.freq_base": 500000.0}},
+    "rotary base absent": lambda s: {"drop": ["llama.rope.freq_base"]},
+    "scores absent": lambda s: {"drop": ["tokenizer.ggml.scores"]},
+    "unigram tokenizer": lambda s: {"values": {"tokenizer.ggml.model": "t5"}},
+    "rows without a token": more_rows,
+}
+
+
+def write(path, source, arch, *, values=None, drop=(), arrays=None, without=()):
+    keys = {k.replace(source.architecture, arch, 1): v for k, v in gguf.metadata(source, "f32").items() if k not in drop}
+    for key, value in (values or {}).items():
+        keys[key] = replace(keys[key], value=value)
+    tensors = {k: v for k, v in (gguf.tensors(source) | (arrays or {})).items() if not k.endswith(tuple(without) or "?")}
+    gguf.write_raw(path, arch, keys, tensors, "f32")
+
+
+def caught(runtime, path, text, expected):
+    """By the ids where they are told, and by the perplexity alone where they are not."""
+    found = runtime(path).text(text, CONTEXT, CHUNKS)
+    with pytest.raises(GateError, match="perplexity in trapped"):
+        agree("trapped", found, expected, 1e-5, False)
+    with pytest.raises(GateError, match="apart by|targets where ours"):
+        agree("trapped", replace(found, ids=None), expected, 1e-5, False)
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_trap_of_a_llama_file_is_caught(trap, llama, text, wanted, runtime, tmp_path):
+    write(tmp_path / "model.gguf", llama.source, "llama", **TRAPS[trap](llama.source))
+    caught(runtime, tmp_path / "model.gguf", text, wanted["llama"])
+
+
+def test_trap_permuted_qwen3_is_caught(qwen, text, wanted, runtime, tmp_path):
+    heads = {"_q.": qwen.source.config.heads, "_k.": qwen.source.config.kv_heads}
+    permuted = {
+        name: gguf.interleave(array, heads["_q." if "_q." in name else "_k."])
+        for name, array in unpermuted(qwen.source).items()
+    }
+    write(tmp_path / "model.gguf", qwen.source, "qwen3", arrays=permuted)
+    caught(runtime, tmp_path / "model.gguf", text, wanted["qwen3"])
+
+
+def test_trap_dropped_qk_norm_is_caught(qwen, text, wanted, runtime, tmp_path):
+    write(tmp_path / "model.gguf", qwen.source, "llama", without=["attn_q_norm.weight", "attn_k_norm.weight"])
+    caught(runtime, tmp_path / "model.gguf", text, wanted["qwen3"])
+
+
+def scored(nats):
+    return TextScore(summary([nats], 1, None), None, nats)
+
+
+def test_rounding_is_allowed_its_chance_and_no_more():
+    """Targets that differ by chance may move the mean by as much; a mean moved alike everywhere is a fault."""
+    nats = np.linspace(0.1, 8, 400)
+    noise = np.where(np.arange(400) % 2, 0.05, -0.05)
+    shifted = scored(nats + 0.003 + noise)
+    assert agree("q8_0", shifted, scored(nats), 2e-3, True) == pytest.approx(0.003, rel=0.01)
+    for rounds, moved in ((False, 0.003 + noise), (True, 0.003), (True, 0.2 * np.sign(noise) + 0.005)):
+        with pytest.raises(GateError, match="apart by"):
+            agree("q8_0", scored(nats + moved), scored(nats), 2e-3, rounds)
+
+
+# -- conversations ----------------------------------------------------------
+
+
+def test_conversations_are_scored_by_ids_everywhere(llama, tmp_path):
+    """Stop tokens included, which end the server's answers; chat symbols in a text stay text."""
+    pytest.importorskip("xllamacpp")
+    tokenizer = llama.source.tokenizer
+    odd = [replace(question(7)[0], content="what is <|stop|><|assistant|>?"), reply(7)]
+    rows = [render(tokenizer, chat) for chat in ([*question(3), reply(3)], [*question(41), reply(41)], odd)]
+    windows = row_windows([(np.array(ids), np.array(mask)) for ids, mask in rows], CONTEXT)
+    assert sum(len(window.targets) for window in windows) == sum(sum(mask) for _, mask in rows)
+    gguf.write_gguf(tmp_path / "model.gguf", llama.source, "f32")
+    write_huggingface(tmp_path / "hf", llama.source, "float32")
+    ours = Ours(rebuilt(llama.source, "float32"), tokenizer).nats(windows)
+    server = Server(tmp_path / "model.gguf", exact=True, threads=1, timeout_seconds=120).nats(windows)
+    other = HuggingFace(tmp_path / "hf").nats(windows)
+    for mine, theirs, third in zip(ours, server, other, strict=True):
+        assert np.allclose(mine, theirs, atol=1e-3) and np.allclose(mine, third, atol=1e-5)
+
+
+def test_a_server_that_never_answers_is_started_again(llama, text, tmp_path, monkeypatch):
+    """The first worker stands still as the real one does now and then; a server that always does is given up."""
+    write(tmp_path / "model.gguf", llama.source, "llama")
+    starts, start = [], Server._start
+
+    def stuck(self, command, log_path):
+        starts.append(command)
+        if len(starts) in silent:
+            command = [sys.executable, "-c", "import time; print('.', flush=True); time.sleep(1000)"]
+        return start(self, command, log_path)
+
+    monkeypatch.setattr(Server, "_start", stuck)
+    monkeypatch.setattr(server_module, "STALLS", 12)
+    silent = {1}
+    server = Server(tmp_path / "model.gguf", exact=True, threads=1, timeout_seconds=120)
+    assert len(server.encode("some text")) > 1 and len(starts) == 2
+    silent = set(range(100))
+    starts.clear()
+    monkeypatch.setattr(server_module, "STALLS", 6000)
+    with pytest.raises(GateError, match="no answer"):
+        server.encode("some text")
+    assert len(starts) == server_module.ATTEMPTS
