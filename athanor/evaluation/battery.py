@@ -1,17 +1,37 @@
-"""Ask a model every item of the battery, as a user would: chat template in, greedy answer out, scored exactly."""
+"""Ask a model every item of the battery, as a user would: chat template in, greedy answer out, scored exactly.
+
+Items of kind likelihood are not answered but compared: the model's
+log-likelihood takes one of their choices. Whatever was said or compared goes
+through `judge`, so that a fake model is scored as a real one is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from athanor.corpus.conversations import Item
 from athanor.errors import InputError
-from athanor.evaluation.generate import GREEDY, end_ids, generate
+from athanor.evaluation.generate import GREEDY, Sampling, end_ids, exempt_ids, generate
+from athanor.evaluation.item_scores import choice_log_likelihoods, gold_bits
 from athanor.evaluation.report import Answer, repeats
-from athanor.evaluation.scoring import score_many
+from athanor.evaluation.scoring import choose, score_many
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Output:
+    """What came out of a model for one item: a text, or the log-likelihoods of its choices."""
+
+    text: str = ""
+    tokens: int = 0
+    stopped: bool = True
+    ended: bool = True
+    fake_turn: bool = False
+    repeats: bool = False
+    log_likelihoods: tuple[float, ...] = ()
 
 
 def ask(
@@ -24,13 +44,76 @@ def ask(
     batch_rows: int,
     workers: int,
     threads: int = 1,
+    sampling: Sampling = GREEDY,
+    gold: bool = True,
 ) -> list[Answer]:
     """One answer per item, in the order of `items`. `workers` code answers run at a
     time, and `threads` batches are decoded side by side (see `generate`).
 
     Every control id ends an answer; only `<|stop|>` counts as having stopped.
-    InputError if an item does not fit into the model's context.
+    `gold` adds the bits of each item's accepted answer. InputError if an item
+    does not fit into the model's context.
     """
+    spoken = [item for item in items if item.kind != "likelihood"]
+    compared = [item for item in items if item.kind == "likelihood"]
+    said = _speak(model, tokenizer, spoken, max_new_tokens, batch_rows, threads, sampling)
+    values = choice_log_likelihoods(model, tokenizer, compared, threads)
+    outputs = dict(zip([item.id for item in spoken], said, strict=True))
+    outputs |= {item.id: Output(log_likelihoods=v) for item, v in zip(compared, values, strict=True)}
+    costs = gold_bits(model, tokenizer, items, threads) if gold else None
+    return judge(name, items, [outputs[item.id] for item in items], workers, costs)
+
+
+def judge(
+    name: str,
+    items: Sequence[Item],
+    outputs: Sequence[Output],
+    workers: int,
+    gold: tuple[Sequence[float], Sequence[int]] | None = None,
+) -> list[Answer]:
+    """The one way from what came out to what is right. `gold` holds bits and bytes of the accepted answers."""
+    plain, normalised = ([_text(item, output, by) for item, output in zip(items, outputs, strict=True)] for by in (0, 1))
+    correct = score_many(items, plain, workers)
+    compared = [place for place, item in enumerate(items) if item.kind == "likelihood"]
+    marks = score_many([items[place] for place in compared], [normalised[place] for place in compared], workers)
+    correct_norm: dict[int, bool | None] = dict(zip(compared, marks, strict=True))
+    bits, sizes = gold if gold is not None else ([0.0] * len(items), [0] * len(items))
+    return [
+        Answer(
+            item=item.id,
+            category=item.category,
+            model=name,
+            text=text,
+            tokens=output.tokens,
+            stopped=output.stopped,
+            ended=output.ended,
+            fake_turn=output.fake_turn,
+            repeats=output.repeats,
+            correct=correct[place],
+            correct_norm=correct_norm.get(place),
+            log_likelihoods=output.log_likelihoods,
+            gold_bits=bits[place],
+            gold_bytes=sizes[place],
+        )
+        for place, (item, output, text) in enumerate(zip(items, outputs, plain, strict=True))
+    ]
+
+
+def _text(item: Item, output: Output, normalised: int) -> str:
+    if item.kind != "likelihood":
+        return output.text
+    return item.choices[choose(output.log_likelihoods, item.choices, normalised=bool(normalised))]
+
+
+def _speak(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    items: Sequence[Item],
+    max_new_tokens: int,
+    batch_rows: int,
+    threads: int,
+    sampling: Sampling,
+) -> list[Output]:
     prompts = [prompt_ids(tokenizer, item.prompt) for item in items]
     for item, prompt in zip(items, prompts, strict=True):
         if len(prompt) >= model.config.context_tokens:
@@ -44,25 +127,20 @@ def ask(
         prompts,
         max_new_tokens=max_new_tokens,
         stop_ids=end_ids(tokenizer),
-        sampling=GREEDY,
+        sampling=sampling,
         batch_rows=batch_rows,
         threads=threads,
+        exempt=exempt_ids(tokenizer) if sampling.repetition_penalty != 1 else (),
     )
-    texts = [tokenizer.decode(generation.ids) for generation in made]
     opening = (tokenizer.bos, tokenizer.system, tokenizer.user, tokenizer.assistant)
     return [
-        Answer(
-            item=item.id,
-            category=item.category,
-            model=name,
-            text=text,
+        Output(
+            text=tokenizer.decode(generation.ids),
             tokens=len(generation.ids),
             stopped=generation.end == tokenizer.stop,
+            ended=generation.stopped,
             fake_turn=generation.end in opening,
             repeats=repeats(generation.ids),
-            correct=correct,
         )
-        for item, generation, text, correct in zip(
-            items, made, texts, score_many(items, texts, workers), strict=True
-        )
+        for generation in made
     ]

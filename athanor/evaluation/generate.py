@@ -1,7 +1,8 @@
 """The one sampler: battery, chat and server all decode through here.
 
-No repetition penalty and no banned n-grams: answers have to repeat digits,
-names and punctuation, and such rules once hid what a model knew.
+No banned n-grams, and no repetition penalty unless asked for: answers have to
+repeat digits, names and punctuation, and such rules once hid what a model
+knew. The penalty is there to show that: it is one of the battery's conditions.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ COMPACT_SHARE = 0.75  # finished rows leave the batch once fewer than this share
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next id is chosen: temperature, then top-k, top-p and min-p on what it leaves.
+    """How the next id is chosen: penalty, temperature, then top-k, top-p and min-p on what it leaves.
 
-    temperature 0 is greedy and ignores the rest. top_k 0, top_p 1 and min_p 0
+    temperature 0 is greedy and ignores the filters. top_k 0, top_p 1 and min_p 0
     switch a filter off. top-p keeps the id that crosses p; min-p drops ids
-    less likely than min_p times the likeliest. Equal seeds give equal text.
+    less likely than min_p times the likeliest. A repetition penalty above 1
+    divides positive logits of ids generated before in this answer and
+    multiplies negative ones (Keskar et al. 2019); ids of the prompt and exempt
+    ids are left alone, and 1 switches it off. Equal seeds give equal text.
     """
 
     temperature: float = 0.0
@@ -40,13 +44,14 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         good = self.temperature >= 0 and self.top_k >= 0 and 0 < self.top_p <= 1 and 0 <= self.min_p <= 1
-        if not good:
+        if not good or not self.repetition_penalty > 0:
             raise InputError(
                 f"impossible sampling settings {asdict(self)}",
-                fix="use temperature ≥ 0, top_k ≥ 0, 0 < top_p ≤ 1 and 0 ≤ min_p ≤ 1",
+                fix="use temperature ≥ 0, top_k ≥ 0, 0 < top_p ≤ 1, 0 ≤ min_p ≤ 1 and repetition_penalty > 0",
             )
 
     @classmethod
@@ -75,6 +80,19 @@ def end_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(sorted(tokenizer.control_ids.values()))
 
 
+def exempt_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids no repetition penalty may touch: control ids, and those without a letter (digits, punctuation, space).
+
+    A byte of a character of several bytes is one letter in the making, so it is not exempt.
+    """
+    free = set(tokenizer.control_ids.values())
+    for i in range(tokenizer.vocab_size):
+        text = tokenizer.decode_bytes([i])
+        if text and all(byte < 128 and not chr(byte).isalpha() for byte in text):
+            free.add(i)
+    return frozenset(free)
+
+
 def generate(
     model: Transformer,
     prompts: Sequence[Sequence[int]],
@@ -84,6 +102,7 @@ def generate(
     sampling: Sampling | Sequence[Sampling] = GREEDY,
     batch_rows: int = 64,
     threads: int = 1,
+    exempt: Collection[int] = (),
 ) -> list[Generation]:
     """Continue every prompt, in batches of similar length; results in the order of `prompts`.
 
@@ -91,8 +110,9 @@ def generate(
     from seed + i). A prompt's result does not depend on its batch, beyond
     floating-point ties. An answer ends at a stop id, after `max_new_tokens`,
     or where the model's context is full. Where torch keeps to one thread per
-    operation, `threads` batches run side by side on the CPU. InputError for an
-    empty prompt or one that leaves no room in the context.
+    operation, `threads` batches run side by side on the CPU. `exempt` ids are
+    free of repetition penalties. InputError for an empty prompt or one that
+    leaves no room in the context.
     """
     if isinstance(sampling, Sampling):
         sampling = [Sampling(**asdict(sampling) | {"seed": sampling.seed + i}) for i in range(len(prompts))]
@@ -105,8 +125,9 @@ def generate(
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
 
     def decode(chosen: list[int]) -> None:
+        settings = [sampling[i] for i in chosen]
         rows = _decode(
-            model, [prompts[i] for i in chosen], max_new_tokens, frozenset(stop_ids), [sampling[i] for i in chosen]
+            model, [prompts[i] for i in chosen], max_new_tokens, frozenset(stop_ids), settings, frozenset(exempt)
         )
         for row, token in rows:
             if token in stop_ids:
@@ -130,9 +151,10 @@ def stream(
     max_new_tokens: int,
     stop_ids: Collection[int],
     sampling: Sampling = GREEDY,
+    exempt: Collection[int] = (),
 ) -> Iterator[int]:
     """Ids of one continuation as they are made, the stop id that ends it included; else as `generate`."""
-    for _, token in _decode(model, [prompt], max_new_tokens, frozenset(stop_ids), [sampling]):
+    for _, token in _decode(model, [prompt], max_new_tokens, frozenset(stop_ids), [sampling], frozenset(exempt)):
         yield token
 
 
@@ -143,6 +165,7 @@ def _decode(
     max_new_tokens: int,
     stop_ids: frozenset[int],
     sampling: Sequence[Sampling],
+    exempt: frozenset[int],
 ) -> Iterator[tuple[int, int]]:
     """The loop: yields (row, id), stop ids included, step by step for all rows still alive."""
     context, device = model.config.context_tokens, model.head_weight.device
@@ -160,13 +183,19 @@ def _decode(
     logits_BV = _prefill(model, prompts, cache)
     slots = list(range(len(prompts)))  # row of the cache -> number of the prompt
     alive = set(slots)
+    said: dict[int, set[int]] = {row: set() for row in slots if sampling[row].repetition_penalty != 1}
     while True:
+        for slot, row in enumerate(slots):
+            if said.get(row):
+                penalise(logits_BV[slot], said[row], sampling[row].repetition_penalty)
         tokens = pick(logits_BV, [sampling[row] for row in slots], [draws[row] for row in slots])
         for row, token in zip(slots, tokens, strict=True):
             if row in alive:
                 budgets[row] -= 1
                 if token in stop_ids or budgets[row] == 0:
                     alive.discard(row)
+                if row in said and token not in exempt:
+                    said[row].add(token)
                 yield row, token
         if not alive:
             return
@@ -195,6 +224,13 @@ def _prefill(model: Transformer, prompts: Sequence[Sequence[int]], cache: KVCach
     positions_BT = None if even else places_BT.where(places_BT < lengths_B[:, None], -1)
     h_BTD = model.hidden(ids_BT, positions_BT=positions_BT, cache=cache)
     return F.linear(h_BTD[torch.arange(len(prompts), device=device), lengths_B - 1], model.head_weight)
+
+
+def penalise(logits_V: Tensor, said: Collection[int], penalty: float) -> None:
+    """Make the ids `said` less likely, in place."""
+    ids = torch.tensor(sorted(said), device=logits_V.device)
+    found = logits_V[ids]
+    logits_V[ids] = torch.where(found > 0, found / penalty, found * penalty)
 
 
 def pick(logits_BV: Tensor, sampling: Sequence[Sampling], draws: Sequence[random.Random]) -> list[int]:

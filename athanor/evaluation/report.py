@@ -1,18 +1,20 @@
-"""Figures from answers: scores with floors and errors, health rates, a page of samples. No torch here."""
+"""Figures from answers: scores with floors, errors and intervals, comparisons, rates of habits. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from athanor.corpus.conversations import Item
+from athanor.corpus.conversations import DIFFICULTIES, Item
+from athanor.corpus.instruct import habits
 from athanor.errors import GateError
-from athanor.evaluation.scoring import standard_error, summarise
+from athanor.evaluation.scoring import summarise
+from athanor.evaluation.statistics import interval, paired, standard_error
 
 REPEATS, LONGEST_NGRAM = 4, 8
 ALL = "all"
-SAMPLE_LINES, SAMPLE_CHARS = 20, 300  # of an answer on the page of samples
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,18 @@ class Answer:
     text: str
     tokens: int  # generated tokens, without the one that ended the answer
     stopped: bool  # ended by <|stop|> before the limit
+    ended: bool  # ended by any control token, so not by the limit
     fake_turn: bool  # ended by a control token that opens another turn
     repeats: bool  # contains REPEATS equal n-grams in a row, n = 1..LONGEST_NGRAM
     correct: bool
+    correct_norm: bool | None = None  # of a choice: by the likelihood per character
+    log_likelihoods: tuple[float, ...] = ()  # nats of each choice; empty where the model spoke
+    gold_bits: float = 0.0  # of the accepted answer
+    gold_bytes: int = 0
+
+    @property
+    def spoken(self) -> bool:
+        return not self.log_likelihoods
 
 
 def repeats(ids: Sequence[int], times: int = REPEATS, longest: int = LONGEST_NGRAM) -> bool:
@@ -41,7 +52,7 @@ def repeats(ids: Sequence[int], times: int = REPEATS, longest: int = LONGEST_NGR
     return False
 
 
-def score_table(items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+def score_table(items: Sequence[Item], answers: Sequence[Answer], seed: int) -> dict[str, dict[str, Any]]:
     """Figures of one model by category and for "all", each beside the floor of the best thoughtless answer.
 
     GateError unless every item is scored exactly once: an empty or cut answer
@@ -52,84 +63,161 @@ def score_table(items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, d
         raise GateError("battery", f"{len(items)} items, {len(answers)} answers scored", fix="score every item once")
     results = [right[item.id] for item in items]
     table = summarise(items, results) | summarise([replace(item, category=ALL) for item in items], results)
-    return {
-        category: {
+    marks = grouped(answers, lambda answer: answer.correct)
+    normalised = grouped((a for a in answers if a.correct_norm is not None), lambda answer: bool(answer.correct_norm))
+    rows = {}
+    for category, row in table.items():
+        low, high = interval(marks if category == ALL else {category: marks[category]}, seed)
+        rows[category] = {
             "n": row["n"],
             "correct": row["right"],
             "score": row["accuracy"],
             "stderr": row["stderr"],
+            "low": low,
+            "high": high,
             "floor": row["floor"],
             "floor_answer": row["strategy"] if row["floor"] else "none",
             "margin_stderrs": row["above_floor"],
         }
-        for category, row in table.items()
-    }
+        if category in normalised:
+            rows[category]["score_norm"] = sum(normalised[category]) / len(normalised[category])
+    return rows
+
+
+def grouped(answers: Iterable[Answer], value: Callable[[Answer], Any]) -> dict[str, list[Any]]:
+    """A value of each answer by category, in order of item, so that two models' lists pair up."""
+    groups: dict[str, list[Any]] = {}
+    for answer in sorted(answers, key=lambda answer: (answer.category, answer.item)):
+        groups.setdefault(answer.category, []).append(value(answer))
+    return groups
+
+
+def comparison(first: Sequence[Answer], second: Sequence[Answer], seed: int) -> dict[str, dict[str, Any]]:
+    """second - first on the same items, by category and for "all"."""
+    a, b = (grouped(answers, lambda answer: answer.correct) for answers in (first, second))
+    if {answer.item for answer in first} != {answer.item for answer in second}:
+        raise GateError("battery", "two models were not asked the same items", fix="ask both all of them")
+    return {**{name: paired({name: a[name]}, {name: b[name]}, seed) for name in a}, ALL: paired(a, b, seed)}
+
+
+def by_difficulty(items: Sequence[Item], answers: Sequence[Answer], seed: int) -> dict[str, dict[str, Any]]:
+    """Share of right answers at each difficulty, items of a category together."""
+    levels = {item.id: item.difficulty for item in items}
+    rows = {}
+    for level in DIFFICULTIES:
+        marks = grouped((a for a in answers if levels[a.item] == level), lambda answer: answer.correct)
+        count, right = sum(map(len, marks.values())), sum(map(sum, marks.values()))
+        if count:
+            low, high = interval(marks, seed)
+            rows[level] = {
+                "n": count, "score": right / count, "stderr": standard_error(right, count), "low": low, "high": high,
+            }
+    return rows
+
+
+def gold_table(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+    """Bits per UTF-8 byte of the accepted answers: it falls long before an answer is right as a whole."""
+    groups = grouped(answers, lambda answer: (answer.gold_bits, answer.gold_bytes))
+    groups[ALL] = [pair for pairs in groups.values() for pair in pairs]
+    rows = {}
+    for category, pairs in groups.items():
+        bits, size, n = sum(b for b, _ in pairs), sum(s for _, s in pairs), len(pairs)
+        ratio = bits / size
+        spread = math.fsum((b - ratio * s) ** 2 for b, s in pairs)  # of a ratio of sums, by linearisation
+        rows[category] = {"bpb": ratio, "stderr": math.sqrt(n / (n - 1) * spread) / size if n > 1 else None, "n": n}
+    return rows
 
 
 def health(answers: Sequence[Answer]) -> dict[str, dict[str, float | int]]:
-    """Shares of answers that stopped, repeat themselves, fake a turn or are empty, with standard errors."""
-    n = len(answers)
-    counts = {
-        "stop": sum(answer.stopped for answer in answers),
-        "repetition": sum(answer.repeats for answer in answers),
-        "fake_turn": sum(answer.fake_turn for answer in answers),
-        "empty": sum(not answer.text.strip() for answer in answers),
-    }
+    """Shares of spoken answers with a good or bad habit, with counts and standard errors."""
+    spoken = [answer for answer in answers if answer.spoken]
     return {
-        name: {"n": n, "count": count, "rate": count / n, "stderr": standard_error(count, n)}
-        for name, count in counts.items()
+        "stop": rate(answer.stopped for answer in spoken),
+        "repetition": rate(answer.repeats for answer in spoken),
+        "fake_turn": rate(answer.fake_turn for answer in spoken),
+        "empty": rate(not answer.text.strip() for answer in spoken),
+        "truncated": rate(cut(answer) for answer in spoken),
+        "hedge": rate(habits.hedge_opening(answer.text) for answer in spoken),
+        "refusal": rate(habits.refusal_opening(answer.text) for answer in spoken),
+        "identity_leak": rate(habits.identity_leak(answer.text) for answer in spoken),
+    }
+
+
+def verbosity(answers: Sequence[Answer]) -> dict[str, float | int]:
+    """Tokens of a spoken answer, in the mean."""
+    tokens = [answer.tokens for answer in answers if answer.spoken]
+    return {"n": len(tokens), "mean_tokens": sum(tokens) / max(1, len(tokens))}
+
+
+def cut(answer: Answer) -> bool:
+    """Whether the limit ended the answer, and no control id."""
+    return not answer.ended
+
+
+def truncation(answers: Sequence[Answer]) -> dict[str, dict[str, float | int]]:
+    """The share of answers that the limit ended, by category."""
+    return {name: rate(marks) for name, marks in grouped((a for a in answers if a.spoken), cut).items()}
+
+
+def rate(marks: Iterable[bool]) -> dict[str, float | int]:
+    found = [bool(mark) for mark in marks]
+    n, count = len(found), sum(found)
+    return {"n": n, "count": count, "rate": count / n if n else 0.0, "stderr": standard_error(count, n)}
+
+
+def contamination(items: Sequence[Item], documents: Mapping[str, int], conversations: Mapping[str, int] | None) -> dict:
+    """How many training texts were dropped for sharing an item's words, over all items; conversations None: not known."""
+    ids = {item.id for item in items}
+    told = {"documents_dropped": documents, "conversations_dropped": conversations}
+    return {
+        "items": len(ids),
+        **{name: None if found is None else sum(n for i, n in found.items() if i in ids) for name, found in told.items()},
+        "items_touched": len(ids & (set(documents) | set(conversations or {}))),
     }
 
 
 def table_rows(tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Rows of the battery plot: a category, its floor, and each model's score and standard error."""
+    """Rows of the battery plot: a category, its floor, and each model's score with error and interval."""
     first = next(iter(tables.values()))
     return [
         {"category": category, "n": first[category]["n"], "floor": first[category]["floor"]}
         | {model: table[category]["score"] for model, table in tables.items()}
-        | {f"{model}_stderr": table[category]["stderr"] for model, table in tables.items()}
+        | {
+            f"{model}_{name}": table[category][name]
+            for model, table in tables.items()
+            for name in ("stderr", "low", "high")
+        }
         for category in sorted(first)
     ]
 
 
-def answer_rows(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Rows of battery.jsonl: every item with every model's answer, sorted by category, item and model."""
+def answer_rows(
+    items: Sequence[Item],
+    answers: Sequence[Answer],
+    documents: Mapping[str, int] | None = None,
+    conversations: Mapping[str, int] | None = None,
+) -> list[dict[str, Any]]:
+    """Rows of battery.jsonl: every item with every model's answer, sorted by category, item and model.
+
+    `documents` and `conversations` are how many of them were dropped from
+    training for an item's sake (None: not known).
+    """
     by_id = {item.id: item for item in items}
     rows = []
     for answer in sorted(answers, key=lambda answer: (answer.category, answer.item, answer.model)):
         item = by_id[answer.item]
-        prompt = [asdict(message) for message in item.prompt]
-        rows.append({**asdict(answer), "kind": item.kind, "prompt": prompt, "expected": item.accepted[0]})
+        rows.append(
+            {
+                **asdict(answer),
+                "kind": item.kind,
+                "split": item.split,
+                "difficulty": item.difficulty,
+                "origin": item.origin,
+                "prompt": [asdict(message) for message in item.prompt],
+                "expected": item.accepted[0],
+                "choices": item.choices,
+                "documents_dropped": None if documents is None else documents.get(item.id, 0),
+                "conversations_dropped": None if conversations is None else conversations.get(item.id, 0),
+            }
+        )
     return rows
-
-
-def samples_markdown(items: Sequence[Item], answers: Sequence[Answer], per_category: int) -> str:
-    """A page to read: the first `per_category` items of each category with each model's answer."""
-    said = {(answer.item, answer.model): answer for answer in answers}
-    models = list(dict.fromkeys(answer.model for answer in answers))
-    groups: dict[str, list[Item]] = {}
-    for item in sorted(items, key=lambda item: (item.category, item.id)):
-        groups.setdefault(item.category, []).append(item)
-    lines = ["# Answers to held-out prompts", ""]
-    for category, group in groups.items():
-        lines += [f"## {category}", ""]
-        for item in group[:per_category]:
-            for message in item.prompt:
-                lines += [f"**{message.role}**", "", *_quoted(message.content), ""]
-            lines += ["**expected**", "", *_quoted(item.accepted[0]), ""]
-            for model in models:
-                answer = said[item.id, model]
-                verdict = "right" if answer.correct else "wrong"
-                ending = "" if answer.stopped else ", did not stop by itself"
-                lines += [f"**{model}** ({verdict}{ending})", "", *_quoted(answer.text), ""]
-            lines += ["---", ""]
-    return "\n".join(lines)
-
-
-def _quoted(text: str) -> list[str]:
-    """The start of a text as an indented block: whatever a model writes, it cannot become markup."""
-    if not text.strip():
-        return [f"    ({len(text)} white-space characters)" if text else "    (nothing)"]
-    lines = text.splitlines()
-    more = [f"    ({len(lines) - SAMPLE_LINES} more lines)"] if len(lines) > SAMPLE_LINES else []
-    return [f"    {line[:SAMPLE_CHARS]}".rstrip() for line in lines[:SAMPLE_LINES]] + more

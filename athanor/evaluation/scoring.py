@@ -1,20 +1,21 @@
 """Score answers to battery items, and say what an answer without thought would score.
 
-Every item must prove itself: its accepted answers pass, its rejected ones
-and the empty answer fail. Constant answers are scored like a model; their
-best result is the floor that stands beside every category's score.
+Constant answers, pieces of the question and fixed places among choices are
+scored like a model; their best result is the floor that stands beside every
+category's score. item_gate.py lets every item prove itself first.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 
 from athanor.corpus.conversations import Item
 from athanor.errors import GateError
+from athanor.evaluation.formats import holds
 from athanor.evaluation.sandbox import extract_code, passes, passes_many
+from athanor.evaluation.statistics import standard_error
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
 CONSTANTS = ("", "Yes", "No", "None", "I don't know.", *map(str, range(8)), "42", "100", "- a\n- b\n- c")
@@ -49,6 +50,10 @@ def _score_text(item: Item, answer: str) -> bool:
         return bool(numbers) and Decimal(numbers[-1]) == Decimal(item.answer)
     if item.kind == "list":
         return read_list(text) == read_list(item.answer)
+    if item.kind == "format":
+        return all(holds(check, text) for check in item.checks)
+    if item.kind == "likelihood":
+        return answer == item.answer  # one of the choices, so the whole of it
     raise GateError("battery", f"unknown item kind '{item.kind}'", where=item.id)
 
 
@@ -67,8 +72,26 @@ def read_list(text: str) -> tuple[str, tuple[str, ...]]:
     return "lines", tuple(lines)
 
 
+def choose(log_likelihoods: Sequence[float], choices: Sequence[str], *, normalised: bool) -> int:
+    """The place of the likeliest choice, the first of equal ones.
+
+    As lm-evaluation-harness does: its acc compares the sums over the choice's
+    tokens, its acc_norm (`normalised`) those sums divided by the choice's characters.
+    """
+    sizes = [len(choice) if normalised else 1 for choice in choices]
+    values = [value / size for value, size in zip(log_likelihoods, sizes, strict=True)]
+    return values.index(max(values))
+
+
 def null_answers(item: Item) -> dict[str, str]:
-    """Answers that need no thought, by strategy: constants, and pieces of the question itself."""
+    """Answers that need no thought, by strategy: constants, pieces of the question itself, a place among choices."""
+    if item.choices:
+        return {
+            "the first choice": item.choices[0],
+            "the last choice": item.choices[-1],
+            "the shortest choice": min(item.choices, key=len),
+            "the longest choice": max(item.choices, key=len),
+        }
     question = item.prompt[-1].content
     numbers = NUMBER.findall(question)
     words = re.findall(r"\w+", question.rpartition(": ")[2])
@@ -99,12 +122,6 @@ def null_floors(items: Sequence[Item]) -> dict[str, dict[str, float | str]]:
     return floors
 
 
-def standard_error(right: int, count: int) -> float:
-    """Standard error of a share, from the Wilson centre so that 0 of n and n of n do not claim certainty."""
-    share = (right + 2) / (count + 4)
-    return math.sqrt(share * (1 - share) / (count + 4))
-
-
 def summarise(items: Sequence[Item], results: Sequence[bool]) -> dict[str, dict[str, float | int | str]]:
     """Per category: n, right, accuracy, stderr, floor, strategy, and how many standard errors lie above the floor."""
     table: dict[str, dict[str, float | int | str]] = {}
@@ -121,31 +138,3 @@ def summarise(items: Sequence[Item], results: Sequence[bool]) -> dict[str, dict[
             "above_floor": margin,
         }
     return table
-
-
-def check_items(items: Sequence[Item], counts: Mapping[str, int] | None = None, workers: int = 2) -> None:
-    """The battery's gate (GateError): unique items that take their accepted answers and refuse the rejected ones.
-
-    With `counts`, each category must also hold exactly that many items.
-    """
-    tasks: list[tuple[Item, str, bool]] = []
-    prompts: set[object] = set()
-    for item in items:
-        if item.prompt in prompts:
-            raise GateError("battery", "two items ask the same question", where=f"{item.category}/{item.id}")
-        prompts.add(item.prompt)
-        if not item.accepted or len(set(item.rejected)) < 2:
-            raise GateError(
-                "battery", "an item needs one accepted and two rejected answers", where=f"{item.category}/{item.id}"
-            )
-        tasks += [(item, text, True) for text in item.accepted]
-        tasks += [(item, text, False) for text in (*item.rejected, "", "  \n")]
-    results = score_many([task[0] for task in tasks], [task[1] for task in tasks], workers)
-    for (item, text, wanted), result in zip(tasks, results, strict=True):
-        if result != wanted:
-            verdict = "refuses its accepted" if wanted else "takes a rejected"
-            raise GateError("battery", f"the scorer {verdict} answer {text!r}", where=f"{item.category}/{item.id}")
-    for category, count in (counts or {}).items():
-        found = sum(item.category == category for item in items)
-        if found != count:
-            raise GateError("battery", f"{found} items instead of {count}", where=f"battery.categories.{category}")

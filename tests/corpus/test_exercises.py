@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import itertools
+import ast
+import json
 import random
 import re
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from athanor.artifacts import digest
 from athanor.corpus.conversations import Conversation, Item, check_messages, write_rows
-from athanor.corpus.exercises import arithmetic, build, facts, functions, lists
+from athanor.corpus.exercises import arithmetic, build, facts, functions, lists, pairs
+from athanor.corpus.exercises.written import read_written
+from athanor.corpus.instruct import docstrings
 from athanor.errors import InputError, ParamsError
-from athanor.evaluation import scoring
+from athanor.evaluation import item_gate, scoring
 from athanor.params import strict
 from athanor.params.battery import BatteryParams
 from athanor.params.instruct import ExercisesSource, InstructParams
 
+FACT_LISTS = (
+    (facts.STATUS, facts.status_facts), (facts.ERROR, facts.error_facts),
+    (facts.MODULE, facts.module_facts), (facts.DOCSTRING, facts.docstring_facts),
+)
 ROWS, ITEMS, SEED = 300, 20, 3
+ALL = {**build.CATEGORIES, **build.ONLY_ASKED}
 FACTS = {"docstring_recall", "error_meaning", "http_status", "module_recall"}
 
 
 def battery(**changes) -> BatteryParams:
-    facts = {"seed": 5, "held_out_fraction": 0.1, "categories": dict.fromkeys(build.CATEGORIES, ITEMS)}
-    return BatteryParams(**{**facts, **changes})
+    facts = {"seed": 5, "held_out_fraction": 0.1, "development_fraction": 0.25, "written": None}
+    return BatteryParams(**{**facts, "categories": dict.fromkeys(ALL, ITEMS), **changes})
 
 
 def source(**changes) -> ExercisesSource:
@@ -49,7 +59,7 @@ def grams(text: str, n: int = 13) -> set[tuple[str, ...]]:
 
 
 def test_every_item_proves_itself(items: list[Item]) -> None:
-    scoring.check_items(items, battery().categories)
+    item_gate.check_items(items, battery().categories)
 
 
 def test_rows_are_well_formed_and_their_answers_are_right(rows: list[Conversation]) -> None:
@@ -64,7 +74,7 @@ def test_rows_are_well_formed_and_their_answers_are_right(rows: list[Conversatio
 @pytest.mark.parametrize("category", sorted(build.CATEGORIES))
 def test_training_replies_pass_their_own_scorer(category: str) -> None:
     made = build.draw_exercises(category, 40, "s", False, battery())
-    as_items = [Item(category, e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests) for e in made]
+    as_items = [Item(category, e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests, e.checks) for e in made]
     assert all(scoring.score_many(as_items, [e.reply for e in made]))
 
 
@@ -109,12 +119,28 @@ def test_facts_are_trained_and_only_their_wording_is_held_out(rows: list[Convers
     names = {key.rsplit(":", 1)[0] for row in rows for key in row.key.split(" | ")}
     for category, known in (("status", facts.status_facts()), ("error", facts.error_facts())):
         assert all(f"{category}:{name}" in names for name, _ in known)
-    for wordings in (facts.STATUS, facts.ERROR, facts.MODULE, facts.DOCSTRING):
-        held = [re.escape(w).replace(r"\{name\}", ".+") for w in wordings[-facts.HELD_OUT_WORDINGS :]]
-        for row, pattern in itertools.product(rows, held):
-            assert not any(re.fullmatch(pattern, m.content) for m in row.messages if m.role == "user")
-    asked = [item for item in items if item.category in FACTS]
-    assert len(asked) == ITEMS * len(FACTS) and all(len(item.answer.split()) <= 13 for item in asked)
+    asked = {m.content for row in rows for m in row.messages if m.role == "user"}
+    for wordings, known in FACT_LISTS:
+        held = facts.held_out_wordings(wordings, battery().seed)
+        assert len(held) == facts.HELD_OUT_WORDINGS
+        assert not asked & {wording.format(name=name) for wording in held for name, _ in known()}
+        assert asked & {wording.format(name=name) for wording in set(wordings) - set(held) for name, _ in known()}
+    of_facts = [item for item in items if item.category in FACTS]
+    assert len(of_facts) == ITEMS * len(FACTS) and all(len(item.answer.split()) <= 13 for item in of_facts)
+
+
+def test_a_fresh_seed_holds_out_other_wordings() -> None:
+    chosen = {facts.held_out_wordings(facts.STATUS, seed) for seed in range(30)}
+    assert len(chosen) > 15 and len({wording for pair in chosen for wording in pair}) == len(facts.STATUS)
+
+
+def test_no_wording_of_another_source_is_held_out() -> None:
+    """Found when a fresh seed held out "What does {name} do?", which the docstrings source asks of the same names."""
+    others = {*docstrings.SUMMARY, *docstrings.CLASS, *docstrings.MODULE, *docstrings.TOPIC}
+    for wordings, _ in FACT_LISTS:
+        assert others & set(wordings) <= facts.ASKED_ELSEWHERE
+        held = {wording for seed in range(40) for wording in facts.held_out_wordings(wordings, seed)}
+        assert held == set(wordings) - facts.ASKED_ELSEWHERE and not held & others
 
 
 def test_train_and_validation_share_no_exercise(rows: list[Conversation]) -> None:
@@ -133,10 +159,80 @@ def test_the_two_splits_are_independent() -> None:
 
 
 def test_floors_are_low_and_choices_balanced() -> None:
-    floors = scoring.null_floors(build.battery_items(battery(categories=dict.fromkeys(build.CATEGORIES, 100))))
-    high = {"comparison": 0.65, "counting": 0.35, "list_pick": 0.5}
+    floors = scoring.null_floors(build.battery_items(battery(categories=dict.fromkeys(ALL, 100))))
+    high = {"comparison": 0.65, "counting": 0.35, "list_pick": 0.5, "lookup": 0.4, "yes_no": 0.65}
+    high |= {"agreement": 0.65, "determiners": 0.65, "python_syntax": 0.35}  # of two choices, and of four of one length
     for category, floor in floors.items():
         assert floor["floor"] <= high.get(category, 0.1), (category, floor)
+
+
+def test_only_the_battery_asks_for_likelihoods() -> None:
+    with pytest.raises(ParamsError, match="only the battery"):
+        build.draw_exercises("agreement", 3, "s", False, battery())
+    for whole in (e.reply for e in build.draw_exercises("python_syntax", 60, "s", True, battery())):
+        ast.parse(whole)
+        broken = pairs.broken_forms(whole)
+        assert len(broken) >= pairs.BROKEN and {len(text) for text in broken} == {len(whole)}
+
+
+def test_every_category_gives_its_share_to_development() -> None:
+    made = build.battery_items(battery(written="battery/written.jsonl"))
+    counts = Counter((item.category, item.split) for item in made)
+    for category in ALL:
+        assert counts[category, "development"] == ITEMS / 4 and counts[category, "test"] == ITEMS * 3 / 4
+    assert made == build.battery_items(battery(written="battery/written.jsonl"))
+    other = build.battery_items(battery(written="battery/written.jsonl", seed=6))
+    written = [{item.question: item.split for item in items if item.origin == "written"} for items in (made, other)]
+    assert written[0].keys() == written[1].keys() and written[0] != written[1]
+    assert Counter(item.split for item in build.battery_items(battery(development_fraction=0.0))) == {"test": len(ALL) * ITEMS}
+    one = build.battery_items(battery(categories={"counting": 1}, development_fraction=0.9))
+    assert [item.split for item in one] == ["test"]
+
+
+def test_difficulty_follows_its_rule() -> None:
+    assert [arithmetic.carries(*pair) for pair in ((12, 13), (17, 5), (67, 58), (99, 1))] == [0, 1, 2, 2]
+    assert [arithmetic.borrows(*pair) for pair in ((58, 13), (52, 17))] == [0, 1]
+    made = build.battery_items(battery(categories=dict.fromkeys(ALL, 60)))
+    levels = {category: {item.difficulty for item in made if item.category == category} for category in ALL}
+    assert all(len(found) > 1 for found in levels.values()), levels
+
+
+def test_the_written_items_prove_themselves_and_stand_alone() -> None:
+    made = read_written("battery/written.jsonl", 1)
+    item_gate.check_items(made)
+    assert len(made) >= 80 and len({item.category for item in made}) >= 6
+    assert {item.origin for item in made} == {"written"} and {item.kind for item in made} == {"format", "likelihood"}
+    # Choices: the right one is at every place, and neither the shortest nor the longest for the most part.
+    for category, floor in scoring.null_floors(made).items():
+        assert floor["floor"] <= 0.5, (category, floor)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": "code"}, "kind 'code'"),
+        ({"difficulty": "huge"}, "difficulty 'huge'"),
+        ({"accepted": []}, "0 accepted"),
+        ({"accepted": "Yes"}, "list of texts"),
+        ({"checks": []}, "checks belong"),
+        ({"kind": "numeric", "accepted": ["about 7"]}, "not a number"),
+        ({"kind": "exact"}, "checks belong"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt": [{"role": "user"}]}, "neither a text"),
+        ({"extra": 1}, "keys are"),
+        (None, "not valid JSON"),
+    ],
+)
+def test_a_bad_written_item_names_its_line(tmp_path: Path, change: dict | None, words: str) -> None:
+    good = {"category": "c", "kind": "format", "prompt": "Yes?", "accepted": ["Yes"], "rejected": ["No", "x"],
+            "difficulty": "easy", "checks": ["yes_no Yes"]}
+    lines = [json.dumps(good), "", json.dumps({**good, **change}) if change is not None else "{"]
+    (tmp_path / "items.jsonl").write_text("\n".join(lines))
+    with pytest.raises(InputError, match=words) as error:
+        read_written(tmp_path / "items.jsonl", 1)
+    assert error.value.where.endswith("items.jsonl:3")
+    with pytest.raises(InputError, match="not readable"):
+        read_written(tmp_path / "nowhere.jsonl", 1)
 
 
 def test_column_steps_are_right() -> None:
@@ -160,7 +256,7 @@ def test_every_function_family_is_tested_where_neighbours_differ() -> None:
         exercise = functions.python_functions(rng, 0, False)
         seen.setdefault(exercise.key.split(":")[1], exercise)
     made = [Item("f", e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests) for e in seen.values()]
-    scoring.check_items(made)
+    item_gate.check_items(made)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +288,7 @@ from athanor.artifacts import digest
 from athanor.corpus.exercises import build
 from athanor.params.battery import BatteryParams
 from athanor.params.instruct import ExercisesSource
-b = BatteryParams(5, 0.1, dict.fromkeys(reversed(list(build.CATEGORIES)), {ITEMS}))
+b = BatteryParams(5, 0.1, 0.25, None, dict.fromkeys(reversed([*build.CATEGORIES, *build.ONLY_ASKED]), {ITEMS}))
 s = ExercisesSource("exercises", "exercises", dict.fromkeys(reversed(list(build.CATEGORIES)), {ROWS}), 400, 0.1)
 print(digest([c.id for c in build.training_conversations(s, {SEED}, 0.1, b)]))
 print(digest([i.id for i in build.battery_items(b)]))
@@ -216,9 +312,10 @@ def test_impossible_wishes_are_told() -> None:
 
 
 def test_params_refuse_bad_sections() -> None:
-    good = {"seed": 1, "held_out_fraction": 0.1, "categories": {"counting": 3}}
+    good = {"seed": 1, "held_out_fraction": 0.1, "development_fraction": 0.25, "written": None}
+    good |= {"categories": {"counting": 3}}
     assert strict.build(BatteryParams, good, "battery").categories == {"counting": 3}
-    for change in ({"categories": {}}, {"categories": {"counting": 0}}, {"held_out_fraction": 0.9}):
+    for change in ({"categories": {}}, {"categories": {"counting": 0}}, {"held_out_fraction": 0.9}, {"written": "../x"}):
         with pytest.raises(ParamsError):
             strict.build(BatteryParams, {**good, **change}, "battery")
     hub = {"type": "messages", "name": "chat", "files": None, "hub_id": "a/b", "hub_config": None, "revision": "a" * 40}

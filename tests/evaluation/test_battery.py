@@ -14,7 +14,8 @@ import pytest
 from athanor.corpus.conversations import Item, Message
 from athanor.errors import GateError, InputError
 from athanor.evaluation.battery import ask
-from athanor.evaluation.report import answer_rows, health, repeats, samples_markdown, score_table, table_rows
+from athanor.evaluation.pages import samples_markdown
+from athanor.evaluation.report import answer_rows, health, repeats, score_table, table_rows
 from tests.evaluation.tiny import always_says, items, make_model, save, silence, write_tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ def test_a_model_that_stops_at_once_gives_empty_wrong_answers(tokenizer):
     assert [a.text for a in said] == [""] * 8 and not any(a.correct for a in said)
     rates = health(said)
     assert (rates["stop"]["rate"], rates["empty"]["rate"], rates["fake_turn"]["rate"]) == (1, 1, 0)
-    table = score_table(items(), said)
+    table = score_table(items(), said, 1)
     assert table["all"]["n"] == 8 and table["all"]["score"] == 0
 
 
@@ -83,7 +84,7 @@ def test_scores_stand_beside_floor_and_error(tokenizer):
     said = answers(silence(make_model(tokenizer), tokenizer), tokenizer)
     right = {item.id: item.category in ("sum", "copy") for item in items()}
     said = [replace(answer, correct=right[answer.item]) for answer in said]
-    table = score_table(items(), said)
+    table = score_table(items(), said, 1)
     assert list(table) == ["code", "copy", "list", "sum", "all"]
     assert (table["sum"]["n"], table["sum"]["correct"], table["sum"]["score"]) == (2, 2, 1.0)
     # "Repeat: cat" is answered by the question's last word, so that category proves nothing.
@@ -94,6 +95,9 @@ def test_scores_stand_beside_floor_and_error(tokenizer):
     assert table["all"]["floor"] == 0.25 and table["all"]["score"] == 0.5
     rows = table_rows({"sft": table})
     assert len(rows) == 5 and all(list(row) == list(rows[0]) for row in rows)
+    # Two categories all right and two all wrong: no chance within them, and yet two items each prove little.
+    assert 0.2 < rows[0]["sft_low"] < 0.45 and 0.55 < rows[0]["sft_high"] < 0.8
+    assert table["sum"]["low"] < 0.2 and table["sum"]["high"] == 1.0
     assert [row["category"] for row in rows] == sorted(table) and rows[0]["sft"] == 0.5  # "all"
 
 
@@ -101,7 +105,7 @@ def test_every_item_has_to_be_scored_exactly_once(tokenizer):
     said = answers(always_says(tokenizer, tokenizer.stop), tokenizer)
     for wrong in (said[:-1], [*said, said[0]], [*said[:-1], said[0]], [*said[:-1], replace(said[-1], item="other")]):
         with pytest.raises(GateError, match="battery"):
-            score_table(items(), wrong)
+            score_table(items(), wrong, 1)
 
 
 def test_samples_quote_whatever_a_model_writes(tokenizer):
@@ -128,6 +132,10 @@ def test_rows_are_sorted_and_complete(tokenizer):
         (r["category"], r["item"], r["model"]) for r in rows
     )
     assert rows[0]["prompt"][-1]["role"] == "user" and rows[0]["expected"]
+    assert rows[0]["documents_dropped"] is None
+    counted = answer_rows(items(), [*said, *base], {rows[0]["item"]: 3}, {})
+    assert [row["documents_dropped"] for row in counted[:3]] == [3, 3, 0]
+    assert {row["conversations_dropped"] for row in counted} == {0}
 
 
 SCRIPT = """
@@ -135,6 +143,7 @@ import sys, json, torch
 sys.path[:0] = [{root!r}]
 torch.set_num_threads(1)
 from athanor.evaluation.battery import ask
+from athanor.evaluation.pages import samples_markdown
 from athanor.evaluation.report import answer_rows
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.training.weights import load_model

@@ -11,10 +11,10 @@ import torch
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
 from athanor.evaluation import generate as module
-from athanor.evaluation.generate import GREEDY, Sampling, end_ids, filtered, fit_history, generate, stream
+from athanor.evaluation.generate import GREEDY, Sampling, end_ids, exempt_ids, filtered, fit_history, generate, stream
 from athanor.model.cache import KVCache
 from athanor.tokenizer.chat import prompt_ids, render
-from tests.evaluation.tiny import make_model, silence
+from tests.evaluation.tiny import always_says, make_model, silence
 
 
 @torch.no_grad()
@@ -147,11 +147,62 @@ def test_sampled_shares_match_the_probabilities():
         {"top_p": 1.1},
         {"min_p": 2.0},
         {"top_k": -1},
+        {"repetition_penalty": 0.0},
     ],
 )
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(InputError, match="sampling"):
         Sampling(**bad)
+
+
+@torch.no_grad()
+def plain_penalty(model, prompt, max_new_tokens, penalty, exempt):
+    """One prompt, no cache: greedy with the penalty on what was generated."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + max_new_tokens:
+        logits = model(torch.tensor([ids]))[0, -1].clone()
+        for token in sorted(set(ids[len(prompt) :]) - exempt):
+            logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+        ids.append(int(logits.argmax()))
+    return ids[len(prompt) :]
+
+
+def test_the_penalty_is_on_generated_ids_only_and_spares_the_exempt(tokenizer):
+    model, asked = silence(make_model(tokenizer), tokenizer), prompts(tokenizer.vocab_size, 8, 30)
+    exempt, strong = exempt_ids(tokenizer), Sampling(repetition_penalty=3.0)
+    for free in (frozenset(), exempt):
+        found = generate(model, asked, max_new_tokens=16, stop_ids=(), sampling=strong, exempt=free, batch_rows=3)
+        assert [g.ids for g in found] == [plain_penalty(model, prompt, 16, 3.0, free) for prompt in asked]
+    plain = generate(model, asked, max_new_tokens=16, stop_ids=())
+    assert plain != found and plain == generate(model, asked, max_new_tokens=16, stop_ids=(), exempt=exempt)
+    assert plain == generate(model, asked, max_new_tokens=16, stop_ids=(), sampling=Sampling(repetition_penalty=1.0))
+
+
+def test_a_penalty_breaks_a_stuck_model_unless_the_id_is_exempt(tokenizer):
+    (letter,), (digit,) = tokenizer.encode("e"), tokenizer.encode("7")
+    exempt, strong = exempt_ids(tokenizer), Sampling(repetition_penalty=50.0)
+    for token, free in ((letter, False), (digit, True)):
+        model = always_says(tokenizer, token)
+        said = [[tokenizer.bos, tokenizer.assistant]]
+        (made,) = generate(model, said, max_new_tokens=6, stop_ids=(), sampling=strong, exempt=exempt)
+        assert (made.ids == [token] * 6) is free
+        assert list(stream(model, said[0], max_new_tokens=6, stop_ids=(), sampling=strong, exempt=exempt)) == made.ids
+
+
+def test_one_batch_may_mix_penalties(tokenizer):
+    (letter,) = tokenizer.encode("e")
+    settings = [GREEDY, Sampling(repetition_penalty=50.0), GREEDY]
+    made = generate(always_says(tokenizer, letter), [[tokenizer.assistant]] * 3, max_new_tokens=6, stop_ids=(), sampling=settings)
+    assert made[0] == made[2] and made[0].ids == [letter] * 6 != made[1].ids
+
+
+def test_digits_punctuation_and_control_ids_are_exempt(tokenizer):
+    exempt = exempt_ids(tokenizer)
+    assert set(tokenizer.control_ids.values()) <= exempt
+    for text in ("7", ".", ",", "-", "\n", "(", "+"):
+        assert set(tokenizer.encode(text)) <= exempt, text
+    for text in ("e", "value", "\u00e9"):
+        assert not set(tokenizer.encode(text)) & exempt, text
 
 
 def test_sampling_reads_a_generation_config():

@@ -9,7 +9,7 @@ import pytest
 
 from athanor.corpus.conversations import Item, Message
 from athanor.errors import GateError
-from athanor.evaluation import scoring
+from athanor.evaluation import item_gate, scoring, statistics
 
 
 def item(kind: str, answer: str, accepted=(), rejected=("x", "y"), question="What?", tests=()) -> Item:
@@ -102,7 +102,7 @@ def test_summary_has_n_error_and_floor() -> None:
     table = scoring.summarise(made, [True] * 45 + [False] * 5)["c"]
     assert (table["n"], table["right"], table["accuracy"]) == (50, 45, 0.9)
     assert 0.03 < table["stderr"] < 0.06 and table["above_floor"] < 0.9 / table["stderr"]
-    assert math.isfinite(scoring.standard_error(50, 50)) and scoring.standard_error(50, 50) > 0.01
+    assert math.isfinite(statistics.standard_error(50, 50)) and statistics.standard_error(50, 50) > 0.01
 
 
 GOOD = item("exact", "a", rejected=("b", "c"))
@@ -121,11 +121,11 @@ GOOD = item("exact", "a", rejected=("b", "c"))
     ],
 )
 def test_the_item_gate_goes_red(bad: list[Item], words: str) -> None:
-    scoring.check_items([GOOD], {"c": 1})
+    item_gate.check_items([GOOD], {"c": 1})
     with pytest.raises(GateError, match=words):
-        scoring.check_items(bad)
+        item_gate.check_items(bad)
 
 
 def test_the_item_gate_counts() -> None:
     with pytest.raises(GateError, match="1 items instead of 2"):
-        scoring.check_items([GOOD], {"c": 2})
+        item_gate.check_items([GOOD], {"c": 2})

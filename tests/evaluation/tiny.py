@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -104,3 +105,18 @@ def items() -> list[Item]:
         bad = (f"def add{number}(x):\n    return x", "def other(x):\n    return x")
         rows.append(Item("code", ask, "code", good, (good,), bad, tests))
     return sorted(rows, key=lambda item: (item.category, item.id))
+
+
+def all_kinds() -> list[Item]:
+    """`items`, and two each of the kinds format and likelihood; the first of each category is for development."""
+    rows = items()
+    for word, answer, other in (("snow", "Yes", "No"), ("fire", "No", "Yes")):
+        ask = (Message("user", f"Is {word} cold?"),)
+        wrong = (other, f"{answer}, it is so")
+        rows.append(Item("form", ask, "format", answer, (answer,), wrong, checks=(f"yes_no {answer}",)))
+    for choices, right in ((("one", "three"), "three"), (("two", "four", "five"), "two")):
+        ask = (Message("user", f"the {len(choices)} words are"),)
+        wrong = tuple(choice for choice in choices if choice != right)
+        rows.append(Item("choice", ask, "likelihood", right, (right,), wrong, choices=choices))
+    rows.sort(key=lambda item: (item.category, item.id))
+    return [replace(item, split="test" if n % 2 else "development") for n, item in enumerate(rows)]

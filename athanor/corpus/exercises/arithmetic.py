@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from athanor.corpus.exercises.exercise import Exercise, exact, numeric
+from athanor.corpus.exercises.exercise import Exercise, Side, exact, level, numeric
 from athanor.corpus.exercises.words import NAMES, THINGS
 
 PLAIN = (
@@ -54,6 +54,13 @@ LOSS = (
     "{name} had {a} {things} and lost {b} of them. How many {things} does {name} still have?",
     "A shop had {a} {things} and sold {b}. How many {things} does it have left?",
 )
+STEPS = (1, 2, 3, 5, 10)
+NEXT = (
+    "Which number comes next: {list}?",
+    "Continue the series with one number: {list}",
+    "What follows {list}?",
+    "Give the next number after {list}.",
+)
 
 
 def sum_steps(a: int, b: int) -> str:
@@ -81,6 +88,20 @@ def _digits(number: int, other: int) -> list[int]:
     return [int(digit) for digit in reversed(str(number).zfill(width))]
 
 
+def carries(a: int, b: int) -> int:
+    """How many columns of a + b hand something on to the next; the difficulty of sums follows it."""
+    count = carry = 0
+    for x, y in zip(_digits(a, b), _digits(b, a), strict=True):
+        carry = (x + y + carry) // 10
+        count += carry
+    return count
+
+
+def borrows(a: int, b: int) -> int:
+    """How many columns of a - b take something from the next."""
+    return carries(a - b, b)
+
+
 def _sum_key(a: int, b: int) -> str:
     return f"sum:{min(a, b)}+{max(a, b)}"
 
@@ -94,24 +115,25 @@ def _falling(rng: random.Random) -> tuple[int, int]:
     return (max(a, b), min(a, b)) if a != b else (a + 1, b) if a < 99 else (a, b - 1)
 
 
-def addition(rng: random.Random, number: int, battery: bool) -> Exercise:
+def addition(rng: random.Random, number: int, side: Side) -> Exercise:
     a, b = _two(rng)
-    return numeric(rng.choice(PLAIN).format(a=a, b=b), str(a + b), _sum_key(a, b), a + b)
+    return numeric(rng.choice(PLAIN).format(a=a, b=b), str(a + b), _sum_key(a, b), a + b, level(carries(a, b), 1, 2))
 
 
-def worked_addition(rng: random.Random, number: int, battery: bool) -> Exercise:
+def worked_addition(rng: random.Random, number: int, side: Side) -> Exercise:
     a, b = _two(rng)
     reply = f"{sum_steps(a, b)}\nAnswer: {a + b}"
-    return numeric(rng.choice(WORKED_SUM).format(a=a, b=b), reply, _sum_key(a, b), a + b)
+    return numeric(rng.choice(WORKED_SUM).format(a=a, b=b), reply, _sum_key(a, b), a + b, level(carries(a, b), 1, 2))
 
 
-def worked_subtraction(rng: random.Random, number: int, battery: bool) -> Exercise:
+def worked_subtraction(rng: random.Random, number: int, side: Side) -> Exercise:
     a, b = _falling(rng)
     reply = f"{difference_steps(a, b)}\nAnswer: {a - b}"
-    return numeric(rng.choice(WORKED_DIFFERENCE).format(a=a, b=b), reply, f"difference:{a}-{b}", a - b)
+    key, difficulty = f"difference:{a}-{b}", level(borrows(a, b), 1, 2)
+    return numeric(rng.choice(WORKED_DIFFERENCE).format(a=a, b=b), reply, key, a - b, difficulty)
 
 
-def comparison(rng: random.Random, number: int, battery: bool) -> Exercise:
+def comparison(rng: random.Random, number: int, side: Side) -> Exercise:
     """Two numbers of up to three digits, more often than not of equal length; either may stand first."""
     digits = rng.choice((1, 2, 2, 3, 3, 3))
     x = rng.randint(10 ** (digits - 1), 10**digits - 1)
@@ -124,19 +146,31 @@ def comparison(rng: random.Random, number: int, battery: bool) -> Exercise:
     want, wordings = (high, LARGER) if rng.random() < 0.5 else (low, SMALLER)
     first, second = (want, low + high - want) if rng.random() < 0.5 else (low + high - want, want)
     prompt = rng.choice(wordings).format(x=first, y=second)
-    return exact(prompt, str(want), f"compare:{low},{high}", (str(low + high - want), f"{low} and {high}"))
+    # Easy where the lengths differ, hard where the first digit is the same and a later one decides.
+    same = len(str(low)) == len(str(high))
+    difficulty = level(same + (same and str(low)[0] == str(high)[0]), 1, 2)
+    return exact(prompt, str(want), f"compare:{low},{high}", (str(low + high - want), f"{low} and {high}"), difficulty)
 
 
-def word_problems(rng: random.Random, number: int, battery: bool) -> Exercise:
+def word_problems(rng: random.Random, number: int, side: Side) -> Exercise:
     """One step, gain or loss, two-digit numbers; the reply names the sum and works it out by columns."""
     facts = {"name": rng.choice(NAMES), "things": rng.choice(THINGS)}
     if rng.random() < 0.5:
         a, b = _two(rng)
         key, sign, steps, result = _sum_key(a, b), "+", sum_steps(a, b), a + b
-        wording = rng.choice(GAIN)
+        wording, difficulty = rng.choice(GAIN), level(carries(a, b), 1, 2)
     else:
         a, b = _falling(rng)
         key, sign, steps, result = f"difference:{a}-{b}", "-", difference_steps(a, b), a - b
-        wording = rng.choice(LOSS)
+        wording, difficulty = rng.choice(LOSS), level(borrows(a, b), 1, 2)
     reply = f"{a} {sign} {b}\n{steps}\nAnswer: {result}"
-    return numeric(wording.format(a=a, b=b, **facts), reply, key, result)
+    return numeric(wording.format(a=a, b=b, **facts), reply, key, result, difficulty)
+
+
+def next_number(rng: random.Random, number: int, side: Side) -> Exercise:
+    """The next term of a series of three with a constant step; harder with a larger step over a new ten."""
+    step, start = rng.choice(STEPS), rng.randint(1, 99)
+    shown, answer = [start + step * place for place in range(3)], start + 3 * step
+    prompt = rng.choice(NEXT).format(list=", ".join(map(str, shown)))
+    difficulty = level((step > 1) + (shown[-1] // 10 != answer // 10), 1, 2)
+    return numeric(prompt, str(answer), f"series:{start}+{step}", answer, difficulty)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import random
+from dataclasses import replace
 
+from athanor.artifacts import digest
 from athanor.corpus.conversations import Conversation, Item, Message
 from athanor.corpus.documents import split_of
-from athanor.corpus.exercises import arithmetic, dialogue, facts, functions, lists
-from athanor.corpus.exercises.exercise import MADE_HERE, Draw, Exercise
+from athanor.corpus.exercises import arithmetic, dialogue, facts, formats, functions, lists, pairs
+from athanor.corpus.exercises.exercise import MADE_HERE, Draw, Exercise, Side
+from athanor.corpus.exercises.written import read_written
 from athanor.errors import ParamsError
 from athanor.params.battery import BatteryParams
 from athanor.params.instruct import ExercisesSource
@@ -21,16 +24,27 @@ CATEGORIES: dict[str, Draw] = {
     "docstring_recall": facts.docstring_recall,
     "error_meaning": facts.error_meaning,
     "http_status": facts.http_status,
+    "json_object": formats.json_object,
+    "line_count": formats.line_count,
     "list_format": lists.list_format,
     "list_pick": lists.list_pick,
     "list_reverse": lists.list_reverse,
+    "lookup": formats.lookup,
     "memory": dialogue.memory,
     "module_recall": facts.module_recall,
+    "next_number": arithmetic.next_number,
     "python_functions": functions.python_functions,
     "sorting": lists.sorting,
     "word_problems": arithmetic.word_problems,
     "worked_addition": arithmetic.worked_addition,
     "worked_subtraction": arithmetic.worked_subtraction,
+    "yes_no": formats.yes_no,
+}
+# Asked and never trained on: they show what pretraining taught.
+ONLY_ASKED: dict[str, Draw] = {
+    "agreement": pairs.agreement,
+    "determiners": pairs.determiners,
+    "python_syntax": pairs.python_syntax,
 }
 MAX_MISSES = 20_000  # draws in a row without a new exercise before a category counts as exhausted
 MAX_PARTS = 3  # exercises in one multi-turn conversation
@@ -49,20 +63,25 @@ def draw_exercises(category: str, count: int, seed: str, held_out: bool, battery
 
     ParamsError when the category does not hold so many.
     """
-    if category not in CATEGORIES:
-        near = difflib.get_close_matches(category, CATEGORIES, n=1, cutoff=0.0)
+    draws = {**CATEGORIES, **ONLY_ASKED} if held_out else CATEGORIES
+    if category in ONLY_ASKED and not held_out:
+        raise ParamsError("only the battery asks this", where=f"categories.{category}", fix="remove it from instruct")
+    if category not in draws:
+        near = difflib.get_close_matches(category, draws, n=1, cutoff=0.0)
         raise ParamsError("unknown exercise category", where=f"categories.{category}", fix=f"did you mean '{near[0]}'?")
     rng = random.Random(f"{seed}/{category}/{'battery' if held_out else 'training'}")
     made: list[Exercise] = []
-    seen: set[tuple[Message, ...]] = set()
+    seen: set[tuple[object, ...]] = set()
+    side = Side(held_out, battery.seed)
     number = misses = 0
     while len(made) < count and misses < MAX_MISSES:
-        exercise = CATEGORIES[category](rng, number, held_out)
+        exercise = draws[category](rng, number, side)
         number += 1
         # Facts are few and meant to repeat in training; everything else is asked once.
         repeats = exercise.held_out is False
-        if is_held_out(exercise, battery) == held_out and (repeats or exercise.prompt not in seen):
-            seen.add(exercise.prompt)
+        asked = (exercise.prompt, tuple(sorted(exercise.choices)))
+        if is_held_out(exercise, battery) == held_out and (repeats or asked not in seen):
+            seen.add(asked)
             made.append(exercise)
             misses = 0
         else:
@@ -127,10 +146,27 @@ def _conversation(
 
 
 def battery_items(battery: BatteryParams) -> list[Item]:
-    """The held-out items, sorted by category and id."""
+    """The held-out items, generated and written, sorted by category and id."""
     items = [
-        Item(category, e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests)
+        Item(category, e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests, e.checks, e.choices, e.difficulty)
         for category, count in sorted(battery.categories.items())
         for e in draw_exercises(category, count, str(battery.seed), True, battery)
     ]
-    return sorted(items, key=lambda item: (item.category, item.id))
+    if battery.written is not None:
+        items += read_written(battery.written, battery.seed)
+    return divide(sorted(items, key=lambda item: (item.category, item.id)), battery)
+
+
+def divide(items: list[Item], battery: BatteryParams) -> list[Item]:
+    """The items with their split: the same share of every category, chosen by seed and question, is for development."""
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.category, []).append(item)
+    chosen = {
+        item.question
+        for group in groups.values()
+        for item in sorted(group, key=lambda item: digest([battery.seed, item.id]))[
+            : min(round(len(group) * battery.development_fraction), len(group) - 1)
+        ]
+    }
+    return [replace(item, split="development" if item.question in chosen else "test") for item in items]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from athanor.corpus.conversations import Message
-from athanor.corpus.exercises.exercise import Exercise, exact
+from athanor.corpus.exercises.exercise import Exercise, Side, exact
 from athanor.corpus.exercises.words import CITIES, COLOURS, JOBS, NAMES, PETS
 
 SYSTEM = (
@@ -31,7 +31,7 @@ GREETINGS = ("My name is {name}.", "I am {name}.", "Hello, I'm {name}.", "Call m
 NAME_QUESTIONS = ("What is my name?", "Do you remember my name?", "What am I called?", "Who am I?")
 
 
-def memory(rng: random.Random, number: int, battery: bool) -> Exercise:
+def memory(rng: random.Random, number: int, side: Side) -> Exercise:
     """The user tells a name and one more thing, and later asks for one of the two."""
     name = rng.choice(NAMES)
     tell, questions, answer, values = rng.choice(MEMORIES)
@@ -45,11 +45,11 @@ def memory(rng: random.Random, number: int, battery: bool) -> Exercise:
     if rng.random() < 0.5:
         other = rng.choice([other for other in NAMES if other != name])
         question, reply = rng.choice(NAME_QUESTIONS), f"Your name is {name}."
-        wrong = (f"Your name is {other}.", "Your name is Athanor.", value)
+        wrong, difficulty = (f"Your name is {other}.", "Your name is Athanor.", value), "easy"
     else:
         question, reply = rng.choice(questions), answer.format(v=value)
-        wrong = (answer.format(v=rng.choice(others)), name)
-    return exact((*history, Message("user", question)), reply, f"person:{name}:{value}", wrong)
+        wrong, difficulty = (answer.format(v=rng.choice(others)), name), "medium"
+    return exact((*history, Message("user", question)), reply, f"person:{name}:{value}", wrong, difficulty)
 
 
 def small_talk(rng: random.Random, kind: int) -> tuple[Message, Message]:

@@ -1,7 +1,7 @@
 """Exercises on facts of the running Python interpreter: the facts are trained, the wording of the question is held out.
 
 Every fact stands in training in several wordings; the battery asks in
-wordings that no training row uses. Answers are short enough (at most
+wordings that no training row uses, chosen by the battery's seed. Answers are short enough (at most
 MAX_WORDS words) that no 13-gram can join an item to a document.
 """
 
@@ -17,14 +17,16 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from athanor.corpus.exercises.exercise import FROM_PYTHON, Exercise, ask, exact
+from athanor.artifacts import digest
+from athanor.corpus.exercises.exercise import FROM_PYTHON, Exercise, Side, ask, exact, level
 from athanor.errors import InputError
 
 MAX_WORDS = 11
 MIN_FACTS = 20
-HELD_OUT_WORDINGS = 2  # the last ones of each list below
+HELD_OUT_WORDINGS = 2  # of each list below; the battery's seed says which
 
 STATUS = (
     "What does HTTP status {name} mean?",
@@ -73,6 +75,13 @@ DOCSTRING = (
     "In one line, which job has {name}?",
     "I forgot what {name} does.",
     "Tell me about {name}.",
+)
+# Questions that the docstrings source asks of other names too: held out, they would stand in training all the same.
+ASKED_ELSEWHERE = frozenset(
+    (
+        "What is the Python module {name} for?", "What does the {name} module do?", "Describe the module {name}.",
+        "What does {name} do?", "Explain {name} in one sentence.", "{name}?", "What is {name} for?",
+    )
 )
 # Modules whose public functions are asked about; read as source, never imported.
 FUNCTION_MODULES = ("bisect", "fnmatch", "glob", "heapq", "json", "shutil", "statistics", "textwrap")
@@ -171,35 +180,43 @@ def _usable(facts: dict[str, str | None], what: str) -> tuple[tuple[str, str], .
     return kept
 
 
+@functools.cache
+def held_out_wordings(wordings: tuple[str, ...], seed: int) -> tuple[str, ...]:
+    """The wordings that only the battery uses; a fresh seed holds out other ones."""
+    able = [wording for wording in wordings if wording not in ASKED_ELSEWHERE]
+    chosen = sorted(able, key=lambda wording: digest([seed, wording]))[:HELD_OUT_WORDINGS]
+    return tuple(wording for wording in wordings if wording in chosen)
+
+
 def _fact(
     facts: tuple[tuple[str, str], ...],
     wordings: tuple[str, ...],
     kind: str,
     rng: random.Random,
     number: int,
-    battery: bool,
+    side: Side,
 ) -> Exercise:
     # Training goes round the facts, so that each one is seen equally often; the battery draws a sample.
-    name, answer = rng.choice(facts) if battery else facts[number % len(facts)]
-    choice = wordings[-HELD_OUT_WORDINGS:] if battery else wordings[:-HELD_OUT_WORDINGS]
-    wording = rng.choice(choice)
+    name, answer = rng.choice(facts) if side.battery else facts[number % len(facts)]
+    held = held_out_wordings(wordings, side.seed)
+    wording = rng.choice(held if side.battery else [wording for wording in wordings if wording not in held])
     position = facts.index((name, answer))
     near = (facts[position - 1][1], facts[(position + 1) % len(facts)][1], answer.rsplit(" ", 1)[0])
-    made = exact(ask(wording.format(name=name)), answer, f"{kind}:{name}:{wordings.index(wording)}", near)
-    return Exercise(**{**vars(made), "held_out": battery, "license": FROM_PYTHON})
+    made = exact(ask(wording.format(name=name)), answer, f"{kind}:{name}:{wordings.index(wording)}", near, "medium")
+    return replace(made, held_out=side.battery, license=FROM_PYTHON, difficulty=level(len(answer.split()), 5, 8))
 
 
-def http_status(rng: random.Random, number: int, battery: bool) -> Exercise:
-    return _fact(status_facts(), STATUS, "status", rng, number, battery)
+def http_status(rng: random.Random, number: int, side: Side) -> Exercise:
+    return _fact(status_facts(), STATUS, "status", rng, number, side)
 
 
-def error_meaning(rng: random.Random, number: int, battery: bool) -> Exercise:
-    return _fact(error_facts(), ERROR, "error", rng, number, battery)
+def error_meaning(rng: random.Random, number: int, side: Side) -> Exercise:
+    return _fact(error_facts(), ERROR, "error", rng, number, side)
 
 
-def module_recall(rng: random.Random, number: int, battery: bool) -> Exercise:
-    return _fact(module_facts(), MODULE, "module", rng, number, battery)
+def module_recall(rng: random.Random, number: int, side: Side) -> Exercise:
+    return _fact(module_facts(), MODULE, "module", rng, number, side)
 
 
-def docstring_recall(rng: random.Random, number: int, battery: bool) -> Exercise:
-    return _fact(docstring_facts(), DOCSTRING, "docstring", rng, number, battery)
+def docstring_recall(rng: random.Random, number: int, side: Side) -> Exercise:
+    return _fact(docstring_facts(), DOCSTRING, "docstring", rng, number, side)

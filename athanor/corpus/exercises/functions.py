@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from athanor.corpus.exercises.exercise import Exercise, ask
+from athanor.corpus.exercises.exercise import Exercise, Side, ask, level
 from athanor.corpus.exercises.words import WORDS
 
 REQUESTS = (
@@ -76,7 +76,7 @@ FAMILIES = (
 )
 
 
-def python_functions(rng: random.Random, number: int, battery: bool) -> Exercise:
+def python_functions(rng: random.Random, number: int, side: Side) -> Exercise:
     family = rng.choice(FAMILIES)
     parameter = rng.choice(family.parameters)
     call = family.call.format(n=parameter)
@@ -94,7 +94,9 @@ def python_functions(rng: random.Random, number: int, battery: bool) -> Exercise
     fenced = f"```python\n{reply}\n```"
     tests = tuple(_tests(name, body, family, parameter, other))
     key = f"function:{family.call}:{parameter}"
-    return Exercise(ask(prompt), reply, key, "code", reply, (reply, fenced), rejected, tests)
+    # A one-digit parameter is easy to carry over, a word hard.
+    difficulty = level(len(str(parameter)), 2, 3)
+    return Exercise(ask(prompt), reply, key, "code", reply, (reply, fenced), rejected, tests, difficulty=difficulty)
 
 
 def _tests(name: str, body: str, family: Family, parameter: Any, other: Any) -> list[str]:

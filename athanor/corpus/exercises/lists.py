@@ -7,8 +7,9 @@ request is held out for every other.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
-from athanor.corpus.exercises.exercise import Exercise, ask, exact, numeric
+from athanor.corpus.exercises.exercise import Exercise, Side, ask, exact, level, numeric
 from athanor.corpus.exercises.words import WORDS
 
 COPY = (
@@ -74,20 +75,20 @@ def _listed(items: list[str]) -> str:
     return ", ".join(items[:-1]) + " and " + items[-1]
 
 
-def copying(rng: random.Random, number: int, battery: bool) -> Exercise:
+def copying(rng: random.Random, number: int, side: Side) -> Exercise:
     words = _words(rng, 3, 6)
     text = " ".join(words)
     wrong = (" ".join(words[:-1]), " ".join(reversed(words)))
-    return exact(rng.choice(COPY).format(text=text), text, _key(words), wrong)
+    return exact(rng.choice(COPY).format(text=text), text, _key(words), wrong, level(len(words), 4, 6))
 
 
-def counting(rng: random.Random, number: int, battery: bool) -> Exercise:
+def counting(rng: random.Random, number: int, side: Side) -> Exercise:
     words = _words(rng, 2, 7)
     prompt = rng.choice(COUNT).format(list=", ".join(words))
-    return numeric(prompt, str(len(words)), _key(words), len(words))
+    return numeric(prompt, str(len(words)), _key(words), len(words), level(len(words), 4, 6))
 
 
-def list_format(rng: random.Random, number: int, battery: bool) -> Exercise:
+def list_format(rng: random.Random, number: int, side: Side) -> Exercise:
     words = _words(rng, 3, 5)
     forms = {
         "bullets": "\n".join(f"- {word}" for word in words),
@@ -100,27 +101,29 @@ def list_format(rng: random.Random, number: int, battery: bool) -> Exercise:
     reply = forms.pop(form)
     accepted = (reply, reply.replace("- ", "* ")) if form == "bullets" else (reply,)
     rejected = (*forms.values(), reply + reply[-1], " ".join(words[1:]))
-    return Exercise(ask(prompt), reply, _key(words), "list", reply, accepted, rejected)
+    made = Exercise(ask(prompt), reply, _key(words), "list", reply, accepted, rejected)
+    return replace(made, difficulty=level(len(words), 4, 5))
 
 
-def list_reverse(rng: random.Random, number: int, battery: bool) -> Exercise:
+def list_reverse(rng: random.Random, number: int, side: Side) -> Exercise:
     words = _words(rng, 3, 4)
     reply = ", ".join(reversed(words))
     prompt = rng.choice(REVERSE).format(list=", ".join(words))
     rejected = (", ".join(words), ", ".join(list(reversed(words))[:-1]))
-    return Exercise(ask(prompt), reply, _key(words), "list", reply, (reply,), rejected)
+    made = Exercise(ask(prompt), reply, _key(words), "list", reply, (reply,), rejected)
+    return replace(made, difficulty=level(len(words), 4, 5))
 
 
-def list_pick(rng: random.Random, number: int, battery: bool) -> Exercise:
+def list_pick(rng: random.Random, number: int, side: Side) -> Exercise:
     words = _words(rng, 3, 5)
     which = rng.choice(ORDINALS)
     answer = words[-1] if which == "last" else words[ORDINALS.index(which)]
     prompt = rng.choice(PICK).format(which=which, list=", ".join(words))
     others = tuple(word for word in words if word != answer)
-    return exact(prompt, answer, _key(words), (others[0], others[-1], " ".join(words)))
+    return exact(prompt, answer, _key(words), (others[0], others[-1], " ".join(words)), level(len(words), 4, 5))
 
 
-def sorting(rng: random.Random, number: int, battery: bool) -> Exercise:
+def sorting(rng: random.Random, number: int, side: Side) -> Exercise:
     numbers = rng.sample(range(1, 100), 3)
     if numbers == sorted(numbers):
         numbers.reverse()  # a sorted list would let copying pass
@@ -128,4 +131,6 @@ def sorting(rng: random.Random, number: int, battery: bool) -> Exercise:
     prompt = rng.choice(SORT).format(list=", ".join(map(str, numbers)))
     rejected = (", ".join(map(str, sorted(numbers, reverse=True))), ", ".join(map(str, numbers)), str(min(numbers)))
     rejected = tuple(text for text in rejected if text != reply)
-    return Exercise(ask(prompt), reply, _key(list(map(str, numbers))), "list", reply, (reply,), rejected)
+    made = Exercise(ask(prompt), reply, _key(list(map(str, numbers))), "list", reply, (reply,), rejected)
+    inversions = sum(a > b for place, a in enumerate(numbers) for b in numbers[place + 1 :])
+    return replace(made, difficulty=level(inversions, 2, 3))

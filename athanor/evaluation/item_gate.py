@@ -1,0 +1,143 @@
+"""The battery's gate: no figure from items that contradict their scorer, or from a scorer that cannot tell.
+
+Every item brings answers to take and to refuse. The gate adds its own, near
+the accepted answer: more text before or after it, another case, a piece of it,
+another number behind it. So a scorer that looks for the answer anywhere, takes
+the first number or passes everything is found on the first item it judges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+
+from athanor.corpus.conversations import DIFFICULTIES, ITEM_KINDS, SPLITS, Item
+from athanor.errors import GateError
+from athanor.evaluation.formats import holds
+from athanor.evaluation.scoring import CONSTANT_CODE, choose, read_list, score_many
+
+CODE_PROBES = 2  # items of a category whose extra answers are executed: each of them is a process
+JUNK = ("Yes", "No", "I don't know.")
+CASED = ("yes_no", "one_of", "each_line", "starts", "json")  # checks that tell capitals from small letters
+
+
+def check_items(items: Sequence[Item], counts: Mapping[str, int] | None = None, workers: int = 2) -> None:
+    """GateError unless every item takes its accepted answers and refuses the rejected and the planted ones.
+
+    With `counts`, each category must also hold exactly that many items.
+    """
+    tasks: list[tuple[Item, str, bool]] = []
+    questions: set[object] = set()
+    executed: dict[str, int] = {}
+    for item in items:
+        where = f"{item.category}/{item.id}"
+        if item.question in questions:
+            raise GateError("battery", "two items ask the same question", where=where)
+        questions.add(item.question)
+        _check_shape(item, where)
+        tasks += [(item, text, True) for text in item.accepted]
+        tasks += [(item, text, False) for text in (*item.rejected, "", "  \n")]
+        executed[item.category] = executed.get(item.category, 0) + 1
+        if item.kind != "code" or executed[item.category] <= CODE_PROBES:
+            tasks += [(item, text, wanted) for text, wanted in planted(item)]
+        if item.kind == "likelihood":
+            _check_choice(item, where)
+        if item.kind == "format":
+            _check_checks(item, where)
+    results = score_many([task[0] for task in tasks], [task[1] for task in tasks], workers)
+    for (item, text, wanted), result in zip(tasks, results, strict=True):
+        if result != wanted:
+            verdict = "refuses its accepted" if wanted else "takes a rejected"
+            raise GateError("battery", f"the scorer {verdict} answer {text!r}", where=f"{item.category}/{item.id}")
+    for category, count in (counts or {}).items():
+        found = sum(item.category == category for item in items)
+        if found != count:
+            raise GateError("battery", f"{found} items instead of {count}", where=f"battery.categories.{category}")
+
+
+def _check_shape(item: Item, where: str) -> None:
+    if item.kind not in ITEM_KINDS:
+        raise GateError("battery", f"unknown item kind '{item.kind}'", where=where)
+    if item.difficulty not in DIFFICULTIES or item.split not in SPLITS:
+        raise GateError("battery", f"difficulty '{item.difficulty}', split '{item.split}'", where=where)
+    if not item.accepted or len(set(item.rejected)) < (1 if item.kind == "likelihood" else 2):
+        raise GateError("battery", "an item needs one accepted and two rejected answers", where=where)
+    if (item.kind == "likelihood") != bool(item.choices) or (item.kind == "format") != bool(item.checks):
+        raise GateError("battery", f"choices or checks do not belong to kind '{item.kind}'", where=where)
+    if item.choices and (item.accepted != (item.answer,) or sorted(item.choices) != sorted({*item.accepted, *item.rejected})):
+        raise GateError("battery", "the choices are not the accepted and the rejected answers", where=where)
+
+
+def planted(item: Item) -> Iterator[tuple[str, bool]]:
+    """Answers near the accepted ones and whether they are right, as far as the kind alone decides it."""
+    right = {text.strip() for text in item.accepted}
+    if item.kind == "numeric":
+        yield from _near_number(item.answer)
+    near: list[str] = []
+    if item.kind in ("exact", "likelihood", "list"):
+        for text in item.accepted:
+            near += [f"{text}\nx", f"x\n{text}", f"so {text}", f"{text} {text}", text[:-1], text.swapcase()]
+    if item.kind == "list":
+        form, parts = read_list(item.answer)
+        near += [_listed(form, parts[::-1]), _listed(form, (*parts, "x")), _listed(form, parts[:-1])]
+        near += [_listed(other, parts) for other in ("bullets", "numbered", "commas", "lines") if other != form]
+        # One form may read as the other: a list of one item, or an order that does not change when turned round.
+        near = [text for text in near if read_list(text) != read_list(item.answer)]
+    if item.kind == "code":
+        near += [CONSTANT_CODE, f"{item.accepted[0]}\nraise SystemExit", "# " + item.accepted[0].replace("\n", "\n# ")]
+    if item.kind != "format":
+        near += JUNK
+    yield from ((text, False) for text in near if text.strip() not in right)
+    names = [check.partition(" ")[0] for check in item.checks]
+    if any(name.startswith("json") for name in names):
+        yield from ((f"{item.accepted[0]} x", False), (json.dumps([item.accepted[0]]), False))
+    other = item.accepted[0].swapcase()
+    if any(name in CASED for name in names):
+        yield from ((text, False) for text in (other, *JUNK) if text.strip() not in right)
+
+
+def _near_number(answer: str) -> Iterator[tuple[str, bool]]:
+    value = Decimal(answer)
+    yield from ((f"{value + 1}\nAnswer: {value}", True), (f"That makes {value}.", True))
+    yield from ((f"{value}\nAnswer: {value + 1}", False), (f"{value}5", False), ("a number", False))
+    if value > 0:
+        yield from ((f"1{value}", False), (f"-{value}", False))
+
+
+def _listed(form: str, parts: Sequence[str]) -> str:
+    if form == "bullets":
+        return "\n".join(f"- {part}" for part in parts)
+    if form == "numbered":
+        return "\n".join(f"{number}. {part}" for number, part in enumerate(parts, 1))
+    return (", " if form == "commas" else "\n").join(parts)
+
+
+def _check_checks(item: Item, where: str) -> None:
+    """Every check has to be the only reason for which some rejected answer fails; else nothing shows that it works."""
+    failed = [[check for check in item.checks if not holds(check, text.strip())] for text in item.rejected]
+    for check in item.checks:
+        if [check] not in failed:
+            raise GateError("battery", f"no rejected answer fails the check '{check}' alone", where=where)
+
+
+def _check_choice(item: Item, where: str) -> None:
+    """The rule that takes a choice: the likeliest wins at every place, by the sum or per character, the first of equals."""
+    sizes = [len(choice) for choice in item.choices]
+    count = len(sizes)
+    wanted: list[tuple[list[float], bool, int]] = []
+    for place in range(count):
+        wanted.append(([-1.0 if other == place else -2.0 for other in range(count)], False, place))
+        wanted.append(([-size * (1.0 if n == place else 2.0) for n, size in enumerate(sizes)], True, place))
+    wanted += [([-3.0] * count, False, 0), ([-3.0 * size for size in sizes], True, 0)]
+    longest, shortest = sizes.index(max(sizes)), sizes.index(min(sizes))
+    if sizes[shortest] < sizes[longest]:
+        # Equal per character but for a hair in favour of the longest: the sums favour the shortest.
+        values = [-float(size) for size in sizes]
+        values[longest] *= 0.999999
+        wanted += [(values, True, longest), (values, False, shortest)]
+    for values, normalised, place in wanted:
+        found = choose(values, item.choices, normalised=normalised)
+        if found != place:
+            rule = "per character" if normalised else "by the sum"
+            raise GateError("battery", f"choice {found} is taken {rule} where {place} is the likeliest", where=where)

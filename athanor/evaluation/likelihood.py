@@ -1,0 +1,119 @@
+"""Log-likelihoods of given continuations: multiple choice and rolling text, with lm-evaluation-harness' meaning.
+
+A context and each continuation are encoded as one text and cut where the
+context's own ids end; spaces at the end of a context count as part of the
+continuation. What does not fit loses its beginning. The normalised score
+divides by characters, without the delimiter in front, and the first of equal
+scores wins. (EleutherAI lm-evaluation-harness 0.4.13, `models/huggingface.py`
+and `api/task.py`; `athanor lm-eval --check` compares item for item.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from athanor.errors import InputError
+from athanor.model.transformer import Transformer
+from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.training.validation import sequence_nats
+
+
+class Pair(NamedTuple):
+    """Ids that are given (at least one), and ids whose probability is asked for (at least one)."""
+
+    context: list[int]
+    continuation: list[int]
+
+
+class Choice(NamedTuple):
+    """Sum of the log-probabilities of a choice's ids in nats, and its length in characters without the delimiter."""
+
+    logprob: float
+    characters: int
+
+
+def logprobs(model: Transformer, pairs: Sequence[Pair], *, threads: int = 1) -> np.ndarray:
+    """Summed log-probability in nats (float64) of each continuation after its context, at the model's context."""
+    room = model.config.context_tokens + 1  # the last id is only predicted
+    sequences, masks = [], []
+    for number, pair in enumerate(pairs):
+        if not pair.context or not pair.continuation or len(pair.continuation) >= room:
+            raise InputError(
+                f"{len(pair.context)} ids of context and {len(pair.continuation)} to score",
+                where=f"pair {number}",
+                fix=f"give at least one of each, and fewer than {room} to score",
+            )
+        ids = [*pair.context, *pair.continuation][-room:]
+        sequences.append(np.array(ids, dtype=np.int64))
+        masks.append(np.arange(len(ids)) >= len(ids) - len(pair.continuation))
+    if not sequences:
+        return np.zeros(0)
+    return -sequence_nats(model, sequences, masks, model.config.context_tokens, threads=threads)[0]
+
+
+def choice_pairs(
+    tokenizer: Tokenizer, context: str | Sequence[int], choices: Sequence[str], delimiter: str = ""
+) -> list[Pair]:
+    """One pair for each choice. A text context gets `<|bos|>` in front; ids (a chat prompt) are taken as they are.
+
+    `delimiter` stands between a text context and each choice.
+    """
+    if not isinstance(context, str):
+        return [Pair(list(context), ids) for ids in tokenizer.encode_batch([delimiter + choice for choice in choices])]
+    kept = context.rstrip()
+    moved = context[len(kept) :] + delimiter
+    given, *whole = tokenizer.encode_batch([kept, *(kept + moved + choice for choice in choices)])
+    # Where joining swallows a whole choice, its last id is what is left of it.
+    cuts = [min(len(given), len(ids) - 1) for ids in whole]
+    return [Pair([tokenizer.bos, *ids[:cut]], ids[cut:]) for ids, cut in zip(whole, cuts, strict=True)]
+
+
+def choice_scores(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    context: str | Sequence[int],
+    choices: Sequence[str],
+    delimiter: str = "",
+    *,
+    threads: int = 1,
+) -> list[Choice]:
+    """The score of each choice after the context, (log-probability, characters)."""
+    found = logprobs(model, choice_pairs(tokenizer, context, choices, delimiter), threads=threads)
+    return [Choice(float(value), len(choice)) for value, choice in zip(found, choices, strict=True)]
+
+
+def best(scores: Sequence[Choice], *, normalised: bool = False) -> int:
+    """Number of the likeliest choice (accuracy), or of the likeliest per character (normalised accuracy)."""
+    values = [score.logprob / (score.characters if normalised else 1) for score in scores]
+    return values.index(max(values))
+
+
+def rolling_pairs(ids: Sequence[int], start: int, context_tokens: int) -> list[Pair]:
+    """Every id of a text once, in windows of a whole context; the first begins with the id `start`.
+
+    Windows do not overlap in what they score; a last one that is not full
+    reads what went before it, so that it too holds a whole context.
+    """
+    pairs, done = [], 0
+    while done < len(ids):
+        end = min(done + context_tokens, len(ids))
+        begin = end - context_tokens - 1
+        given = [start, *ids[:done]] if begin < 0 else list(ids[begin:done])
+        pairs.append(Pair(given, list(ids[done:end])))
+        done = end
+    return pairs
+
+
+def rolling_logprob(model: Transformer, tokenizer: Tokenizer, text: str, *, threads: int = 1) -> tuple[float, int]:
+    """Log-probability of a whole text in nats, `<|bos|>` in front and no end token, and its UTF-8 bytes."""
+    pairs = rolling_pairs(tokenizer.encode(text), tokenizer.bos, model.config.context_tokens)
+    return float(logprobs(model, pairs, threads=threads).sum()), len(text.encode())
+
+
+def bits_per_byte(scores: Sequence[tuple[float, int]]) -> float:
+    """Of several (log-probability, bytes): all bits over all bytes."""
+    return -sum(logprob for logprob, _ in scores) / sum(size for _, size in scores) / math.log(2)
