@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from athanor.artifacts import (
-    manifest_digest,
     new_dir,
     read_json,
     read_manifest,
@@ -20,7 +19,9 @@ from athanor.artifacts import (
     write_text,
 )
 from athanor.corpus.documents import read_documents
+from athanor.evaluation.perplexity.agreement import check_perplexity
 from athanor.export.card import CardInputs, model_card
+from athanor.export.lineage import MANIFESTS, METRICS, MODEL, TOKENIZER, locked, manifests, metrics
 from athanor.export.probes import battery_prompts, make_probe
 from athanor.export.publish import check_files, write_files
 from athanor.export.source import load_source
@@ -31,27 +32,15 @@ from athanor.pipeline.machine import machine
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
 
-MODEL, TOKENIZER, OUT = Path("models/sft"), Path("models/tokenizer"), Path("models/export")
+OUT = Path("models/export")
 VAL, BATTERY = Path("data/clean/val.parquet"), Path("data/eval/battery.jsonl")
-MANIFESTS = {
-    "raw": Path("data/raw"),
-    "instruct": Path("data/instruct"),
-    "clean": Path("data/clean"),
-    "tokenizer": TOKENIZER,
-    "shards": Path("data/shards"),
-    "sft_data": Path("data/sft"),
-    "base": Path("models/base"),
-    "sft": MODEL,
-    "eval": Path("data/eval"),
-}
 PARAMETERS_PER_THREAD = 10_000_000
-METRICS = ("train_tokenizer", "pretrain", "sft", "eval")
 
 
 def run(run: Run) -> None:
     params = run.params("export", ExportParams)
-    lineage = {name: manifest_digest(folder) for name, folder in MANIFESTS.items()}
-    source = load_source(MODEL, TOKENIZER, params.name, lineage)
+    lineage = manifests()
+    source = load_source(MODEL, TOKENIZER, params.name, lineage | metrics(), locked())
     # A small model's matrices are done before a second thread has woken; on a busy machine it is much slower.
     threads = min(machine().threads, 1 + source.config.parameter_count() // PARAMETERS_PER_THREAD)
     torch.set_num_threads(threads)
@@ -70,6 +59,8 @@ def run(run: Run) -> None:
         write_files(folder, source, params)
         started = time.monotonic()
         parity = check_files(folder, source, probe, params, threads=threads, note=run.note)
+        texts = (document.text for document in read_documents(VAL))
+        check_perplexity(folder, source, texts, params, parity, threads=threads, note=run.note)
         run.fact(parity_seconds=round(time.monotonic() - started, 2))
         write_json(folder / "parity.json", parity)
         files = weights(folder)
@@ -98,12 +89,12 @@ def weights(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def card_inputs(run: Run, lineage: dict[str, str], parity: dict[str, Any], files: dict[str, Any]) -> CardInputs:
-    metrics = {name: Path("metrics") / f"{name}.json" for name in METRICS}
+    paths = {name: Path("metrics") / f"{name}.json" for name in METRICS}
     digests = {f"{MANIFESTS[name].as_posix()}/manifest.json": digest for name, digest in lineage.items()}
-    digests |= {path.as_posix(): sha256_file(path) for path in metrics.values()}
+    digests |= {path.as_posix(): sha256_file(path) for path in paths.values()}
     return CardInputs(
         manifests={name: read_manifest(MANIFESTS[name], name, 1) for name in ("raw", "instruct", "clean", "shards")},
-        metrics={name: read_json(path) for name, path in metrics.items()},
+        metrics={name: read_json(path) for name, path in paths.items()},
         params={
             "pretrain": asdict(run.params("pretrain", PretrainParams)),
             "sft": asdict(run.params("sft", SftParams)),

@@ -45,7 +45,7 @@ def model_card(source: Source, inputs: CardInputs) -> str:
         ["## Data", "", *_data(inputs.manifests)],
         ["## Tokenizer", "", *_tokenizer(source, inputs)],
         ["## Training", "", *_training(inputs)],
-        ["## Agreement between runtimes", "", *_table(("runtime", "compared with torch"), summary(inputs.parity))],
+        ["## Agreement between runtimes", "", *_agreement(inputs.parity)],
         ["## Files", "", *_files(inputs.files)],
         ["## Lineage", "", *_table(("input", "SHA-256"), [(n, f"`{d}`") for n, d in sorted(inputs.digests.items())])],
     ]
@@ -86,7 +86,8 @@ def _use(source: Source, inputs: CardInputs) -> list[str]:
         "print(tokenizer.decode(answer, skip_special_tokens=True))",
         "```",
         "",
-        f"With llama.cpp: `llama-server -m {sorted(ggufs)[-1]} --jinja`",
+        f"With llama.cpp: `llama-server -m {sorted(ggufs)[-1]}`. "
+        f"With Ollama: `ollama create {source.name} -f Modelfile`.",
         "",
         "Both decode greedily by default and stop at `<|stop|>`. Plain text, not chat: the tokenizer puts `<|bos|>` "
         "in front by itself, the chat template brings its own, so render with the template or encode text, never both.",
@@ -136,7 +137,7 @@ def _limits(source: Source, metrics: Mapping[str, Any]) -> list[str]:
         "data below. Outside of it, expect fluent nonsense and invented facts.",
         f"- It sees {source.config.context_tokens:,} tokens at once; older turns of a chat have to be dropped.",
         "- It was not trained to refuse anything and not checked for bias. Do not rely on its code or its arithmetic.",
-        "- Scores hold for greedy decoding; sampling was not measured.",
+        "- Scores hold for greedy decoding; `conditions` of metrics/eval.json has others, on items for development.",
     ]
     if weak:
         lines.append(
@@ -208,6 +209,29 @@ def _training(inputs: CardInputs) -> list[str]:
         lines += ["", f"{title}: settings.", "", *_table(("parameter", "value"), _flat(inputs.params[stage]))]
         lines += ["", f"{title}: outcome.", "", *_table(("metric", "value"), _flat(inputs.metrics[stage]))]
     return lines[1:]
+
+
+def _agreement(parity: Mapping[str, Any]) -> list[str]:
+    lines = _table(("runtime", "compared with torch"), summary(parity))
+    rows = []
+    for name, facts in sorted(parity.items()):
+        if isinstance(facts, Mapping):
+            nats = ("below 1e-07" if not facts[key] else f"{facts[key]:.2g}" for key in ("kl_mean", "kl_max"))
+            parted = facts.get("prompts_with_ties", 0) + facts.get("prompts_apart", 0)
+            equal = f"{facts['prompts'] - parted} of {facts['prompts']}"
+            rows.append((name, f"{facts['positions']:,}", *nats, f"{facts['same_best']:.1%}", equal))
+    header = ("runtime and type", "positions", "mean KL", "largest KL", "same best token", "equal greedy answers")
+    text = "What rounding costs: KL(model ‖ file) in nats per token on held-out text, against the fp32 weights."
+    lines += ["", text, "", *_table(header, rows)]
+    for name, facts in sorted(parity.items()):
+        if isinstance(facts, Mapping) and facts.get("fallback_tensors"):
+            kinds = ", ".join(f"{count} {kind}" for kind, count in facts["tensors"].items())
+            lines += [
+                "",
+                f"{name}: {facts['fallback_tensors']} matrices have rows that are no multiple of 256, which no K type "
+                f"can pack; the quantiser gave them a plain type with more bits. Tensors: {kinds}.",
+            ]
+    return lines
 
 
 def _files(files: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""GGUF files for llama.cpp, written directly and read back.
+"""GGUF files for llama.cpp, written directly.
 
 Everything here that looks redundant was measured to matter: a key that is
 missing or a row in another order makes a file that loads, answers, and is
@@ -14,22 +14,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, quants
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType, quants
 
 from athanor.errors import GateError
+from athanor.export import seal
 from athanor.export.source import Source
 from athanor.export.vocabulary import USER_DEFINED
 
+# The types that are written here, and those that llama.cpp's own quantiser makes of an f32 file.
 FILE_TYPES = {
     "f32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
     "f16": (GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16),
     "q8_0": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
 }
+K_TYPES = {
+    "q4_k_m": LlamaFileType.MOSTLY_Q4_K_M,
+    "q5_k_m": LlamaFileType.MOSTLY_Q5_K_M,
+    "q6_k": LlamaFileType.MOSTLY_Q6_K,
+}
 _U32, _F32, _BOOL, _STR = GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.BOOL, GGUFValueType.STRING
 _LIST = GGUFValueType.ARRAY
 
-_TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-_BLOCK = {
+TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+BLOCK = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -50,14 +57,19 @@ class Value:
     value: Any
 
 
+def gguf_name(file_type: str) -> str:
+    return f"model-{file_type}.gguf"
+
+
 def metadata(source: Source, file_type: str) -> dict[str, Value]:
-    """Every key of the file, in the order it is written."""
+    """Every key of the file but the seals, in the order it is written."""
+    number = K_TYPES[file_type] if file_type in K_TYPES else FILE_TYPES[file_type][1]
     config, arch, controls = source.config, source.architecture, source.controls
     pieces = source.vocabulary.pieces
     values = {
         "general.type": Value(_STR, "model"),
         "general.name": Value(_STR, source.name),
-        "general.file_type": Value(_U32, int(FILE_TYPES[file_type][1])),
+        "general.file_type": Value(_U32, int(number)),
         "general.quantization_version": Value(_U32, 2),
         # Greedy, as evaluated: llama.cpp's server takes this for its default.
         "general.sampling.temp": Value(_F32, 0.0),
@@ -90,10 +102,12 @@ def metadata(source: Source, file_type: str) -> dict[str, Value]:
         "tokenizer.ggml.add_space_prefix": Value(_BOOL, False),
         "tokenizer.ggml.remove_extra_whitespaces": Value(_BOOL, False),
         "tokenizer.chat_template": Value(_STR, source.template),  # absent means ChatML
+        "athanor.file": Value(_STR, gguf_name(file_type)),
         "athanor.tokenizer_digest": Value(_STR, source.tokenizer.digest),
         "athanor.template_hash": Value(_STR, source.template_hash),
     }
     values |= {f"athanor.lineage.{name}": Value(_STR, digest) for name, digest in source.lineage.items()}
+    values |= {f"athanor.lock.{path}": Value(_STR, md5) for path, md5 in source.lock.items()}
     return values
 
 
@@ -104,12 +118,12 @@ def tensors(source: Source) -> dict[str, np.ndarray]:
     for name, tensor in source.weights.items():
         array = tensor.numpy()
         match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
-        if name in _TOP:
-            found[_TOP[name]] = array
-        elif match and match[2] in _BLOCK:
+        if name in TOP:
+            found[TOP[name]] = array
+        elif match and match[2] in BLOCK:
             if source.architecture == "llama" and match[2] in heads:
                 array = interleave(array, heads[match[2]])
-            found[f"blk.{match[1]}.{_BLOCK[match[2]]}.weight"] = array
+            found[f"blk.{match[1]}.{BLOCK[match[2]]}.weight"] = array
         else:
             raise GateError("mapped weights", f"'{name}' has no place in a {source.architecture} file")
     return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
@@ -149,11 +163,26 @@ def write_raw(
     path: str | Path, arch: str, values: Mapping[str, Value], arrays: Mapping[str, np.ndarray], file_type: str
 ) -> None:
     """Write given keys and tensors as they are; `write_gguf` decides what they must be."""
+    stored = {name: (*encode(array, file_type), array.shape) for name, array in arrays.items()}
+    write_encoded(path, arch, values, stored)
+
+
+def write_encoded(
+    path: str | Path,
+    arch: str,
+    values: Mapping[str, Value],
+    stored: Mapping[str, tuple[np.ndarray, GGMLQuantizationType, tuple[int, ...]]],
+) -> None:
+    """Write keys, the seals over all of it, and tensors whose bytes are ready: (bytes, type, shape)."""
+    plain = {"general.architecture": arch} | {key: item.value for key, item in values.items()}
+    seals = {
+        seal.WEIGHTS: seal.weights_seal((n, kind.name, shape, data) for n, (data, kind, shape) in stored.items()),
+        seal.METADATA: seal.metadata_seal(plain),
+    }
     writer = GGUFWriter(path, arch)
-    for key, item in values.items():
+    for key, item in (dict(values) | {key: Value(_STR, text) for key, text in seals.items()}).items():
         writer.add_key_value(key, item.value, item.type)
-    for name, array in arrays.items():
-        data, kind = encode(array, file_type)
+    for name, (data, kind, _) in stored.items():
         writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -161,72 +190,6 @@ def write_raw(
     writer.close()
 
 
-def check_gguf(path: str | Path, source: Source, file_type: str) -> None:
-    """Read a file back and compare every key and every tensor with the model; GateError names the first difference.
-
-    The rotary order is undone row by row here, not with the code that made it.
-    """
-    path = Path(path)
-    reader = GGUFReader(path)
-    arch = source.architecture
-    expected = {"general.architecture": arch} | {key: item.value for key, item in metadata(source, file_type).items()}
-    found = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-    for key in sorted(set(expected) | set(found)):
-        if key not in found or key not in expected or not _same(expected[key], found[key]):
-            raise _differs(path, f"key '{key}' is {_short(found.get(key))}, expected {_short(expected.get(key))}")
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-    names = _expected_names(source)
-    if set(stored) != set(names.values()):
-        odd = sorted(set(stored) ^ set(names.values()))
-        raise _differs(path, f"tensors missing or too many: {', '.join(odd[:3])}")
-    for name, gguf_name in names.items():
-        tensor = stored[gguf_name]
-        array = source.weights[name].numpy()
-        rotated = arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight"))
-        if rotated:
-            half = source.config.head_dim // 2
-            order = [
-                head + element
-                for head in range(0, array.shape[0], 2 * half)
-                for pair in range(half)
-                for element in (pair, pair + half)
-            ]
-            array = array[order]
-        data, kind = encode(array, file_type)
-        # GGUF counts dimensions from the inside out.
-        shape = tuple(int(length) for length in reversed(tensor.shape))
-        same = tensor.tensor_type == kind and shape == array.shape
-        if not same or tensor.data.tobytes() != data.tobytes():
-            raise _differs(path, f"tensor '{gguf_name}' is not the model's '{name}'")
-
-
-def _expected_names(source: Source) -> dict[str, str]:
-    parts = dict(_BLOCK)
-    if not source.config.qk_norm:
-        del parts["self_attn.q_norm"], parts["self_attn.k_norm"]
-    layers = range(source.config.layers)
-    return _TOP | {
-        f"model.layers.{n}.{ours}.weight": f"blk.{n}.{theirs}.weight" for n in layers for ours, theirs in parts.items()
-    }
-
-
 def _natural(name: str) -> tuple[int, int, str]:
     match = re.match(r"blk\.(\d+)\.", name)
     return (1, int(match[1]), name) if match else (0 if name.startswith("token_embd") else 2, 0, name)
-
-
-def _same(expected: Any, found: Any) -> bool:
-    if isinstance(expected, float):
-        return np.float32(expected) == np.float32(found)
-    if isinstance(expected, list) and expected and isinstance(expected[0], float):
-        return np.array_equal(np.float32(expected), np.float32(found))
-    return expected == found
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else f"{text[:57]}..."
-
-
-def _differs(path: Path, what: str) -> GateError:
-    return GateError("GGUF read back", what, where=path.name, fix="report it: the writer and the model disagree")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from athanor.artifacts import write_bytes, write_json, write_text
+from athanor.artifacts import digest, sha256_file, write_bytes, write_json, write_text
 from athanor.errors import GateError
 from athanor.export.hf_tokenizer import tokenizer_config, tokenizer_json
 from athanor.export.source import Source
@@ -82,6 +82,7 @@ def own_facts(source: Source, dtype: str) -> dict[str, Any]:
         "template_hash": source.template_hash,
         "control_ids": source.controls,
         "lineage": dict(source.lineage),
+        "lock": dict(source.lock),
     }
 
 
@@ -103,7 +104,9 @@ def write_huggingface(folder: str | Path, source: Source, dtype: str) -> None:
     write_json(folder / "tokenizer_config.json", tokenizer_config(source))
     write_text(folder / "chat_template.jinja", source.template)
     write_bytes(folder / "tokenizer.model", source.vocabulary.proto)
-    write_json(folder / OWN, own_facts(source, dtype))
+    hashes = {path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.name != OWN}
+    facts = own_facts(source, dtype) | {"files": hashes}
+    write_json(folder / OWN, facts | {"sha256": digest(facts)})
 
 
 def check_names(source: Source) -> None:

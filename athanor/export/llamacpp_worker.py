@@ -41,8 +41,11 @@ class Client:
         """As the chat endpoint does it."""
         return self.tokens(self.post("/apply-template", {"messages": messages})["prompt"], True)
 
-    def greedy(self, ids: Sequence[int], limit: int, top: int) -> dict[str, Any]:
-        """Ids made, whether an end token stopped them, and the `top` log probabilities at each step."""
+    def greedy(self, ids: Sequence[int], limit: int, top: int, cache: bool = False) -> dict[str, Any]:
+        """Ids made, whether an end token stopped them, and the `top` log probabilities at each step.
+
+        cache: keys and values of the request before may be used where the ids begin alike.
+        """
         answer = self.post(
             "/completion",
             {
@@ -50,7 +53,7 @@ class Client:
                 "n_predict": limit,
                 "temperature": 0,
                 "return_tokens": True,
-                "cache_prompt": False,
+                "cache_prompt": cache,
                 "n_probs": top,
             },
         )
@@ -80,7 +83,8 @@ def answer(job: Mapping[str, Any], client: Client) -> dict[str, Any]:
         "texts": [client.tokens(text, False) for text in job["texts"]],
         "conversations": [client.chat_tokens(messages) for messages in job["conversations"]],
         "greedy": [client.greedy(ids, limit, 1) for ids, limit in zip(job["prompts"], job["limits"], strict=True)],
-        "windows": [client.greedy(ids, 1, job["vocab_size"])["top"][0] for ids in job["windows"]],
+        # Prefixes of one window follow each other. The exact mode computes each afresh, as the model did.
+        "windows": [client.greedy(ids, 1, job["vocab_size"], not job["exact"])["top"][0] for ids in job["windows"]],
     }
 
 

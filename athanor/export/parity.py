@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch import Tensor
 from athanor.errors import GateError
 from athanor.evaluation.generate import GREEDY, generate
 from athanor.export import llamacpp
+from athanor.export.divergence import FLOOR, Divergence, spread
+from athanor.export.gguf import K_TYPES
 from athanor.export.huggingface import DTYPES
 from athanor.export.probes import Probe
 from athanor.export.source import Source
@@ -26,8 +28,6 @@ from athanor.model.transformer import Transformer
 from athanor.tokenizer.chat import prompt_ids
 from athanor.training.weights import fill
 
-# llama.cpp takes the logarithm of an fp32 probability, which has no digits left below this.
-FLOOR = -60.0
 FULL_SCALE = 10.0
 FIX = "do not use the files; run `python -m pytest tests/export` and report what it says"
 # f32 has agreed to 1e-4 by then, so order and meaning of all tensors are right, and this is rounding alone.
@@ -64,11 +64,14 @@ class Limits:
 
     logit_tolerance: float
     margin_logits: float
+    kl: float = math.inf  # of the mean; stays as it is
 
     def scaled(self, expected: Expected) -> Limits:
         peak = max(float(logits_TV.abs().max()) for logits_TV in expected.logits)
         factor = max(1.0, peak / FULL_SCALE)
-        return Limits(self.logit_tolerance * factor, self.margin_logits * factor)
+        return replace(
+            self, logit_tolerance=self.logit_tolerance * factor, margin_logits=self.margin_logits * factor
+        )
 
 
 def rebuilt(source: Source, dtype: str) -> Transformer:
@@ -102,8 +105,17 @@ def expect(source: Source, model: Transformer, probe: Probe, new_tokens: int) ->
     )
 
 
-def check_transformers(folder: str | Path, probe: Probe, expected: Expected, limits: Limits) -> dict[str, Any]:
-    """Load the directory with transformers and compare everything; GateError on the first difference."""
+def check_transformers(
+    folder: str | Path,
+    probe: Probe,
+    expected: Expected,
+    limits: Limits,
+    reference: Sequence[Tensor] | None = None,
+) -> dict[str, Any]:
+    """Load the directory with transformers and compare everything; GateError on the first difference.
+
+    reference: logits of the windows before any rounding, for the divergence; absent, those that are expected.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -118,10 +130,13 @@ def check_transformers(folder: str | Path, probe: Probe, expected: Expected, lim
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if loading[kind]:
             raise GateError(gate, f"{kind.replace('_', ' ')}: {sorted(map(str, loading[kind]))[:3]}", fix=FIX)
-    worst = 0.0
+    worst, apart = 0.0, Divergence()
     with torch.inference_mode():
-        for ids, logits_TV in zip(probe.windows, expected.logits, strict=True):
-            worst = max(worst, float((model(torch.tensor([ids])).logits[0] - logits_TV).abs().max()))
+        for number, (ids, logits_TV) in enumerate(zip(probe.windows, expected.logits, strict=True)):
+            found_TV = model(torch.tensor([ids])).logits[0]
+            worst = max(worst, float((found_TV - logits_TV).abs().max()))
+            unrounded_TV = logits_TV if reference is None else reference[number]
+            apart.add(unrounded_TV.log_softmax(-1), found_TV.log_softmax(-1))
     if not worst <= limits.logit_tolerance:
         raise GateError(gate, f"logits differ by {worst:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX)
 
@@ -145,6 +160,7 @@ def check_transformers(folder: str | Path, probe: Probe, expected: Expected, lim
     return {
         "windows": len(probe.windows),
         "logit_difference_below": bound(worst),
+        **apart.facts(),
         "texts": len(probe.texts),
         "conversations": len(chats),
         "prompts": len(probe.prompts),
@@ -178,11 +194,13 @@ def check_llama_cpp(
     *,
     threads: int,
     timeout_seconds: float,
+    positions: int = 1,
 ) -> dict[str, Any]:
     """Load a GGUF file in llama.cpp and compare; GateError on the first difference, NotInstalled without it.
 
     f32 runs in llama.cpp's exact mode and must agree to `logit_tolerance`;
-    other types run with its defaults and may differ where two ids nearly tie.
+    other types run with its defaults and may differ where two ids nearly tie, the K types anywhere.
+    Probabilities are compared at so many `positions` of each window: each costs the whole vocabulary as text.
     """
     gate, exact = f"llama.cpp parity of {file_type}", file_type == "f32"
     limits = limits.scaled(expected)
@@ -190,7 +208,9 @@ def check_llama_cpp(
     texts = [number for number, text in enumerate(probe.texts) if SPACE not in text]
     chats = [n for n, chat in enumerate(probe.conversations) if not any(SPACE in m.content for m in chat)]
     # A full window leaves no room for the next token.
-    windows = [ids[: source.config.context_tokens - 1] for ids in probe.windows]
+    full = [ids[: source.config.context_tokens - 1] for ids in probe.windows]
+    asked = [(number, length) for number, ids in enumerate(full) for length in spread(len(ids), positions)]
+    windows = [full[number][:length] for number, length in asked]
     reply = llamacpp.ask(
         path,
         texts=[probe.texts[number] for number in texts],
@@ -208,25 +228,27 @@ def check_llama_cpp(
     wanted = [expected.conversations[number] for number in chats]
     _same_ids(gate, "conversation", [probe.conversations[n] for n in chats], wanted, reply["conversations"])
 
-    worst = divergence = 0.0
-    agree = 0
-    for ids, logits_TV, top in zip(windows, expected.logits, reply["windows"], strict=True):
-        wanted_V = logits_TV[len(ids) - 1].log_softmax(-1).clamp(min=FLOOR)
+    worst, apart = 0.0, Divergence()
+    for (window, length), top in zip(asked, reply["windows"], strict=True):
+        wanted_V = expected.logits[window][length - 1].log_softmax(-1).clamp(min=FLOOR)
         found_V = torch.full_like(wanted_V, math.nan)
         for number, logprob in top:
             found_V[number] = max(logprob, FLOOR)
         if bool(found_V.isnan().any()):
             raise GateError(gate, f"log probabilities of {int(found_V.isnan().sum())} ids are missing", fix=FIX)
         worst = max(worst, float((wanted_V - found_V).abs().max()))
-        divergence = max(divergence, float((wanted_V.exp() * (wanted_V - found_V)).sum()))
-        agree += int(wanted_V.argmax()) == int(found_V.argmax())
+        apart.add(wanted_V[None], found_V[None])
     if exact and not worst <= limits.logit_tolerance:
         raise GateError(
             gate, f"log probabilities differ by {worst:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX
         )
 
+    if not apart.mean <= limits.kl:
+        fix = FIX if exact else f"leave {file_type} out of export.gguf_types, or allow more with export.kl_limit"
+        raise GateError(gate, f"mean divergence {apart.mean:.3g} nats per token, allowed {limits.kl:g}", fix=fix)
+
     ties = 0
-    margin = 2 * limits.logit_tolerance if exact else limits.margin_logits
+    margin = 2 * limits.logit_tolerance if exact else math.inf if file_type in K_TYPES else limits.margin_logits
     for number, (answer, got) in enumerate(zip(expected.answers, reply["greedy"], strict=True)):
         # Its answers leave out the token that ended them.
         out = got["ids"]
@@ -237,12 +259,11 @@ def check_llama_cpp(
     return {
         "texts": len(texts),
         "conversations": len(chats),
-        "windows": len(windows),
-        "windows_same_best": agree,
+        "windows": len(full),
         "logprob_difference_below": bound(worst),
-        "kl_below": bound(max(divergence, 1e-7)),
+        **apart.facts(),
         "prompts": len(probe.prompts),
-        "prompts_with_ties": ties,
+        "prompts_apart" if file_type in K_TYPES else "prompts_with_ties": ties,
     }
 
 
@@ -303,14 +324,15 @@ def summary(parity: Mapping[str, Any]) -> list[tuple[str, str]]:
             rows.append((name, facts))
             continue
         difference = facts.get("logit_difference_below", facts.get("logprob_difference_below"))
-        ties = facts["prompts_with_ties"]
+        ties, apart = facts.get("prompts_with_ties", 0), facts.get("prompts_apart", 0)
         part = f", {ties} of them parting at a near-tie" if ties else ""
         rows.append(
             (
                 name,
                 f"{facts['texts']} texts and {facts['conversations']} conversations with equal token ids; "
-                f"{facts['prompts']} equal greedy answers{part}; "
-                + (f"differences below {difference:g}" if difference else "logits equal in every bit"),
+                f"{facts['prompts'] - apart} equal greedy answers{part}; "
+                + (f"differences below {difference:g}" if difference else "logits equal in every bit")
+                + (f"; perplexity within {facts['perplexity_difference_below']:g}" if "perplexity_by" in facts else ""),
             )
         )
     return rows

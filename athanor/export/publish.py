@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from athanor.errors import InputError
-from athanor.export.gguf import check_gguf, write_gguf
+from athanor.export import kquants
+from athanor.export.binaries import find, missing
+from athanor.export.gguf import K_TYPES, gguf_name, write_gguf
+from athanor.export.gguf_check import check_gguf, stored_types
 from athanor.export.huggingface import write_huggingface
 from athanor.export.llamacpp import NotInstalled
+from athanor.export.modelfile import write_modelfile
 from athanor.export.parity import Limits, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.probes import Probe
 from athanor.export.source import Source
@@ -18,17 +23,46 @@ from athanor.params.export import ExportParams
 HF_DIR = "hf"
 
 
-def gguf_name(file_type: str) -> str:
-    return f"model-{file_type}.gguf"
-
-
 def write_files(folder: Path, source: Source, params: ExportParams) -> None:
-    """The Hugging Face directory and the GGUF files, each GGUF read back and compared."""
+    """The Hugging Face directory, the GGUF files, each read back and compared, and Ollama's Modelfile.
+
+    K types need llama.cpp's quantiser: without it they are an InputError
+    where llama.cpp is required, else left out (`check_files` says so).
+    """
     write_huggingface(folder / HF_DIR, source, params.dtype)
+    packed = [name for name in params.gguf_types if name in K_TYPES]
+    quantiser = find(kquants.QUANTISER) if packed else None
+    if packed and quantiser is None and params.llama_cpp == "required":
+        raise InputError(
+            f"{packed[0]} cannot be made: {missing(kquants.QUANTISER)}",
+            where="export.gguf_types",
+            fix="build llama.cpp, drop the type, or set export.llama_cpp to if_installed",
+        )
     for file_type in params.gguf_types:
         path = folder / gguf_name(file_type)
-        write_gguf(path, source, file_type)
+        if file_type not in K_TYPES:
+            write_gguf(path, source, file_type)
+        elif quantiser is not None:
+            with exact_file(folder, source) as exact:
+                kquants.write_quantised(path, exact, source, file_type, quantiser, params.llama_cpp_timeout_seconds)
+        else:
+            continue
         check_gguf(path, source, file_type)
+    write_modelfile(folder, source)
+
+
+@contextmanager
+def exact_file(folder: Path, source: Source) -> Iterator[Path]:
+    """The f32 file: the published one, or one that is gone afterwards."""
+    path = folder / gguf_name("f32")
+    if path.exists():
+        yield path
+        return
+    write_gguf(path, source, "f32")
+    try:
+        yield path
+    finally:
+        path.unlink()
 
 
 def check_files(
@@ -41,32 +75,40 @@ def check_files(
     note: Callable[[str], None],
 ) -> dict[str, Any]:
     """Facts by runtime, or the reason why llama.cpp was not asked; GateError where a runtime disagrees."""
-    limits = Limits(params.logit_tolerance, params.margin_logits)
-    expected = expect(source, rebuilt(source, params.dtype), probe, params.parity_new_tokens)
-    parity: dict[str, Any] = {"transformers": check_transformers(folder / HF_DIR, probe, expected, limits)}
+    limits = Limits(params.logit_tolerance, params.margin_logits, params.kl_limit)
+    expected = stored = expect(source, rebuilt(source, "float32"), probe, params.parity_new_tokens)
+    if params.dtype != "float32":
+        stored = expect(source, rebuilt(source, params.dtype), probe, params.parity_new_tokens)
+    parity: dict[str, Any] = {
+        "transformers": check_transformers(folder / HF_DIR, probe, stored, limits, expected.logits)
+    }
+    for file_type in (name for name in params.gguf_types if not (folder / gguf_name(name)).exists()):
+        note(f"{gguf_name(file_type)}: NOT WRITTEN, {missing(kquants.QUANTISER)}")
+        parity[f"llama_cpp_{file_type}"] = f"not written: {missing(kquants.QUANTISER)}"
     if params.llama_cpp == "off":
         note("llama.cpp: NOT CHECKED, export.llama_cpp is off")
         return parity | {"llama_cpp": "not checked: export.llama_cpp is off"}
 
-    if params.dtype != "float32":
-        expected = expect(source, rebuilt(source, "float32"), probe, params.parity_new_tokens)
     # f32 proves order and meaning of everything to 1e-4; a smaller file differs from it by rounding alone.
-    exact = folder / gguf_name("f32")
-    scratch = not exact.exists()
-    if scratch:
-        write_gguf(exact, source, "f32")
+    written = [name for name in params.gguf_types if (folder / gguf_name(name)).exists()]
     try:
-        for file_type in ("f32", *(name for name in params.gguf_types if name != "f32")):
-            parity[f"llama_cpp_{file_type}"] = check_llama_cpp(
-                folder / gguf_name(file_type),
-                file_type,
-                source,
-                probe,
-                expected,
-                limits,
-                threads=threads,
-                timeout_seconds=params.llama_cpp_timeout_seconds,
-            )
+        with exact_file(folder, source):
+            for file_type in ("f32", *(name for name in written if name != "f32")):
+                facts = check_llama_cpp(
+                    folder / gguf_name(file_type),
+                    file_type,
+                    source,
+                    probe,
+                    expected,
+                    limits,
+                    threads=threads,
+                    timeout_seconds=params.llama_cpp_timeout_seconds,
+                    # One will do where every probability has to agree to `logit_tolerance`.
+                    positions=1 if file_type == "f32" else params.parity_positions,
+                )
+                if file_type in K_TYPES:
+                    facts |= _packing(folder / gguf_name(file_type), source, note)
+                parity[f"llama_cpp_{file_type}"] = facts
     except NotInstalled as reason:
         if params.llama_cpp == "required":
             raise InputError(
@@ -76,7 +118,12 @@ def check_files(
             ) from None
         note("llama.cpp: NOT CHECKED, the package xllamacpp cannot be imported (pip install xllamacpp)")
         parity["llama_cpp"] = "not checked: xllamacpp is not installed"
-    finally:
-        if scratch:
-            exact.unlink()
     return parity
+
+
+def _packing(path: Path, source: Source, note: Callable[[str], None]) -> dict[str, Any]:
+    """What a K type came to: tensors by type, and how many matrices it could not pack."""
+    odd = kquants.odd_rows(source)
+    if odd:
+        note(f"{path.name}: {odd} matrices have rows that are no multiple of {kquants.BLOCK}; larger types hold them")
+    return {"tensors": stored_types(path), "fallback_tensors": odd}

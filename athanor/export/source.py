@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,7 +22,8 @@ from athanor.training.weights import load_model, model_tensors
 class Source:
     """A model ready to be written in other formats.
 
-    name: general name of the model; lineage: digests of the artifacts it was made from, by name.
+    name: general name of the model; lineage: digests of the artifacts and metrics it was made from, by name;
+    lock: the hashes that dvc.lock has for them, by path (see lineage.py).
     """
 
     name: str
@@ -33,6 +34,7 @@ class Source:
     template: str
     template_hash: str
     lineage: Mapping[str, str]
+    lock: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:
@@ -46,7 +48,13 @@ class Source:
         return {name: int(getattr(self.tokenizer, name)) for name in names}
 
 
-def load_source(model_dir: str | Path, tokenizer_dir: str | Path, name: str, lineage: Mapping[str, str]) -> Source:
+def load_source(
+    model_dir: str | Path,
+    tokenizer_dir: str | Path,
+    name: str,
+    lineage: Mapping[str, str],
+    lock: Mapping[str, str] | None = None,
+) -> Source:
     """Read a model and its tokenizer; InputError or GateError if they do not belong together."""
     model, facts = load_model(model_dir)
     tokenizer = Tokenizer.load(tokenizer_dir)
@@ -58,11 +66,16 @@ def load_source(model_dir: str | Path, tokenizer_dir: str | Path, name: str, lin
                 fix="dvc repro sft",
             )
     vocabulary = Vocabulary.load(Path(tokenizer_dir) / "tokenizer.model")
-    return make_source(name, model, tokenizer, vocabulary, lineage)
+    return make_source(name, model, tokenizer, vocabulary, lineage, lock)
 
 
 def make_source(
-    name: str, model: Transformer, tokenizer: Tokenizer, vocabulary: Vocabulary, lineage: Mapping[str, str]
+    name: str,
+    model: Transformer,
+    tokenizer: Tokenizer,
+    vocabulary: Vocabulary,
+    lineage: Mapping[str, str],
+    lock: Mapping[str, str] | None = None,
 ) -> Source:
     config = model.config
     # Extra rows would take probability in every runtime: nothing masks them.
@@ -87,6 +100,7 @@ def make_source(
         template=CHAT_TEMPLATE_JINJA,
         template_hash=template_hash(tokenizer),
         lineage=dict(sorted(lineage.items())),
+        lock=dict(sorted((lock or {}).items())),
     )
     for role, number in source.controls.items():
         if vocabulary.pieces[number].type != CONTROL:

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType, GGUFReader
 
 from athanor.artifacts import sha256_file
 from athanor.errors import GateError
-from athanor.export import gguf
+from athanor.export import gguf, gguf_check
 
 
 def test_equal_sources_make_equal_bytes(case, tmp_path):
@@ -24,7 +24,7 @@ def test_equal_sources_make_equal_bytes(case, tmp_path):
 def test_written_file_reads_back(case, file_type, tmp_path):
     path = tmp_path / "model.gguf"
     gguf.write_gguf(path, case.source, file_type)
-    gguf.check_gguf(path, case.source, file_type)
+    gguf_check.check_gguf(path, case.source, file_type)
     tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     assert "output.weight" not in tensors  # tied: the embedding is stored once
     norms = [tensor for name, tensor in tensors.items() if "norm" in name]
@@ -36,15 +36,15 @@ def test_written_file_reads_back(case, file_type, tmp_path):
 def test_file_of_another_type_or_model_does_not_pass(llama, qwen, tmp_path):
     path = tmp_path / "model.gguf"
     gguf.write_gguf(path, llama.source, "f16")
-    with pytest.raises(GateError, match="general.file_type"):
-        gguf.check_gguf(path, llama.source, "q8_0")
+    with pytest.raises(GateError, match="athanor.file"):
+        gguf_check.check_gguf(path, llama.source, "q8_0")
     with pytest.raises(GateError, match="read back"):
-        gguf.check_gguf(path, qwen.source, "f16")
+        gguf_check.check_gguf(path, qwen.source, "f16")
     name = "model.layers.1.mlp.up_proj.weight"
     changed = llama.source.weights[name].clone()
     changed[3, 4] += 1
     with pytest.raises(GateError, match="blk.1.ffn_up.weight"):
-        gguf.check_gguf(path, replace(llama.source, weights={**llama.source.weights, name: changed}), "f16")
+        gguf_check.check_gguf(path, replace(llama.source, weights={**llama.source.weights, name: changed}), "f16")
 
 
 def test_interleaved_rows_rotated_in_pairs_equal_half_rotation():

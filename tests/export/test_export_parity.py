@@ -12,7 +12,7 @@ import torch
 
 from athanor.errors import GateError
 from athanor.evaluation.generate import GREEDY, generate
-from athanor.export import gguf, llamacpp
+from athanor.export import gguf, gguf_check, llamacpp
 from athanor.export.huggingface import DTYPES, write_huggingface
 from athanor.export.parity import Limits, bound, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.vocabulary import NORMAL
@@ -203,7 +203,7 @@ def test_trap_in_gguf_is_caught_without_llama_cpp(trap, llama, tmp_path):
     alter, _ = GGUF_TRAPS[trap]
     write_altered(tmp_path / "model.gguf", llama.source, **alter(llama.source))
     with pytest.raises(GateError, match="read back"):
-        gguf.check_gguf(tmp_path / "model.gguf", llama.source, "f32")
+        gguf_check.check_gguf(tmp_path / "model.gguf", llama.source, "f32")
 
 
 def test_llama_permutation_in_a_qwen3_file_is_caught(qwen, tmp_path):

@@ -9,6 +9,7 @@ from athanor.errors import InputError
 from athanor.evaluation.generate import GREEDY, Sampling
 from athanor.serving.chat import Chat
 from athanor.tokenizer.chat import prompt_ids, render
+from athanor.tokenizer.tokenizer import Tokenizer
 from tests.evaluation.tiny import always_says, make_model, silence
 
 
@@ -31,7 +32,7 @@ def test_a_character_in_several_tokens_arrives_whole(tokenizer):
         assert all(piece for piece in pieces)
 
 
-class Spelling:
+class Spelling(Tokenizer):
     """The real tokenizer, except that the first ids of an answer are read as given ones."""
 
     def __init__(self, tokenizer, ids):

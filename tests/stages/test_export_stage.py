@@ -34,14 +34,17 @@ pretrain: {seed: 1, tokens: 200000, batch_tokens: 4096, lr: 2.0e-3, final_lr_fra
   spike_guard: true, max_rollbacks: 3, grad_clip: 1.0,
   z_loss: 0.0, document_mask: true, precision: fp32, validation_every_tokens: 0, validation_max_bytes: 1000,
   sample_every_tokens: 0, sample_prompts: ["The"]}
-sft: {seed: 1, epochs: 2, batch_tokens: 4096, lr: 1.0e-3, final_lr_fraction: 0.0, schedule: cosine,
+sft: {base: scratch, seed: 1, epochs: 2, batch_tokens: 4096, lr: 1.0e-3, final_lr_fraction: 0.0, schedule: cosine,
   warmup_fraction: 0.1, cooldown_fraction: 0.3, optimizer: adamw, muon_momentum: 0.95,
   beta1: 0.9, beta2: 0.95, eps: 1.0e-8, weight_decay: 0.0,
   spike_guard: true, max_rollbacks: 3, grad_clip: 1.0,
-  z_loss: 0.0, precision: fp32, validations_per_epoch: 1, validation_max_conversations: 100}
+  z_loss: 0.0, precision: fp32, validations_per_epoch: 1, validation_max_conversations: 100,
+  select: best, min_stop_rate: 0.99}
 export: {name: tiny, dtype: float32, gguf_types: [f16, q8_0], llama_cpp: LLAMA, llama_cpp_timeout_seconds: 60,
-  parity_prompts: 8, parity_new_tokens: 8, parity_texts: 50, parity_windows: 2, logit_tolerance: 1.0e-4,
-  margin_logits: 0.1}
+  parity_prompts: 8, parity_new_tokens: 8, parity_texts: 50, parity_windows: 2, parity_positions: 3, kl_limit: 0.1,
+  logit_tolerance: 1.0e-4,
+  margin_logits: 0.1, perplexity_chunks: 2,
+  perplexity_tolerance: {f32: 1.0e-5, f16: 1.0e-3, q8_0: 2.0e-3, k_types: 0.05}}
 """
 
 
@@ -99,7 +102,7 @@ def build(root: Path) -> None:
 
     said = {
         model: [
-            Answer(item.id, item.category, model, "x", 1, True, False, False, correct=model == "sft")
+            Answer(item.id, item.category, model, "x", 1, True, True, False, False, correct=model == "sft")
             for item in items()
         ]
         for model in ("base", "sft")
@@ -115,7 +118,7 @@ def build(root: Path) -> None:
         "sft": {"tokens": 3000, "supervised_tokens": 1200},
         "eval": {
             "bpb": {"sources": {"docs": rate}, "all": rate},
-            "battery": {model: score_table(items(), said[model]) for model in said},
+            "battery": {model: score_table(items(), said[model], 1) for model in said},
             "health": {model: health(said[model]) for model in said},
         },
     }
@@ -161,12 +164,14 @@ def test_publishes_checked_files_and_a_card_the_same_each_time(project, capsys):
     first, metrics = contents(out), (project / "metrics" / "export.json").read_text()
     verify_files(out)
     assert {path.name for path in out.iterdir()} == {
-        "hf", "model-f16.gguf", "model-q8_0.gguf", "parity.json", "MODEL_CARD.md", "manifest.json"
+        "hf", "model-f16.gguf", "model-q8_0.gguf", "Modelfile", "parity.json", "MODEL_CARD.md", "manifest.json"
     }  # fmt: skip
     facts = read_json(project / "metrics" / "export.json")
     assert facts["llama_cpp_checked"] == 1 and set(facts["parity"]) == {
         "transformers", "llama_cpp_f32", "llama_cpp_f16", "llama_cpp_q8_0"
     }  # fmt: skip
+    assert facts["parity"]["llama_cpp_f16"]["positions"] == 2 * 3
+    assert "FROM ./model-f16.gguf" in (out / "Modelfile").read_text()
     assert facts["bytes"]["model-q8_0.gguf"] < facts["bytes"]["model-f16.gguf"] < facts["bytes"]["hf/model.safetensors"]
     execute(project, "required")
     assert contents(out) == first and (project / "metrics" / "export.json").read_text() == metrics
@@ -189,6 +194,8 @@ def test_card_says_what_the_inputs_say(project):
     assert sha256_file(project / "models" / "sft" / "manifest.json") in card
     assert sha256_file(project / "metrics" / "eval.json") in card
     assert "not checked: export.llama_cpp is off" in card
+    assert "What rounding costs" in card
+    assert re.search(r"\| transformers \| \d+ \| below 1e-07 \| below 1e-07 \| 100.0% \| 8 of 8 \|", card)
     assert str(project) not in card
 
 

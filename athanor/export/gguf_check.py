@@ -1,0 +1,123 @@
+"""A GGUF file read back: what it holds, whether its seals are true, and whether it is a given model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, ReaderTensor, quants
+
+from athanor.errors import GateError
+from athanor.export import seal
+from athanor.export.gguf import BLOCK, K_TYPES, TOP, encode, metadata
+from athanor.export.source import Source
+
+# Largest error of a K-quantised matrix, as a share of its root mean square. 4 bits round weights of a bell curve by
+# some 0.08, 6 bits by 0.02.
+K_ERROR = 0.2
+
+
+def contents(reader: GGUFReader) -> dict[str, Any]:
+    """Every key of a file and its value."""
+    return {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+
+
+def shape_of(tensor: ReaderTensor) -> tuple[int, ...]:
+    """Dimensions from the outside in; GGUF counts them from the inside out."""
+    return tuple(int(length) for length in reversed(tensor.shape))
+
+
+def broken_seals(reader: GGUFReader) -> list[str]:
+    """Names of the seals that a file has and that its content does not bear out."""
+    found = contents(reader)
+    rows = ((t.name, t.tensor_type.name, shape_of(t), t.data) for t in reader.tensors)
+    true = {seal.WEIGHTS: seal.weights_seal(rows), seal.METADATA: seal.metadata_seal(found)}
+    return [key for key, value in true.items() if key in found and found[key] != value]
+
+
+def check_gguf(path: str | Path, source: Source, file_type: str) -> None:
+    """Read a file back and compare every key and every tensor with the model; GateError names the first difference.
+
+    The rotary order is undone row by row here, not with the code that made
+    it. What llama.cpp's quantiser made is compared as numbers, within what
+    its type may round.
+    """
+    path = Path(path)
+    reader = GGUFReader(path)
+    expected = {"general.architecture": source.architecture}
+    expected |= {key: item.value for key, item in metadata(source, file_type).items()}
+    found = {key: value for key, value in contents(reader).items() if key not in seal.SEALS}
+    for key in sorted(set(expected) | set(found)):
+        if key not in found or key not in expected or not _same(expected[key], found[key]):
+            raise _differs(path, f"key '{key}' is {_short(found.get(key))}, expected {_short(expected.get(key))}")
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    names = _expected_names(source)
+    if set(stored) != set(names.values()):
+        odd = sorted(set(stored) ^ set(names.values()))
+        raise _differs(path, f"tensors missing or too many: {', '.join(odd[:3])}")
+    for name, tensor_name in names.items():
+        tensor, array = stored[tensor_name], _rotated(source, name)
+        if shape_of(tensor) != array.shape or not _holds(tensor, array, file_type):
+            raise _differs(path, f"tensor '{tensor_name}' is not the model's '{name}'")
+    for key in broken_seals(reader):
+        raise _differs(path, f"key '{key}' is not the hash of what the file holds")
+
+
+def _rotated(source: Source, name: str) -> np.ndarray:
+    """A weight with its rows in the file's order."""
+    array = source.weights[name].numpy()
+    if source.architecture != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return array
+    half = source.config.head_dim // 2
+    order = [
+        head + element
+        for head in range(0, array.shape[0], 2 * half)
+        for pair in range(half)
+        for element in (pair, pair + half)
+    ]
+    return array[order]
+
+
+def _holds(tensor: ReaderTensor, array: np.ndarray, file_type: str) -> bool:
+    if file_type not in K_TYPES or array.ndim == 1:
+        data, kind = encode(array, "f32" if file_type in K_TYPES else file_type)
+        return tensor.tensor_type == kind and tensor.data.tobytes() == data.tobytes()
+    values = quants.dequantize(tensor.data, tensor.tensor_type).reshape(array.shape)
+    error = float(np.square(values - array, dtype=np.float64).mean() ** 0.5)
+    # Rows in another order or of another layer are off by more than the whole size of the weights.
+    return error <= K_ERROR * float(np.square(array, dtype=np.float64).mean() ** 0.5)
+
+
+def stored_types(path: str | Path) -> dict[str, int]:
+    """How many tensors a file stores in each type."""
+    kinds = Counter(tensor.tensor_type.name.lower() for tensor in GGUFReader(Path(path)).tensors)
+    return dict(sorted(kinds.items()))
+
+
+def _expected_names(source: Source) -> dict[str, str]:
+    parts = dict(BLOCK)
+    if not source.config.qk_norm:
+        del parts["self_attn.q_norm"], parts["self_attn.k_norm"]
+    layers = range(source.config.layers)
+    return TOP | {
+        f"model.layers.{n}.{ours}.weight": f"blk.{n}.{theirs}.weight" for n in layers for ours, theirs in parts.items()
+    }
+
+
+def _same(expected: Any, found: Any) -> bool:
+    if isinstance(expected, float):
+        return np.float32(expected) == np.float32(found)
+    if isinstance(expected, list) and expected and isinstance(expected[0], float):
+        return np.array_equal(np.float32(expected), np.float32(found))
+    return expected == found
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def _differs(path: Path, what: str) -> GateError:
+    return GateError("GGUF read back", what, where=path.name, fix="report it: the writer and the model disagree")

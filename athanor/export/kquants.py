@@ -1,0 +1,57 @@
+"""K-quants: llama.cpp's own quantiser packs the weights, and the file around them is ours.
+
+There is no second implementation of the K types' search for scales. Its
+output is written again with the keys of every other file, so that lineage and
+seals do not depend on what the quantiser copies.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFReader
+
+from athanor.errors import GateError
+from athanor.export.gguf import metadata, write_encoded
+from athanor.export.gguf_check import shape_of
+from athanor.export.source import Source
+
+BLOCK = 256  # numbers that a K type packs together
+QUANTISER = "llama-quantize"
+
+
+def write_quantised(
+    path: str | Path, exact: str | Path, source: Source, file_type: str, quantiser: Path, timeout_seconds: float
+) -> None:
+    """Make a K-quant of the f32 file `exact`; GateError if the quantiser fails. Equal files make equal bytes."""
+    with tempfile.TemporaryDirectory(prefix="athanor-quantize-") as folder:
+        made = Path(folder) / "model.gguf"
+        # One thread: the result is the same for any number, the models are small and the machine is shared.
+        command = [str(quantiser), str(exact), str(made), file_type.upper(), "1"]
+        environment = os.environ | {"LC_ALL": "C"}
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=timeout_seconds
+            )
+            status, said = f"ended with status {done.returncode}", (done.stdout + done.stderr).decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            status, said = f"did not end in {timeout_seconds:g} s", ""
+        if status != "ended with status 0" or not made.is_file():
+            tail = " / ".join(line.strip() for line in said.strip().splitlines()[-3:]) or "no message"
+            raise GateError(
+                "K-quants",
+                f"{quantiser} {status}: {tail}",
+                where=Path(path).name,
+                fix=f"drop {file_type} from export.gguf_types, or raise export.llama_cpp_timeout_seconds",
+            )
+        stored = {t.name: (np.array(t.data), t.tensor_type, shape_of(t)) for t in GGUFReader(made).tensors}
+    write_encoded(path, source.architecture, metadata(source, file_type), stored)
+
+
+def odd_rows(source: Source) -> int:
+    """How many matrices have rows that no K type can pack: the quantiser gives them a plain type with more bits."""
+    return sum(weight.ndim == 2 and weight.shape[1] % BLOCK != 0 for weight in source.weights.values())

@@ -1,0 +1,45 @@
+"""llama.cpp's programs are looked for in three places, in this order."""
+
+from __future__ import annotations
+
+import pytest
+
+from athanor.errors import InputError
+from athanor.export import binaries
+
+
+def place(folder, name="llama-quantize"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("#!/bin/sh\n")
+    (folder / name).chmod(0o755)
+    return (folder / name).resolve()
+
+
+def test_variable_then_path_then_project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.delenv("LLAMA_CPP_BIN", raising=False)
+    assert binaries.find("llama-quantize") is None
+    project = place(tmp_path / ".athanor" / "llama.cpp" / "bin")
+    assert binaries.find("llama-quantize") == project and project.is_absolute()
+    on_path = place(tmp_path / "path")
+    assert binaries.find("llama-quantize") == on_path
+    named = place(tmp_path / "named")
+    monkeypatch.setenv("LLAMA_CPP_BIN", str(tmp_path / "named"))
+    assert binaries.find("llama-quantize") == named
+    assert binaries.find("llama-perplexity") is None
+    assert "LLAMA_CPP_BIN" in binaries.missing("llama-perplexity")
+
+
+def test_a_variable_that_names_no_folder_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMA_CPP_BIN", str(tmp_path / "nowhere"))
+    with pytest.raises(InputError, match="LLAMA_CPP_BIN"):
+        binaries.find("llama-quantize")
+
+
+def test_a_file_that_cannot_be_run_is_no_program(tmp_path, monkeypatch):
+    place(tmp_path / "named").chmod(0o644)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("LLAMA_CPP_BIN", str(tmp_path / "named"))
+    assert binaries.find("llama-quantize") is None
