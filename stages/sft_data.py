@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import manifest_digest, new_dir, write_manifest
 from athanor.corpus.conversations import Conversation, read_conversations, read_items
 from athanor.corpus.decontaminate import ItemIndex
+from athanor.corpus.documents import shard_files
 from athanor.data.packing import pack
 from athanor.data.rows import KIND, VERSION, PackedRows, write_split
 from athanor.data.shards import token_dtype
 from athanor.errors import InputError, ParamsError
+from athanor.params.mixture import MixtureParams
 from athanor.params.sft_data import SftDataParams
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
-from athanor.tokenizer import sft_rows
+from athanor.tokenizer import replay, sft_gates, sft_report, sft_rows
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 
-INSTRUCT, BATTERY = Path("data/instruct"), Path("data/battery")
+INSTRUCT, BATTERY, CLEAN = Path("data/instruct"), Path("data/battery"), Path("data/clean")
 TOKENIZER, OUT = Path("models/tokenizer"), Path("data/sft")
 
 
 def run(run: Run) -> None:
+    mixture = run.params("mixture", MixtureParams)
+    shares = {name: source.share for name, source in mixture.sources.items()}
+    build(run, Tokenizer.load(TOKENIZER), OUT, shares, {"tokenizer": manifest_digest(TOKENIZER)})
+
+
+def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float], parents: Mapping[str, str]) -> None:
+    """Write the rows for a tokenizer, our own or one with its interface; `shares`: the mixture's, for replay."""
     params = run.params("sft_data", SftDataParams)
-    tokenizer = Tokenizer.load(TOKENIZER)
     rules = params.decontamination
     index = ItemIndex.from_items(
         read_items(BATTERY / "items.jsonl"),
@@ -35,19 +44,20 @@ def run(run: Run) -> None:
         fact_categories=rules.fact_categories,
     )
     conversations = read_sources(params)
-    sft_rows.check_split_keys(conversations)
+    sft_gates.check_split_keys(conversations)
     read = Counter(row.source for row in conversations)
     losses: dict[str, Counter[str]] = {name: Counter() for name in sorted(read)}
     capacity = params.context_tokens + 1
+    touched: Counter[str] = Counter()
+    rows = sft_rows.choose(tokenizer, conversations, params, index, losses, touched)
+    supervised = sft_report.supervised_tokens(rows, params, losses)
+    facts = sft_report.of_sources(params, read, losses, supervised)
+    files = shard_files(CLEAN / "train") if params.replay_share else {}
+    text = replay.beside(tokenizer, params, shares, files, index, sum(supervised.values()))
+    names = [*losses, *text.pieces]
+    read_from = {"battery": BATTERY, "instruct": INSTRUCT, **({"clean": CLEAN} if text.pieces else {})}
 
-    # Decontamination comes last: which n-grams count depends on how many of the remaining conversations share them.
-    kept = sft_rows.deduplicate(conversations, {n: s.max_copies for n, s in params.sources.items()}, losses)
-    rows = sft_rows.encode(tokenizer, kept, capacity, losses)
-    caps = {name: params.sources[name].max_supervised_tokens for name in losses}
-    rows = sft_rows.cap_supervised(rows, caps, params.seed, losses)
-    rows = sft_rows.decontaminate(rows, index, rules.max_ngram_conversations, losses)
-
-    with new_dir(OUT) as folder:
+    with new_dir(out) as folder:
         counts: dict[str, Any] = {}
         for split in ("train", "val"):
             part = [row for row in rows if row.conversation.split == split]
@@ -55,37 +65,46 @@ def run(run: Run) -> None:
                 raise InputError(
                     f"no {split} conversation is left", where=str(INSTRUCT), fix="add conversations, or raise a cap"
                 )
+            entries = [(row.ids, row.mask, names.index(row.conversation.source)) for row in part]
             # A repeat is a row entry, not a copy of the ids, and never changes which side a conversation is on.
             times = [params.sources[row.conversation.source].repeats if split == "train" else 1 for row in part]
-            entries = [number for number, repeats in enumerate(times) for _ in range(repeats)]
-            packed = pack([len(part[number].ids) for number in entries], capacity, params.seed)
-            numbered = [[entries[entry] for entry in row] for row in packed]
-            write_split(folder, split, [(row.ids, row.mask) for row in part], numbered, tokenizer.vocab_size)
-            counts[split] = {"conversations": len(part), "entries": len(entries), "rows": len(numbered)}
+            if split == "train":
+                texts = [(ids, names.index(name, len(losses))) for name, mine in text.pieces.items() for ids in mine]
+                entries += [(ids, replay.mask_of(ids), source) for ids, source in texts]
+                times += [1] * len(texts)
+            numbers = [number for number, repeats in enumerate(times) for _ in range(repeats)]
+            packed = pack([len(entries[number][0]) for number in numbers], capacity, params.seed)
+            numbered = [[numbers[place] for place in row] for row in packed]
+            pairs, sources = [entry[:2] for entry in entries], [entry[2] for entry in entries]
+            write_split(folder, split, pairs, numbered, tokenizer.vocab_size, sources)
+            counts[split] = {"conversations": len(part), "texts": len(entries) - len(part)}
+            counts[split] |= {"entries": len(numbers), "rows": len(numbered)}
         write_manifest(
             folder,
             kind=KIND,
             version=VERSION,
             counts=counts,
-            parents={
-                "battery": manifest_digest(BATTERY),
-                "instruct": manifest_digest(INSTRUCT),
-                "tokenizer": manifest_digest(TOKENIZER),
-            },
+            parents={**parents, **{name: manifest_digest(path) for name, path in read_from.items()}},
             dtype=token_dtype(tokenizer.vocab_size).name,
             vocab_size=tokenizer.vocab_size,
             pad_id=tokenizer.pad,
+            stop_id=tokenizer.stop,
             context_tokens=params.context_tokens,
             tokenizer=tokenizer.digest,
             template_hash=template_hash(tokenizer),
+            sources=list(losses),
+            replay_sources=list(text.pieces),
+            replay_share=params.replay_share,
         )
-        pads = check(folder, tokenizer, index, params)
-        facts = describe(params, rows, read, losses, counts, pads)
+        facts |= check(folder, tokenizer, index, params, counts)
+    facts["replay"]["contaminated"] = text.contaminated
+    facts["contaminated_items"] = dict(sorted(touched.items()))  # conversations, by item
     run.metrics(facts)
 
 
 def read_sources(params: SftDataParams) -> list[Conversation]:
     """Every conversation of the sources in use, in order of source and row."""
+    params.check_named("sft_data")
     paths = {path.stem: path for path in sorted(INSTRUCT.glob("*.jsonl"))}
     for name in sorted(paths.keys() - params.sources.keys()):
         raise ParamsError(
@@ -99,43 +118,19 @@ def read_sources(params: SftDataParams) -> list[Conversation]:
     return [row for path in used for row in read_conversations(path)]
 
 
-def check(folder: Path, tokenizer: Tokenizer, index: ItemIndex, params: SftDataParams) -> dict[str, float]:
-    """Run the gates on the written files; returns the padding share of each split."""
-    packed = {split: PackedRows(folder, split) for split in ("train", "val")}
-    texts = [messages for split, rows in packed.items() for messages in sft_rows.check_packed(tokenizer, rows, split)]
-    sft_rows.check_clean(texts, index, params.decontamination.max_ngram_conversations)
-    return {split: sft_rows.check_padding(rows, params.max_pad_share, split) for split, rows in packed.items()}
-
-
-def describe(
-    params: SftDataParams,
-    rows: list[sft_rows.Encoded],
-    read: Counter[str],
-    losses: dict[str, Counter[str]],
-    counts: dict[str, Any],
-    pads: dict[str, float],
+def check(
+    folder: Path, tokenizer: Tokenizer, index: ItemIndex, params: SftDataParams, counts: dict[str, Any]
 ) -> dict[str, Any]:
-    supervised = dict.fromkeys(losses, 0)
-    for row in rows:
-        source = row.conversation.source
-        if row.conversation.split == "train":
-            supervised[source] += row.supervised * params.sources[source].repeats
-    shares = sft_rows.check_shares(supervised, params.max_source_share)
-    reasons = ("duplicates", "too_long", "truncated", "over_cap", "contaminated")
-    return {
-        **{split: {**counts[split], "pad_share": pads[split]} for split in counts},
-        "supervised_tokens": sum(supervised.values()),
-        "contaminated": sum(lost["contaminated"] for lost in losses.values()),
-        "sources": {
-            name: {
-                "read": read[name],
-                **{reason: losses[name][reason] for reason in reasons},
-                "supervised_tokens": supervised[name],
-                "supervised_share": shares[name],
-            }
-            for name in losses
-        },
-    }
+    """Run the gates on the written files; returns what they measured."""
+    most = params.decontamination.max_ngram_conversations
+    packed = {split: PackedRows(folder, split) for split in ("train", "val")}
+    read = {split: sft_gates.check_packed(tokenizer, rows, split) for split, rows in packed.items()}
+    sft_gates.check_clean([messages for part in read.values() for messages in part.values()], index, most)
+    hedges = {split: sft_gates.check_habits(read[split], packed[split], params.max_hedge_rate, split) for split in read}
+    tokens = sft_gates.check_replay(tokenizer, packed["train"], params.replay_share, index, most, "train")
+    pads = {split: sft_gates.check_padding(rows, params.max_pad_share, split) for split, rows in packed.items()}
+    facts = {s: {**counts[s], "pad_share": pads[s], "hedge_rate": hedges[s]} for s in packed}
+    return {**facts, "identity_leaks": 0, "replay": {"supervised_tokens": sum(tokens.values()), "sources": tokens}}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,10 @@ from athanor.artifacts import digest, write_text
 from athanor.errors import InputError
 
 ROLES = ("system", "user", "assistant")
-ITEM_KINDS = ("exact", "numeric", "list", "code")
+ITEM_KINDS = ("exact", "numeric", "list", "code", "format", "likelihood")
+DIFFICULTIES = ("easy", "medium", "hard")
+SPLITS = ("development", "test")  # tune on the one, report the other
+ORIGINS = ("generated", "written")
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,11 @@ class Item:
 
     kind: exact (text equal after strip), numeric (last number equals
     `answer`), list (items equal in the asked format), code (`tests` run
-    against the function the answer defines). `accepted` holds at least one and `rejected` at
-    least two whole assistant answers.
+    against the function the answer defines), format (all of `checks` hold),
+    likelihood (of `choices` the one with the highest log-likelihood is taken;
+    the choice continues the prompt's text as a document, not as a chat).
+    `accepted` holds at least one and `rejected` at least two whole assistant
+    answers; for likelihood they are the choices, right and wrong.
     """
 
     category: str
@@ -61,10 +67,21 @@ class Item:
     accepted: tuple[str, ...]
     rejected: tuple[str, ...]
     tests: tuple[str, ...] = field(default=())  # python assert statements, for kind "code"
+    checks: tuple[str, ...] = field(default=())  # "name argument", for kind "format"
+    choices: tuple[str, ...] = field(default=())  # in a drawn order, for kind "likelihood"
+    difficulty: str = "medium"
+    split: str = "test"
+    origin: str = "generated"
 
     @property
     def id(self) -> str:
-        return digest([self.category, [[m.role, m.content] for m in self.prompt]])[:16]
+        told = [self.category, [[m.role, m.content] for m in self.prompt]]
+        return digest([*told, sorted(self.choices)] if self.choices else told)[:16]
+
+    @property
+    def question(self) -> tuple[object, ...]:
+        """What is asked: two items may share the start of a sentence if they offer other choices."""
+        return (self.prompt, tuple(sorted(self.choices)))
 
 
 def check_messages(messages: Sequence[Message], where: str) -> None:

@@ -1,10 +1,14 @@
-"""Packed conversation rows on disk: writer and memory-mapped reader.
+"""Packed rows on disk: writer and memory-mapped reader. An entry is a conversation, or a piece of pretraining text.
 
-    <split>_ids.bin       ids of every conversation, one after the other
+    <split>_ids.bin       ids of every entry, one after the other
     <split>_mask.bin      uint8, 1 = supervised target
-    <split>_idx.npy       uint64 [conversations + 1]: where each conversation starts, and the end
-    <split>_rows.npy      int64: conversation numbers, row after row (a repeated conversation appears again)
+    <split>_idx.npy       uint64 [entries + 1]: where each entry starts, and the end
+    <split>_sources.npy   uint16 [entries]: number of the entry's source in the manifest's lists
+    <split>_rows.npy      int64: entry numbers, row after row (a repeated conversation appears again)
     <split>_row_idx.npy   int64 [rows + 1]: where each row starts in it
+
+The manifest's `sources` names the conversation sources and `replay_sources`
+those of pretraining text, whose numbers go on after them.
 """
 
 from __future__ import annotations
@@ -15,26 +19,29 @@ from pathlib import Path
 import numpy as np
 
 from athanor.artifacts import read_manifest
+from athanor.data.order import permutation
 from athanor.data.shards import token_dtype
 from athanor.errors import InputError
 
-KIND, VERSION = "sft", 1
+KIND, VERSION = "sft", 2
 
 
 def write_split(
     folder: Path,
     split: str,
-    conversations: Sequence[tuple[Sequence[int], Sequence[int]]],
+    entries: Sequence[tuple[Sequence[int], Sequence[int]]],
     rows: Sequence[Sequence[int]],
     vocab_size: int,
+    sources: Sequence[int] | None = None,
 ) -> None:
-    """Write the (ids, mask) of each conversation and the rows made of their numbers."""
+    """Write the (ids, mask) of each entry, the number of its source (0 if None) and the rows made of their numbers."""
     dtype = token_dtype(vocab_size)
     with open(folder / f"{split}_ids.bin", "wb") as ids_file, open(folder / f"{split}_mask.bin", "wb") as mask_file:
-        for ids, mask in conversations:
+        for ids, mask in entries:
             ids_file.write(np.asarray(ids, dtype=dtype).data)
             mask_file.write(np.asarray(mask, dtype=np.uint8).data)
-    np.save(folder / f"{split}_idx.npy", np.cumsum([0, *[len(ids) for ids, _ in conversations]], dtype=np.uint64))
+    np.save(folder / f"{split}_idx.npy", np.cumsum([0, *[len(ids) for ids, _ in entries]], dtype=np.uint64))
+    np.save(folder / f"{split}_sources.npy", np.asarray([0] * len(entries) if sources is None else sources, np.uint16))
     np.save(folder / f"{split}_rows.npy", np.array([number for row in rows for number in row], dtype=np.int64))
     np.save(folder / f"{split}_row_idx.npy", np.cumsum([0, *[len(row) for row in rows]], dtype=np.int64))
 
@@ -47,14 +54,18 @@ class PackedRows:
         manifest = read_manifest(folder, KIND, VERSION)
         self.context_tokens: int = manifest["context_tokens"]
         self.pad: int = manifest["pad_id"]
+        self.stop: int = manifest["stop_id"]  # ends every answer
+        self._conversation_sources: list[str] = manifest.get("sources", ["conversations"])
+        self._names = [*self._conversation_sources, *manifest.get("replay_sources", [])]
         self._starts = np.load(folder / f"{split}_idx.npy").astype(np.int64)
+        self._sources = np.load(folder / f"{split}_sources.npy")
         self._rows = np.load(folder / f"{split}_rows.npy")
         self._row_starts = np.load(folder / f"{split}_row_idx.npy")
         if len(self) < 1:
             raise InputError(f"no {split} rows", where=str(folder), fix="dvc repro sft-data")
         self._ids = np.memmap(folder / f"{split}_ids.bin", dtype=np.dtype(manifest["dtype"]), mode="r")
         self._mask = np.memmap(folder / f"{split}_mask.bin", dtype=np.uint8, mode="r")
-        if not len(self._ids) == len(self._mask) == self._starts[-1]:
+        if not len(self._ids) == len(self._mask) == self._starts[-1] or len(self._sources) != len(self._starts) - 1:
             raise InputError("ids, mask and index differ in length", where=str(folder), fix="dvc checkout --force")
 
     def __len__(self) -> int:
@@ -62,25 +73,41 @@ class PackedRows:
 
     @property
     def conversation_count(self) -> int:
+        """Entries: conversations, and pieces of text where there is replay."""
         return len(self._starts) - 1
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each conversation, int64."""
+        """Tokens of each entry, int64."""
         return np.diff(self._starts)
 
     def supervised(self) -> np.ndarray:
-        """Supervised tokens of each conversation, int64."""
+        """Supervised tokens of each entry, int64."""
         return np.diff(np.concatenate([[0], np.cumsum(self._mask, dtype=np.int64)])[self._starts])
 
     def numbers(self, row: int) -> list[int]:
-        """Conversation numbers of a row."""
+        """Entry numbers of a row."""
         return self._rows[self._row_starts[row] : self._row_starts[row + 1]].tolist()
 
+    def source(self, number: int) -> str:
+        """Name of an entry's source."""
+        return self._names[self._sources[number]]
+
+    def is_text(self, number: int) -> bool:
+        """Whether an entry is a piece of pretraining text and not a conversation."""
+        return int(self._sources[number]) >= len(self._conversation_sources)
+
     def conversation(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """ids and mask of one conversation."""
+        """ids and mask of one entry."""
         start, end = self._starts[number], self._starts[number + 1]
         return self._ids[start:end], self._mask[start:end]
 
     def conversations(self, row: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """ids and mask of each conversation of a row, in place order."""
+        """ids and mask of each entry of a row, in place order."""
         return [self.conversation(number) for number in self.numbers(row)]
+
+
+def held_out(folder: str | Path, most: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
+    """(ids, mask) of held-out conversations, a fixed mixed choice of at most `most`, and the id that ends answers."""
+    rows = PackedRows(folder, "val")
+    numbers = permutation(rows.conversation_count, "validation")[:most].tolist()
+    return [rows.conversation(number) for number in numbers], rows.stop

@@ -18,6 +18,20 @@ class SftSource:
 
 
 @dataclass(frozen=True)
+class SftFilterExceptions:
+    """Sources that a filter leaves alone; each filter runs on all others.
+
+    A filter leaves out conversations with a bad habit (docs/training.md tells
+    how well it knows them): the first three in any answer, the last one in the last answer.
+    """
+
+    identity_leak: tuple[str, ...]  # claims to be another assistant, or to be made by another company
+    hedge_opening: tuple[str, ...]  # opens with a disclaimer, doubt or apology
+    refusal_opening: tuple[str, ...]  # opens by declining
+    cut_answer: tuple[str, ...]  # ends before its end
+
+
+@dataclass(frozen=True)
 class SftDecontaminationParams:
     """The search for battery items, on what would be trained.
 
@@ -38,9 +52,27 @@ class SftDataParams:
     seed: int = param(min=0)
     max_source_share: float = param(min=0.01, max=1.0)  # of the supervised tokens that one source may make up
     max_pad_share: float = param(min=0.0, max=1.0)  # of all row tokens; checked above 200 rows
+    max_hedge_rate: float = param(min=0.0, max=1.0)  # gate: of the answers, that open with a hedge
+    replay_share: float = param(min=0.0, max=0.9)  # of the supervised tokens, that are pretraining text
     decontamination: SftDecontaminationParams
+    filter_exceptions: SftFilterExceptions
+    # Of conversations that begin alike, the copy of the source named first stays; sources not named follow by name.
+    source_priority: tuple[str, ...]
     sources: dict[str, SftSource]
 
     def __post_init__(self) -> None:
         if not any(source.repeats for source in self.sources.values()):
             raise ParamsError("every source has repeats 0", where="sources", fix="give at least one source a repeat")
+        repeated = [name for name in self.source_priority if self.source_priority.count(name) > 1]
+        if repeated:
+            raise ParamsError(f"'{repeated[0]}' stands there twice", where="source_priority", fix="name it once")
+
+    def check_named(self, section: str) -> None:
+        """ParamsError where another key names a source that is not one of `sources`."""
+        named = {"source_priority": self.source_priority}
+        named |= {f"filter_exceptions.{key}": names for key, names in vars(self.filter_exceptions).items()}
+        for key, names in named.items():
+            for name in names:
+                if name not in self.sources:
+                    fix = f"use some of: {', '.join(sorted(self.sources))}"
+                    raise ParamsError(f"'{name}' is not a source", where=f"{section}.{key}", fix=fix)

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
+import re
 
 import numpy as np
 import pytest
 
 from athanor.artifacts import manifest_digest, read_json, sha256_file, verify_files, write_manifest
-from athanor.corpus.conversations import Conversation, Item, Message, write_rows
-from athanor.corpus.documents import split_of
+from athanor.commands import sft as sft_command
+from athanor.corpus.conversations import Conversation, Item, Message, read_conversations, write_rows
+from athanor.corpus.documents import read_documents, shard_files, split_of, write_documents
 from athanor.data.rows import PackedRows
 from athanor.data.sampler import SftSampler
 from athanor.errors import GateError, InputError, ParamsError
-from athanor.tokenizer import chat, sft_rows
+from athanor.tokenizer import chat, replay, sft_gates, sft_rows
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import sft_data
 
@@ -21,6 +24,10 @@ SFT = {
     "seed": 1,
     "max_source_share": 0.9,
     "max_pad_share": 0.1,
+    "max_hedge_rate": 0.1,
+    "replay_share": 0.0,
+    "filter_exceptions": {"identity_leak": [], "hedge_opening": [], "refusal_opening": [], "cut_answer": []},
+    "source_priority": [],
     "decontamination": {"ngram_words": 13, "max_ngram_conversations": 10, "max_ngram_items": 1, "fact_categories": []},
     "sources": {
         "sums": {"max_copies": 1, "repeats": 1, "max_supervised_tokens": None},
@@ -43,8 +50,8 @@ def conversations() -> dict[str, list[Conversation]]:
         a, b = rng.randint(1, 99), rng.randint(1, 99)
         sums.append(conversation("sums", f"What is {a} + {b}?", f"{a} + {b} = {a + b}"))
     talks = [conversation("chat", f"hello {i}", "hi there", "and now?", f"bye {i}") for i in range(60)]
-    talks += [talks[0]] * 3 + [conversation("chat", "tell me all", "word " * 100)]
-    talks += [conversation("chat", "short", "yes", "long", "word " * 100), conversation("chat", QUESTION, "twelve")]
+    talks += [talks[0]] * 3 + [conversation("chat", "tell me all", "word " * 100 + ".")]
+    talks += [conversation("chat", "short", "yes", "long", "word " * 100 + "."), conversation("chat", QUESTION, "twelve")]
     return {"sums": sums, "chat": talks}
 
 
@@ -70,6 +77,7 @@ def test_rows_hold_the_conversations_and_the_losses_are_counted(world, run_text_
     verify_files("data/sft")
     metrics, manifest = read_json("metrics/sft_data.json"), read_json("data/sft/manifest.json")
     tokenizer = Tokenizer.load("models/tokenizer")
+    assert sum(metrics["contaminated_items"].values()) == metrics["contaminated"]
     assert manifest["tokenizer"] == tokenizer.digest
     assert manifest["template_hash"] == chat.template_hash(tokenizer)
     talk = metrics["sources"]["chat"]
@@ -111,7 +119,7 @@ def test_a_template_that_training_and_serving_do_not_share(world, run_text_stage
     def with_newlines(tokenizer, messages):
         return real(tokenizer, [Message(m.role, f"\n{m.content}") for m in messages])
 
-    monkeypatch.setattr(sft_rows, "prompt_ids", lambda t, m: chat.prompt_ids(t, m)[:-1] + t.encode("\n"))
+    monkeypatch.setattr(sft_gates, "prompt_ids", lambda t, m: chat.prompt_ids(t, m)[:-1] + t.encode("\n"))
     with pytest.raises(GateError, match="prompt-ids"):
         run_text_stage(sft_data, sft_data=SFT)
     monkeypatch.setattr(sft_rows, "render", with_newlines)
@@ -137,3 +145,135 @@ def test_sources_of_data_and_params_must_be_the_same(world, run_text_stage):
     with pytest.raises(ParamsError, match="every source has repeats 0"):
         nothing = {name: {**entry, "repeats": 0} for name, entry in sources.items()}
         run_text_stage(sft_data, sft_data=changed(sources=nothing))
+
+
+def add(world, name: str, *rows: Conversation) -> None:
+    path = world / "data/instruct" / f"{name}.jsonl"
+    write_rows(path, [*(read_conversations(path) if path.exists() else ()), *rows])
+
+
+BAD = {
+    "identity_leak": ("Who made you, please?", "I was made by OpenAI."),
+    "hedge_opening": ("Is it warm?", "As an AI language model, I cannot feel warmth."),
+    "refusal_opening": ("Tell me a joke about cats.", "I'm sorry, but I can't help with that."),
+    "cut_answer": ("Where is the cat?", "The cat sat on the"),
+}
+
+
+def test_bad_habits_are_left_out_and_counted_by_reason(world, run_text_stage):
+    add(world, "sums", *(conversation("sums", *texts) for texts in BAD.values()))
+    run_text_stage(sft_data, sft_data=SFT)
+    metrics = read_json("metrics/sft_data.json")
+    assert {name: metrics["sources"]["sums"][name] for name in BAD} == dict.fromkeys(BAD, 1)
+    assert metrics["identity_leaks"] == metrics["train"]["hedge_rate"] == 0
+    # Each has a switch of its own for each source.
+    off = {"identity_leak": ["chat"], "hedge_opening": ["sums"], "refusal_opening": ["chat", "sums"], "cut_answer": []}
+    run_text_stage(sft_data, sft_data=changed(filter_exceptions=off))
+    sums = read_json("metrics/sft_data.json")["sources"]["sums"]
+    assert [sums[name] for name in BAD] == [1, 0, 0, 1]
+    with pytest.raises(ParamsError, match="cut_answer.*'talks' is not a source"):
+        run_text_stage(sft_data, sft_data=changed(filter_exceptions={**off, "cut_answer": ["talks"]}))
+
+
+def test_habits_that_no_filter_took_out_are_found_in_the_rows(world, run_text_stage):
+    off = {name: ["sums"] for name in SFT["filter_exceptions"]}
+    add(world, "sums", conversation("sums", *BAD["hedge_opening"]))
+    with pytest.raises(GateError, match="hedges.*open with a hedge, limit 0.001"):
+        run_text_stage(sft_data, sft_data=changed(filter_exceptions=off, max_hedge_rate=0.001))
+    add(world, "sums", conversation("sums", *BAD["identity_leak"]))
+    with pytest.raises(GateError, match="identity.*source 'sums' claims.*take 'sums' out of sft_data.filter"):
+        run_text_stage(sft_data, sft_data=changed(filter_exceptions=off))
+    assert not (world / "data/sft").exists()
+
+
+def test_of_copies_in_several_sources_the_better_ones_stay(world, run_text_stage):
+    long = "The answer to this question is long. " * 10
+    for name, end in (("sums", "One end."), ("chat", "Another.")):
+        add(world, name, conversation(name, "What is  LONG?", long + end), conversation(name, "What else?", end))
+    for priority, loser in ((("chat", "sums"), "sums"), (("sums",), "chat"), ((), "sums")):
+        run_text_stage(sft_data, sft_data=changed(source_priority=list(priority), context_tokens=256))
+        sources = read_json("metrics/sft_data.json")["sources"]
+        assert {name: row["in_better_source"] for name, row in sources.items()} == {"chat": 0, "sums": 0, loser: 1}
+    with pytest.raises(ParamsError, match="'talks' is not a source"):
+        run_text_stage(sft_data, sft_data=changed(source_priority=["talks"]))
+
+
+def test_a_cap_is_filled_with_what_the_filters_leave(world, run_text_stage):
+    """Contaminated conversations once counted towards the cap before they were dropped, so the source fell short."""
+    leaks = [conversation("chat", QUESTION, f"{number}") for number in range(300)]
+    add(world, "chat", *[dataclasses.replace(row, split="train", key=f"leak {n}") for n, row in enumerate(leaks)])
+    run_text_stage(sft_data, sft_data=SFT)
+    chat_ = read_json("metrics/sft_data.json")["sources"]["chat"]
+    assert chat_["contaminated"] > 200 and 380 * 3 < chat_["supervised_tokens"] <= 400 * 3
+
+
+def test_replay_is_the_share_asked_in_the_mixtures_proportions(world, run_text_stage):
+    run_text_stage(sft_data, sft_data=SFT)
+    plain = read_json("metrics/sft_data.json")
+    assert plain["replay"] == {"supervised_tokens": 0, "sources": {}, "contaminated": 0}
+    run_text_stage(sft_data, sft_data=changed(replay_share=0.25))
+    metrics, manifest = read_json("metrics/sft_data.json"), read_json("data/sft/manifest.json")
+    text, tokens = metrics["replay"], metrics["supervised_tokens"]
+    assert tokens == plain["supervised_tokens"] and metrics["sources"] == plain["sources"]
+    assert text["supervised_tokens"] == replay.targets_for(tokens, 0.25) == pytest.approx(tokens / 3, abs=1)
+    assert text["sources"]["code"] == pytest.approx(0.6 * text["supervised_tokens"], abs=1)
+    assert manifest["sources"] == ["chat", "sums"] and manifest["replay_sources"] == ["code", "prose"]
+    assert manifest["counts"]["train"]["texts"] > 0 == manifest["counts"]["val"]["texts"]
+    assert metrics["train"]["pad_share"] <= plain["train"]["pad_share"] + 0.01
+
+    tokenizer, rows = Tokenizer.load("models/tokenizer"), PackedRows("data/sft")
+    texts = "".join(d.text for paths in shard_files("data/clean/train").values() for p in paths for d in read_documents(p))
+    pieces = [n for n in range(rows.conversation_count) if rows.is_text(n)]
+    assert {rows.source(number) for number in pieces} == {"code", "prose"}
+    for number in pieces:
+        ids, mask = rows.conversation(number)
+        assert tokenizer.decode(ids.tolist()).strip("\ufffd") in texts and mask.tolist() == [0, *[1] * (len(ids) - 1)]
+    assert sum(rows.conversation(number)[0][0] == tokenizer.bos for number in pieces) > len(pieces) / 4
+    # In a batch they are documents of their own, like conversations.
+    sampler = SftSampler("data/sft", 64, seed=1)
+    ids, mask, document = sampler.batch(0, sampler.tokens_per_epoch)
+    assert int(mask.sum()) == tokens + text["supervised_tokens"]
+    first = manifest_digest("data/sft")
+    run_text_stage(sft_data, sft_data=changed(replay_share=0.25))
+    assert manifest_digest("data/sft") == first
+    run_text_stage(sft_data, sft_data=changed(replay_share=0.25, seed=2))
+    assert manifest_digest("data/sft") != first
+
+
+def test_replay_never_holds_a_battery_item_and_says_when_text_runs_out(world, run_text_stage):
+    path = next(iter(shard_files("data/clean/train")["prose"]))
+    documents = list(read_documents(path))
+    documents[:5] = [dataclasses.replace(d, text=f"{QUESTION} twelve") for d in documents[:5]]
+    write_documents(path, documents)
+    run_text_stage(sft_data, sft_data=changed(replay_share=0.25))
+    assert read_json("metrics/sft_data.json")["replay"]["contaminated"] == 5
+    with pytest.raises(InputError, match="data/clean/train/(code|prose).*lower sft_data.replay_share"):
+        run_text_stage(sft_data, sft_data=changed(replay_share=0.9))
+
+
+def test_peek_shows_what_is_supervised(world, run_text_stage, monkeypatch, capsys):
+    def peek(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["athanor sft", "peek", *words])
+        assert sft_command.main() == 0
+        return capsys.readouterr().out
+
+    add(world, "chat", conversation("chat", "\x1b[2Jclear", "the \x1b[31m screen."))
+    run_text_stage(sft_data, sft_data=changed(replay_share=0.1))
+    out = peek("--source", "sums", "--count", "1")
+    assert re.search(r"<\|user\|>What is \d+ \+ \d+\?<\|stop\|><\|assistant\|>⟦\d+ \+ \d+ = \d+<\|stop\|>⟧", out)
+    assert re.search(r"row \d+: \d+ of 65 tokens used, \d+ padding, \d+% supervised", out)
+    assert out == peek("--source", "sums", "--count", "1") != peek("--source", "sums", "--count", "1", "--seed", "5")
+    assert re.search(r"text \d+ of prose: \d+ tokens, 9\d% supervised", peek("--source", "prose"))
+    rows = PackedRows("data/sft")
+    everything = peek("--count", "9999")
+    assert "\x1b" not in everything and "\\x1b[2Jclear" in everything
+    assert everything.count("\n-- ") + everything.startswith("-- ") == sum(len(rows.numbers(r)) for r in range(len(rows)))
+    assert peek("--row", "0").startswith("row 0: ")
+    for words, told in ((("--row", "9999"), "there is no row 9999"), (("--source", "x"), "no source is named 'x'")):
+        with pytest.raises(InputError, match=told):
+            peek(*words)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[32m" in peek("--row", "0") and "⟦" not in peek("--row", "0")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in peek("--row", "0")

@@ -13,7 +13,7 @@ from athanor.corpus.conversations import Conversation, Item, Message
 from athanor.corpus.decontaminate import ItemIndex
 from athanor.data.rows import KIND, VERSION, PackedRows, write_split
 from athanor.errors import GateError
-from athanor.tokenizer import sft_rows
+from athanor.tokenizer import replay, sft_gates, sft_rows
 from athanor.tokenizer.chat import render
 
 
@@ -31,7 +31,7 @@ def losses() -> dict[str, Counter[str]]:
 def write(folder: Path, tokenizer, pairs, rows, context_tokens: int = 63) -> PackedRows:
     write_split(folder, "train", pairs, rows, tokenizer.vocab_size)
     write_manifest(
-        folder, kind=KIND, version=VERSION, counts={}, dtype="uint16", pad_id=0, context_tokens=context_tokens
+        folder, kind=KIND, version=VERSION, counts={}, dtype="uint16", pad_id=0, stop_id=tokenizer.stop, context_tokens=context_tokens
     )
     return PackedRows(folder)
 
@@ -77,26 +77,29 @@ ITEM = Item(
 def test_conversations_that_hold_an_item_are_dropped_and_counted(tokenizer, losses):
     index = ItemIndex.from_items([ITEM])
     rows = sft_rows.encode(tokenizer, [talk("hello", "hi"), talk(ITEM.prompt[0].content, "The third one")], 128, losses)
-    kept = sft_rows.decontaminate(rows, index, 10, losses)
+    touched = Counter()
+    kept = sft_rows.decontaminate(rows, index, 10, losses, touched)
+    assert touched == {ITEM.id: 1} and len(sft_rows.decontaminate(rows, index, 10, losses, Counter())) == 1
+    losses["s"]["contaminated"] -= 1
     assert [row.conversation.messages[0].content for row in kept] == ["hello"]
     assert losses["s"]["contaminated"] == 1
-    sft_rows.check_clean([row.conversation.messages for row in kept], index, 10)
+    sft_gates.check_clean([row.conversation.messages for row in kept], index, 10)
     with pytest.raises(GateError, match="1 conversations hold a battery item"):
-        sft_rows.check_clean([row.conversation.messages for row in rows], index, 10)
+        sft_gates.check_clean([row.conversation.messages for row in rows], index, 10)
 
 
 def test_messages_are_read_back_from_ids(tokenizer):
     messages = talk("a\n\n<|stop|>b", " c\u2581", "d", "e").messages
-    assert sft_rows.messages_of(tokenizer, render(tokenizer, messages)[0]) == messages
+    assert sft_gates.messages_of(tokenizer, render(tokenizer, messages)[0]) == messages
     for ids in ([5, 6], render(tokenizer, messages)[0][:-1], [tokenizer.bos, 100, 101]):
         with pytest.raises(GateError, match="template"):
-            sft_rows.messages_of(tokenizer, ids)
+            sft_gates.messages_of(tokenizer, ids)
 
 
 def test_sound_rows_pass_and_come_back_as_messages(tokenizer, tmp_path):
     talks = [talk("one", "two", "three", "four"), talk("five", "six")]
     packed = write(tmp_path, tokenizer, [render(tokenizer, t.messages) for t in talks], [[0, 1], [1]])
-    assert sft_rows.check_packed(tokenizer, packed, "train") == [t.messages for t in talks]
+    assert sft_gates.check_packed(tokenizer, packed, "train") == {n: t.messages for n, t in enumerate(talks)}
     assert packed.lengths().tolist() == [len(render(tokenizer, t.messages)[0]) for t in talks]
     assert packed.supervised().tolist() == [sum(render(tokenizer, t.messages)[1]) for t in talks]
 
@@ -129,38 +132,104 @@ def test_rows_that_teach_something_else_are_refused(tokenizer, tmp_path, defect,
     ids, mask = render(tokenizer, talk("one", "two three").messages)
     packed = write(tmp_path, tokenizer, [defect(tokenizer, ids, mask)], [[0]])
     with pytest.raises(GateError, match=f"gate '{gate}'"):
-        sft_rows.check_packed(tokenizer, packed, "train")
+        sft_gates.check_packed(tokenizer, packed, "train")
 
 
 def test_rows_too_long_or_with_nothing_to_learn(tokenizer, tmp_path):
     pair = render(tokenizer, talk("one", "two").messages)
     packed = write(tmp_path, tokenizer, [pair], [[0, 0, 0]], context_tokens=2 * len(pair[0]))
     with pytest.raises(GateError, match="row 0 is longer"):
-        sft_rows.check_packed(tokenizer, packed, "train")
+        sft_gates.check_packed(tokenizer, packed, "train")
     packed = write(tmp_path, tokenizer, [pair], [[0], []])
     with pytest.raises(GateError, match="row 1 has no supervised token"):
-        sft_rows.check_packed(tokenizer, packed, "train")
+        sft_gates.check_packed(tokenizer, packed, "train")
 
 
 def test_share_and_padding_limits(tokenizer, tmp_path):
-    assert sft_rows.check_shares({"a": 60, "b": 40}, 0.6) == {"a": 0.6, "b": 0.4}
+    assert sft_gates.check_shares({"a": 60, "b": 40}, 0.6) == {"a": 0.6, "b": 0.4}
     with pytest.raises(GateError, match="'a' makes up 0.610.*lower sft_data.sources.a"):
-        sft_rows.check_shares({"a": 61, "b": 39}, 0.6)
+        sft_gates.check_shares({"a": 61, "b": 39}, 0.6)
     pair = render(tokenizer, talk("one", "two").messages)
     size = len(pair[0])
     packed = write(tmp_path, tokenizer, [pair], [[0]] * 201, context_tokens=2 * size - 1)
     with pytest.raises(GateError, match="0.500 of the rows is padding"):
-        sft_rows.check_padding(packed, 0.05, "train")
+        sft_gates.check_padding(packed, 0.05, "train")
     few = write(tmp_path, tokenizer, [pair], [[0]] * 200, context_tokens=2 * size - 1)
-    assert sft_rows.check_padding(few, 0.05, "train") == 0.5
+    assert sft_gates.check_padding(few, 0.05, "train") == 0.5
 
 
 def test_a_key_on_both_sides_is_refused():
-    sft_rows.check_split_keys([talk("a", "1", key="m"), talk("b", "2", key="n", split="val")])
+    sft_gates.check_split_keys([talk("a", "1", key="m"), talk("b", "2", key="n", split="val")])
     with pytest.raises(GateError, match="1 keys are in train and val, as 'm'"):
-        sft_rows.check_split_keys([talk("a", "1", key="m"), talk("b", "2", key="m", split="val")])
+        sft_gates.check_split_keys([talk("a", "1", key="m"), talk("b", "2", key="m", split="val")])
 
 
 def test_encoded_arrays_have_fixed_types(tokenizer, losses):
     row = sft_rows.encode(tokenizer, [talk("a", "b")], 64, losses)[0]
     assert row.ids.dtype == np.uint32 and row.mask.dtype == np.uint8
+
+
+def test_system_messages_and_several_turns_in_rows(tokenizer, tmp_path, losses):
+    short = talk("one", "two", "three", "four", "five", "six")
+    system = Conversation((Message("system", "Be brief."), *short.messages), "s", "CC0-1.0", "train", "k")
+    long = Conversation((*system.messages, Message("user", "seven"), Message("assistant", "x y " * 90)), "s", "CC0-1.0", "train", "l")
+    rows = sft_rows.encode(tokenizer, [system, long], 100, losses)
+    assert [row.conversation.messages for row in rows] == [system.messages] * 2 and losses["s"]["truncated"] == 1
+    packed = write(tmp_path, tokenizer, [(row.ids, row.mask) for row in rows], [[0, 1]], context_tokens=199)
+    assert sft_gates.check_packed(tokenizer, packed, "train") == {0: system.messages, 1: system.messages}
+    ids, mask = packed.conversation(0)
+    taught = tokenizer.decode(ids[mask == 1].tolist())
+    assert taught == "twofoursix" and int((ids[mask == 1] == tokenizer.stop).sum()) == 3
+    assert ids[1] == tokenizer.system and not mask[: ids.tolist().index(tokenizer.assistant) + 1].any()
+
+
+TEXT_DEFECTS = {
+    "control inside": (lambda t, ids: [*ids[:3], t.stop, *ids[3:]], None, "replay-text"),
+    "two beginnings": (lambda t, ids: [t.bos, *ids], None, "replay-text"),
+    "first supervised": (lambda t, ids: ids, lambda mask: [1, *mask[1:]], "replay-mask"),
+    "one left out": (lambda t, ids: ids, lambda mask: [*mask[:-1], 0], "replay-mask"),
+}
+
+
+@pytest.mark.parametrize("name", [None, *TEXT_DEFECTS])
+def test_pieces_of_text_have_gates_of_their_own(tokenizer, tmp_path, name):
+    change, masked, gate = TEXT_DEFECTS.get(name, (lambda t, ids: ids, None, None))
+    pieces = replay.pieces_of(tokenizer, np.array(tokenizer.encode("some text of a document, long enough")), 16)
+    ids = change(tokenizer, next(pieces).tolist())
+    mask = replay.mask_of(np.array(ids)).tolist()
+    pair = (ids, masked(mask) if masked else mask)
+    write_split(tmp_path, "train", [render(tokenizer, talk("a", "b").messages), pair], [[0, 1]], 768, [0, 1])
+    facts = {"dtype": "uint16", "pad_id": 0, "stop_id": 7, "context_tokens": 63, "sources": ["s"]}
+    facts |= {"replay_sources": ["text"]}
+    write_manifest(tmp_path, kind=KIND, version=VERSION, counts={}, **facts)
+    packed = PackedRows(tmp_path)
+    assert packed.is_text(1) and not packed.is_text(0) and packed.source(1) == "text"
+    if gate is None:
+        assert list(sft_gates.check_packed(tokenizer, packed, "train")) == [0]
+    else:
+        with pytest.raises(GateError, match=f"gate '{gate}'"):
+            sft_gates.check_packed(tokenizer, packed, "train")
+
+
+def test_another_share_of_text_than_asked_and_an_item_in_it_are_refused(tokenizer, tmp_path):
+    index = ItemIndex.from_items([ITEM])
+    ids = np.array([tokenizer.bos, *tokenizer.encode(f"{ITEM.prompt[0].content} The third one"), tokenizer.eos])
+    pair = render(tokenizer, talk("a", "b").messages)
+    write_split(tmp_path, "train", [pair, (ids, replay.mask_of(ids))], [[0, 1]], 768, [0, 1])
+    facts = {"dtype": "uint16", "pad_id": 0, "stop_id": 7, "context_tokens": 255, "sources": ["s"]}
+    facts |= {"replay_sources": ["text"]}
+    write_manifest(tmp_path, kind=KIND, version=VERSION, counts={}, **facts)
+    packed = PackedRows(tmp_path)
+    share = (len(ids) - 1) / (len(ids) - 1 + sum(pair[1]))
+    with pytest.raises(GateError, match="replay-share"):
+        sft_gates.check_replay(tokenizer, packed, share / 2, index, 10, "train")
+    with pytest.raises(GateError, match="contamination.*1 pieces of text hold a battery item"):
+        sft_gates.check_replay(tokenizer, packed, share, index, 10, "train")
+    assert sft_gates.check_replay(tokenizer, packed, share, ItemIndex.from_items([]), 10, "train") == {"text": len(ids) - 1}
+
+
+def test_shares_of_text_are_whole_tokens_that_sum_up():
+    for total in (0, 1, 2, 7, 1000):
+        parts = replay.quotas({"a": 0.2, "b": 0.3, "c": 0.5, "d": 0}, total)
+        assert sum(parts.values()) == total and set(parts) == {"a", "b", "c"}
+        assert all(abs(parts[name] - share * total) <= 1 for name, share in (("a", 0.2), ("b", 0.3), ("c", 0.5)))
