@@ -1,4 +1,4 @@
-"""Measure the base and the chat model: bits per byte of held-out text, and the battery of held-out questions."""
+"""Measure the base and the chat model: bits per byte of held-out text, and the battery of held-out items."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import json
 import time
 from pathlib import Path
 
-from athanor.artifacts import manifest_digest, new_dir, write_manifest, write_text
-from athanor.corpus.conversations import read_items
+from athanor.artifacts import manifest_digest, new_dir, read_json, write_manifest, write_text
+from athanor.corpus.conversations import Item, read_items
 from athanor.corpus.documents import read_documents
 from athanor.errors import InputError, Interrupted
 from athanor.evaluation.battery import ask
 from athanor.evaluation.bpb import bpb_facts, choose, encode, model_rates
 from athanor.evaluation.compression import compression_rates
-from athanor.evaluation.report import Answer, answer_rows, health, samples_markdown, score_table, table_rows
-from athanor.evaluation.scoring import check_items
+from athanor.evaluation.conditions import GREEDY_NAME, chosen, condition_rows, findings
+from athanor.evaluation.generate import Sampling
+from athanor.evaluation.item_gate import check_items
+from athanor.evaluation.pages import battery_markdown, samples_markdown
+from athanor.evaluation.report import Answer, answer_rows, table_rows
+from athanor.evaluation.results import battery_facts
 from athanor.model.transformer import Transformer
 from athanor.params.eval import EvalParams
 from athanor.pipeline.machine import machine
@@ -26,6 +30,7 @@ from athanor.training.device import prepare
 from athanor.training.weights import load_model
 
 CLEAN, BATTERY, TOKENIZER, OUT = Path("data/clean"), Path("data/battery"), Path("models/tokenizer"), Path("data/eval")
+SFT_DATA = Path("metrics/sft_data.json")  # a file of its own: one inside data/sft would have DVC pull all of that
 MODELS = {"base": Path("models/base"), "sft": Path("models/sft")}
 
 
@@ -58,32 +63,44 @@ def run(run: Run) -> None:
             rates[name] = model_rates(model, tokenizer, encoded, settings.threads)
             clock.lap(f"{name}_bpb_seconds")
             progress.update(1)
-            answers[name] = ask(
-                name,
-                model,
-                tokenizer,
-                items,
-                max_new_tokens=p.max_new_tokens,
-                batch_rows=p.batch_rows,
-                workers=settings.workers,
-                threads=settings.threads,
-            )
+            how = {"max_new_tokens": p.max_new_tokens, "batch_rows": p.batch_rows, "workers": settings.workers}
+            answers[name] = ask(name, model, tokenizer, items, **how, threads=settings.threads)
             seconds = clock.lap(f"{name}_battery_seconds")
             run.fact(**{f"{name}_battery_tokens_per_second": round(sum(a.tokens for a in answers[name]) / seconds)})
             progress.update(1)
 
-    tables = {name: score_table(items, answers[name]) for name in MODELS}
+        # The last model is the chat model.
+        subset = chosen(items, p.condition_items, p.seed) if p.conditions else []
+        ids = {item.id for item in subset}
+        tried = {GREEDY_NAME: [answer for answer in answers[name] if answer.item in ids]} if subset else {}
+        for condition, c in p.conditions.items() if subset else ():
+            if run.stop_requested():
+                raise Interrupted("stopped on request; nothing is kept, the next run measures again")
+            sampling = Sampling(c.temperature, top_p=c.top_p, seed=p.seed, repetition_penalty=c.repetition_penalty)
+            tried[condition] = ask(
+                name, model, tokenizer, subset, **how, threads=settings.threads, sampling=sampling, gold=False
+            )
+        clock.lap("conditions_seconds")
+
+    conditions = condition_rows(subset, tried, p.seed)
+    for text in findings(conditions, {key: c.repetition_penalty for key, c in p.conditions.items() if key in tried}):
+        run.note(text)
+    dropped = [read_json(path).get("contaminated_items") for path in (CLEAN / "manifest.json", SFT_DATA)]
+    facts = battery_facts(items, answers, p.seed, dropped[0] or {}, dropped[1])
+    (pair,) = facts["paired"].values()
     said = [answer for name in MODELS for answer in answers[name]]
-    write(items, said, p.samples_per_category)
-    run.metrics(
-        {
-            "bpb": bpb_facts(rates, tools),
-            "battery": tables,
-            "health": {name: health(answers[name]) for name in MODELS},
-        }
-    )
-    run.plot("eval_battery", table_rows(tables))
-    run.attach(OUT / "samples.md")
+    pages = {
+        "battery.jsonl": "".join(
+            json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in answer_rows(items, said, *dropped)
+        ),
+        "battery.md": battery_markdown(facts["battery"], pair, facts["gold"], conditions),
+        "samples.md": samples_markdown(items, said, p.samples_per_category),
+    }
+    write(pages, items, said)
+    run.metrics({"bpb": bpb_facts(rates, tools), **facts, "conditions": conditions})
+    run.plot("eval_battery", table_rows(facts["battery"]))
+    for page in ("battery.md", "samples.md"):
+        run.attach(OUT / page)
 
 
 def load(folder: Path, tokenizer: Tokenizer) -> Transformer:
@@ -99,12 +116,10 @@ def load(folder: Path, tokenizer: Tokenizer) -> Transformer:
     return model
 
 
-def write(items: list, said: list[Answer], samples_per_category: int) -> None:
-    rows = answer_rows(items, said)
+def write(pages: dict[str, str], items: list[Item], said: list[Answer]) -> None:
     with new_dir(OUT) as folder:
-        lines = (json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows)
-        write_text(folder / "battery.jsonl", "".join(lines))
-        write_text(folder / "samples.md", samples_markdown(items, said, samples_per_category))
+        for page, text in pages.items():
+            write_text(folder / page, text)
         write_manifest(
             folder,
             kind="eval",

@@ -14,12 +14,13 @@ from athanor.model.transformer import Transformer
 from athanor.params.model import ModelParams
 from athanor.params.pretrain import PretrainParams
 from athanor.pipeline import choices, observe
+from athanor.pipeline.hooks import hooks
 from athanor.pipeline.machine import machine
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
 from athanor.pipeline.slots import Slot
 from athanor.pipeline.speed import gauge
-from athanor.training.loop import Hooks, train
+from athanor.training.loop import train
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.preflight import preflight
 from athanor.training.pretraining import HeldOut, Placed, Prepared
@@ -85,36 +86,24 @@ def run(run: Run) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), params.document_mask)
             run.fact(preflight=str(preflight(model, batch.to(device))))
 
-        def on_replay(row: dict[str, float]) -> None:
-            run.log(int(row["step"]), **{key: value for key, value in row.items() if key != "step"})
-
-        def on_step(row: dict[str, float]) -> None:
-            on_replay(row)
-            bar.update(params.batch_tokens, f"loss {row['loss']:.3f}")
-
         def on_sample(step: int, model: Transformer) -> None:
             texts = observe.sampler(TOKENIZER, params.sample_prompts)(model) if params.sample_prompts else []
             run.journal.event("sample", step=step, texts=texts)
 
-        hooks = Hooks(
-            validate=run.lasting("validation", validate),
+        wired = hooks(
+            run,
+            bar,
+            sampler,
+            params.batch_tokens,
+            validate=validate,
+            scalars=lambda scores: {f"val_bpb.{name}": score["bpb"] for name, score in scores.items()},
             before_first_step=before_first_step,
-            on_resume=bar.resume_at,
-            on_replay=on_replay,
-            on_step=on_step,
-            on_validation=lambda step, scores: run.log(step, **{f"val_bpb.{k}": v["bpb"] for k, v in scores.items()}),
-            on_sample=run.lasting("samples", on_sample),
-            on_rollback=lambda step, facts: run.rewind(step, bar, params.batch_tokens, **facts),
-            on_event=lambda name, facts: run.journal.event(name, **facts),
-            name_document=sampler.document_name,
-            on_note=run.note,
-            should_stop=run.stop_requested,
-            should_save=run.save_requested,
+            on_sample=on_sample,
         )
         world.settle(config, load, device, slot.fingerprint, check=not slot.done)
         model = Transformer.fresh(config, params.seed).to(device)
-        with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED, not slot.done):
-            result = train(model, sampler, adam, schedule, settings, slot.path, hooks, trunk, world)
+        with tuned(model, how, load, settings, wired, run.anchor / choices.COMPILED, not slot.done):
+            result = train(model, sampler, adam, schedule, settings, slot.path, wired, trunk, world)
         if not world.main:
             return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}

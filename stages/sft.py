@@ -8,16 +8,18 @@ from typing import Any
 
 from athanor.artifacts import manifest_digest, read_manifest
 from athanor.data import rows as packed
-from athanor.data.order import permutation
 from athanor.data.sampler import SftSampler
+from athanor.errors import ParamsError
 from athanor.model.transformer import Transformer
-from athanor.params.sft import SftParams
+from athanor.params.sft import SCRATCH, SftParams
 from athanor.pipeline import choices
+from athanor.pipeline.hooks import hooks
 from athanor.pipeline.machine import machine
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
 from athanor.pipeline.speed import gauge
-from athanor.training.loop import Hooks, train
+from athanor.training.best import by_stops_and_loss
+from athanor.training.loop import train
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.preflight import preflight
 from athanor.training.schedule import Schedule, whole_steps
@@ -34,11 +36,13 @@ BASE, DATA, TOKENIZER, OUT = Path("models/base"), Path("data/sft"), Path("models
 
 def run(run: Run) -> None:
     params, vocabulary, local = run.params("sft", SftParams), load_vocabulary(TOKENIZER), machine()
+    if params.base != SCRATCH:
+        raise ParamsError(f"'{params.base}' is not what this stage tunes", where="sft.base", fix="athanor repro runs what is")
     check_same(vocabulary, read_manifest(DATA, packed.KIND, packed.VERSION), str(DATA), "sft-data", template=True)
     config, base_facts = load_config(BASE)
     check_same(vocabulary, base_facts, str(BASE), "pretrain", template=False)
     sampler = SftSampler(DATA, config.context_tokens, params.seed)
-    held_out = held_out_conversations(params.validation_max_conversations)
+    held_out, stop = packed.held_out(DATA, params.validation_max_conversations)
     total = whole_steps(int(params.epochs * sampler.tokens_per_epoch), params.batch_tokens)
     schedule = Schedule(
         params.schedule,
@@ -70,53 +74,37 @@ def run(run: Run) -> None:
 
         def validate(model: Transformer) -> dict[str, Any]:
             with_ = {"precision": how.precision, "threads": local.threads, "world": world}
-            return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, **with_))
+            return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, stop, **with_))
 
         def before_first_step(model: Transformer) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), True)
             run.fact(preflight=str(preflight(model, batch.to(device), fresh=False)))
 
-        def on_replay(row: dict[str, float]) -> None:
-            run.log(int(row["step"]), **{key: value for key, value in row.items() if key != "step"})
-
-        def on_step(row: dict[str, float]) -> None:
-            on_replay(row)
-            bar.update(params.batch_tokens, f"loss {row['loss']:.3f}")
-
-        hooks = Hooks(
-            validate=run.lasting("validation", validate),
+        wired = hooks(
+            run,
+            bar,
+            sampler,
+            params.batch_tokens,
+            validate=validate,
+            scalars=lambda score: {"val_loss": score["loss"]},
             before_first_step=before_first_step,
-            on_resume=bar.resume_at,
-            on_replay=on_replay,
-            on_step=on_step,
-            on_validation=lambda step, score: run.log(step, val_loss=score["loss"]),
-            on_rollback=lambda step, facts: run.rewind(step, bar, params.batch_tokens, **facts),
-            on_event=lambda name, facts: run.journal.event(name, **facts),
-            name_document=sampler.document_name,
-            on_note=run.note,
-            should_stop=run.stop_requested,
-            should_save=run.save_requested,
         )
         world.settle(config, load, device, slot.fingerprint, check=not slot.done)
         model, _ = load_model(BASE, device)
         adam = OptimizerSettings.of(params)
-        with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED, not slot.done):
-            result = train(model, sampler, adam, schedule, settings, slot.path, hooks, world=world)
+        with tuned(model, how, load, settings, wired, run.anchor / choices.COMPILED, not slot.done):
+            rank = by_stops_and_loss(params.min_stop_rate) if params.select == "best" else None
+            result = train(model, sampler, adam, schedule, settings, slot.path, wired, world=world, rank=rank)
         if not world.main:
             return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         save_model(OUT, model, config, {**facts, "skipped_ranges": result.skipped_ranges}, parents=parents)
         slot.mark_done()
-    run.metrics({**result.metrics(config), "epochs": sampler.epoch(result.tokens)})
+    chosen = {"epochs": sampler.epoch(result.tokens), "chosen_step": result.chosen_step}
+    run.metrics({**result.metrics(config), **chosen})
     run.plot("sft", result.curve)
-    run.plot("sft_validation", result.validation_rows(lambda score: {"loss": score["loss"]}))
+    run.plot("sft_validation", result.validation_rows(lambda score: {name: score[name] for name in ("loss", "stop_rate")}))
     run.fact(**told(result.timings(config)))
-
-
-def held_out_conversations(most: int) -> list[Any]:
-    """(ids, mask) of held-out conversations, a fixed mixed choice of at most `most`."""
-    rows = packed.PackedRows(DATA, "val")
-    return [rows.conversation(number) for number in permutation(rows.conversation_count, "validation")[:most].tolist()]
 
 
 if __name__ == "__main__":

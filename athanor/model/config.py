@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from athanor.errors import ParamsError
 
@@ -28,6 +28,8 @@ class ModelConfig:
     rope_theta: float
     norm_eps: float
     qk_norm: bool
+    # Of weights added to a model that stays as it is (LoRA); 0 for a model that is trained whole.
+    adapters: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "layers", "dim", "heads", "kv_heads", "head_dim", "ffn_dim", "context_tokens"):
@@ -48,6 +50,14 @@ class ModelConfig:
         norms = 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0)
         layer = attention + 3 * self.dim * self.ffn_dim + norms
         return self.vocab_size * self.dim + self.layers * layer + self.dim
+
+    def trained_count(self) -> int:
+        """Parameters that have gradients and an optimiser's state."""
+        return self.adapters or self.parameter_count()
+
+    def stored_bytes(self) -> int:
+        """Of all weights in memory: fp32 masters."""
+        return 4 * self.parameter_count()
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

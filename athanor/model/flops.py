@@ -32,7 +32,9 @@ def pass_flops(config: ModelConfig, tokens: float, pairs: float, targets: float)
 
 
 def run_flops(config: ModelConfig, tokens: float, pairs: float, targets: float) -> float:
-    """Operations of training on them: forward and backward."""
+    """Operations of training on them: forward and backward. Weights that stay have no product of their own."""
+    if config.adapters:
+        return 2 * pass_flops(config, tokens, pairs, targets) + (1 + BACKWARD) * 2 * config.adapters * tokens
     return (1 + BACKWARD) * pass_flops(config, tokens, pairs, targets)
 
 
@@ -46,7 +48,7 @@ def forward_flops(config: ModelConfig, row_tokens: int, *, causal: bool = True) 
 
 def training_flops(config: ModelConfig, row_tokens: int, *, causal: bool = True) -> float:
     """Operations of forward and backward per token, in such rows."""
-    return (1 + BACKWARD) * forward_flops(config, row_tokens, causal=causal)
+    return run_flops(config, 1, (row_tokens + 1) / 2 if causal else row_tokens, 1)
 
 
 def allowed_pairs(document_BT: np.ndarray, *, document_mask: bool) -> int:

@@ -170,7 +170,8 @@ class _CrossEntropy(Function):
     def forward(
         ctx: Any, h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
     ) -> Tensor:
-        dh, dhead = torch.empty_like(h_ND), torch.zeros_like(head_VD)
+        dh = torch.empty_like(h_ND)
+        dhead = torch.zeros_like(head_VD) if ctx.needs_input_grad[1] else None  # None: an output layer that stays
         losses_N = h_ND.new_empty(len(h_ND))
         buffer = h_ND.new_empty(min(CHUNK_ROWS, len(h_ND)), len(head_VD))
         for start in range(0, len(h_ND), CHUNK_ROWS):
@@ -189,16 +190,17 @@ class _CrossEntropy(Function):
             p.scatter_add_(1, target, p.new_full(target.shape, -1.0))
             losses_N[rows] = loss[:, 0]
             torch.mm(p, head_VD, out=dh[rows])
-            dhead.addmm_(p.t(), h, alpha=1 / divisor)
+            if dhead is not None:
+                dhead.addmm_(p.t(), h, alpha=1 / divisor)
         ctx.save_for_backward(dh.mul_(1 / divisor), dhead)
         return losses_N.sum() / divisor
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         dh, dhead = ctx.saved_tensors
         factor = float(upstream)
         if factor != 1.0:
-            dh, dhead = dh * factor, dhead * factor
+            dh, dhead = dh * factor, None if dhead is None else dhead * factor
         return dh, dhead, None, None, None
 
 

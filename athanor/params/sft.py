@@ -8,8 +8,12 @@ from athanor.errors import ParamsError
 from athanor.params.strict import param
 
 
+SCRATCH = "scratch"
+
+
 @dataclass(frozen=True)
 class SftParams:
+    base: str  # scratch: the model that pretrain makes; or a Hugging Face directory, for a LoRA on it
     seed: int = param(min=0)  # of the order of rows
     epochs: float = param(min=0.01, max=1000)  # passes over the packed rows, rounded down to whole steps
     batch_tokens: int = param(min=16)  # per optimiser step, padding included; a multiple of the context
@@ -31,6 +35,8 @@ class SftParams:
     precision: str = param(choices=("fp32", "bf16", "fp16", "auto"))
     validations_per_epoch: float = param(min=0.0, max=1000)  # 0: at the end only
     validation_max_conversations: int = param(min=1)
+    select: str = param(choices=("best", "last"))  # the validation whose weights are kept
+    min_stop_rate: float = param(min=0.0, max=1.0)  # best: lowest loss among those that end so many answers
 
     def __post_init__(self) -> None:
         if self.schedule == "wsd" and self.warmup_fraction + self.cooldown_fraction > 1:

@@ -23,11 +23,13 @@ from athanor.errors import AthanorError
 PACKAGES = ("stages", "athanor")
 CUT = "athanor.pipeline"
 SIDE = "probes"
+FOREIGN = "foreign"
 
 
 def graphs(root: Path) -> list[Path]:
-    """dvc.yaml, and the files of side stages, of which DVC hears only while `athanor probe` runs one of them."""
-    return [root / "dvc.yaml", *sorted(path for path in (root / SIDE).glob("*.yaml") if path.name != "dvc.yaml")]
+    """dvc.yaml, and the files of side stages, of which DVC hears only while a command runs one of them."""
+    sides = [path for folder in (SIDE, FOREIGN) for path in sorted((root / folder).glob("*.yaml"))]
+    return [root / "dvc.yaml", *(path for path in sides if path.name != "dvc.yaml")]
 
 
 def module_path(root: Path, module: str) -> Path | None:

@@ -14,7 +14,7 @@ from athanor.artifacts import digest
 from athanor.params.strict import read_yaml
 from athanor.pipeline.closure import graphs
 
-PACKAGES = ("torch", "numpy", "dvc", "mlflow", "sentencepiece", "pyarrow", "datasets", "transformers")
+PACKAGES = ("torch", "numpy", "dvc", "mlflow", "sentencepiece", "pyarrow", "datasets", "transformers", "peft")
 
 
 def git(root: Path, *args: str) -> str:

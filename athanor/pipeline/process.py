@@ -54,12 +54,12 @@ def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False
 
 
 def execute(stage: str, body: Callable[[Run], None]) -> int:
-    from athanor.pipeline.schema import check_file
+    from athanor.pipeline.schema import check_file, check_stage
 
     run = None
     sys.excepthook = excepthook
     try:
-        check_file(PARAMS)
+        check_stage(stage, check_file(PARAMS))
         run = _kind()(stage, f"stages.{_module_name(body)}")
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, run.on_signal)

@@ -6,7 +6,8 @@
 - the values of query parameters whose name ends in token, key, secret, sig, ...;
 - well-known shapes of tokens and keys, `Bearer ...` and `password=...`;
 - the values of environment variables whose name says that they are secret,
-  and the passwords in environment variables that hold a URL.
+  and the passwords in environment variables that hold a URL;
+- what was passed to `hide`.
 
 Numbers are not text and pass untouched, so journal lines of scalars cost nothing.
 """
@@ -54,6 +55,14 @@ SHAPES = re.compile(
 )
 
 
+_hidden: set[str] = set()
+
+
+def hide(secret: str) -> None:
+    """From now on this text is a secret in this process, too: one whose environment variable may have any name."""
+    _hidden.add(secret.strip())
+
+
 def redact(value: Any) -> Any:
     """The text without secrets; in nested mappings and lists every text is treated, anything else is left as it is."""
     return _redact(value, _secrets())
@@ -76,7 +85,7 @@ def _redact(value: Any, secrets: re.Pattern[str] | None) -> Any:
 
 def _secrets() -> re.Pattern[str] | None:
     """Matches every secret that this process's environment names, in plain and in URL form."""
-    found = set()
+    found = set(_hidden)
     for name, value in os.environ.items():
         if SECRET_NAME.search(name) and not (COUNT_NAME.search(name) and value.isdigit()):
             found.add(value.strip())

@@ -79,6 +79,16 @@ class Run:
             raise ParamsError(f"section '{section}' is missing", where=str(PARAMS), fix="copy it from presets/")
         return build(schema, self._values[section], section)
 
+    def param(self, name: str) -> Any:
+        """One declared value of params.yaml, as `section.key`, for a stage that depends on no more of its section."""
+        declared = self._graph.sections(self.stage)
+        section, _, key = name.partition(".")
+        if declared is not None and name not in declared and section not in declared:
+            raise ParamsError(f"stage {self.stage} reads '{name}' but does not declare it", where="dvc.yaml")
+        from athanor.pipeline.schema import schemas
+
+        return getattr(build(schemas()[section], self._values[section], section), key)
+
     # -- results ------------------------------------------------------------
 
     def metrics(self, values: Mapping[str, Any]) -> None:

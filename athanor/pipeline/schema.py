@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from athanor.errors import ParamsError
+from athanor.params.sft import SCRATCH
 from athanor.params.strict import build, read_yaml
+
+
+FOREIGN_STAGES = ("lora-data", "lora", "lora-export")
 
 
 def schemas() -> dict[str, type]:
@@ -24,6 +28,7 @@ def schemas() -> dict[str, type]:
     from athanor.params.eval import EvalParams
     from athanor.params.export import ExportParams
     from athanor.params.instruct import InstructParams
+    from athanor.params.lora import LoraParams
     from athanor.params.mixture import MixtureParams
     from athanor.params.model import ModelParams
     from athanor.params.pretrain import PretrainParams
@@ -31,6 +36,7 @@ def schemas() -> dict[str, type]:
     from athanor.params.sft import SftParams
     from athanor.params.sft_data import SftDataParams
     from athanor.params.shard import ShardParams
+    from athanor.params.synthetic import SyntheticParams
     from athanor.params.tokenizer import TokenizerParams
 
     return {
@@ -47,8 +53,10 @@ def schemas() -> dict[str, type]:
         "pretrain": PretrainParams,
         "probe_lr": ProbeLrParams,
         "sft": SftParams,
+        "lora": LoraParams,
         "eval": EvalParams,
         "export": ExportParams,
+        "synthetic": SyntheticParams,
     }
 
 
@@ -70,7 +78,12 @@ def check_file(path: str | Path) -> dict[str, Any]:
 
 def check_together(sections: Mapping[str, Any]) -> None:
     """ParamsError when sections do not fit each other; a stage would find it, but after hours of others."""
-    mixture = sections["mixture"]
+    mixture, sft = sections["mixture"], sections["sft"]
+    if sft.base != SCRATCH and sft.optimizer != "adamw":
+        raise ParamsError("a LoRA is trained by adamw", where="sft.optimizer", fix="set it to adamw")
+    if sft.base != SCRATCH and sections["sft_data"].replay_share:
+        fix = "set it to 0: the text that a foreign base was trained on is not here"
+        raise ParamsError("a foreign base has no pretraining text to replay", where="sft_data.replay_share", fix=fix)
     given = [name for source in sections["download"].sources for name in source.names]
     _same("mixture.sources", mixture.sources, "download.sources", given, "add it, with share 0 to leave it out")
     for wanted in sections["clean"].source_priority:
@@ -79,9 +92,20 @@ def check_together(sections: Mapping[str, Any]) -> None:
             raise ParamsError(f"no source is named '{wanted}'", where="clean.source_priority", fix=fix)
     chats = [source.name for source in sections["instruct"].sources]
     _same("sft_data.sources", sections["sft_data"].sources, "instruct.sources", chats, "add it, with repeats 0 to leave it out")
+    sections["sft_data"].check_named("sft_data")
     if mixture.cooldown is not None and sections["pretrain"].schedule != "wsd":
         fix = "set pretrain.schedule to wsd, or mixture.cooldown to null"
         raise ParamsError(f"schedule {sections['pretrain'].schedule} has no cooldown", where="mixture.cooldown", fix=fix)
+
+
+def check_stage(stage: str, sections: Mapping[str, Any]) -> None:
+    """ParamsError for a stage that has no part in fine-tuning the base which sft.base names."""
+    base, foreign = sections["sft"].base, stage in FOREIGN_STAGES
+    if foreign and base == SCRATCH:
+        raise ParamsError("no foreign base is named", where="sft.base", fix="name a Hugging Face directory")
+    if not foreign and base != SCRATCH and stage not in ("download", "synthesize"):
+        fix = "athanor repro, which runs what has; or set it to scratch"
+        raise ParamsError(f"stage {stage} has no part in tuning '{base}'", where="sft.base", fix=fix)
 
 
 def _same(where: str, named: Iterable[str], other: str, given: Iterable[str], add: str) -> None:

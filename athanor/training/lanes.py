@@ -27,9 +27,10 @@ def lane_count(config: ModelConfig, device: torch.device) -> int:
     """Lanes for a model: decided by its size, never by the machine's cores, which must not change results.
 
     One lane means the usual way: one micro-batch after the other, each
-    operation on all threads or on the accelerator.
+    operation on all threads or on the accelerator. So does a model that only
+    has adapters to train: its layers are wide, and their replicas not ours.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or config.adapters:
         return 1
     return max(1, min(MAX_LANES, _GRADIENT_BYTES // (4 * config.parameter_count())))
 

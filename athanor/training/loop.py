@@ -24,6 +24,7 @@ from athanor.errors import GateError, Interrupted
 from athanor.model.flops import allowed_pairs
 from athanor.model.transformer import Transformer
 from athanor.training import checkpoint, forensics
+from athanor.training.best import Rank
 from athanor.training.healer import Healer, broken
 from athanor.training.lanes import Lanes
 from athanor.training.meter import memory
@@ -94,12 +95,15 @@ def train(
     hooks: Hooks,
     trunk: Trunk | None = None,
     world: World = ALONE,
+    rank: Rank | None = None,
 ) -> TrainResult:
     """Train `model` in place, from its newest checkpoint in `folder` if there is one.
 
     With a `trunk`, checkpoints until the cooldown are kept there: that phase
     does not depend on the number of tokens (Hägele et al. 2024,
     arXiv:2405.18392), so runs of other lengths continue from it.
+
+    With a `rank` of the validations' scores the model ends with the weights of the best of them, else with the last.
 
     In a `world` of several processes all of them call this. Only the main one
     uses the folders, and has the trained `model` afterwards; the hooks are
@@ -111,7 +115,7 @@ def train(
     gradients comes, or going back did not help.
     """
     with world.watched(), Lanes(model, settings.threads) as lanes:
-        run = _Training(Stepper(lanes, optimizer_settings, settings, world), sampler, schedule, settings, hooks)
+        run = _Training(Stepper(lanes, optimizer_settings, settings, world), sampler, schedule, settings, hooks, rank)
         found = run.resume(folder)
         if trunk is not None and not found:
             with trunk:
@@ -124,7 +128,9 @@ def train(
         elif not found:
             hooks.before_first_step(model)
         run.advance(folder, settings.steps)
-        run.stepper.model  # noqa: B018  gathers the weights where they are sharded
+        model = run.stepper.model  # gathers the weights where they are sharded
+        if rank is not None and world.main:
+            run.progress.best.put_into(model)
         world.leave()
         return run.result(folder)
 
@@ -139,7 +145,9 @@ class _Training:
         schedule: Schedule,
         settings: LoopSettings,
         hooks: Hooks,
+        rank: Rank | None,
     ) -> None:
+        self.rank = rank
         self.stepper, self.world, self.meter = stepper, stepper.world, stepper.meter
         self.sampler, self.schedule, self.settings, self.hooks = sampler, schedule, settings, hooks
         self.progress = RunState()
@@ -217,7 +225,10 @@ class _Training:
                     continue
             if validate:
                 with self.meter.time("evaluation"):
-                    scores = json_safe(hooks.validate(self.stepper.model))
+                    model = self.stepper.model
+                    scores = json_safe(hooks.validate(model))
+                if self.rank is not None:
+                    progress.best.offer(progress.step, self.rank(scores), model, keep=self.world.main)
                 tokens = progress.step * settings.batch_tokens
                 progress.validations.append({"step": progress.step, "tokens": tokens, "scores": scores})
                 hooks.on_validation(progress.step, scores)
@@ -293,6 +304,7 @@ class _Training:
             self.trained,
             self.progress.pairs,
             self.meter.summary(),
+            self.progress.best.step or self.progress.step,
             self.progress.ledger,
         )
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from athanor.model.kernels import by_hand, cross_entropies, plain_summed_cross_entropy, summed_cross_entropy
 from athanor.model.transformer import Transformer
@@ -67,6 +68,19 @@ def token_losses(model: Transformer, batch: Targets, *, z_loss: float = 0.0) -> 
     keeps them from drifting upwards in training.
     """
     return cross_entropies(_supervised_hidden(model, batch), model.head_weight, batch.next_N, z_loss)
+
+
+def losses_and_stops(model: Transformer, batch: Targets, stop: int) -> Tensor:
+    """Of every supervised target [N, 3], fp32: its `token_losses`; 1 where it is `stop`; 1 where the model says so, too.
+
+    The last two are how an answer ends: whether the end is the likeliest id where the answer given is over.
+    """
+    h_ND = _supervised_hidden(model, batch)
+    losses_N = cross_entropies(h_ND, model.head_weight, batch.next_N, 0.0)
+    ends_N = batch.next_N == stop
+    told_N = torch.zeros_like(ends_N)
+    told_N[ends_N] = F.linear(h_ND[ends_N], model.head_weight).argmax(-1) == stop
+    return torch.stack([losses_N, ends_N.to(losses_N.dtype), told_N.to(losses_N.dtype)], dim=1)
 
 
 def training_loss(model: Transformer, batch: Targets, divisor: int, *, z_loss: float = 0.0) -> Tensor:

@@ -177,12 +177,12 @@ def _growth(unit: int, values: list[int]) -> Growth:
 
 def state_bytes(config: ModelConfig, load: Load) -> int:
     """What no choice of rows or context makes smaller: weights, the optimiser's state, and every lane's gradients."""
-    return 4 * config.parameter_count() * (1 + load.lanes) + moment_bytes(config, load.optimizer)
+    return config.stored_bytes() + 4 * config.trained_count() * load.lanes + moment_bytes(config, load.optimizer)
 
 
 def moment_bytes(config: ModelConfig, optimizer: str) -> int:
     """The optimiser's state: AdamW has two numbers for a weight, Muon one for a weight in a block's matrix."""
-    return 4 * (2 * config.parameter_count() - (block_weights(config) if optimizer == "muon" else 0))
+    return 4 * (2 * config.trained_count() - (block_weights(config) if optimizer == "muon" else 0))
 
 
 def _update_bytes(config: ModelConfig, load: Load) -> float:
@@ -211,21 +211,21 @@ def training_bytes(
     whole = load.row_tokens <= MAX_ROW_TOKENS and load.row_tokens % BLOCK_TOKENS == 0
     in_blocks = device.type == "cpu" and load.precision == "fp32" and whole
     measured = kept(alike, load.precision, device, load.documents, in_blocks)
-    rows, T, weights = load.micro_batch_rows, load.row_tokens, 4 * config.parameter_count()
+    rows, T, gradient = load.micro_batch_rows, load.row_tokens, 4 * config.trained_count()
     block, rest = measured.block.bytes(rows, T), measured.rest.bytes(rows, T)
     blocks = config.layers * block
     if load.checkpointing:
         blocks = config.layers * 4 * config.dim * load.micro_batch_tokens + block
     turn = blocks + rest + measured.loss.bytes(rows, T)
     # The embedding is the output matrix, too: two gradients of it meet at the end.
-    end = weights + 4 * config.vocab_size * config.dim + 2 * block + rest
+    end = gradient + (0 if config.adapters else 4 * config.vocab_size * config.dim) + 2 * block + rest
     if load.accumulates:
-        turn, end = turn + weights, end + weights
-    waiting = weights * (load.lanes - load.parallel)  # gradients of lanes that are done
+        turn, end = turn + gradient, end + gradient
+    waiting = gradient * (load.lanes - load.parallel)  # gradients of lanes that are done
     factor = _SLACK.get(device.type, 1.15) if slack is None else slack
     work = waiting + factor * load.parallel * max(turn, end)
-    update = weights + factor * _update_bytes(config, load)  # one gradient: the lanes' are added up by then
-    return int(weights + moment_bytes(config, load.optimizer) + max(work, update) + _FIXED_BYTES)
+    update = gradient + factor * _update_bytes(config, load)  # one gradient: the lanes' are added up by then
+    return int(config.stored_bytes() + moment_bytes(config, load.optimizer) + max(work, update) + _FIXED_BYTES)
 
 
 def available_bytes(device: torch.device) -> int | None:

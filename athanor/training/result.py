@@ -29,6 +29,7 @@ class TrainResult:
     trained_tokens: int
     pairs: int
     seconds: dict[str, float]
+    chosen_step: int  # of the weights; the last one where nothing was selected
     skipped_ranges: list[dict[str, Any]] = field(default_factory=list)  # see ledger.py
 
     def flops(self, config: ModelConfig) -> float:
@@ -46,8 +47,13 @@ class TrainResult:
             "skipped_steps": self.skipped_steps,
             "skipped_ranges": self.skipped_ranges,
             "train_loss": self.curve[-1]["loss"],
-            "validation": self.validations[-1]["scores"],
+            "validation": self.chosen["scores"],
         }
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The validation of the weights that were kept."""
+        return next(row for row in self.validations if row["step"] == self.chosen_step)
 
     def timings(self, config: ModelConfig) -> dict[str, Any]:
         """Speed of this process, without evaluation, samples and checkpoints; empty when nothing was left to train."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from athanor.training import checkpoint
+from athanor.training.best import Best
 from athanor.training.checkpoint import Checkpoint
 from athanor.training.curve import History
 from athanor.training.step import Stepper
@@ -30,18 +31,21 @@ class RunState:
         self.ledger: list[dict[str, Any]] = []  # see ledger.py
         self.repairs = 0  # ways back because of numbers that no batch had spoilt
         self.examined = 0  # skipped steps that were looked into
+        self.best = Best()
 
     def state(self) -> dict[str, Any]:
-        """The part that goes into JSON; the history is tensors."""
-        return {name: value for name, value in vars(self).items() if name != "history"}
+        """The part that goes into JSON; the history and the best weights are tensors."""
+        kept = {name: value for name, value in vars(self).items() if name not in ("history", "best")}
+        return {**kept, "best": {"step": self.best.step, "rank": self.best.rank}}
 
-    def go_back(self, state: dict[str, Any], history: History) -> None:
+    def go_back(self, state: dict[str, Any], history: History, best: Mapping[str, Tensor]) -> None:
         """Stand where an earlier checkpoint stood, and keep what was learned since about the data and the machine."""
         kept = {name: vars(self)[name] for name in ("ledger", "repairs", "examined")}
-        self.load({**state, **kept}, history)
+        self.load({**state, **kept}, history, best)
 
-    def load(self, state: dict[str, Any], history: History) -> None:
-        vars(self).update({**state, "history": history})
+    def load(self, state: dict[str, Any], history: History, best: Mapping[str, Tensor]) -> None:
+        found = state.get("best") or {"step": 0, "rank": []}
+        vars(self).update({**state, "history": history, "best": Best(found["step"], found["rank"], best)})
 
 
 def run_tensors(stepper: Stepper, progress: RunState) -> dict[str, Tensor]:
@@ -60,6 +64,7 @@ def run_tensors(stepper: Stepper, progress: RunState) -> dict[str, Tensor]:
     tensors |= {f"scale.{name}": value for name, value in stepper.scale.tensors().items()}
     tensors |= {f"guard.{name}": value for name, value in stepper.guard.tensors().items()}
     tensors |= {f"history.{name}": column for name, column in progress.history.tensors().items()}
+    tensors |= {f"best.{name}": weight for name, weight in progress.best.weights.items()}
     tensors["rng.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors |= {f"rng.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -141,7 +146,8 @@ def restore(
         states = part("rng.cuda.")
         for number in range(min(len(states), torch.cuda.device_count())):
             torch.cuda.set_rng_state(states[str(number)], number)
-    (progress.go_back if back else progress.load)(dict(state), History.load(part("history.")))
+    history, best = History.load(part("history.")), dict(part("best."))
+    (progress.go_back if back else progress.load)(dict(state), history, best if stepper.world.main else {})
 
 
 def history_of(saved: Checkpoint) -> History:

@@ -71,6 +71,8 @@ class Stepper:
                 self.scale.scaled(part).backward()
             return part.detach()
 
+        if hasattr(self.engine.lanes.model, "begin_step"):  # a LoRA draws its dropout for the step
+            self.engine.lanes.model.begin_step()
         batches = own_batches(rows, self.world, settings.micro_batch_rows, settings.document_mask)
         with self.meter.time("forward_backward"):
             loss = self.engine.backward(batches, loss_of)

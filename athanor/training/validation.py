@@ -8,7 +8,7 @@ window that holds it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from athanor.errors import InputError
 from athanor.model.transformer import Transformer
-from athanor.training.loss import Targets, token_losses
+from athanor.training.loss import Targets, losses_and_stops, token_losses
 from athanor.training.precision import autocast
 
 BATCH_TOKENS = 4096  # fixed, because the grouping of rows decides the last bits of a sum
@@ -48,12 +48,17 @@ class BitsPerByte:
 
 @dataclass(frozen=True)
 class MeanLoss:
-    """Nats per supervised target over all conversations; `stderr` as in BitsPerByte."""
+    """Nats per supervised target over all conversations; `stderr` as in BitsPerByte.
+
+    `stop_rate`: of the `answers`, the share after which the stop is the likeliest id, given the answer.
+    """
 
     loss: float
     stderr: float | None
     conversations: int
     tokens: int
+    answers: int
+    stop_rate: float
 
 
 def bits_per_byte(
@@ -96,19 +101,27 @@ def conversation_loss(
     model: Transformer,
     conversations: Sequence[tuple[np.ndarray, np.ndarray]],
     context_tokens: int,
+    stop: int,
     *,
     batch_tokens: int = BATCH_TOKENS,
     precision: str = "fp32",
     threads: int = 1,
     world: Processes | None = None,
 ) -> MeanLoss:
-    """Score the supervised targets of conversations, each an (ids, mask) pair."""
+    """Score the supervised targets of conversations, each an (ids, mask) pair; `stop` is the id that ends an answer."""
     ids, masks = [ids for ids, _ in conversations], [mask for _, mask in conversations]
-    nats_D, counts_D = sequence_nats(model, ids, masks, context_tokens, batch_tokens, precision, threads, world)
-    if not counts_D.sum():
-        raise InputError("no held-out supervised token to score", where="validation", fix="add conversations")
+
+    def measure(model: Transformer, batch: Targets) -> Tensor:
+        return losses_and_stops(model, batch, stop)
+
+    sums_D3, counts_D = sequence_sums(
+        model, ids, masks, measure, 3, context_tokens, batch_tokens, precision, threads, world
+    )
+    nats_D, (ends, told) = sums_D3[:, 0], sums_D3[:, 1:].sum(0)
+    if not counts_D.sum() or not ends:
+        raise InputError("no held-out supervised answer to score", where="validation", fix="add conversations")
     ratio, stderr = ratio_and_error(nats_D, counts_D.astype(np.float64))
-    return MeanLoss(ratio, stderr, len(conversations), int(counts_D.sum()))
+    return MeanLoss(ratio, stderr, len(conversations), int(counts_D.sum()), int(ends), float(told / ends))
 
 
 def ratio_and_error(parts: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
@@ -136,12 +149,37 @@ def sequence_nats(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Summed cross-entropy (float64, nats) and number of counted targets (int64) of each sequence.
 
-    `masks` (1 = supervised as a target) limits which targets count. Windows of
-    similar length share a batch of at most `batch_tokens`, padded on the right,
-    where a causal model cannot see. The processes of a `world`, in which all have to call this, take every n-th batch.
+    `masks` (1 = supervised as a target) limits which targets count.
+    """
+
+    def measure(model: Transformer, batch: Targets) -> Tensor:
+        return token_losses(model, batch)[:, None]
+
+    sums_D1, counts_D = sequence_sums(
+        model, sequences, masks, measure, 1, context_tokens, batch_tokens, precision, threads, world
+    )
+    return sums_D1[:, 0], counts_D
+
+
+def sequence_sums(
+    model: Transformer,
+    sequences: Sequence[np.ndarray],
+    masks: Sequence[np.ndarray] | None,
+    measure: Callable[[Transformer, Targets], Tensor],
+    columns: int,
+    context_tokens: int,
+    batch_tokens: int,
+    precision: str,
+    threads: int,
+    world: Processes | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over each sequence's counted targets of what `measure` says of a batch's, float64 [sequences, columns].
+
+    Windows of similar length share a batch of at most `batch_tokens`, padded on the right, where a causal model
+    cannot see. The processes of a `world`, in which all have to call this, take every n-th batch.
     """
     device = model.head_weight.device
-    nats_D = np.zeros(len(sequences))
+    sums_DC = np.zeros((len(sequences), columns))
     counts_D = np.zeros(len(sequences), dtype=np.int64)
     windows = [
         (number, start, end, first)
@@ -160,20 +198,20 @@ def sequence_nats(
     def score(group: list[tuple[int, int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
         owner_N, batch = _padded(group, sequences, masks)
         if not len(owner_N):
-            return owner_N, np.zeros(0)
+            return owner_N, np.zeros((0, columns))
         with torch.no_grad(), autocast(precision, device):
-            return owner_N, token_losses(model, batch.to(device)).double().cpu().numpy()
+            return owner_N, measure(model, batch.to(device)).double().cpu().numpy()
 
     # Side by side where torch keeps to one thread per operation; added up in order either way.
     workers = threads if device.type == "cpu" and torch.get_num_threads() == 1 else 1
     with ThreadPoolExecutor(workers, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
-        for owner_N, losses_N in pool.map(score, groups) if workers > 1 else map(score, groups):
-            np.add.at(nats_D, owner_N, losses_N)
+        for owner_N, values_NC in pool.map(score, groups) if workers > 1 else map(score, groups):
+            np.add.at(sums_DC, owner_N, values_NC)
             np.add.at(counts_D, owner_N, 1)
     if world is not None:
-        for array in (nats_D, counts_D):
+        for array in (sums_DC, counts_D):
             world.sum_(torch.from_numpy(array))
-    return nats_D, counts_D
+    return sums_DC, counts_D
 
 
 def _padded(

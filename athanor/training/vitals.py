@@ -58,8 +58,7 @@ class Vitals:
         norms = torch.linalg.vector_norm(weight_VD[seen], dim=-1).sort().values
         spread = norms[int(0.99 * (len(norms) - 1))] / norms[(len(norms) - 1) // 2]
         told = {"embedding_spread": spread, "final_norm_gain": self.model.model.norm.weight.detach().abs().max()}
-        matrices = [weight.detach() for weight in self.model.model.layers.parameters() if weight.dim() == 2]
-        slices = [weight[:_SLICE_ROWS].clone() for weight in matrices]
+        slices = block_rows(self.model)
         if self._before is not None and step > self._before[0]:
             change = torch.stack(torch._foreach_norm(torch._foreach_sub(slices, self._before[1])))
             size = torch.stack(torch._foreach_norm(slices))
@@ -116,8 +115,21 @@ def rms(x: Tensor) -> Tensor:
     return x.float().square().mean().sqrt()
 
 
+def block_rows(model: Transformer) -> list[Tensor]:
+    """Copies of the first rows of every matrix in the blocks; of a LoRA, as it acts together with what it is on."""
+    if not isinstance(model, Transformer):
+        return model.block_rows(_SLICE_ROWS)
+    matrices = [weight.detach() for weight in model.model.layers.parameters() if weight.dim() == 2]
+    return [weight[:_SLICE_ROWS].clone() for weight in matrices]
+
+
 def twin_of(model: Transformer) -> Transformer:
-    """Another module tree over the same memory, not compiled and without hooks."""
+    """Another module tree over the same memory, not compiled and without hooks.
+
+    A foreign model is its own: it is never compiled, and hooks are taken off again.
+    """
+    if not isinstance(model, Transformer):
+        return model
     with torch.device("meta"):
         twin = type(model)(model.config)
     twin.load_state_dict(model.state_dict(), assign=True)

@@ -52,7 +52,13 @@ def params():
                 chats,
             ],
         },
-        "battery": {"seed": 1, "held_out_fraction": 0.2, "categories": {"comparison": 5, "http_status": 5}},
+        "battery": {
+            "seed": 1,
+            "held_out_fraction": 0.2,
+            "development_fraction": 0.2,
+            "written": None,
+            "categories": {"comparison": 5, "http_status": 5},
+        },
     }
 
 
@@ -233,3 +239,19 @@ def test_http_and_packages(workspace, monkeypatch, served):
     assert 300_000 <= size < 2_000_000
     licenses = {document.license for document in read_sources(first / "data/raw")}
     assert {part for license in licenses for part in license.split(" AND ")} <= set(installed["licenses"])
+
+
+def test_items_written_by_hand_join_the_battery(workspace, monkeypatch):
+    folder, values = workspace(), params()
+    (folder / "battery").mkdir()
+    row = {"category": "own", "kind": "format", "prompt": "Is ice cold? Yes or no.", "accepted": ["Yes"]}
+    row |= {"rejected": ["No", "Yes, it is"], "checks": ["yes_no Yes"], "difficulty": "easy"}
+    (folder / "battery" / "own.jsonl").write_text(json.dumps(row) + "\n")
+    values["battery"]["written"] = "battery/own.jsonl"
+    execute(folder, monkeypatch, values)
+    (item,) = [item for item in read_items("data/battery/items.jsonl") if item.category == "own"]
+    assert (item.origin, item.split, item.checks, item.difficulty) == ("written", "test", ("yes_no Yes",), "easy")
+    assert read_json("metrics/download.json")["battery"] == {"comparison": 5, "http_status": 5, "own": 1}
+    (folder / "battery" / "own.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match="own.jsonl:1"):
+        execute(folder, monkeypatch, values)

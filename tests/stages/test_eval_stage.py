@@ -12,15 +12,24 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.artifacts import new_dir, read_json, read_manifest, verify_files, write_manifest
+from athanor.artifacts import new_dir, read_json, read_manifest, verify_files, write_json, write_manifest
 from athanor.corpus.conversations import Item, Message, write_rows
 from athanor.corpus.documents import Document, write_documents
 from athanor.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.pipeline.run import Run
+from athanor.tokenizer.tokenizer import Tokenizer
 from stages import evaluate
 from tests.evaluation import tiny
 
-PARAMS = {"seed": 1, "bpb_max_bytes_per_source": 3000, "max_new_tokens": 10, "batch_rows": 3, "samples_per_category": 1}
+PARAMS = {
+    "seed": 1,
+    "bpb_max_bytes_per_source": 3000,
+    "max_new_tokens": 10,
+    "batch_rows": 3,
+    "conditions": {"warm": {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2}},
+    "condition_items": 4,
+    "samples_per_category": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +39,15 @@ def made(tmp_path_factory):
     tokenizer = tiny.write_tiny_tokenizer(root / "models/tokenizer")
     tiny.save(root / "models/base", tiny.silence(tiny.make_model(tokenizer), tokenizer), tokenizer)
     tiny.save(root / "models/sft", tiny.always_says(tokenizer, tokenizer.stop), tokenizer)
-    write_battery(root, tiny.items())
+    write_battery(root, tiny.all_kinds())
     draw = random.Random(1)
     words = ["return", "value", "string", "node", "self"]
     texts = {source: [" ".join(draw.choices(words, k=60)) for _ in range(12)] for source in ("code", "prose")}
     documents = [Document(text, source, "prose", "MIT", "val") for source in texts for text in texts[source]]
     with new_dir(root / "data/clean") as folder:
         write_documents(folder / "val.parquet", documents)
-        write_manifest(folder, kind="clean", version=1, counts={})
+        write_manifest(folder, kind="clean", version=1, counts={}, contaminated_items={tiny.all_kinds()[0].id: 3})
+    write_json(root / "metrics/sft_data.json", {"contaminated_items": {}})
     return root
 
 
@@ -76,12 +86,22 @@ def test_figures_and_files(workspace):
     execute()
     metrics = read_json("metrics/eval.json")
     for name in ("base", "sft"):
-        assert metrics["battery"][name]["all"]["n"] == 8
-        assert {"n", "score", "stderr", "floor", "margin_stderrs"} <= set(metrics["battery"][name]["sum"])
+        assert metrics["battery"][name]["all"]["n"] == 6 and metrics["development"][name]["n"] == 6
+        assert {"n", "score", "stderr", "low", "high", "floor", "margin_stderrs"} <= set(metrics["battery"][name]["sum"])
         fake = metrics["health"][name]["fake_turn"]
-        assert (fake["n"], fake["count"], fake["rate"]) == (8, 0, 0) and fake["stderr"] > 0.1
+        assert (fake["n"], fake["count"], fake["rate"]) == (10, 0, 0) and fake["stderr"] > 0.09
+        assert metrics["gold"][name]["all"]["bpb"] > 0 and "score_norm" in metrics["battery"][name]["choice"]
+        assert set(metrics["truncation"][name]) == {"code", "copy", "form", "list", "sum"}
+    assert metrics["paired"]["sft_minus_base"]["all"]["n"] == 6 and metrics["paired"]["sft_minus_base"]["sum"]["p"] == 1
+    assert metrics["truncation"]["base"]["copy"]["rate"] == 1 == metrics["health"]["base"]["truncated"]["rate"]
+    assert metrics["verbosity"] == {"base": {"n": 10, "mean_tokens": 10}, "sft": {"n": 10, "mean_tokens": 0}}
+    assert all("rate" in row for row in metrics["health"]["sft"].values())  # the model card prints them all
+    assert metrics["conditions"]["warm"]["n"] == metrics["conditions"]["greedy"]["n"] == 4
+    assert metrics["contamination"] == {
+        "items": 12, "documents_dropped": 3, "conversations_dropped": 0, "items_touched": 1
+    }
     assert metrics["health"]["sft"]["stop"]["rate"] == 1 and metrics["health"]["base"]["stop"]["rate"] == 0
-    assert metrics["health"]["sft"]["empty"]["rate"] == 1 and metrics["battery"]["sft"]["all"]["score"] == 0
+    assert metrics["health"]["sft"]["empty"]["rate"] == 1 and metrics["health"]["sft"]["identity_leak"]["count"] == 0
     row = metrics["bpb"]["sources"]["code"]
     # Random weights do not beat a compressor, and the limit of 3,000 bytes is respected.
     assert 2990 < row["bytes"] <= 3000 and row["base"]["bpb"] > row["xz"] > row["xz_joined"] > 0
@@ -89,13 +109,14 @@ def test_figures_and_files(workspace):
     assert metrics["bpb"]["all"]["bytes"] == sum(r["bytes"] for r in metrics["bpb"]["sources"].values())
 
     verify_files("data/eval")
-    assert read_manifest("data/eval", "eval", 1)["counts"] == {"answers": 16, "items": 8}
+    assert read_manifest("data/eval", "eval", 1)["counts"] == {"answers": 24, "items": 12}
     rows = [json.loads(line) for line in Path("data/eval/battery.jsonl").read_text().splitlines()]
-    assert len(rows) == 16 and {row["model"] for row in rows} == {"base", "sft"}
+    assert len(rows) == 24 and {row["model"] for row in rows} == {"base", "sft"}
     with open("plots/eval_battery.tsv") as file:
         table = list(csv.DictReader(file, delimiter="\t"))
-    assert len(table) == 5 and {"category", "base", "sft", "floor"} <= set(table[0])
+    assert len(table) == 7 and {"category", "base", "sft", "floor"} <= set(table[0])
     assert "## copy" in Path("data/eval/samples.md").read_text()
+    assert "| warm | 4 |" in Path("data/eval/battery.md").read_text()
     facts = read_json("metrics/runs/eval.json")["facts"]
     assert facts["sft_battery_seconds"] >= 0 and "seconds" not in json.dumps(metrics)
     for data in outputs().values():
@@ -115,7 +136,7 @@ def test_it_repeats_to_the_byte_and_measures_what_the_model_is(workspace):
 
 
 def changed(field, value, category="copy"):
-    rows = tiny.items()
+    rows = tiny.all_kinds()
     place = next(i for i, item in enumerate(rows) if item.category == category)
     rows[place] = dataclasses.replace(rows[place], **{field: value})
     return rows
@@ -130,7 +151,7 @@ def changed(field, value, category="copy"):
         (changed("accepted", ()), "one accepted"),
         (changed("answer", ""), "refuses its accepted"),
         (changed("tests", ("assert add1(1) == 3", "assert add2(1) == 4"), "code"), "refuses its accepted"),
-        ([*tiny.items(), tiny.items()[0]], "same question"),
+        ([*tiny.all_kinds(), tiny.all_kinds()[0]], "same question"),
     ],
 )
 def test_a_battery_that_contradicts_its_scorer_stops_before_any_model_is_read(workspace, items, words):
@@ -139,6 +160,33 @@ def test_a_battery_that_contradicts_its_scorer_stops_before_any_model_is_read(wo
     with pytest.raises(GateError, match=words):
         execute()
     assert not Path("data/eval").exists() and not Path("metrics/eval.json").exists()
+
+
+def test_without_conditions_nothing_more_is_decoded(workspace):
+    execute(conditions={})
+    assert read_json("metrics/eval.json")["conditions"] == {}
+    write_battery(workspace, tiny.items())  # nothing for development
+    execute()
+    metrics = read_json("metrics/eval.json")
+    assert metrics["conditions"] == {} and metrics["development"] == {} and metrics["battery"]["sft"]["all"]["n"] == 8
+
+
+def test_a_penalty_that_hides_what_the_model_knows_is_reported(workspace, capsys):
+    tokenizer = Tokenizer.load("models/tokenizer")
+    (letter,) = tokenizer.encode("e")
+    shutil.rmtree("models/sft")
+    tiny.save(Path("models/sft"), tiny.always_says(tokenizer, letter), tokenizer)
+    rows = []
+    for number in range(6):
+        ask = (Message("user", f"Say e ten times, please: number {number}"),)
+        split = "development" if number % 2 else "test"
+        rows.append(Item("say", ask, "exact", "e" * 10, ("e" * 10,), ("e", "x"), split=split))
+    write_battery(workspace, rows)
+    execute(conditions={"heavy": {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 10.0}})
+    metrics = read_json("metrics/eval.json")
+    assert metrics["conditions"]["greedy"]["score"] == 1 and metrics["conditions"]["heavy"]["score"] == 0
+    assert "condition heavy: a repetition penalty of 10 costs 100.0 points" in capsys.readouterr().err
+    assert metrics["paired"]["sft_minus_base"]["all"]["wins"] == 3
 
 
 def test_an_empty_battery_and_a_missing_one(workspace):
@@ -178,7 +226,7 @@ def test_a_request_to_stop_is_heard(workspace):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"max_new_tokens": 0}, {"batch_rows": 0}, {"bpb_max_bytes_per_source": 10}, {"tokens": 5}, {"seed": 1.5}],
+    [{"condition_items": 0}, {"conditions": {"greedy": PARAMS["conditions"]["warm"]}}, {"max_new_tokens": 0}, {"batch_rows": 0}, {"bpb_max_bytes_per_source": 10}, {"tokens": 5}, {"seed": 1.5}],
 )
 def test_bad_params_are_named(workspace, changes):
     with pytest.raises(ParamsError, match=f"eval.{next(iter(changes))}"):

@@ -65,11 +65,14 @@ PRETRAIN = SHARED | {
     "sample_prompts": [],
 }
 SFT = SHARED | {
+    "base": "scratch",
     "epochs": 1.5,
     "schedule": "cosine",
     "warmup_fraction": 0.1,
     "validations_per_epoch": 2.0,
     "validation_max_conversations": 5,
+    "select": "best",
+    "min_stop_rate": 0.99,
 }
 
 
@@ -94,8 +97,8 @@ def write_inputs(root):
     talks = [(ids[:12], np.arange(len(ids[:12])) >= 4) for ids in texts if len(ids) >= 8]
     for split, part in (("train", talks[:60]), ("val", talks[60:80])):
         packed.write_split(sft, split, part, [[n] for n in range(len(part))], VOCAB)
-    facts = {"dtype": dtype.name, "tokenizer": "tok", "template_hash": "tpl", "pad_id": 0, "context_tokens": CONTEXT}
-    write_manifest(sft, kind="sft", version=1, counts={}, **facts)
+    facts = {"dtype": dtype.name, "tokenizer": "tok", "template_hash": "tpl", "pad_id": 0, "stop_id": 3}
+    write_manifest(sft, kind=packed.KIND, version=packed.VERSION, counts={}, context_tokens=CONTEXT, **facts)
     for name in ("athanor", "stages"):  # the slot's fingerprint covers the code
         (root / name).symlink_to(ROOT / name)
 

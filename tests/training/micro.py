@@ -17,6 +17,7 @@ import torch
 
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
+from athanor.training.best import Rank
 from athanor.training.loop import Hooks, train
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.result import TrainResult
@@ -72,12 +73,18 @@ def validate(model: Transformer) -> dict[str, Any]:
         return {"score": float(model(torch.arange(16)[None]).sum())}
 
 
+def near(score: float) -> Rank:
+    """A rank that likes a validation the better, the nearer its score."""
+    return lambda scores: [-abs(scores["score"] - score)]
+
+
 def run(
     folder: Path,
     sampler: Any = None,
     hooks: dict[str, Any] | None = None,
     trunk: Any = None,
     schedule: Schedule = SCHEDULE,
+    rank: Rank | None = None,
     **changes: Any,
 ) -> tuple[Transformer, TrainResult]:
     """Train from scratch or from the folder's checkpoint."""
@@ -85,14 +92,14 @@ def run(
     model = make_model()
     settings = dataclasses.replace(SETTINGS, total_tokens=schedule.total_tokens, **changes)
     hooks = Hooks(**{"validate": validate, **(hooks or {})})
-    result = train(model, sampler or CountingSampler(), ADAMW, schedule, settings, folder, hooks, trunk)
+    result = train(model, sampler or CountingSampler(), ADAMW, schedule, settings, folder, hooks, trunk, rank=rank)
     return model, result
 
 
 def outcome(model: Transformer, result: TrainResult) -> tuple[bytes, Any]:
     """Everything that must not depend on interruptions."""
     weights = b"".join(weight.detach().numpy().tobytes() for weight in model.parameters())
-    return weights, (result.curve, result.validations, result.supervised_tokens, result.skipped_steps)
+    return weights, (result.curve, result.validations, result.supervised_tokens, result.skipped_steps, result.chosen_step)
 
 
 if __name__ == "__main__":

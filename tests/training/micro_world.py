@@ -77,7 +77,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     sampler, error, told = micro.CountingSampler(job.get("masked", False)), None, {}
     try:
         optimizer = dataclasses.replace(micro.ADAMW, name=job.get("optimizer", "adamw"))
-        result = train(model, sampler, optimizer, micro.SCHEDULE, settings, folder, hooks, world=world)
+        how = {"world": world, "rank": micro.near(job["near"]) if "near" in job else None}
+        result = train(model, sampler, optimizer, micro.SCHEDULE, settings, folder, hooks, **how)
     except AthanorError as caught:
         error = f"{type(caught).__name__}: {caught}"
         if "planted" in error or "lost" in error:
@@ -85,6 +86,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         world.leave()
     else:
         told = {"curve": result.curve, "validations": result.validations, "supervised": result.supervised_tokens}
+        told["chosen"] = result.chosen_step
         told["weights"] = torch.cat([weight.detach().flatten() for weight in model.parameters()]).tolist()
     return told | {"rows": rows, "error": error, "wrote": folder.exists(), "scored": sum(scored)}
 

@@ -79,11 +79,11 @@ def test_conversations_count_supervised_targets_only(micro):
     model = micro.make_model(3)
     ids = documents([9, 6, 4])
     masks = [np.array([0, 0, 0, 1, 1, 0, 0, 1, 0, 0, 1]), np.array([0] * 7 + [1]), np.array([0] * 6)]
-    score = conversation_loss(model, list(zip(ids, masks, strict=True)), 16)
+    score = conversation_loss(model, list(zip(ids, masks, strict=True)), 16, int(ids[0][-1]))
     losses = [nats_of(model, i)[m[1:] == 1] for i, m in zip(ids, masks, strict=True)]
     assert score.tokens == 5 and score.loss == pytest.approx(np.concatenate(losses).mean(), rel=1e-6)
     with pytest.raises(InputError, match="supervised"):
-        conversation_loss(model, [(ids[2], masks[2])], 16)
+        conversation_loss(model, [(ids[2], masks[2])], 16, 3)
 
 
 def test_standard_error_matches_resampling():
@@ -116,3 +116,20 @@ def test_a_trained_model_scores_better(micro, tmp_path):
     untrained = bits_per_byte(micro.make_model(), counting, BYTES, 16)
     model, _ = micro.run(tmp_path)
     assert bits_per_byte(model, counting, BYTES, 16).bpb < untrained.bpb - untrained.stderr
+
+
+def test_the_stop_rate_counts_answers_that_the_model_would_have_ended(micro):
+    model = micro.make_model(3)
+    prompts = [(start * 5 + np.arange(7)) % 60 for start in range(8)]
+    with torch.no_grad():
+        likeliest = [int(model(torch.from_numpy(ids[None]))[0, -1].argmax()) for ids in prompts]
+    mask = np.array([0] * 7 + [1])
+    for stop in (likeliest[0], likeliest[5], 63):
+        talks = [(np.append(ids, stop), mask) for ids in prompts]
+        score = conversation_loss(model, talks, 16, stop)
+        assert score.answers == 8 and score.stop_rate == likeliest.count(stop) / 8
+    # An answer that does not end where it is cut has no end to find; a supervised id inside is no end either.
+    several = [*talks, (np.append(prompts[1], 1), np.array([0] * 5 + [1] * 3))]
+    assert conversation_loss(model, several, 16, 63).answers == 8
+    with pytest.raises(InputError, match="supervised answer"):
+        conversation_loss(model, several[-1:], 16, 63)

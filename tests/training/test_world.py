@@ -93,6 +93,8 @@ def one(root, micro):
             patch.setattr(micro, "ADAMW", dataclasses.replace(micro.ADAMW, name="muon"))
             model, result = micro.run(root / f"muon-{masked}", micro.CountingSampler(masked))
         results["muon", masked] = (flat(model), result)
+    results["near"] = results[False][1].validations[2]["scores"]["score"]
+    results["best"] = flat(micro.run(root / "best", rank=micro.near(results["near"]))[0])
     for strategy in ("ddp", "fsdp", "nobody"):
         asked = []
         stop = {"should_stop": lambda asked=asked: asked.append(1) or len(asked) == 9}
@@ -121,6 +123,7 @@ def two(root, one):
     jobs = {name: dict(job) for name, job in JOBS.items()}
     for strategy in ("ddp", "fsdp"):
         jobs[f"{strategy} resumed"] = {"strategy": strategy, "folder": str(root / f"for-{strategy}")}
+        jobs[f"{strategy} best"] = {"strategy": strategy, "near": one["near"]}
     jobs["fsdp stopped"]["folder"] = str(root / "stopped")
     return dict(zip(jobs, told(root / "two", 2, list(jobs.values())), strict=True))
 
@@ -177,6 +180,13 @@ def test_muon_works_on_whole_matrices_however_they_are_divided(one, two, odd):
     check(two["ddp muon"], 0, one["muon", False])
     check(two["fsdp muon"], 0, one["muon", False])
     check(odd["muon"], 2, one["muon", True])
+
+
+def test_the_best_validation_is_kept_by_the_main_process(micro, one, two):
+    """Chosen by the score of one process, whose weights after that step two processes must end with."""
+    for name in ("ddp best", "fsdp best"):
+        assert [answer["chosen"] for answer in two[name]] == [15, 15]
+        assert np.abs(np.array(two[name][0]["weights"]) - one["best"]).max() < CLOSE
 
 
 def test_four_processes_give_the_result_of_one(one, four):
