@@ -9,33 +9,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json, write_text
-from athanor.commands import probe_chart
-from athanor.errors import InputError
+from athanor.commands import probe_chart, side
 from athanor.params.strict import read_yaml
-from athanor.pipeline import ship
 from athanor.pipeline.closure import SIDE
 from athanor.pipeline.facts import flatten
-from athanor.pipeline.locks import try_lock
 from athanor.pipeline.run import PARAMS
 from athanor.pipeline.schema import check_file
 from athanor.training.recipe import Recipe, check, derive, table
 
-STAGE_FILE, DVC_FILE, LOCK = Path(SIDE) / "lr.yaml", Path(SIDE) / "dvc.yaml", Path(SIDE) / "dvc.lock"
+STAGE_FILE = Path(SIDE) / "lr.yaml"
 STAGE = "probe-lr"
 METRICS, CHART = Path("metrics/probe_lr.json"), Path("plots/probe_lr.svg")
 FAR = 2.0  # times the optimum, up or down, before plan speaks of it
 # A probe says the same about these, whatever they are.
 NOT_PROBED = ("lr", "sample_every_tokens", "sample_prompts", "validation_every_tokens")
-SHIP_SECONDS = 60.0
 
 
 def recipe_of(built: Mapping[str, Any]) -> Recipe:
@@ -66,9 +59,9 @@ def far_from_probe(root: Path, built: Mapping[str, Any]) -> str:
 
 def _current(root: Path) -> bool:
     """Whether the probe was made with the recipe and the data of now, as far as DVC's files tell without hashing."""
-    if not (root / LOCK).is_file() or not (root / "dvc.lock").is_file():
+    if not (root / side.LOCK).is_file() or not (root / "dvc.lock").is_file():
         return False
-    locked = (read_yaml(root / LOCK).get("stages") or {}).get(STAGE, {})
+    locked = (read_yaml(root / side.LOCK).get("stages") or {}).get(STAGE, {})
     probed = dict(flatten(locked.get("params", {}).get(PARAMS.name, {})))
     values = read_yaml(root / PARAMS)
     now = dict(flatten({section: values.get(section) for section in ("model", "pretrain", "probe_lr")}))
@@ -87,14 +80,7 @@ def lr(args: argparse.Namespace) -> int:
     """Run the side stage by DVC, then show what it found."""
     root = Path.cwd()
     built = check_file(PARAMS)
-    if not STAGE_FILE.is_file():
-        raise InputError("file not found", where=STAGE_FILE.as_posix(), fix=f"git checkout {STAGE_FILE.as_posix()}")
-    (root / ".athanor").mkdir(exist_ok=True)
-    with try_lock(root / ".athanor" / "probe.lock") as free:
-        if not free:
-            raise InputError("another probe is at work here", where=str(root), fix="wait for it")
-        status = _repro(root, args.force)
-    ship.wait(root, SHIP_SECONDS if not status else 5.0)
+    status = side.repro(root, STAGE_FILE, STAGE, args.force)
     if status:
         print("\nthe probe did not finish: the message is above. Rates that were done are kept.", file=sys.stderr)
         return status
@@ -102,21 +88,6 @@ def lr(args: argparse.Namespace) -> int:
     write_text(root / CHART, probe_chart.svg(told, built["pretrain"].lr))
     print("\n".join(report(told, built["pretrain"].lr, built["pretrain"].tokens)))
     return 0
-
-
-def _repro(root: Path, force: bool) -> int:
-    """`dvc repro` of the side stage, whose file has DVC's name for it only meanwhile (why: probes/lr.yaml)."""
-    shutil.copyfile(root / STAGE_FILE, root / DVC_FILE)
-    command = [sys.executable, "-m", "dvc", "repro", f"{DVC_FILE.as_posix()}:{STAGE}", *(["--force"] if force else [])]
-    # A signal reaches DVC and its stage as well, or is passed on to them; this process must outlive them to tidy up.
-    children: list[subprocess.Popen[bytes]] = []
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
-    try:
-        children.append(subprocess.Popen(command, cwd=root))
-        return children[0].wait()
-    finally:
-        (root / DVC_FILE).unlink(missing_ok=True)
 
 
 def report(told: Mapping[str, Any], rate: float, run_tokens: int) -> list[str]:

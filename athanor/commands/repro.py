@@ -2,6 +2,9 @@
 
     python -m athanor repro [--max-minutes N] [arguments of dvc repro]
 
+When sft.base of params.yaml names a foreign model, the graph is foreign/lora.yaml: conversations, a LoRA on that model,
+and its export. Nothing is pretrained then.
+
 With --max-minutes, a stage that is at work when the time is over saves and
 ends, and the status is 75; the same command goes on from there.
 """
@@ -9,25 +12,31 @@ ends, and the status is 75; the same command goes on from there.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from athanor.artifacts import read_json
+from athanor.artifacts import read_json, write_text
 from athanor.commands import summary
 from athanor.commands.data import report
 from athanor.errors import ParamsError
+from athanor.params.sft import SCRATCH
 from athanor.pipeline import ship
+from athanor.pipeline.closure import FOREIGN
 from athanor.pipeline.guards import UNTIL
 from athanor.pipeline.run import PARAMS
-from athanor.pipeline.schema import check_file
+from athanor.pipeline.schema import FOREIGN_STAGES, check_file
 
 SHIP_SECONDS = 60.0
 SHIP_SECONDS_AFTER_FAILURE = 5.0
 STOPPED = 75
+GRAPH, PLACE = Path(FOREIGN) / "dvc.yaml", "models/foreign"
 
 
 def main() -> int:
@@ -38,18 +47,23 @@ def main() -> int:
     # A moment and not an amount: the stages of one repro share what is left.
     until = {} if own.max_minutes is None else {UNTIL: f"{time.time() + 60 * own.max_minutes:.1f}"}
     try:
-        check_file(PARAMS)  # before DVC, which deletes a stage's outputs and only then starts it
+        base = check_file(PARAMS)["sft"].base  # before DVC, which deletes a stage's outputs and only then starts it
     except ParamsError as error:
         print(error, file=sys.stderr)
         return 1
-    since_ms, before = int(time.time() * 1000), summary.runs(root)
+    foreign = base != SCRATCH
+    stages = ("download", *FOREIGN_STAGES) if foreign else None
+    since_ms, before = int(time.time() * 1000), summary.runs(root, stages)
     # Ctrl-C reaches dvc and its stage as well; they save and leave, and this process must outlive them: in a
     # container its end would be theirs. A handler and not SIG_IGN, which dvc would inherit.
     signal.signal(signal.SIGINT, lambda *_: None)
-    status = subprocess.call([sys.executable, "-m", "dvc", "repro", *words], env={**os.environ, **until})
-    page = None if status else report.refresh(root)
+    with foreign_graph(root, base) if foreign else contextlib.nullcontext():
+        targets = [GRAPH.as_posix()] if foreign and not any(GRAPH.as_posix() in word for word in words) else []
+        command = [sys.executable, "-m", "dvc", "repro", *words, *targets]
+        status = subprocess.call(command, env={**os.environ, **until})
+    page = None if status or foreign else report.refresh(root)
     left = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
-    sys.stdout.write(summary.text(root, before, since_ms))
+    sys.stdout.write(summary.text(root, before, since_ms, stages))
     if page:
         print(f"Data      {page.relative_to(root)}  (what was kept and why; athanor data report --open)")
     if left:
@@ -65,6 +79,20 @@ def main() -> int:
             file=sys.stderr,
         )
     return status
+
+
+@contextlib.contextmanager
+def foreign_graph(root: Path, base: str) -> Iterator[None]:
+    """The graph for a foreign base, with DVC's name for it and the base's in it; only inside the block (see the file)."""
+    if not (root / base / "config.json").is_file():
+        print(f"no Hugging Face model (sft.base: {base}). Fix: name its directory", file=sys.stderr)
+        raise SystemExit(1)
+    text = (root / FOREIGN / "lora.yaml").read_text(encoding="utf-8")
+    write_text(root / GRAPH, text.replace(f"- {PLACE}\n", f"- {json.dumps(base)}\n"))
+    try:
+        yield
+    finally:
+        (root / GRAPH).unlink(missing_ok=True)
 
 
 def stopped(root: Path, since_ms: int) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,21 @@ from athanor.pipeline.facts import Graph
 from athanor.pipeline.progress import duration
 
 
+RATES = (
+    ("stop", "end by themselves"), ("fake_turn", "fake a turn"), ("repetition", "repeat"), ("hedge", "hedge"),
+    ("identity_leak", "leak an identity"),
+)
+
+
 def leaf(root: Path, stage: str) -> dict[str, Any] | None:
     """metrics/runs/<stage>.json, or None before the stage ever ran."""
     path = root / "metrics" / "runs" / f"{stage.replace('-', '_')}.json"
     return read_json(path) if path.is_file() else None
 
 
-def runs(root: Path) -> dict[str, str]:
-    """Stage to the id of the run that made what is in the workspace."""
-    leaves = {stage: leaf(root, stage) for stage in Graph(root).stages}
+def runs(root: Path, stages: Iterable[str] | None = None) -> dict[str, str]:
+    """Stage to the id of the run that made what is in the workspace; without `stages`, of the main graph's."""
+    leaves = {stage: leaf(root, stage) for stage in stages or Graph(root).stages}
     return {stage: facts["run"] for stage, facts in leaves.items() if facts}
 
 
@@ -38,10 +45,12 @@ def outcome(stage: str, before: dict[str, str], after: dict[str, str], since_ms:
     return "ran" if stamp and int(stamp[1]) >= since_ms else "restored"
 
 
-def text(root: Path, before: dict[str, str] | None = None, since_ms: int = 0) -> str:
-    after = runs(root)
+def text(
+    root: Path, before: dict[str, str] | None = None, since_ms: int = 0, stages: Iterable[str] | None = None
+) -> str:
+    after = runs(root, stages)
     lines, ran, rested = ["", "Stages"], 0.0, False
-    for stage in Graph(root).stages:
+    for stage in stages or Graph(root).stages:
         facts = leaf(root, stage)
         seconds = duration(facts["seconds"]) if facts else "-"
         state = "" if before is None else outcome(stage, before, after, since_ms)
@@ -53,11 +62,26 @@ def text(root: Path, before: dict[str, str] | None = None, since_ms: int = 0) ->
         else:
             rested = True
     lines.append(f"  {'all that ran' if rested else 'all':<17} {'':<14} {duration(ran):>14}")
+    if stages:
+        return "\n".join([*lines, *_tuned(root)]) + "\n"
     lines += _scores(root)
     if (root / "models" / "export" / "MODEL_CARD.md").is_file():
         lines += ["", "Model     models/export  (hf/ for transformers, *.gguf for llama.cpp, MODEL_CARD.md)"]
         lines += ["Chat      make chat", "Runs      make ui      (MLflow: parameters, curves, every stage of every run)"]
     return "\n".join(lines) + "\n"
+
+
+def _tuned(root: Path) -> list[str]:
+    """Held-out loss of a foreign base before and after its LoRA, and where the result is."""
+    if not (root / "metrics" / "lora.json").is_file():
+        return []
+    told = read_json(root / "metrics" / "lora.json")
+    lines = ["", "Held-out conversations, nats per supervised token (± standard error), and answers that end in their place"]
+    for name, row in (("base", told["base_validation"]), ("tuned", told["validation"])):
+        lines.append(f"  {name:<17} {row['loss']:.3f} ± {_error(row['stderr'])}   {row['stop_rate']:.1%}")
+    if (root / "models" / "lora-export" / "MODEL_CARD.md").is_file():
+        lines += ["", "Model     models/lora-export  (hf/ merged, adapter/ for peft, adapter.gguf for llama.cpp, MODEL_CARD.md)"]
+    return lines
 
 
 def _scores(root: Path) -> list[str]:
@@ -72,14 +96,39 @@ def _scores(root: Path) -> list[str]:
         lines.append(f"  {source:<17} {models}   gzip {row['gzip']:.3f}   xz {row['xz']:.3f}")
     verdict = "below" if bpb["beats_xz"]["base"] else "not below"
     lines.append(f"  the base model is {verdict} xz on each document alone")
-    lines += ["", "Battery, held-out items (± standard error; floor = best constant answer)"]
-    for category, row in sorted(metrics["battery"]["sft"].items(), key=lambda pair: (-pair[1]["score"], pair[0])):
-        lines.append(
-            f"  {category:<20} {row['score']:6.1%} ± {row['stderr']:5.1%}   floor {row['floor']:6.1%}   n {row['n']}"
-        )
-    stop = metrics["health"]["sft"]["stop"]
-    lines.append(f"  answers that end by themselves: {stop['rate']:.1%} of {stop['n']}")
-    return lines
+    return lines + _battery(metrics)
+
+
+def _battery(metrics: dict[str, Any]) -> list[str]:
+    """The chat model's scores in two columns, best first, and below them what the categories cannot say."""
+    scores = metrics["battery"]["sft"]
+    lines = ["", "Battery, share of right answers on test items [95 % interval], and the floor of the best constant answer"]
+    cells = []
+    for category, row in sorted(scores.items(), key=lambda pair: (pair[0] == "all", -pair[1]["score"], pair[0])):
+        # "<" where the interval holds the floor: no better than an answer without thought.
+        sign = "<" if row["low"] <= row["floor"] else " "
+        spread = f"[{100 * row['low']:3.0f},{100 * row['high']:4.0f}]"
+        cells.append(f"{category:<18}{100 * row['score']:4.0f} % {spread} floor{100 * row['floor']:3.0f} {sign}")
+    *cells, everything = cells
+    half = (len(cells) + 1) // 2
+    for place in range(half):
+        lines.append(f"  {'   '.join(cells[place::half])}".rstrip())
+    lines.append(f"  {everything}".rstrip() + f"   n {scores['all']['n']}")
+    if any(cell.endswith("<") for cell in cells):
+        lines.append("  <: the interval reaches down to the floor")
+    (name, pair), = metrics["paired"].items()
+    pair = pair["all"]
+    resolves = "" if pair["resolves_similar"] is None else (
+        f"; two similar models: {100 * pair['resolves_similar']:.1f} points can be resolved"
+    )
+    lines.append(
+        f"  {name.replace('_', ' ')}: {100 * pair['difference']:+.1f} points [{100 * pair['low']:+.1f}, "
+        f"{100 * pair['high']:+.1f}], {pair['wins']} won, {pair['losses']} lost, p {pair['p']:.1g}{resolves}"
+    )
+    gold = [f"{model} {rows['all']['bpb']:.2f}" for model, rows in metrics["gold"].items()]
+    lines.append(f"  bits per byte of the accepted answers: {', '.join(gold)}")
+    told = [f"{row['rate']:.1%} {words}" for key, words in RATES for row in (metrics["health"]["sft"][key],)]
+    return [*lines, f"  of {metrics['health']['sft']['stop']['n']} answers: {', '.join(told)}"]
 
 
 def _error(value: float | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from athanor.corpus.conversations import Message
-from athanor.evaluation.generate import Sampling, end_ids, fit_history, stream
+from athanor.evaluation.generate import Sampling, end_ids, exempt_ids, fit_history, stream
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -58,7 +58,8 @@ class Chat:
         ends = end_ids(self.tokenizer)
         # Another turn draws other numbers; the same conversation with the same seed repeats itself.
         sampling = replace(self.sampling, seed=self.sampling.seed + len(self.turns))
-        tokens = stream(self.model, prompt, max_new_tokens=room, stop_ids=ends, sampling=sampling)
+        exempt = exempt_ids(self.tokenizer) if sampling.repetition_penalty != 1 else ()
+        tokens = stream(self.model, prompt, max_new_tokens=room, stop_ids=ends, sampling=sampling, exempt=exempt)
         try:
             for token in tokens:
                 if token in ends:

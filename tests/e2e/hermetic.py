@@ -139,9 +139,11 @@ def fitting(values: dict[str, Any], declared: set[str]) -> dict[str, Any]:
     if "sft_data" not in declared:
         names = [source["name"] for source in values["instruct"]["sources"]]
         rare = {"max_copies": 9, "repeats": 9, "max_supervised_tokens": 9}
-        values["sft_data"] = {**values["sft_data"], "sources": dict.fromkeys(names, rare)}
+        values["sft_data"] = {**values["sft_data"], "sources": dict.fromkeys(names, rare), "source_priority": []}
+        values["sft_data"]["filter_exceptions"] = dict.fromkeys(values["sft_data"]["filter_exceptions"], [])
     if "clean" not in declared:
         values["clean"] = {**values["clean"], "source_priority": []}
+        values["sft_data"]["filter_exceptions"] = dict.fromkeys(values["sft_data"]["filter_exceptions"], [])
     return values
 
 

@@ -145,7 +145,13 @@ def test_what_the_page_shows_is_what_was_said(walk):
 
 def test_private_text_stays_out_of_git(walk):
     tracked = walk.clone.run("git", "ls-files", "corpus").stdout.split()
-    assert tracked == ["corpus/.gitignore", "corpus/README.md", "corpus/notes.dvc", "corpus/qa.jsonl.dvc"]
+    assert tracked == [
+        "corpus/.gitignore",
+        "corpus/README.md",
+        "corpus/notes.dvc",
+        "corpus/qa.jsonl.dvc",
+        "corpus/seeds/README.md",
+    ]
     assert "up to date" in walk.clone.dvc("status").stdout
 
 

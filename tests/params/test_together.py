@@ -37,6 +37,10 @@ CHAT = {"max_copies": 1, "repeats": 1, "max_supervised_tokens": None}
         (lambda data: data["mixture"]["sources"].pop("python-code"), "mixture.sources: 'python-code' of download.sources"),
         (lambda data: data["sft_data"]["sources"].pop("identity"), "sft_data.sources: 'identity' of instruct.sources"),
         (lambda data: data["clean"]["source_priority"].append("wiki"), "clean.source_priority: no source is named 'wiki'"),
+        (
+            lambda data: data["sft_data"]["source_priority"].append("stories"),
+            "sft_data.source_priority: 'stories' is not a source.*identity",
+        ),
         (_cosine, "mixture.cooldown: schedule cosine has no cooldown.*wsd"),
     ],
 )

@@ -13,7 +13,7 @@ import sys
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.pipeline.redact import Stream, redact
+from athanor.pipeline.redact import Stream, hide, redact
 from tests.pipeline.shippers import until
 from tests.pipeline.view import ROOT, environment
 
@@ -175,3 +175,10 @@ def test_planted_secrets_are_nowhere_on_disk_or_terminal(tmp_path):
     assert [secret for secret in planted.values() for text in told if secret in text] == []
     assert (tmp_path / "mlflow.db").is_file()
     shutil.rmtree(tmp_path)
+
+
+def test_a_hidden_text_is_a_secret_whatever_its_variable_is_called():
+    secret = "Zq9/not-a-known+shape=="
+    assert redact(f"x {secret} y") == f"x {secret} y"
+    hide(f" {secret}\n")
+    assert redact(f"x {secret} y Zq9%2Fnot-a-known%2Bshape%3D%3D") == "x *** y ***"

@@ -157,7 +157,8 @@ def drill_params(stage: str, values: Mapping[str, Any], longer: int) -> dict[str
         values["clean"]["source_priority"] = []
         named = {chat["name"] for chat in values["instruct"]["sources"]}
         kept = {name: chat for name, chat in values["sft_data"]["sources"].items() if name in named}
-        values["sft_data"]["sources"] = kept
+        none = dict.fromkeys(values["sft_data"]["filter_exceptions"], [])
+        values["sft_data"] |= {"sources": kept, "source_priority": [], "filter_exceptions": none}
     return values
 
 

@@ -43,6 +43,7 @@ from athanor.commands.summary import leaf
 from athanor.commands.plan.work import STAGES, training_of
 from athanor.errors import AthanorError, ParamsError
 from athanor.hardware.shape import advice
+from athanor.params.sft import SCRATCH
 from athanor.pipeline.closure import code_digest, stage_module
 from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import duration
@@ -98,6 +99,8 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     if at_work:
         plan.notes.append(f"{at_work} is at work here: this is the plan of this moment")
     plan.notes.extend(_interpreter(root, steps, built))
+    if built and built["sft"].base != SCRATCH:
+        plan.notes.append(f"sft.base is {built['sft'].base}: athanor repro runs foreign/lora.yaml, and none of these steps but download")
     if built and any(step.stage == "pretrain" and step.runs for step in steps):
         plan.notes.extend(probe.warnings(root, built))
     plan.notes.extend(_shape(steps, built))
