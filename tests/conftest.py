@@ -11,6 +11,7 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
     return argname if isinstance(val, bytes) and not (val.isascii() and val.decode().isprintable()) else None
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests stay in one process, and so do all that look at the one micro build: it takes a minute to make."""
     for item in items:

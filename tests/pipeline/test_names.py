@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import pytest_make_parametrize_id
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,3 +32,10 @@ def test_bytes_that_are_no_text_do_not_name_a_test(pytestconfig) -> None:
     assert pytest_make_parametrize_id(pytestconfig, gzip.compress(b"x"), "data") == "data"
     assert pytest_make_parametrize_id(pytestconfig, b"no gzip", "data") is None
     assert pytest_make_parametrize_id(pytestconfig, "\xe9", "data") is None
+
+
+def test_a_file_stays_in_one_process(request: pytest.FixtureRequest) -> None:
+    """xdist passes groups on in a test's id. Read too early, or by a pytest that keeps none, each process made every fixture."""
+    if not hasattr(request.config, "workerinput"):
+        pytest.skip("only where several processes run the tests")
+    assert request.node.nodeid.endswith("@tests/pipeline/test_names.py")
