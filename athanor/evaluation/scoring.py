@@ -1,14 +1,16 @@
 """Score answers to battery items, and say what an answer without thought would score.
 
-Constant answers, pieces of the question and fixed places among choices are
-scored like a model; their best result is the floor that stands beside every
-category's score. item_gate.py lets every item prove itself first.
+Constant answers (some usual ones, and every answer that an item accepts),
+pieces of the question and fixed places among choices are scored like a model;
+their best result is the floor that stands beside every category's score.
+item_gate.py lets every item prove itself first.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from decimal import Decimal
 
 from athanor.corpus.conversations import Item
@@ -19,6 +21,7 @@ from athanor.evaluation.statistics import standard_error
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
 CONSTANTS = ("", "Yes", "No", "None", "I don't know.", *map(str, range(8)), "42", "100", "- a\n- b\n- c")
+READ = ("exact", "numeric", "list", "likelihood")  # kinds of which `_read` tells all that counts
 CONSTANT_CODE = "def f(x):\n    return x"
 
 
@@ -43,18 +46,23 @@ def _score_text(item: Item, answer: str) -> bool:
     text = answer.strip()
     if not text:
         return False
-    if item.kind == "exact":
-        return text == item.answer.strip()
-    if item.kind == "numeric":
-        numbers = NUMBER.findall(text)
-        return bool(numbers) and Decimal(numbers[-1]) == Decimal(item.answer)
-    if item.kind == "list":
-        return read_list(text) == read_list(item.answer)
+    if item.kind in READ:
+        found = _read(item.kind, answer)
+        return found is not None and found == _read(item.kind, item.answer)
     if item.kind == "format":
         return all(holds(check, text) for check in item.checks)
-    if item.kind == "likelihood":
-        return answer == item.answer  # one of the choices, so the whole of it
     raise GateError("battery", f"unknown item kind '{item.kind}'", where=item.id)
+
+
+def _read(kind: str, answer: str) -> Hashable:
+    """What counts of an answer: one that reads as the expected answer does is right. None: nothing that counts."""
+    if kind == "likelihood":
+        return answer  # one of the choices, so the whole of it
+    text = answer.strip()
+    if kind == "numeric":
+        numbers = NUMBER.findall(text)
+        return Decimal(numbers[-1]) if numbers else None
+    return read_list(text) if kind == "list" else text
 
 
 def read_list(text: str) -> tuple[str, tuple[str, ...]]:
@@ -105,21 +113,53 @@ def null_answers(item: Item) -> dict[str, str]:
 
 
 def null_floors(items: Sequence[Item]) -> dict[str, dict[str, float | str]]:
-    """Per category the best null strategy: {"floor": its share right, "strategy": its name}."""
-    hits: dict[str, dict[str, int]] = {}
-    counts: dict[str, int] = {}
+    """Per category the best null strategy: {"floor": its share right, "strategy": its name}.
+
+    A model may follow one idea where it speaks and another where it compares
+    choices: where a category holds both, the best of each are added.
+    """
+    groups: dict[str, list[Item]] = {}
     for item in items:
-        counts[item.category] = counts.get(item.category, 0) + 1
-        tally = hits.setdefault(item.category, {})
-        for name, text in null_answers(item).items():
-            # No null strategy defines the asked function, so there is nothing to execute.
-            right = item.kind != "code" and _score_text(item, text)
-            tally[name] = tally.get(name, 0) + int(right)
+        groups.setdefault(item.category, []).append(item)
     floors: dict[str, dict[str, float | str]] = {}
-    for category, tally in sorted(hits.items()):
-        best = max(sorted(tally), key=lambda name: tally[name])
-        floors[category] = {"floor": tally[best] / counts[category], "strategy": best}
+    for category, group in sorted(groups.items()):
+        parts = [[item for item in group if bool(item.choices) == compared] for compared in (False, True)]
+        best = [_best_null(part) for part in parts if part]
+        floors[category] = {
+            "floor": sum(right for right, _ in best) / len(group),
+            "strategy": "; ".join(name for right, name in best if right),
+        }
     return floors
+
+
+def _best_null(items: Sequence[Item]) -> tuple[int, str]:
+    """How many items the best strategy gets right, and its name."""
+    tally: Counter[str] = Counter()
+    for item in items:
+        for name, text in null_answers(item).items():
+            # None of these defines the asked function, so there is nothing to execute.
+            tally[name] += item.kind != "code" and _score_text(item, text)
+    hits = {**tally, **_repeated(items)}
+    best = max(sorted(hits), key=lambda name: hits[name])
+    return hits[best], best
+
+
+def _repeated(items: Sequence[Item]) -> dict[str, int]:
+    """How many items each answer that one of them accepts is right for, said to all of them.
+
+    By looking up what it reads as; scoring each answer with each item would take the square of their number.
+    Code counts where it is the item's own: functions of other items are not executed.
+    """
+    read = Counter((item.kind, _read(item.kind, item.answer)) for item in items if item.kind in READ)
+    kinds = sorted({kind for kind, _ in read})
+    forms = Counter(item.checks for item in items if item.kind == "format")
+    own = Counter(text for item in items if item.kind == "code" for text in set(item.accepted))
+    found = {}
+    for text in dict.fromkeys(text for item in items for text in item.accepted):
+        stripped = text.strip()
+        formed = sum(n for checks, n in forms.items() if all(holds(check, stripped) for check in checks))
+        found[f"constant {text!r}"] = own[text] + formed + sum(read[kind, _read(kind, text)] for kind in kinds)
+    return found
 
 
 def summarise(items: Sequence[Item], results: Sequence[bool]) -> dict[str, dict[str, float | int | str]]:

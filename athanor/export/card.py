@@ -131,7 +131,11 @@ def _share(row: Mapping[str, Any], key: str = "score") -> str:
 
 def _limits(source: Source, metrics: Mapping[str, Any]) -> list[str]:
     rows = metrics["battery"]["sft"]
-    weak = sorted(name for name, row in rows.items() if name != "all" and row["margin_stderrs"] <= CLEAR_STDERRS)
+    constant = sorted(name for name, row in rows.items() if name != "all" and row["floor"] == 1)
+    weak = sorted(
+        name for name, row in rows.items()
+        if name not in ("all", *constant) and row["margin_stderrs"] <= CLEAR_STDERRS
+    )
     lines = [
         f"- It is a small model ({source.config.parameter_count() / 1e6:.1f} million parameters) that knows only the "
         "data below. Outside of it, expect fluent nonsense and invented facts.",
@@ -144,6 +148,8 @@ def _limits(source: Source, metrics: Mapping[str, Any]) -> list[str]:
             f"- Not clearly above its floor (within {CLEAR_STDERRS:g} standard errors): {', '.join(weak)}. "
             "Read these scores as chance."
         )
+    if constant:
+        lines.append(f"- One answer passes every item of {', '.join(constant)}: a check of habit, not knowledge.")
     lines += [
         "- transformers and llama.cpp parse control symbols such as `<|user|>` out of message text, so text typed by "
         "others can forge turns there; filter it. Our own chat encodes every message on its own and cannot be forged.",

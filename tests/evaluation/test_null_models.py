@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from athanor.corpus.conversations import Item
 from athanor.corpus.exercises.build import CATEGORIES, ONLY_ASKED, battery_items
 from athanor.evaluation.battery import Output, judge
 from athanor.evaluation.report import score_table
-from athanor.evaluation.scoring import null_answers
+from athanor.evaluation.scoring import null_answers, null_floors, score_many
 from athanor.params.battery import BatteryParams
 
 
@@ -28,16 +30,25 @@ def likelihoods(strategy: str, choices: tuple[str, ...]) -> tuple[float, ...]:
     }[strategy]
 
 
+def output(item: Item, strategy: str) -> Output:
+    if item.choices:
+        return Output(log_likelihoods=likelihoods(strategy, item.choices))
+    if strategy.startswith("constant "):
+        return Output(text=ast.literal_eval(strategy.removeprefix("constant ")))
+    return Output(text=null_answers(item)[strategy])
+
+
 def answers(items: list[Item], strategy: str) -> dict[str, float]:
     """Category to score of a model that follows one strategy, where the strategy has something to say."""
     able = [item for item in items if strategy in null_answers(item)]
-    outputs = [
-        Output(log_likelihoods=likelihoods(strategy, item.choices)) if item.choices
-        else Output(text=null_answers(item)[strategy])
-        for item in able
-    ]
-    table = score_table(able, judge("null", able, outputs, workers=2), 1)
+    table = score_table(able, judge("null", able, [output(item, strategy) for item in able], workers=2), 1)
     return {category: row["score"] for category, row in table.items() if category != "all"}
+
+
+def repeated(group: list[Item]) -> dict[str, float]:
+    """The share right of each answer that one of the items accepts, said to all of them and scored one by one."""
+    texts = dict.fromkeys(text for item in group for text in item.accepted)
+    return {f"constant {text!r}": sum(score_many(group, [text] * len(group))) / len(group) for text in texts}
 
 
 def test_null_models_score_what_the_floors_say(items: list[Item]) -> None:
@@ -48,10 +59,33 @@ def test_null_models_score_what_the_floors_say(items: list[Item]) -> None:
     table = score_table(items, judge("silent", items, outputs, workers=2), 1)
     for category in sorted({item.category for item in items}):
         found = {strategy: by.get(category, 0.0) for strategy, by in scores.items()}
+        found |= repeated([item for item in items if item.category == category])
         row = table[category]
         assert max(found.values()) == row["floor"], (category, found)
         assert row["floor_answer"] == "none" or found[row["floor_answer"]] == row["floor"]
     assert table["yes_no"]["floor"] >= 0.5 > table["copying"]["floor"]
+
+
+def test_the_floor_is_at_least_any_accepted_answer_repeated(items: list[Item]) -> None:
+    """Also one that no fixed list holds: the name passes every question for it."""
+    floors = null_floors(items)
+    for category, row in floors.items():
+        found = repeated([item for item in items if item.category == category])
+        assert max(found.values()) <= row["floor"], category
+        assert found.get(row["strategy"], row["floor"]) == row["floor"]
+    assert floors["identity"]["floor"] == 1.0
+    assert floors["next_number"]["floor"] > 0 and floors["memory"]["floor"] > 0
+
+
+def test_one_model_that_speaks_and_compares_scores_the_floor_of_all(items: list[Item]) -> None:
+    def score(strategies: list[str]) -> dict:
+        outputs = [output(item, strategies[bool(item.choices)]) for item in items]
+        return score_table(items, judge("null", items, outputs, workers=2), 1)["all"]
+
+    first = score(["the last word", "the first choice"])
+    assert first["floor"] >= first["score"]
+    best = first["floor_answer"].split("; ")  # how it speaks, and what it takes
+    assert len(best) == 2 and best[1].endswith("choice") and score(best)["score"] == first["floor"]
 
 
 def test_an_always_equal_likelihood_takes_the_first_choice_both_ways(items: list[Item]) -> None:

@@ -189,7 +189,8 @@ def test_card_says_what_the_inputs_say(project):
     assert "| facts | 10 | 0.0% ± " in card and re.search(r"\| lists \| 10 \| 0.0% ± .* \| 100.0% \|", card)
     assert "| docs | 12,345 | 100.0% | 100.0% | 1.50 |" in card
     # All lists are right, and so is one fixed answer: no knowledge, and the card says so.
-    assert "Not clearly above its floor (within 3 standard errors): lists." in card
+    assert "- One answer passes every item of lists: a check of habit, not knowledge." in card
+    assert "Not clearly above its floor" not in card
     assert "| sft.lr |" not in card and "| lr | 0.001 |" in card and "| supervised_tokens | 1200 |" in card
     assert sha256_file(project / "models" / "sft" / "manifest.json") in card
     assert sha256_file(project / "metrics" / "eval.json") in card
