@@ -17,8 +17,11 @@ import pytest
 
 from athanor.errors import GateError, InputError
 from athanor.evaluation.perplexity import binary
+from athanor.evaluation.perplexity.agreement import agree
+from athanor.evaluation.perplexity.backends import TextScore
 from athanor.evaluation.perplexity.binary import Binary, find, logits_bytes, read_logits
 from athanor.evaluation.perplexity.gguf_file import read_facts
+from athanor.evaluation.perplexity.windows import from_loss
 from athanor.export.gguf import write_gguf
 from athanor.export.source import make_source
 from athanor.export.vocabulary import Vocabulary
@@ -67,6 +70,24 @@ def test_a_whole_answer_is_taken(tmp_path, model):
     assert found.measured.perplexity == pytest.approx(32.5) and found.measured.stderr == pytest.approx(1.5)
     assert found.measured.tokens == 3 * 31 and found.measured.windows == 3
     assert found.facts == {"attempts": 1, "source": "final", "build": "9 (stand-in)"}
+
+
+def test_the_printed_digits_are_no_disagreement(tmp_path, model):
+    """2.0000 stands for anything from 1.99995 to 2.00005, 2.5e-5 of it either way: more than the tolerance at f32."""
+    said = says(HEAD, "[1]2.1000,[2]2.0500,[3]2.0000,", "Final estimate: PPL = 2.0000 +/- 0.10000")
+    found = ask(program(tmp_path, said), model)
+    assert found.resolution == pytest.approx(2.5e-5)
+
+    def ours(perplexity):
+        return TextScore(from_loss(math.log(perplexity), None, 3 * 31, 3, None), None, None)
+
+    for perplexity in (2.00004, 1.99996):
+        assert agree("llama_cpp_f32", found, ours(perplexity), 1e-5, False) > 1e-5
+    for perplexity in (2.0001, 1.9999):  # no more than that: the tolerance is what it was
+        with pytest.raises(GateError, match="allowed 3.5e-05"):
+            agree("llama_cpp_f32", found, ours(perplexity), 1e-5, False)
+    with pytest.raises(GateError, match="allowed 1e-05"):  # a runtime that tells all digits
+        agree("transformers", ours(2.00004), ours(2.0), 1e-5, False)
 
 
 @pytest.mark.parametrize(

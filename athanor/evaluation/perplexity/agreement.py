@@ -90,6 +90,7 @@ def check_perplexity(
 def agree(name: str, found: TextScore, expected: TextScore, tolerance: float, rounds: bool) -> float:
     """The relative difference of two perplexities; GateError for other ids or a difference above `tolerance`.
 
+    The digits that a runtime prints end somewhere; half a unit of the last one is no disagreement and is added.
     `rounds`: a type so small that its rounding moves single targets; the
     chance in that is allowed for, by the differences of the targets, up to as much again as `tolerance`.
     """
@@ -103,7 +104,7 @@ def agree(name: str, found: TextScore, expected: TextScore, tolerance: float, ro
         counts = f"{found.measured.tokens} targets where ours are {expected.measured.tokens}"
         raise GateError(gate, counts, fix=FIX)
     difference = math.expm1(abs(found.measured.loss - expected.measured.loss))
-    allowed = tolerance
+    allowed = tolerance + found.resolution + expected.resolution
     if rounds and found.nats is not None and expected.nats is not None:
         apart = (found.nats - expected.nats)[np.isfinite(found.nats)]
         if len(apart) > 1:

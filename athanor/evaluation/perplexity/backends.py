@@ -33,13 +33,15 @@ LOGIT_NUMBERS = 1 << 25  # in one batch, where a runtime gives those of every po
 class TextScore:
     """The figure of a text, the ids of its chunks and the nats of its targets (None where nobody tells them).
 
-    A target whose nats alone are not known has NaN.
+    A target whose nats alone are not known has NaN. resolution: by how much, relative to it, the perplexity may be off
+    because it came as printed digits; a bound of the instrument, 0 where the figure came whole.
     """
 
     measured: Measured
     ids: np.ndarray | None
     nats: np.ndarray | None
     facts: dict[str, Any] = field(default_factory=dict)
+    resolution: float = 0.0
 
 
 class Evaluator(ABC):

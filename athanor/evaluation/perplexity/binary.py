@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -49,12 +50,16 @@ class Lost(Exception):
 
 @dataclass(frozen=True)
 class Printed:
-    """A complete answer. stderr is of the perplexity; source: final, last-chunk or logits-file."""
+    """A complete answer. stderr is of the perplexity; source: final, last-chunk or logits-file.
+
+    resolution: half a unit of the last printed digit, relative to the perplexity.
+    """
 
     perplexity: float
     stderr: float | None
     chunks: int
     source: str
+    resolution: float = 0.0
 
 
 def find() -> Path | None:
@@ -183,7 +188,8 @@ class Binary(Evaluator):
         loss = math.log(printed.perplexity)
         error = None if printed.stderr is None else printed.stderr / printed.perplexity
         measured = from_loss(loss, error, tokens, printed.chunks, size)
-        return TextScore(measured, ids, nats, {"attempts": attempt, "source": printed.source, "build": build(self.program)})
+        facts = {"attempts": attempt, "source": printed.source, "build": build(self.program)}
+        return TextScore(measured, ids, nats, facts, printed.resolution)
 
 
 def build(program: Path) -> str:
@@ -214,11 +220,11 @@ def judge(status: int, out: str, context_tokens: int, logits: Logits | None, whe
         raise Lost("the number of chunks is missing")
     last = running.get(count)
     if final:
-        found = Printed(float(final[1]), float(final[2]), count, "final")
+        found = Printed(float(final[1]), float(final[2]), count, "final", _resolution(final[1]))
         if last is not None and float(last) != found.perplexity:
             raise Lost(f"the final figure {final[1]} is not that of the last chunk, {last}")
     elif last is not None:
-        found = Printed(float(last), None, count, "last-chunk")
+        found = Printed(float(last), None, count, "last-chunk", _resolution(last))
     elif logits is not None and logits.exact:
         whole = summary([logits.nats], count, None)
         found = Printed(whole.perplexity, whole.stderr, count, "logits-file")
@@ -272,6 +278,12 @@ def read_logits(path: Path, context_tokens: int) -> Logits | None:
     steps = np.asarray(rows[np.arange(len(rows)), targets + 4], dtype=np.float64)
     nats = np.where(steps > 0, -(head[:, 0].astype(np.float64) * steps + head[:, 1]), np.nan)
     return Logits(tokens, nats, bool(np.isfinite(nats).all()))
+
+
+def _resolution(printed: str) -> float:
+    """Half a unit of the last digit, relative to the number: equal models may print numbers that far from the truth."""
+    value = Decimal(printed)
+    return float(Decimal((0, (5,), value.as_tuple().exponent - 1)) / value)
 
 
 def _finite(text: str) -> bool:
