@@ -24,9 +24,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-# 97.5 % quantiles of Student's t by degrees of freedom; 2 beyond.
-T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+# 97.5 % quantiles of Student's t by degrees of freedom; beyond, the last: a hair too wide.
+T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
 SETTLE = 1.0  # s after a switch that count for neither phase
+
+
+def quantile(pairs: int) -> float:
+    return T[min(pairs - 1, len(T)) - 1]
 
 
 def load(words: list[str]) -> int:
@@ -53,7 +57,7 @@ def load(words: list[str]) -> int:
 
 def seconds_per_step(journal: Path, begin: float, end: float) -> float:
     """From the rows that were written between two times (s since the epoch)."""
-    rows = [json.loads(line) for line in journal.read_text().splitlines() if '"loss"' in line]
+    rows = [json.loads(line) for line in journal.read_text().split("\n") if '"loss"' in line]
     inside = [(row["t"] / 1000, row["s"]) for row in rows if begin <= row["t"] / 1000 <= end]
     if len(inside) < 4:
         raise SystemExit(f"only {len(inside)} steps in a phase: raise --seconds, or is the training over?")
@@ -100,7 +104,7 @@ def main() -> int:
     print(f"ratio {math.exp(mean):.4f}", end="")
     if len(ratios) > 1:
         spread = math.sqrt(sum((r - mean) ** 2 for r in ratios) / (len(ratios) - 1) / len(ratios))
-        half = (T[len(ratios) - 2] if len(ratios) - 2 < len(T) else 2.0) * spread
+        half = quantile(len(ratios)) * spread
         print(f", 95 % interval {math.exp(mean - half):.4f} to {math.exp(mean + half):.4f}", end="")
     print(f" over {len(ratios)} pairs; {scores} scores meanwhile")
     return 0

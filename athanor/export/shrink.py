@@ -1,4 +1,4 @@
-"""A checkpoint without what only training needs: its weights as a Hugging Face directory."""
+"""A checkpoint's weights, checked against its slot and without what only training needs; as a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
-from athanor.artifacts import manifest_digest, new_dir, read_json, read_manifest
+from athanor.artifacts import manifest_digest, new_dir, read_json, read_manifest, sha256_file
 from athanor.errors import InputError
 from athanor.export.huggingface import write_huggingface
 from athanor.export.lineage import TOKENIZER
-from athanor.export.source import make_source
+from athanor.export.source import Source, make_source
 from athanor.export.vocabulary import Vocabulary
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 from athanor.training import checkpoint
 from athanor.training.weights import fill, load_config
 
@@ -42,46 +43,55 @@ def newest(slot: Path) -> Path:
 
 
 def shrink(source: Path, out: Path, dtype: str) -> Shrunk:
-    """Write the weights of one checkpoint (`SLOT/step_N`) to `out`; InputError if any byte of it is torn.
+    """Write the weights of one checkpoint (`SLOT/step_N`) to `out`; InputError if any byte of it is torn."""
+    source = source.resolve()
+    found = checkpoint_source(source, slot_of(source))[0]
+    with new_dir(out) as folder:
+        write_huggingface(folder, found, dtype)
+    return Shrunk(checkpoint.step_of(source), _size(source), _size(out))
+
+
+def checkpoint_source(folder: Path, slot: Path, tokenizer_dir: Path = TOKENIZER) -> tuple[Source, str]:
+    """The model of a checkpoint of a slot, and the hash of the checkpoint's tensors; InputError if any byte is torn.
 
     The shape comes from the slot for pretraining and from models/base for
-    fine-tuning, the tokenizer from models/tokenizer; each must be the one that
-    the slot was trained with.
+    fine-tuning; that and the tokenizer must be those the slot was trained with.
     """
-    facts = read_json(_slot(source) / "facts.json")
-    tokenizer = Tokenizer.load(TOKENIZER)
-    if facts["inputs"].get("tokenizer") not in (tokenizer.digest, manifest_digest(TOKENIZER)):
-        raise InputError("was trained with another tokenizer", where=str(source), fix=f"dvc checkout {TOKENIZER}")
-    config = _shape(facts, source)
-    saved = checkpoint.load(source)
-    tensors = {
-        name.removeprefix(_WEIGHTS): tensor for name, tensor in saved.tensors.items() if name.startswith(_WEIGHTS)
-    }
+    facts = read_json(slot / "facts.json")
+    tokenizer = Tokenizer.load(tokenizer_dir)
+    if facts["inputs"].get("tokenizer") not in (tokenizer.digest, manifest_digest(tokenizer_dir)):
+        raise InputError("was trained with another tokenizer", where=str(slot), fix=f"dvc checkout {tokenizer_dir}")
+    config = _shape(facts, slot)
+    told, path = read_json(folder / checkpoint.STATE).get("tensors_sha256"), folder / checkpoint.TENSORS
+    if not path.is_file() or sha256_file(path) != told:
+        raise InputError("missing or damaged", where=str(path))
+    with safe_open(path, framework="pt") as file:  # the optimiser's tensors, two thirds of it, are not read
+        names = [name for name in file.keys() if name.startswith(_WEIGHTS)]
+        tensors = {name.removeprefix(_WEIGHTS): file.get_tensor(name).float() for name in names}
     with torch.device("meta"):
         model = Transformer(config)
-    fill(model, tensors, str(source))
-    name = f"{_slot(source).parent.name}-step-{saved.step}"
-    vocabulary = Vocabulary.load(TOKENIZER / "tokenizer.model")
-    with new_dir(out) as folder:
-        write_huggingface(folder, make_source(name, model, tokenizer, vocabulary, {}), dtype)
-    return Shrunk(saved.step, _size(source), _size(out))
+    fill(model, tensors, str(path))
+    vocabulary = Vocabulary.load(tokenizer_dir / MODEL_FILE)
+    name = f"{slot.parent.name}-step-{checkpoint.step_of(folder)}"
+    return make_source(name, model.eval(), tokenizer, vocabulary, {}), told
 
 
-def _slot(source: Path) -> Path:
+def slot_of(source: Path) -> Path:
     """The slot of a checkpoint; those from further back lie one folder deeper."""
-    parent = source.resolve().parent
+    source = source.resolve()
+    parent = source.parent
     slot = parent.parent if parent.name == checkpoint.ANCHORS else parent
-    if not (slot / "facts.json").is_file():
+    if source not in checkpoint.steps(parent) or not (slot / "facts.json").is_file():
         raise InputError("not a checkpoint of a slot", where=str(source), fix="name .athanor/slots/STAGE/ID/step_N")
     return slot
 
 
-def _shape(facts: dict[str, Any], source: Path) -> ModelConfig:
+def _shape(facts: dict[str, Any], slot: Path) -> ModelConfig:
     if "model" in facts["params"]:
         return ModelConfig.from_dict(facts["params"]["model"])
     read_manifest(BASE, "model", 1)
     if facts["inputs"].get("base") != manifest_digest(BASE):
-        raise InputError(f"was trained from another {BASE}", where=str(source), fix=f"dvc checkout {BASE}")
+        raise InputError(f"was trained from another {BASE}", where=str(slot), fix=f"dvc checkout {BASE}")
     return load_config(BASE)[0]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.artifacts import read_json, write_json
+from athanor.artifacts import manifest_digest, read_json, write_json
 from athanor.commands.evaluate import main as command
 from athanor.corpus.documents import Document, write_documents
 from athanor.errors import GateError, InputError
@@ -111,6 +111,15 @@ def test_a_set_is_drawn_by_content_and_has_a_hash(tmp_path):
     assert load_set(tmp_path / "marks.jsonl", 300, 1).texts == ("c",)
 
 
+def test_line_separators_inside_a_text_are_text(tmp_path):
+    text = "one\u2028two\u2029three\u0085four"
+    rows = [{"text": text}, {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "x"}]}]
+    for name, row in zip(("a.jsonl", "b.jsonl"), rows, strict=True):
+        (tmp_path / name).write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert load_set(tmp_path / "a.jsonl", 300, 1).texts == (text,)
+    assert load_set(tmp_path / "b.jsonl", 300, 1).conversations[0][0].content == text
+
+
 @pytest.mark.parametrize(
     "name, content, complaint",
     [
@@ -135,6 +144,15 @@ ROW = {
     **{key: "x" for key in history.KEYS},
     **{"weights_sha256": "1", "loss": 3.0, "perplexity": math.exp(3), "stderr": 0.1, "step": 1, "stage": "pretrain"},
 }
+
+
+def test_the_interval_of_the_watch_bench_is_no_narrower_than_students():
+    from scipy.stats import t
+
+    from tools.bench_watch import quantile
+
+    for pairs in range(2, 60):
+        assert quantile(pairs) >= float(t.ppf(0.975, pairs - 1)) - 0.005  # two decimals
 
 
 def test_rows_are_compared_only_when_the_keys_agree():
@@ -163,11 +181,39 @@ def test_rows_of_several_processes_stay_whole(tmp_path):
 
 def test_the_plot_holds_the_last_score_of_each_checkpoint(tmp_path):
     rows = [{**ROW, "step": step, "loss": loss} for step, loss in ((10, 3.0), (2, 4.0), (10, 2.5))]
-    history.write_plot(tmp_path / "p.tsv", [*rows, {**ROW, "step": None}])
-    lines = [line.split("\t") for line in (tmp_path / "p.tsv").read_text().splitlines()]
-    assert lines[0] == list(history.PLOTTED) and [line[1] for line in lines[1:]] == ["2", "10"] and lines[2][5] == "2.5"
-    history.write_plot(tmp_path / "none.tsv", [{**ROW, "step": None}])
-    assert not (tmp_path / "none.tsv").exists()
+    history.write_plots(tmp_path / "p", [*rows, {**ROW, "step": None}])
+    (path,) = (tmp_path / "p").iterdir()
+    lines = [line.split("\t") for line in path.read_text().splitlines()]
+    assert lines[0] == list(history.PLOTTED)
+    assert [(line[0], line[2]) for line in lines[1:]] == [("2", "4.0"), ("10", "2.5")]
+    history.write_plots(tmp_path / "none", [{**ROW, "step": None}])
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_curve_holds_only_rows_that_may_be_compared(tmp_path):
+    """One slot, and every key of the comparison: dvc plots joins all points of a file with one line."""
+    first = {**ROW, "slot": "a" * 16, "method": "chunks", "backend": "torch", "bits_per_byte": 2.0}
+    others = [{**first, key: "y"} for key in (*history.KEYS, "slot", "stage")]
+    rows = [{**row, "step": step} for row in (first, *others) for step in (1, 2)]
+    history.write_plots(tmp_path, rows)
+    paths = sorted(tmp_path.glob("*.tsv"))
+    assert len(paths) == 1 + len(others)
+    assert all([line[:2] for line in path.read_text().splitlines()[1:]] == ["1\t", "2\t"] for path in paths)
+    assert any(path.name.startswith(f"pretrain-{'a' * 16}-chunks-torch-") for path in paths)
+
+
+def test_the_documented_plot_command_draws_each_curve_apart(tmp_path):
+    """The words of docs/evaluation.md, through DVC itself."""
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    (command,) = [line.split() for line in page.split("\n") if line.startswith("    dvc plots show")]
+    rows = [{**ROW, "slot": slot, "step": step, "bits_per_byte": 2.0} for slot in "ab" for step in (1, 2)]
+    history.write_plots(tmp_path / "plots" / "eval_history", rows)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-m", *command, "-o", "out"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    drawn = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    curves = [json.loads(text.split("]")[0] + "]") for text in drawn.split('"data": {"values": ')[1:]]
+    assert [[point["step"] for point in curve] for curve in curves] == [["1", "2"]] * 2
 
 
 # -- the command ------------------------------------------------------------
@@ -191,7 +237,8 @@ def project(tmp_path, monkeypatch, tokenizer, tokenizer_dir):
     save(tmp_path / "models" / "sft", model, tokenizer)
     (tmp_path / "t.txt").write_text(PROSE * 60)
     (tmp_path / "params.yaml").write_text("model: {dim: 32}\n")
-    facts = {"params": {"model": model.config.to_dict(), "pretrain": {"batch_tokens": 256}}, "inputs": {}, "code": "c"}
+    facts = {"params": {"model": model.config.to_dict(), "pretrain": {"batch_tokens": 256}}, "code": "c"}
+    facts["inputs"] = {"tokenizer": tokenizer.digest}
     with Slot(tmp_path / ".athanor" / "slots" / "pretrain", facts) as slot:
         for step in (3, 7):
             tensors = {f"model.{name}": weight * (1 + step / 50) for name, weight in model_tensors(model).items()}
@@ -218,7 +265,8 @@ def test_the_command_scores_apart_and_keeps_a_history(project, monkeypatch, caps
     assert "pretrain step 7: chunks" in said and "pretrain step 3: documents" in said and "loss +" in said
     rows = history.read(root / ".athanor" / history.FILE)
     assert [(row["step"], row["tokens"]) for row in rows[2:]] == [(3, 768), (3, 768), (7, 1792), (7, 1792)]
-    assert len((root / "plots" / "eval_history.tsv").read_text().splitlines()) == 5
+    plots = sorted((root / "plots" / "eval_history").iterdir())  # a curve each: chunks and documents of one slot
+    assert [len(path.read_text().splitlines()) for path in plots] == [3, 3] and "documents" in plots[1].name
     journals = sorted((root / ".athanor" / "runs").glob("perplexity-*"))
     end = [read_json(folder / "end.json") for folder in journals]
     assert {one["status"] for one in end} == {"FINISHED"} and "pretrain.chunks.torch.perplexity" in end[-1]["metrics"]
@@ -234,6 +282,48 @@ def test_watching_follows_a_training_until_it_ends(project, monkeypatch, capsys)
         monkeypatch.setattr(command.Recorder, "add", lambda self, rows: (held.release(), print(rows[0]["step"]))[0])
         assert run(monkeypatch, "--watch", "--poll", "0.05") == 0
     assert capsys.readouterr().out.split() == ["7"]
+
+
+def test_watching_a_finished_slot_ends(project, monkeypatch, capsys):
+    root, slot = project
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waits for a slot that nobody works in"))
+    assert run(monkeypatch, "--watch", "--slot", slot.path.name[:6]) == 0
+    said = capsys.readouterr().out
+    assert "pretrain step 7: chunks" in said and "step 3" not in said  # the newest, as always with --watch
+
+
+def test_a_checkpoint_folder_can_be_named(project, monkeypatch, capsys):
+    root, slot = project
+    path = slot.path / "step_00000003"
+    assert run(monkeypatch, "--model", str(path.relative_to(root))) == 0
+    assert run(monkeypatch, "--slot", slot.path.name) == 0
+    named, watched = (history.read(root / ".athanor" / history.FILE)[first] for first in (0, 2))
+    facts = ("stage", "slot", "step", "tokens", "weights_sha256", "tokenizer_digest", "loss")
+    assert {key: named[key] for key in facts} == {key: watched[key] for key in facts} and named["step"] == 3
+    shutil.copytree(path, root / "copy")
+    with pytest.raises(InputError, match="not a checkpoint of a slot"):
+        run(monkeypatch, "--model", "copy")
+
+
+@pytest.mark.parametrize("part, complaint", [("tokenizer", "another tokenizer"), ("base", "another models/base")])
+def test_a_checkpoint_of_another_tokenizer_is_refused(part, complaint, project, monkeypatch, capsys, tokenizer):
+    """Or of another base model, whose shape a fine-tuned checkpoint takes."""
+    root, slot = project
+    save(root / "models" / "base", make_model(tokenizer), tokenizer)
+    inputs = {"tokenizer": tokenizer.digest, "base": manifest_digest(root / "models" / "base")}
+    params = {"batch_tokens": 256}
+    folders = {}
+    for changed in ("", part):
+        told = {"params": params, "inputs": {**inputs, changed: "0" * 64} if changed else inputs, "code": "c"}
+        with Slot(root / ".athanor" / "slots" / "sft", told) as made:
+            shutil.copytree(slot.path / "step_00000003", made.path / "step_00000003")
+        folders[changed] = made.path
+    assert run(monkeypatch, "--slot", folders[""].name) == 0 and "sft step 3: chunks" in capsys.readouterr().out
+    rows = len(history.read(root / ".athanor" / history.FILE))
+    assert run(monkeypatch, "--slot", folders[part].name) == 1 and complaint in capsys.readouterr().err
+    with pytest.raises(InputError, match=complaint):
+        run(monkeypatch, "--model", str(folders[part] / "step_00000003"))
+    assert len(history.read(root / ".athanor" / history.FILE)) == rows
 
 
 def test_a_damaged_checkpoint_is_told_and_the_next_one_scored(project, monkeypatch, capsys):

@@ -8,7 +8,7 @@
     python -m athanor evaluate --history                          what was scored
 
 Rows go to .athanor/eval_history.jsonl, those of checkpoints also to
-plots/eval_history.tsv, and all of them to the tracking UI.
+plots/eval_history/, and all of them to the tracking UI.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 
 from athanor.evaluation.perplexity import history
 from athanor.evaluation.perplexity.child import apart
-from athanor.evaluation.perplexity.job import BACKENDS, Job, kind_of
+from athanor.evaluation.perplexity.job import BACKENDS, CHECKPOINT, Job, kind_of
 from athanor.pipeline.evaluations import Evaluations
 from athanor.pipeline.machine import anchor, machine
 
-PLOT = Path("plots/eval_history.tsv")
+PLOTS = Path("plots/eval_history")
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -71,7 +71,7 @@ def job_of(args: argparse.Namespace, model: Path, kind: str, **more: Any) -> Job
 
 
 class Recorder:
-    """Where rows go: the history, the plot, the tracking UI, the terminal."""
+    """Where rows go: the history, the plots, the tracking UI, the terminal."""
 
     def __init__(self, root: Path, place: Path) -> None:
         self.root, self.path = root, place / ".athanor" / history.FILE
@@ -85,7 +85,7 @@ class Recorder:
             if before is not None:
                 found = history.compare(before, row)
                 print(f"  loss {found.loss_difference:+.4f} against {name(before)}", flush=True)
-        history.write_plot(self.root / PLOT, history.read(self.path))
+        history.write_plots(self.root / PLOTS, history.read(self.path))
         self.tracked.add(rows)
 
 
@@ -116,7 +116,13 @@ def main() -> int:
         from athanor.commands.evaluate.watch import follow
 
         return follow(args, recorder, root, place)
-    recorder.add(apart(job_of(args, Path(args.model), kind_of(args.model)), low_priority=False))
+    model, kind, told = Path(args.model), kind_of(args.model), None
+    if kind == CHECKPOINT:
+        from athanor.commands.evaluate.watch import about
+        from athanor.export.shrink import slot_of
+
+        told = about(slot_of(model), model.resolve())
+    recorder.add(apart(job_of(args, model, kind, about=told), low_priority=False))
     return 0
 
 

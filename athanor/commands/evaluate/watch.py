@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,10 @@ STAGES = ("pretrain", "sft")
 
 
 def follow(args: argparse.Namespace, recorder: Recorder, root: Path, place: Path, *, once: bool = False) -> int:
-    """Score checkpoints until no training is at work (without --watch, or with `once`: what is there). 1 if one failed."""
+    """Score checkpoints until no training is at work (without --watch, or with `once`: what is there). 1 if one failed.
+
+    A training that has not begun is waited for, but not with --slot: a slot that nobody works in gets no more.
+    """
     from athanor.commands.evaluate.main import job_of
 
     tried: set[tuple[str, int]] = set()
@@ -42,20 +45,19 @@ def follow(args: argparse.Namespace, recorder: Recorder, root: Path, place: Path
         if at_hand:
             slot, path = at_hand[0]
             tried.add(_key(slot, path))
-            about = _about(slot, path)
+            told = about(slot.path, path)
             try:
                 with _kept(path, place) as copy:
-                    rows = apart(
-                        job_of(args, copy, CHECKPOINT, config=_config(slot, root), about=about), low_priority=args.watch
-                    )
+                    job = job_of(args, copy, CHECKPOINT, slot=str(slot.path), about=told)
+                    rows = apart(job, low_priority=args.watch)
                 recorder.add([{**row, "model": str(path.relative_to(place))} for row in rows])
             except FileNotFoundError:  # the trainer dropped it for a newer one
                 pass
             except AthanorError as error:
                 failed = True
-                print(f"{slot.stage} step {about['step']:,}: {error}", file=sys.stderr, flush=True)
+                print(f"{slot.stage} step {told['step']:,}: {error}", file=sys.stderr, flush=True)
             continue
-        if once or not args.watch or (seen and not working):
+        if once or not args.watch or ((seen or args.slot) and not working):
             if not tried:
                 raise InputError("no checkpoint to score", where="athanor slots", fix="name another --slot")
             return int(failed)
@@ -79,17 +81,12 @@ def _key(slot: Found, path: Path) -> tuple[str, int]:
     return slot.path.name, checkpoint.step_of(path)
 
 
-def _about(slot: Found, path: Path) -> dict[str, Any]:
-    step = checkpoint.step_of(path)
-    params = slot.facts.get("params", {})
-    batch = params.get("batch_tokens") or params.get(slot.stage, {}).get("batch_tokens")
-    return {"stage": slot.stage, "slot": slot.path.name, "step": step, "tokens": step * batch if batch else None}
-
-
-def _config(slot: Found, root: Path) -> Mapping[str, Any]:
-    """The model's shape: pretraining's slot says it, fine-tuning keeps that of the model it began with."""
-    shape = slot.facts.get("params", {}).get("model")
-    return shape or read_json(root / "models" / "base" / "config.json")["model"]
+def about(slot: Path, path: Path) -> dict[str, Any]:
+    """Facts of a slot's checkpoint for the rows."""
+    stage, step = slot.parent.name, checkpoint.step_of(path)
+    params = read_json(slot / "facts.json")["params"]
+    batch = params.get("batch_tokens") or params.get(stage, {}).get("batch_tokens")
+    return {"stage": stage, "slot": slot.name, "step": step, "tokens": step * batch if batch else None}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import write_text
+from athanor.artifacts import digest, write_text
 from athanor.errors import InputError
 
 FILE = "eval_history.jsonl"
@@ -28,7 +28,7 @@ KEYS = (
     "dtype",
     "exact",
 )
-PLOTTED = ("stage", "step", "tokens", "method", "backend", "loss", "perplexity", "bits_per_byte")
+PLOTTED = ("step", "tokens", "loss", "perplexity", "bits_per_byte", "set", "context_tokens")
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,26 @@ def previous(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Mappi
     return None
 
 
-def write_plot(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Scores of checkpoints as a file for `dvc plots`: the last one of each set, step, method and backend."""
-    last: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+def write_plots(folder: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Scores of checkpoints for `dvc plots`: a file for each curve, with the last score of each step.
+
+    A curve is one slot's, of rows that may be compared: `dvc plots` joins all points of a file with one line.
+    """
+    curves: dict[str, dict[int, Mapping[str, Any]]] = {}
     for row in rows:
         if row.get("step") is not None:
-            last[tuple(row.get(key) for key in ("slot", "set_sha256", "stage", "step", "method", "backend"))] = row
-    ordered = sorted(last.values(), key=lambda row: (str(row.get("stage")), row["step"]))
-    lines = ["\t".join(PLOTTED)]
-    lines += ["\t".join("" if row.get(key) is None else f"{row[key]}" for key in PLOTTED) for row in ordered]
-    if len(lines) > 1:
-        write_text(path, "\n".join(lines) + "\n")
+            curves.setdefault(curve(row), {})[row["step"]] = row
+    for name, last in curves.items():
+        table = [PLOTTED, *([last[step].get(key) for key in PLOTTED] for step in sorted(last))]
+        lines = ["\t".join("" if cell is None else f"{cell}" for cell in cells) for cells in table]
+        write_text(Path(folder) / f"{name}.tsv", "\n".join(lines) + "\n")
+
+
+def curve(row: Mapping[str, Any]) -> str:
+    """A name for the curve that a row is a point of; it ends with a hash of all that must agree."""
+    names = ("stage", "slot", "method", "backend")
+    told = digest([row.get(key) for key in (*names, *KEYS)])[:6]
+    return "-".join(str(row.get(key))[:16] for key in names) + f"-{told}"
 
 
 def _short(value: Any) -> str:

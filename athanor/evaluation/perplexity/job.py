@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
 
 from athanor.artifacts import read_json, sha256_file
 from athanor.errors import InputError
@@ -27,7 +25,7 @@ from athanor.evaluation.perplexity.sets import (
     row_windows,
 )
 from athanor.evaluation.perplexity.windows import Measured, scored_bytes, summary
-from athanor.export.source import Source, make_source
+from athanor.export.source import Source
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
 LLAMA_CPP = "llama.cpp"
@@ -40,7 +38,7 @@ class Job:
     """model: a model artifact, a checkpoint folder, a Hugging Face directory, or a .gguf.
 
     backend: one of BACKENDS, "" for what fits the model. context_tokens 0: the model's own.
-    config: shape of a checkpoint's model. about: facts for the rows (stage, slot, step, tokens).
+    slot: the slot of a checkpoint that lies elsewhere. about: facts for the rows (stage, slot, step, tokens).
     """
 
     model: str
@@ -54,7 +52,7 @@ class Job:
     threads: int = 1
     gpu_layers: int = 0
     timeout_seconds: float = 600.0
-    config: Mapping[str, Any] | None = None
+    slot: str = ""
     about: Mapping[str, Any] | None = None
 
 
@@ -227,32 +225,11 @@ def _llama_cpp(job: Job, path: Path, backend: str, chosen: EvalSet, *, exact: bo
 
 def _source(job: Job) -> tuple[Source, str]:
     """A model of ours ready for every runtime, and the hash of its weights."""
-    import torch
-
+    from athanor.export.shrink import checkpoint_source, slot_of
     from athanor.export.source import load_source
-    from athanor.export.vocabulary import Vocabulary
-    from athanor.model.config import ModelConfig
-    from athanor.model.transformer import Transformer
-    from athanor.training.weights import WEIGHTS, fill
+    from athanor.training.weights import WEIGHTS
 
     folder = Path(job.model)
     if job.kind == ARTIFACT:
         return load_source(folder, job.tokenizer, "evaluated", {}), sha256_file(folder / WEIGHTS)
-    from safetensors import SafetensorError, safe_open
-
-    path = folder / "tensors.safetensors"
-    try:
-        told = json.loads((folder / "state.json").read_text(encoding="utf-8"))["tensors_sha256"]
-        if sha256_file(path) != told:
-            raise InputError("missing or damaged", where=str(path))
-        with safe_open(path, framework="pt") as file:  # the optimiser's tensors are not read
-            names = [name for name in file.keys() if name.startswith("model.")]
-            weights = {name.removeprefix("model."): file.get_tensor(name) for name in names}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise InputError(f"no whole checkpoint ({error})", where=str(folder)) from None
-    with torch.device("meta"):
-        model = Transformer(ModelConfig.from_dict(dict(job.config or {})))
-    fill(model, {name: tensor.float() for name, tensor in weights.items()}, str(path))
-    tokenizer = Tokenizer.load(job.tokenizer)
-    vocabulary = Vocabulary.load(Path(job.tokenizer) / MODEL_FILE)
-    return make_source("evaluated", model.eval(), tokenizer, vocabulary, {}), told
+    return checkpoint_source(folder, Path(job.slot) if job.slot else slot_of(folder), Path(job.tokenizer))

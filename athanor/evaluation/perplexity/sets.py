@@ -130,14 +130,15 @@ def _packed(folder: Path, limit: int) -> EvalSet:
 
 
 def _rows(path: Path) -> Iterator[dict]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"not valid JSON ({error})", where=f"{path}:{number}") from None
-        if not isinstance(row, dict):
-            raise InputError("not a JSON object", where=f"{path}:{number}")
-        yield row
+    with path.open(encoding="utf-8") as file:  # splitlines() would also cut at U+2028 inside a text
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise InputError(f"not valid JSON ({error})", where=f"{path}:{number}") from None
+            if not isinstance(row, dict):
+                raise InputError("not a JSON object", where=f"{path}:{number}")
+            yield row
 
 
 def _rank(text: str) -> bytes:
