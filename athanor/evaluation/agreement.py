@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.evaluation.likelihood import best, bits_per_byte, choice_scores, rolling_logprob
+from athanor.evaluation.likelihood import bits_per_byte, choice_scores, rolling_logprob
 from athanor.evaluation.local_tasks import DELIMITER, NEXT, TEXT
+from athanor.evaluation.scoring import choose
 from athanor.evaluation.standard import samples
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -56,12 +57,13 @@ def compare(
             model, tokenizer, document["context"], document["choices"], DELIMITER, threads=threads
         )
         logged = [float(value) for value, _ in row["filtered_resps"]]
-        differences = [abs(score.logprob - value) for score, value in zip(scores, logged, strict=True)]
+        differences = [abs(score - value) for score, value in zip(scores, logged, strict=True)]
         allowed = [TOLERANCE + FP32_SUM * abs(value) for value in logged]
         worst = max(worst, *differences)
         apart += any(found > limit for found, limit in zip(differences, allowed, strict=True))
         for metric in right:
-            correct = best(scores, normalised=metric == "acc_norm") == document["label"]
+            taken = choose(scores, document["choices"], normalised=metric == "acc_norm")  # the battery's own rule
+            correct = taken == document["label"]
             verdicts += correct != bool(row[metric])
             right[metric] += correct
     metrics = {name: (count / len(rows), theirs[name]) for name, count in right.items()}

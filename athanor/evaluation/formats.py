@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from athanor.errors import GateError
@@ -12,9 +13,14 @@ from athanor.errors import GateError
 SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 
 
+def _number(text: str) -> tuple[str, Decimal]:
+    """A number that is no other value's equal: to Python true is 1. 1 and 1.0 are one number."""
+    return ("number", Decimal(text))
+
+
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_number, parse_float=_number)
     except (ValueError, RecursionError):
         return None
 
@@ -51,7 +57,7 @@ CHECKS: dict[str, Callable[[str, str], bool]] = {
     "contains": _has_word,
     "without": lambda text, word: not _has_word(text, word),
     "no_letter": lambda text, letter: letter.lower() not in text.lower(),
-    "json": lambda text, value: _json(text) == json.loads(value),
+    "json": lambda text, value: _json(text) == _json(value),
     "json_keys": _object_with,
 }
 

@@ -2,9 +2,8 @@
 
 A context and each continuation are encoded as one text and cut where the
 context's own ids end; spaces at the end of a context count as part of the
-continuation. What does not fit loses its beginning. The normalised score
-divides by characters, without the delimiter in front, and the first of equal
-scores wins. (EleutherAI lm-evaluation-harness 0.4.13, `models/huggingface.py`
+continuation. What does not fit loses its beginning. `scoring.choose` takes one
+of the choices. (EleutherAI lm-evaluation-harness 0.4.13, `models/huggingface.py`
 and `api/task.py`; `athanor lm-eval --check` compares item for item.)
 """
 
@@ -27,13 +26,6 @@ class Pair(NamedTuple):
 
     context: list[int]
     continuation: list[int]
-
-
-class Choice(NamedTuple):
-    """Sum of the log-probabilities of a choice's ids in nats, and its length in characters without the delimiter."""
-
-    logprob: float
-    characters: int
 
 
 def logprobs(model: Transformer, pairs: Sequence[Pair], *, threads: int = 1) -> np.ndarray:
@@ -80,16 +72,9 @@ def choice_scores(
     delimiter: str = "",
     *,
     threads: int = 1,
-) -> list[Choice]:
-    """The score of each choice after the context, (log-probability, characters)."""
-    found = logprobs(model, choice_pairs(tokenizer, context, choices, delimiter), threads=threads)
-    return [Choice(float(value), len(choice)) for value, choice in zip(found, choices, strict=True)]
-
-
-def best(scores: Sequence[Choice], *, normalised: bool = False) -> int:
-    """Number of the likeliest choice (accuracy), or of the likeliest per character (normalised accuracy)."""
-    values = [score.logprob / (score.characters if normalised else 1) for score in scores]
-    return values.index(max(values))
+) -> list[float]:
+    """The sum of the log-probabilities of each choice's ids after the context, in nats."""
+    return logprobs(model, choice_pairs(tokenizer, context, choices, delimiter), threads=threads).tolist()
 
 
 def rolling_pairs(ids: Sequence[int], start: int, context_tokens: int) -> list[Pair]:

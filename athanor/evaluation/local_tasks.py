@@ -100,7 +100,3 @@ def write_tasks(folder: Path, texts: Iterable[str], count: int) -> dict[str, Pat
         rest = _REST[task].replace("{delimiter}", DELIMITER)
         write_text(folder / f"{task}.yaml", _YAML.format(task=task, file=json.dumps(str(files[task])), rest=rest))
     return files
-
-
-def read_items(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from athanor.corpus.conversations import DIFFICULTIES, Item
 from athanor.corpus.instruct import habits
 from athanor.errors import GateError
+from athanor.evaluation import compression
 from athanor.evaluation.scoring import summarise
 from athanor.evaluation.statistics import interval, paired, standard_error
 
@@ -121,10 +121,8 @@ def gold_table(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     groups[ALL] = [pair for pairs in groups.values() for pair in pairs]
     rows = {}
     for category, pairs in groups.items():
-        bits, size, n = sum(b for b, _ in pairs), sum(s for _, s in pairs), len(pairs)
-        ratio = bits / size
-        spread = math.fsum((b - ratio * s) ** 2 for b, s in pairs)  # of a ratio of sums, by linearisation
-        rows[category] = {"bpb": ratio, "stderr": math.sqrt(n / (n - 1) * spread) / size if n > 1 else None, "n": n}
+        found = compression.rate(*zip(*pairs, strict=True))
+        rows[category] = {"bpb": found.bpb, "stderr": found.stderr, "n": found.documents}
     return rows
 
 

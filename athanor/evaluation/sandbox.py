@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from athanor.errors import InputError
 
@@ -118,7 +119,16 @@ def _same(text: str, expected: object) -> bool:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    return type(value) is type(expected) and value == expected
+    return _alike(value, expected)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Equal and of one type, at every depth: to Python True is 1."""
+    if type(a) is not type(b) or a != b:
+        return False
+    if isinstance(a, (dict, set)):  # equal, so in order of repr only what differs in type stands beside another
+        a, b = (sorted(x.items() if isinstance(x, dict) else x, key=repr) for x in (a, b))
+    return not isinstance(a, (list, tuple)) or all(map(_alike, a, b))
 
 
 def _call(code: str, calls: list[str]) -> list[str]:

@@ -162,6 +162,7 @@ def test_floors_are_low_and_choices_balanced() -> None:
     floors = scoring.null_floors(build.battery_items(battery(categories=dict.fromkeys(ALL, 100))))
     high = {"comparison": 0.65, "counting": 0.35, "list_pick": 0.5, "lookup": 0.4, "yes_no": 0.65}
     high |= {"agreement": 0.65, "determiners": 0.65, "python_syntax": 0.35}  # of two choices, and of four of one length
+    high |= {"addition": 0.15}  # of a hundred sums below two hundred, the one that comes most often
     for category, floor in floors.items():
         assert floor["floor"] <= high.get(category, 0.1), (category, floor)
 
@@ -203,7 +204,9 @@ def test_the_written_items_prove_themselves_and_stand_alone() -> None:
     assert len(made) >= 80 and len({item.category for item in made}) >= 6
     assert {item.origin for item in made} == {"written"} and {item.kind for item in made} == {"format", "likelihood"}
     # Choices: the right one is at every place, and neither the shortest nor the longest for the most part.
-    for category, floor in scoring.null_floors(made).items():
+    floors = scoring.null_floors(made)
+    assert floors.pop("identity")["floor"] == 1.0  # one name answers every question for it
+    for category, floor in floors.items():
         assert floor["floor"] <= 0.5, (category, floor)
 
 
@@ -219,6 +222,7 @@ def test_the_written_items_prove_themselves_and_stand_alone() -> None:
         ({"kind": "exact"}, "checks belong"),
         ({"prompt": ""}, "empty"),
         ({"prompt": [{"role": "user"}]}, "neither a text"),
+        ({"kind": "likelihood", "checks": [], "prompt": [{"role": "user", "content": "a"}]}, "continue a text"),
         ({"extra": 1}, "keys are"),
         (None, "not valid JSON"),
     ],
@@ -233,6 +237,14 @@ def test_a_bad_written_item_names_its_line(tmp_path: Path, change: dict | None, 
     assert error.value.where.endswith("items.jsonl:3")
     with pytest.raises(InputError, match="not readable"):
         read_written(tmp_path / "nowhere.jsonl", 1)
+
+
+def test_line_separators_inside_a_text_are_text(tmp_path: Path) -> None:
+    row = {"category": "c", "kind": "exact", "prompt": "a\u2028b\u0085c", "accepted": ["Yes"], "rejected": ["No", "x"],
+           "difficulty": "easy"}
+    lines = [json.dumps(row, ensure_ascii=False), "", json.dumps({**row, "prompt": "d"})]
+    (tmp_path / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert [item.prompt[0].content for item in read_written(tmp_path / "items.jsonl", 1)] == [row["prompt"], "d"]
 
 
 def test_column_steps_are_right() -> None:

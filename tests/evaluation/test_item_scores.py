@@ -56,6 +56,8 @@ def test_acc_and_acc_norm_differ_as_they_should():
     assert choose(values, choices, normalised=False) == 0
     assert choose(values, choices, normalised=True) == 1  # 12 nats over 17 characters, the first of two equals
     assert choose((-1.0, -1.0), ("aa", "bb"), normalised=False) == 0
+    values, choices = (-4.0, -3.0, -3.0, -5.0), ("abcd", "a", "abc", "abcde")
+    assert (choose(values, choices, normalised=False), choose(values, choices, normalised=True)) == (1, 0)
 
 
 def test_the_whole_path_takes_the_likeliest(tokenizer, monkeypatch):

@@ -35,6 +35,14 @@ def test_results_are_compared_with_their_type() -> None:
     assert not sandbox.passes("def even(x):\n    return str(x % 2 == 0)", tests)
 
 
+def test_true_is_not_one() -> None:
+    """Nor inside of lists and tables; order in a table or a set is nothing."""
+    assert not sandbox._same("[1, 0]", [True, False]) and sandbox._same("[True, False]", [True, False])
+    assert not sandbox._same("{'a': (1,)}", {"a": (True,)}) and not sandbox._same("{1: 'a'}", {True: "a"})
+    assert not sandbox._same("{1}", {True}) and not sandbox._same("[1.0]", [1])
+    assert sandbox._same("{'b': [1], 'a': {2, 1}}", {"a": {1, 2}, "b": [1]}) and sandbox._same("-0.0", 0.0)
+
+
 FORGERIES = {
     "exit with success": "import sys\nsys.exit(0)",
     "hard exit": "import os\nos._exit(0)",

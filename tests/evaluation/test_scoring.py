@@ -10,6 +10,7 @@ import pytest
 from athanor.corpus.conversations import Item, Message
 from athanor.errors import GateError
 from athanor.evaluation import item_gate, scoring, statistics
+from athanor.evaluation.formats import holds
 
 
 def item(kind: str, answer: str, accepted=(), rejected=("x", "y"), question="What?", tests=()) -> Item:
@@ -71,6 +72,12 @@ def test_a_numbered_list_must_count() -> None:
     made = item("list", "1. a\n2. b")
     assert scoring.score(made, "1) a\n2) b")
     assert not scoring.score(made, "1. a\n3. b") and not scoring.score(made, "2. a\n1. b")
+
+
+def test_true_is_not_one() -> None:
+    for value, other in (('{"a": 1}', '{"a": true}'), ("[0]", "[false]"), ("1", '["number", 1]')):
+        assert not holds(f"json {value}", other) and not holds(f"json {other}", value)
+    assert holds('json {"a": 1, "b": [true]}', '{"b": [true], "a": 1.0}')  # in any order, and one number
 
 
 def test_code_is_executed() -> None:

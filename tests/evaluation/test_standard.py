@@ -15,7 +15,7 @@ from athanor.artifacts import read_json
 from athanor.commands import lm_eval as command
 from athanor.corpus.documents import Document, write_documents
 from athanor.errors import InputError
-from athanor.evaluation import agreement, local_tasks, standard
+from athanor.evaluation import agreement, battery, likelihood, local_tasks, scoring, standard
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import make_source
 from athanor.export.vocabulary import Vocabulary
@@ -61,6 +61,15 @@ def test_rolling_tasks_are_called_apart_and_without_a_second_bos():
         assert f"add_bos_token={bos}" in settings
         assert {"dtype=float32", "max_length=256", "pretrained=m"} <= set(settings)
     assert words(["piqa"])[-4:] == ["--limit", "7", "--include_path", "i"]
+
+
+def test_an_answer_leaves_room_for_its_question():
+    """The harness keeps 256 tokens for an answer, all of the default context, and asserts."""
+    assert words(["gsm8k"])[words(["gsm8k"]).index("--gen_kwargs") + 1] == "max_gen_toks=128"
+    large = standard.arguments(Path("m"), ["gsm8k"], Path("o"), context_tokens=512, limit=None, include=[])
+    # Where nothing is generated, or 256 leave as many, a task's own number holds.
+    for told in (words([local_tasks.TEXT]), large):
+        assert "--gen_kwargs" not in told
 
 
 def test_the_standard_tasks_are_those_that_are_promised():
@@ -119,6 +128,32 @@ def test_text_with_braces_and_quotes_survives_the_task_files(tmp_path):
     files = local_tasks.write_tasks(tmp_path, odd, 5)
     rows = [json.loads(line) for line in files[local_tasks.NEXT].read_text().splitlines()]
     assert len(rows) == 5 and rows[0]["context"].startswith('{{ a }} "b" {% c %} \\ \u00e9 ')
+
+
+def test_line_separators_inside_a_text_are_text(tmp_path):
+    rows = [{"doc_id": 1, "doc": "a"}, {"doc_id": 0, "doc": "b\u2028c\u2029\u0085"}]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (tmp_path / "samples_t_1.jsonl").write_text(lines, encoding="utf-8")
+    assert standard.samples(tmp_path, "t") == rows[::-1]
+
+
+def test_the_check_takes_choices_by_the_batterys_rule(exported, monkeypatch):
+    """Items as the harness logs them, right by a rule written out here; each break of the battery's rule shows."""
+    model, tokenizer = load_export(exported / "models" / "export" / "hf")
+    rows = []
+    for question in local_tasks.questions(texts(), 8):
+        document = {"context": question.context, "choices": question.choices, "label": question.label}
+        values = likelihood.choice_scores(model, tokenizer, question.context, question.choices, local_tasks.DELIMITER)
+        per = [value / len(choice) for value, choice in zip(values, question.choices, strict=True)]
+        marks = {name: float(of.index(max(of)) == question.label) for name, of in (("acc", values), ("acc_norm", per))}
+        rows.append({"doc": document, "filtered_resps": [(value, "False") for value in values], **marks})
+    results = {local_tasks.NEXT: {f"{m},none": sum(row[m] for row in rows) / len(rows) for m in ("acc", "acc_norm")}}
+    monkeypatch.setattr(agreement, "samples", lambda out, task: rows)
+    assert agreement.choose is battery.choose is scoring.choose
+    assert agreement.compare(model, tokenizer, Path("o"), local_tasks.NEXT, results).good
+    for broken in (lambda v, c, normalised: len(v) - 1, lambda v, c, normalised: v.index(min(v))):
+        monkeypatch.setattr(agreement, "choose", broken)
+        assert agreement.compare(model, tokenizer, Path("o"), local_tasks.NEXT, results).verdicts > 0
 
 
 # -- the real thing ----------------------------------------------------------------

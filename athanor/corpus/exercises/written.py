@@ -27,7 +27,7 @@ BY_HAND = ("exact", "numeric", "list", "format", "likelihood")
 def read_written(path: str | Path, seed: int) -> list[Item]:
     """The items of a file, their choices in an order drawn from `seed` that puts the right one at every place in turn."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # splitlines() would also cut at U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"not readable ({error})", where=str(path), fix="name another file, or null") from None
     rows = [(number, _row(line, f"{path}:{number}")) for number, line in enumerate(lines, 1) if line.strip()]
@@ -51,6 +51,8 @@ def _row(line: str, where: str) -> dict[str, Any]:
         )
     if row["kind"] == "numeric" and not re.fullmatch(r"-?\d+(\.\d+)?", row["accepted"][0]):
         raise InputError(f"'{row['accepted'][0]}' is not a number", where=where, fix="let the first accepted answer be one")
+    if row["kind"] == "likelihood" and not isinstance(row["prompt"], str):
+        raise InputError("choices continue a text, not a chat", where=where, fix="let prompt be a text")
     if (row["kind"] == "format") != bool(row.get("checks")):
         raise InputError("checks belong to kind format, which needs them", where=where)
     return row
