@@ -49,7 +49,7 @@ def load(words: list[str]) -> int:
     args = parse(["--watch", *words])
     while True:
         try:
-            follow(args, Nothing(), Path.cwd(), Path.cwd(), once=True)
+            follow(args, Nothing(), Path.cwd(), once=True)
         except AthanorError as error:
             print(error, flush=True)
             time.sleep(0.5)

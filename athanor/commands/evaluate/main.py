@@ -115,7 +115,7 @@ def main() -> int:
     if args.watch or args.slot:
         from athanor.commands.evaluate.watch import follow
 
-        return follow(args, recorder, root, place)
+        return follow(args, recorder, place)
     model, kind, told = Path(args.model), kind_of(args.model), None
     if kind == CHECKPOINT:
         from athanor.commands.evaluate.watch import about

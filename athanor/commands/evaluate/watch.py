@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STAGES = ("pretrain", "sft")
 
 
-def follow(args: argparse.Namespace, recorder: Recorder, root: Path, place: Path, *, once: bool = False) -> int:
+def follow(args: argparse.Namespace, recorder: Recorder, place: Path, *, once: bool = False) -> int:
     """Score checkpoints until no training is at work (without --watch, or with `once`: what is there). 1 if one failed.
 
     A training that has not begun is waited for, but not with --slot: a slot that nobody works in gets no more.
