@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from athanor.artifacts import manifest_digest, read_json, write_json
 from athanor.commands.evaluate import main as command
+from athanor.commands.evaluate import watch
 from athanor.corpus.documents import Document, write_documents
 from athanor.errors import GateError, InputError
 from athanor.evaluation.perplexity import history
@@ -286,7 +288,8 @@ def test_watching_follows_a_training_until_it_ends(project, monkeypatch, capsys)
 
 def test_watching_a_finished_slot_ends(project, monkeypatch, capsys):
     root, slot = project
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waits for a slot that nobody works in"))
+    waits = SimpleNamespace(sleep=lambda seconds: pytest.fail("it waits for a slot that nobody works in"))
+    monkeypatch.setattr(watch, "time", waits)
     assert run(monkeypatch, "--watch", "--slot", slot.path.name[:6]) == 0
     said = capsys.readouterr().out
     assert "pretrain step 7: chunks" in said and "step 3" not in said  # the newest, as always with --watch
