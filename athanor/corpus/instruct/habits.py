@@ -32,10 +32,12 @@ _NAMED = (
     r"\bI go by|\bI,)"
 )
 _MADE = r"(?:made|created|developed|trained|built|designed|programmed|released|produced|engineered|fine-tuned|coded)"
-_MACHINE = (
+_MODEL = (
     r"(?:AI|A\.I\.|artificial intelligence|(?:large )?language model|LLM|chat ?bot|(?:AI|virtual|digital) assistant|"
-    r"conversational (?:agent|model|AI)|computer program|assistant)"
+    r"conversational (?:agent|model|AI))"
 )
+_SERVANT = r"(?:computer program|assistant)"  # people are assistants, too
+_MACHINE = rf"(?:{_MODEL}|{_SERVANT})"
 _GAP = r"(?:(?!\b(?:not|never|neither|unlike|like|such as|rather|instead)\b|n['’]t\b)[^.!?\n])"
 _BY = r"\bby\s+(?:the\s+)?(?:\w+\s+){0,3}?(?:(?:at|from|of|in)\s+)?"
 # What follows a name that is only the beginning of something else: "a ChatGPT user", "Claude Monet", "Gemini season".
@@ -62,8 +64,9 @@ _LEAKS = tuple(
         rf"\bI (?:come|came) from {_COMPANIES}\b",
         rf"\b(?:company|organi[sz]ation|lab|people|team|firm)(?: \w+)? (?:that|which|who|behind)(?: has| have)?"
         rf"(?: {_MADE})? me (?:is|are|was|were)(?: called)? {_COMPANIES}\b",
-        # I am an AI assistant developed by Acme
-        rf"(?:{_ME}|\b[Aa]s|\b[Tt]his is)\s+(?:just |only |simply )?an?\b{_GAP}{{0,40}}?\b{_MACHINE}\b"
+        # I am an AI assistant from Acme; I am an assistant made by Acme; but not: I worked as an assistant at Harvard
+        rf"(?:{_ME}|\b[Aa]s|\b[Tt]his is)\s+(?:just |only |simply )?an?\b{_GAP}{{0,40}}?"
+        rf"\b(?:{_MODEL}\b|{_SERVANT}\b{_GAP}{{0,40}}?\b{_MADE}\b)"
         rf"{_GAP}{{0,40}}?\b(?:by|from|at)\s+(?:the\s+|a team (?:at|of)\s+)?(?!Athanor)[A-Z]\w+",
         rf"(?:{_ME}|\b[Aa]s)\s+(?:an?|the)\s+{_COMPANIES}\s+(?:{_MACHINE}|model)",
         rf"(?:{_ME}|\b[Aa]s)\s+{_COMPANIES}['’]s\s+{_GAP}{{0,30}}?(?:{_MACHINE}|model)",
@@ -95,6 +98,8 @@ _NAMES = re.compile(
     rf"{_ASSISTANTS}|{_SHARED_NAMES}|{_COMPANIES}|GPT|\bAI\b|A\.I\.|artificial intell|[Ll]anguage model|LLM|"
     r"[Cc]hat ?bot|[Aa]ssistant|computer program|conversational agent"
 )
+REPORTED_CHARS = 100
+_SENTENCE_END = re.compile(r"[.!?\n]")
 _FIRST_PERSON = re.compile(r"\b(?:I|my|me|myself|I['’]m)\b", re.IGNORECASE)
 
 
@@ -107,12 +112,17 @@ def identity_leak(text: str) -> bool:
         return False
     said = _QUOTED.sub(" ", text) if _QUOTED.sub("", text).strip(" .,!\n") else text
     for pattern in _LEAKS:
+        start, end, first_person = 0, -1, False  # of the sentence; of a long one, all matches ask about the same
         for match in pattern.finditer(said):
-            before = re.split(r"[.!?\n]", said[: match.start()])[-1]
-            rest = re.split(r"[.!?\n]", said[match.start() :] + "\n", maxsplit=1)[0]
-            if _REPORTED.search(before):
+            at = match.start()
+            if at > end:
+                start = 1 + max(said.rfind(sign, max(end, 0), at) for sign in ".!?\n")
+                mark = _SENTENCE_END.search(said, at)
+                end = mark.start() if mark else len(said)
+                first_person = bool(_FIRST_PERSON.search(said[start:end]))
+            if _REPORTED.search(said[max(start, at - REPORTED_CHARS) : at]):
                 continue
-            if match.group()[:2].lower() == "as" and not _FIRST_PERSON.search(before + rest):
+            if match.group()[:2].lower() == "as" and not first_person:
                 continue
             return True
     return False
@@ -279,7 +289,8 @@ def truncated(text: str) -> bool:
     body = text.rstrip()
     if not body.strip():
         return False
-    fences = [line for line in body.split("\n") if line.lstrip().startswith("```")]
+    # A fence that is opened and closed on one line is neither.
+    fences = [line for line in body.split("\n") if line.lstrip().startswith("```") and line.count("```") % 2]
     if len(fences) % 2:
         return True
     if fences and body.split("\n")[-1].lstrip().startswith("```"):
