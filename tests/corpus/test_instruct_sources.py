@@ -205,6 +205,8 @@ def test_messages_from_a_directory(tmp_path):
         ({"messages": "User: hi"}, "column 'messages' is not a list of messages but str"),
         ({"conversations": []}, "column 'messages' is missing"),
         (chat("a", "\ud800"), "lone surrogate"),
+        ({"messages": [{"role": ["user"], "content": "a"}]}, r"the role \['user'\]"),
+        ({"messages": {"role": 1, "content": 2}}, "column 'messages' is not a list of messages but dict"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, row, message):
@@ -260,6 +262,26 @@ def test_best_path_through_a_tree(tmp_path):
     made = list(messages.conversations(source, 0.5, leave_out=left_out.append))
     assert [[m.content for m in row.messages] for row in made] == [["q1", "a-best", "q2", "a2"], ["q5", "a5"]]
     assert left_out == ["empty"]  # the question nobody answered
+
+
+def test_a_malformed_message_of_a_tree_is_counted(tmp_path):
+    """Trees were put together outside of what counts malformed rows, so that one of them ended the stage."""
+    def row(own, parent, text, who=None, rank=0):
+        who = who or ("prompter" if text[0] == "q" else "assistant")
+        return {"id": own, "up": parent, "who": who, "text": text, "rank": rank}
+
+    rows = [row("1", None, "q1"), row("2", "1", "a1"), row("3", None, "q2"), row("4", "3", "a\ud800")]
+    rows += [row("5", None, "q3"), row("6", "5", "a3", ["assistant"])]
+    rows += [row("7", None, "q4"), row("8", "7", "a4"), row("8b", "7", "a4-unranked", rank="x")]
+    rows += [row("9", None, "q5"), row("9", "9", "a5"), row(["10"], None, "q6"), row("11", ["10"], "a6")]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    form = {"shape": "tree", "columns": ["id", "up", "who", "text", "rank"]}
+    left_out = []
+    source = chats(tmp_path, max_malformed_fraction=0.5, **form)
+    made = list(messages.conversations(source, 0.5, leave_out=left_out.append))
+    assert [row.messages[1].content for row in made] == ["a1", "a4", "a5", "a6"] and left_out == ["malformed"] * 2
+    with pytest.raises(InputError, match="2 of 6 rows are malformed, the first: .*a.jsonl:4: .*lone surrogate"):
+        list(messages.conversations(chats(tmp_path, max_malformed_fraction=0.1, **form), 0.5))
 
 
 def test_selection_of_conversations(tmp_path):

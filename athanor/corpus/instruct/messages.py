@@ -110,10 +110,11 @@ def parse(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterato
         return
     column = source.columns[0]
     if source.shape == "tree":
-        yield from row[column]
+        yield from (_reply(source, reply, reply_where) for reply_where, reply in row[column])
         return
     value = row.get(column)
-    if isinstance(value, Mapping):  # how some readers return a list of mappings
+    # How some readers return a list of mappings.
+    if isinstance(value, Mapping) and all(isinstance(items, list) for items in value.values()):
         value = [dict(zip(value, items, strict=False)) for items in zip(*value.values(), strict=False)]
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         what = f"column '{column}' is not a list of messages but {type(value).__name__}"
@@ -129,7 +130,7 @@ def parse(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterato
 
 def _role(role: Any, shape: str, where: str) -> str:
     known = dict.fromkeys(ROLES) if shape == "messages" else SPEAKERS
-    if role not in known:
+    if not isinstance(role, str) or role not in known:
         raise MalformedRow(f"a message has the role {role!r}", where=where, fix=f"use {', '.join(known)}")
     return known[role] or role
 
@@ -138,6 +139,12 @@ def _content(value: Any, key: str, where: str) -> str:
     if not isinstance(value, str):
         raise MalformedRow(f"the {key} of a message is {type(value).__name__}, not text", where=where, fix=SHAPE)
     return rows.check_text(value, where, key, MAX_ROW_BYTES)
+
+
+def _reply(source: MessagesSource, row: Mapping[str, Any], where: str) -> Message:
+    _, _, role, text, _ = source.columns
+    content = _content(row[text], text, where) if row[text] is not None else ""
+    return Message(_role(row[role], source.shape, where), content)
 
 
 def _prompt(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterator[Message]:
@@ -167,26 +174,27 @@ def _rows(source: MessagesSource) -> Iterator[Row]:
 
 
 def _trees(source: MessagesSource) -> Iterator[Row]:
-    """The best path of each tree as one row whose first column holds its messages; roots in the data's order.
+    """The best path of each tree as one row whose first column holds its rows; roots in the data's order.
 
     A message's replies may come anywhere after it, so all rows are held.
     """
-    own, parent, role, text, rank = source.columns
+    own, parent, _, _, rank = source.columns
     filters = source.select.filters if source.select is not None else ()
     replies: dict[Any, list[Row]] = {}
     for where, row in _rows(source):
         if select.passes(filters, row):
-            replies.setdefault(row[parent], []).append((where, row))
+            replies.setdefault(_id(row[parent]), []).append((where, row))
 
     def best(rows_: Iterable[Row]) -> Row:
-        return min(rows_, key=lambda item: item[1][rank] if item[1][rank] is not None else 2**31)
+        return min(rows_, key=lambda item: item[1][rank] if isinstance(item[1][rank], (int, float)) else 2**31)
 
-    for where, root in replies.pop(None, []):
-        path, row = [], root
-        while True:
-            content = _content(row[text], text, where) if isinstance(row[text], str) else ""
-            path.append(Message(SPEAKERS.get(row[role], str(row[role])), content))
-            if row[own] not in replies:
-                break
-            _, row = best(replies[row[own]])
-        yield where, {own: path if len(path) % 2 == 0 else path[:-1]}
+    for root in replies.pop(None, []):
+        path = [root]
+        while found := replies.pop(_id(path[-1][1][own]), None):  # taken out, or an id that comes twice makes a circle
+            path.append(best(found))
+        yield root[0], {own: path if len(path) % 2 == 0 else path[:-1]}
+
+
+def _id(value: Any) -> Any:
+    """A message's id as it is found by, whatever the data has for one."""
+    return value if value is None or isinstance(value, (str, int, float)) else repr(value)
