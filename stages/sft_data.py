@@ -126,11 +126,13 @@ def check(
     packed = {split: PackedRows(folder, split) for split in ("train", "val")}
     read = {split: sft_gates.check_packed(tokenizer, rows, split) for split, rows in packed.items()}
     sft_gates.check_clean([messages for part in read.values() for messages in part.values()], index, most)
-    hedges = {split: sft_gates.check_habits(read[split], packed[split], params.max_hedge_rate, split) for split in read}
+    excepted, hedge_rate = params.filter_exceptions.identity_leak, params.max_hedge_rate
+    habits = {split: sft_gates.check_habits(read[split], packed[split], excepted, hedge_rate, split) for split in read}
     tokens = sft_gates.check_replay(tokenizer, packed["train"], params.replay_share, index, most, "train")
     pads = {split: sft_gates.check_padding(rows, params.max_pad_share, split) for split, rows in packed.items()}
-    facts = {s: {**counts[s], "pad_share": pads[s], "hedge_rate": hedges[s]} for s in packed}
-    return {**facts, "identity_leaks": 0, "replay": {"supervised_tokens": sum(tokens.values()), "sources": tokens}}
+    facts = {s: {**counts[s], "pad_share": pads[s], "hedge_rate": habits[s][1]} for s in packed}
+    facts["identity_leaks"] = sum(claims for claims, _ in habits.values())
+    return {**facts, "replay": {"supervised_tokens": sum(tokens.values()), "sources": tokens}}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""athanor sft peek [--source NAME] [--row N] [--seed S] [--count K]: packed rows of data/sft as the model learns them.
+"""athanor sft peek [--source NAME | --row N] [--seed S] [--count K]: packed rows of data/sft as the model learns them.
 
 Supervised tokens are green on a terminal and between ⟦ and ⟧ elsewhere, or
 when NO_COLOR is set; control ids are visible, and bytes that are no text are shown as \\xNN.
@@ -43,8 +43,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="athanor sft", description="look at the rows that instruction tuning learns")
     parts = parser.add_subparsers(dest="what", required=True)
     peek = parts.add_parser("peek", help="print packed rows with what is supervised")
-    peek.add_argument("--source", help="rows that hold something of this source")
-    peek.add_argument("--row", type=int, help="this row; otherwise rows are drawn")
+    which = peek.add_mutually_exclusive_group()
+    which.add_argument("--source", help="rows that hold something of this source")
+    which.add_argument("--row", type=int, help="this row; otherwise rows are drawn")
     peek.add_argument("--split", choices=("train", "val"), default="train")
     peek.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
     peek.add_argument("--count", type=int, default=COUNT, help=f"how many rows to draw (default {COUNT})")
@@ -73,7 +74,9 @@ def chosen(rows: PackedRows, source: str | None, row: int | None, seed: int, cou
     if source is not None:
         order = [number for number in order if source in map(rows.source, rows.numbers(number))]
     if not order:
-        raise InputError(f"no row holds anything of '{source}'", where="--source", fix="try --split train")
+        fix = "see in metrics/sft_data.json what became of its conversations"
+        fix = fix if rows.split == "train" else "use --split train"
+        raise InputError(f"no row of {rows.split} holds anything of '{source}'", where="--source", fix=fix)
     return order[: max(count, 0)]
 
 
@@ -86,8 +89,7 @@ def shown(tokenizer: Tokenizer, rows: PackedRows, row: int, style: Style) -> Ite
     what = f"row {row}: {used} of {capacity} tokens used, {capacity - used} padding, {taught / used:.0%} supervised"
     yield what.join(style.heading)
     for number, (ids, mask) in zip(numbers, entries, strict=True):
-        kind = "text" if rows.is_text(number) else "conversation"
-        what = f"{kind} {number} of {rows.source(number)}: {len(ids)} tokens, {mask.mean():.0%} supervised"
+        what = f"{rows.name(number)}: {len(ids)} tokens, {mask.mean():.0%} supervised"
         yield f"-- {what}".join(style.heading)
         yield painted(tokenizer, ids, mask, style)
     yield ""

@@ -51,6 +51,7 @@ class PackedRows:
 
     def __init__(self, folder: str | Path, split: str = "train") -> None:
         folder = Path(folder)
+        self.split = split
         manifest = read_manifest(folder, KIND, VERSION)
         self.context_tokens: int = manifest["context_tokens"]
         self.pad: int = manifest["pad_id"]
@@ -95,6 +96,10 @@ class PackedRows:
     def is_text(self, number: int) -> bool:
         """Whether an entry is a piece of pretraining text and not a conversation."""
         return int(self._sources[number]) >= len(self._conversation_sources)
+
+    def name(self, number: int) -> str:
+        """What an entry is called, for people."""
+        return f"{'text' if self.is_text(number) else 'conversation'} {number} of {self.source(number)}"
 
     def conversation(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """ids and mask of one entry."""

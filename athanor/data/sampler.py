@@ -196,6 +196,6 @@ class SftSampler(_Sampler):
         return SftBatch(tokens_BS, mask_BS, document_BS)
 
     def document_name(self, position_tokens: int, skipped_tokens: int, document: int) -> str:
-        """A conversation of the batch's row at this position, by its number in the packed rows."""
+        """An entry of the batch's row at this position: conversation or text, number in the packed rows, source."""
         (row,) = self.sample_numbers(position_tokens + skipped_tokens, self.context_tokens)
-        return f"conversation {self._rows.numbers(row)[document]}"
+        return self._rows.name(self._rows.numbers(row)[document])

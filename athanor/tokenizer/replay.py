@@ -8,6 +8,7 @@ pieces of at most one row.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -27,7 +28,7 @@ BATCH_DOCUMENTS = 64
 
 @dataclass(frozen=True)
 class Replay:
-    """Pieces of text per source (ids uint32), and how many documents were left out for a battery item."""
+    """Pieces of text per source (ids uint32), and how many documents and pieces were left out for a battery item."""
 
     pieces: dict[str, list[np.ndarray]]
     contaminated: int
@@ -76,32 +77,49 @@ def choose(
     """Pieces with exactly `wanted[source]` targets of each source; InputError if a source has less text.
 
     Reads no more shards than it needs. Documents with a battery item are left out again, though `clean` has done so.
+    What is common among the documents of a batch may be rare among the pieces that are used, so these are searched
+    all together as well, and others take the place of what is found.
     """
-    chosen: dict[str, list[np.ndarray]] = {}
-    contaminated = 0
-    for source, targets in wanted.items():
-        mine: list[np.ndarray] = []
-        missing = targets
+    left_out: Counter[str] = Counter()
+
+    def sound(source: str) -> Iterator[np.ndarray]:
         for batch in _batches(files.get(source, ()), source, seed):
-            if missing == 0:
-                break
             texts = [document.text for document in batch]
             found = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
-            contaminated += sum(item is not None for item in found)
+            left_out[source] += sum(item is not None for item in found)
             for ids in tokenizer.encode_arrays([t for t, item in zip(texts, found, strict=True) if item is None]):
-                for piece in pieces_of(tokenizer, ids, capacity):
-                    piece = piece[: missing + 1]
-                    if len(piece) > 1:
-                        mine.append(piece)
-                        missing -= len(piece) - 1
-        if missing:
+                yield from pieces_of(tokenizer, ids, capacity)
+
+    streams = {source: sound(source) for source in wanted}
+    chosen: dict[str, list[np.ndarray]] = {source: [] for source in wanted}
+    while True:
+        for source, targets in wanted.items():
+            _fill(chosen[source], streams[source], targets, source)
+        entries = [(source, piece) for source, mine in chosen.items() for piece in mine]
+        texts = [tokenizer.decode(piece.tolist()) for _, piece in entries]
+        found = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
+        if not any(item is not None for item in found):
+            return Replay(chosen, left_out.total())
+        left_out.update(source for (source, _), item in zip(entries, found, strict=True) if item is not None)
+        kept = [entry for entry, item in zip(entries, found, strict=True) if item is None]
+        chosen = {source: [piece for name, piece in kept if name == source] for source in wanted}
+
+
+def _fill(mine: list[np.ndarray], pieces: Iterator[np.ndarray], targets: int, source: str) -> None:
+    """Add pieces until there are `targets` targets, the last one cut to fit; InputError if there are too few."""
+    missing = targets - sum(len(piece) - 1 for piece in mine)
+    while missing:
+        piece = next(pieces, None)
+        if piece is None:
             raise InputError(
                 f"{targets - missing} tokens of text, {targets} wanted",
                 where=f"data/clean/train/{source}",
                 fix="lower sft_data.replay_share",
             )
-        chosen[source] = mine
-    return Replay(chosen, contaminated)
+        piece = piece[: missing + 1]
+        if len(piece) > 1:
+            mine.append(piece)
+            missing -= len(piece) - 1
 
 
 def pieces_of(tokenizer: Tokenizer, ids: np.ndarray, capacity: int) -> Iterator[np.ndarray]:

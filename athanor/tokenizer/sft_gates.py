@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -138,23 +138,31 @@ def check_replay(
     return dict(sorted(tokens.items()))
 
 
-def check_habits(conversations: Mapping[int, Sequence[Message]], packed: PackedRows, most: float, where: str) -> float:
-    """No answer claims to be somebody else's model; returns the share of answers that open with a hedge, if allowed."""
-    answers = hedges = 0
+def check_habits(
+    conversations: Mapping[int, Sequence[Message]],
+    packed: PackedRows,
+    excepted: Collection[str],
+    most: float,
+    where: str,
+) -> tuple[int, float]:
+    """No answer claims to be another assistant, but in the sources `excepted` from that rule.
+
+    Returns how many do there, and the share of all answers that open with a hedge, at most `most`.
+    """
+    answers = claims = hedges = 0
     for number, messages in conversations.items():
         for message in messages:
             if message.role != "assistant":
                 continue
             answers += 1
             hedges += hedge_opening(message.content)
-            if identity_leak(message.content):
-                source = packed.source(number)
-                raise GateError(
-                    "identity",
-                    f"an answer of source '{source}' claims to be another assistant: {message.content[:80]!r}",
-                    where=where,
-                    fix=f"take '{source}' out of sft_data.filter_exceptions.identity_leak",
-                )
+            if not identity_leak(message.content):
+                continue
+            source = packed.source(number)
+            if source not in excepted:
+                what = f"an answer of source '{source}' claims to be another assistant: {message.content[:80]!r}"
+                raise GateError("identity", what, where=where, fix=FIX)
+            claims += 1
     rate = hedges / answers
     if rate > most:
         raise GateError(
@@ -163,7 +171,7 @@ def check_habits(conversations: Mapping[int, Sequence[Message]], packed: PackedR
             where=where,
             fix="empty sft_data.filter_exceptions.hedge_opening, or raise sft_data.max_hedge_rate",
         )
-    return rate
+    return claims, rate
 
 
 def check_clean(conversations: Sequence[Sequence[Message]], index: ItemIndex, max_conversations: int) -> None:

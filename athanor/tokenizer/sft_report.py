@@ -12,7 +12,7 @@ from athanor.tokenizer.sft_gates import check_shares
 from athanor.tokenizer.sft_rows import Encoded
 
 # In the order in which they take place.
-REASONS = (*FILTERS, "duplicates", "in_better_source", "too_long", "truncated", "contaminated", "over_cap")
+REASONS = (*FILTERS, "in_better_source", "duplicates", "too_long", "truncated", "contaminated", "over_cap")
 
 
 def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Iterable[str]) -> dict[str, int]:

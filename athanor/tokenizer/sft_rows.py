@@ -49,8 +49,9 @@ def choose(
     most = params.decontamination.max_ngram_conversations
     exceptions = {name: getattr(params.filter_exceptions, name) for name in choosing.FILTERS}
     fit = choosing.drop_habits(conversations, exceptions, losses)
-    kept = deduplicate(fit, {name: source.max_copies for name, source in sources.items()}, losses)
-    kept = choosing.one_source_each(kept, params.source_priority, losses)
+    # In this order, or an exact copy would stay in the source that is read first and not in the better one.
+    kept = choosing.one_source_each(fit, params.source_priority, losses)
+    kept = deduplicate(kept, {name: source.max_copies for name, source in sources.items()}, losses)
     rows = decontaminate(encode(tokenizer, kept, params.context_tokens + 1, losses), index, most, losses, touched)
     caps = {name: source.max_supervised_tokens for name, source in sources.items()}
     capped = cap_supervised(rows, caps, params.seed, losses)

@@ -6,6 +6,8 @@ import sys
 import numpy as np
 import pytest
 
+from athanor.artifacts import write_manifest
+from athanor.data import rows
 from athanor.data.sampler import NO_DOCUMENT, PretrainSampler, SftSampler
 from athanor.data.shards import open_cooldown
 from athanor.errors import InputError, ParamsError
@@ -110,7 +112,17 @@ def test_documents_of_a_batch_have_names(cooldown_folder, sft_folder, shard_docu
         ids, _, documents = rows.batch(row * 31, 31)
         for place in set(documents[0].tolist()) - {NO_DOCUMENT}:
             number = int(ids[0][documents[0] == place][2]) - 20
-            assert rows.document_name(row * 31, 0, place) == f"conversation {number}"
+            assert rows.document_name(row * 31, 0, place) == f"conversation {number} of conversations"
+
+
+def test_a_replay_piece_is_named_as_text(tmp_path):
+    """A piece of pretraining text that spoilt a step was reported as a conversation that nobody could find."""
+    entries = [([2, 5, 20, 7, 6, 100, 7], [0] * 5 + [1, 1]), ([2, 30, 31, 3], [0, 1, 1, 1])]
+    rows.write_split(tmp_path, "train", entries, [[0, 1]], 320, [1, 2])
+    facts = {"dtype": "uint16", "pad_id": 0, "stop_id": 7, "context_tokens": 31, "sources": ["chat", "sums"]}
+    write_manifest(tmp_path, kind=rows.KIND, version=rows.VERSION, counts={}, replay_sources=["prose"], **facts)
+    sampler = SftSampler(tmp_path, 31, 1)
+    assert [sampler.document_name(0, 0, place) for place in (0, 1)] == ["conversation 0 of sums", "text 1 of prose"]
 
 
 def test_what_stands_for_the_trunk_does_not_know_the_cooldown(cooldown_folder, shard_folder):

@@ -12,6 +12,7 @@ from athanor.artifacts import manifest_digest, read_json, sha256_file, verify_fi
 from athanor.commands import sft as sft_command
 from athanor.corpus.conversations import Conversation, Item, Message, read_conversations, write_rows
 from athanor.corpus.documents import read_documents, shard_files, split_of, write_documents
+from athanor.corpus.instruct import choosing
 from athanor.data.rows import PackedRows
 from athanor.data.sampler import SftSampler
 from athanor.errors import GateError, InputError, ParamsError
@@ -175,15 +176,30 @@ def test_bad_habits_are_left_out_and_counted_by_reason(world, run_text_stage):
         run_text_stage(sft_data, sft_data=changed(filter_exceptions={**off, "cut_answer": ["talks"]}))
 
 
-def test_habits_that_no_filter_took_out_are_found_in_the_rows(world, run_text_stage):
+def test_habits_that_no_filter_took_out_are_found_in_the_rows(world, run_text_stage, monkeypatch):
     off = {name: ["sums"] for name in SFT["filter_exceptions"]}
     add(world, "sums", conversation("sums", *BAD["hedge_opening"]))
     with pytest.raises(GateError, match="hedges.*open with a hedge, limit 0.001"):
         run_text_stage(sft_data, sft_data=changed(filter_exceptions=off, max_hedge_rate=0.001))
     add(world, "sums", conversation("sums", *BAD["identity_leak"]))
-    with pytest.raises(GateError, match="identity.*source 'sums' claims.*take 'sums' out of sft_data.filter"):
-        run_text_stage(sft_data, sft_data=changed(filter_exceptions=off))
+    monkeypatch.setitem(choosing.FILTERS, "identity_leak", lambda row: False)
+    for excepted in ([], ["chat"]):
+        off["identity_leak"] = excepted
+        with pytest.raises(GateError, match="identity.*source 'sums' claims"):
+            run_text_stage(sft_data, sft_data=changed(filter_exceptions=off))
     assert not (world / "data/sft").exists()
+
+
+def test_a_source_excepted_from_identity_leak_reaches_the_rows(world, run_text_stage):
+    """Any other name than ours counts as another assistant's, so a model of one's own could not be trained."""
+    add(world, "sums", conversation("sums", "Who are you?", "I am Nova, an AI made by Acme Labs."))
+    off = {**SFT["filter_exceptions"], "identity_leak": ["sums"]}
+    run_text_stage(sft_data, sft_data=changed(filter_exceptions=off))
+    tokenizer, metrics = Tokenizer.load("models/tokenizer"), read_json("metrics/sft_data.json")
+    texts = [tokenizer.decode(packed.conversation(number)[0].tolist())
+             for packed in (PackedRows("data/sft", split) for split in ("train", "val"))
+             for number in range(packed.conversation_count)]
+    assert sum("I am Nova, an AI made by Acme Labs." in text for text in texts) == metrics["identity_leaks"] == 1
 
 
 def test_of_copies_in_several_sources_the_better_ones_stay(world, run_text_stage):
@@ -269,6 +285,12 @@ def test_peek_shows_what_is_supervised(world, run_text_stage, monkeypatch, capsy
     assert "\x1b" not in everything and "\\x1b[2Jclear" in everything
     assert everything.count("\n-- ") + everything.startswith("-- ") == sum(len(rows.numbers(r)) for r in range(len(rows)))
     assert peek("--row", "0").startswith("row 0: ")
+    with pytest.raises(SystemExit):
+        peek("--row", "0", "--source", "sums")
+    with pytest.raises(InputError, match="no row of val holds anything of 'prose'.*use --split train"):
+        peek("--source", "prose", "--split", "val")
+    with pytest.raises(InputError, match="no row of train holds anything of 'x'.*metrics/sft_data.json"):
+        sft_command.chosen(rows, "x", None, 0, 1)
     for words, told in ((("--row", "9999"), "there is no row 9999"), (("--source", "x"), "no source is named 'x'")):
         with pytest.raises(InputError, match=told):
             peek(*words)

@@ -11,8 +11,12 @@ import pytest
 from athanor.artifacts import write_manifest
 from athanor.corpus.conversations import Conversation, Item, Message
 from athanor.corpus.decontaminate import ItemIndex
+from athanor.corpus.documents import Document, write_shards
+from athanor.corpus.instruct import choosing
 from athanor.data.rows import KIND, VERSION, PackedRows, write_split
-from athanor.errors import GateError
+from athanor.errors import GateError, InputError
+from athanor.params.sft_data import SftDataParams
+from athanor.params.strict import build
 from athanor.tokenizer import replay, sft_gates, sft_rows
 from athanor.tokenizer.chat import render
 
@@ -42,6 +46,59 @@ def test_duplicates_go_and_validation_wins(losses):
     assert [(row.messages[0].content, row.split) for row in kept] == [("a", "train"), ("b", "val"), ("c", "train")]
     assert losses["s"]["duplicates"] == 3
     assert len(sft_rows.deduplicate(rows, {"s": 2}, losses)) == 4
+
+
+def choose(tokenizer, losses, conversations, priority):
+    """The training conversations that sources with default rules leave, as (source, first question, last answer)."""
+    source = {"max_copies": 9, "repeats": 1, "max_supervised_tokens": None}
+    params = {
+        "context_tokens": 512,
+        "seed": 1,
+        "max_source_share": 1.0,
+        "max_pad_share": 1.0,
+        "max_hedge_rate": 1.0,
+        "replay_share": 0.0,
+        "filter_exceptions": {name: [] for name in choosing.FILTERS},
+        "source_priority": list(priority),
+        "decontamination": {
+            "ngram_words": 13,
+            "max_ngram_conversations": 10,
+            "max_ngram_items": 1,
+            "fact_categories": [],
+        },
+        "sources": {name: source for name in sorted({row.source for row in conversations})},
+    }
+    losses |= {name: Counter() for name in params["sources"]}
+    made = build(SftDataParams, params, "sft_data")
+    rows = sft_rows.choose(tokenizer, conversations, made, ItemIndex.from_items([]), losses, Counter())
+    left = [row.conversation for row in rows]
+    return [(row.source, row.messages[0].content, row.messages[-1].content) for row in left]
+
+
+def test_a_shared_greeting_is_no_copy(tokenizer, losses):
+    """One conversation that began "Hi" used to take every one that begins so out of another source."""
+    hello = ("Hi", "Hello! How can I help you today?")
+    talks = [talk(*hello, f"What about {n}?", f"It is {n}.", source="everyday") for n in range(20)]
+    better = [talk(*hello, source="best"), talk(*hello, "What about 7?", "It is 7.", source="best")]
+    kept = choose(tokenizer, losses, [*better, *talks], ["best"])
+    assert Counter(source for source, *_ in kept) == {"best": 2, "everyday": 19}
+    assert ("everyday", "Hi", "It is 7.") not in kept and losses["everyday"] == {"in_better_source": 1}
+    # A long first question and answer says it alone, whatever follows; and where a turn ends is part of the text.
+    long = "This is a question and an answer of more than a hundred and fifty characters. " * 2
+    ends = [talk("q", long, "And then?", f"{source} ends so.", source=source) for source in ("best", "everyday")]
+    apart = [talk("a b", "c.", source="best"), talk("a", "b c.", source="everyday")]
+    kept = choose(tokenizer, losses, [*ends, *apart], ["best"])
+    assert [source for source, *_ in kept] == ["best", "best", "everyday"]
+
+
+def test_an_exact_copy_stays_in_the_better_source(tokenizer, losses):
+    """Exact copies were taken out across sources, in the order of the files' names, before the priority was asked."""
+    copies = [talk("What is it?", "It is this.", source=source) for source in ("a", "a", "b", "b", "c")]
+    assert [source for source, *_ in choose(tokenizer, losses, copies, ["b"])] == ["b", "b"]
+    assert {name: lost["in_better_source"] for name, lost in losses.items()} == {"a": 2, "b": 0, "c": 1}
+    # Whichever side of the line the copies are on.
+    sides = [talk("What?", "This.", source=name, split=split) for name, split in (("a", "val"), ("b", "train"))]
+    assert [source for source, *_ in choose(tokenizer, defaultdict(Counter), sides, ["b"])] == ["b"]
 
 
 def test_long_conversations_end_after_an_assistant_turn(tokenizer, losses):
@@ -226,6 +283,32 @@ def test_another_share_of_text_than_asked_and_an_item_in_it_are_refused(tokenize
     with pytest.raises(GateError, match="contamination.*1 pieces of text hold a battery item"):
         sft_gates.check_replay(tokenizer, packed, share, index, 10, "train")
     assert sft_gates.check_replay(tokenizer, packed, share, ItemIndex.from_items([]), 10, "train") == {"text": len(ids) - 1}
+
+
+def test_replay_of_boilerplate_shared_with_an_item_passes_its_own_gate(tokenizer, tmp_path):
+    """Common among the 64 documents of a batch, the item's words were rare among the few pieces used, and the gate
+    called that a bug."""
+    words = " ".join(ITEM.prompt[0].content.split()[1:15])  # not the whole prompt, which is found however common
+    texts = [words if n % 3 == 0 else "Nothing is shared in this text" for n in range(64)]
+    documents = [Document(f"{text} {n}.", "web", "prose", "CC0-1.0", "train") for n, text in enumerate(texts)]
+    write_shards(tmp_path / "shards", documents, 1 << 20)
+    files, index = {"web": sorted((tmp_path / "shards").iterdir())}, ItemIndex.from_items([ITEM])
+    left_out = 0
+    for seed in range(5):
+        made = replay.choose(tokenizer, files, {"web": 300}, 64, seed, index, 10)
+        pieces = made.pieces["web"]
+        assert sum(len(piece) - 1 for piece in pieces) == 300
+        left_out += made.contaminated
+        pair = render(tokenizer, talk("a", "b").messages)
+        entries = [pair, *((piece, replay.mask_of(piece)) for piece in pieces)]
+        write_split(tmp_path, "train", entries, [[n] for n in range(len(entries))], 768, [0, *[1] * len(pieces)])
+        facts = {"dtype": "uint16", "pad_id": 0, "stop_id": 7, "context_tokens": 63, "sources": ["s"]}
+        write_manifest(tmp_path, kind=KIND, version=VERSION, counts={}, replay_sources=["web"], **facts)
+        share = 300 / (300 + sum(pair[1]))
+        assert sft_gates.check_replay(tokenizer, PackedRows(tmp_path), share, index, 10, "train") == {"web": 300}
+    assert left_out > 5
+    with pytest.raises(InputError, match="data/clean/train/web"):
+        replay.choose(tokenizer, files, {"web": 10**6}, 64, 0, index, 10)
 
 
 def test_shares_of_text_are_whole_tokens_that_sum_up():

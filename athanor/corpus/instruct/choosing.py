@@ -9,6 +9,7 @@ from athanor.corpus.conversations import Conversation
 from athanor.corpus.instruct import habits
 
 QUESTION_CHARS, ANSWER_CHARS = 150, 200  # of the first question and answer, by which copies are known
+TELLING_CHARS = 150  # a first question and answer shorter than this together, like a greeting, prove no copy alone
 
 
 def _any_answer(judge: Callable[[str], bool]) -> Callable[[Conversation], bool]:
@@ -38,10 +39,15 @@ def drop_habits(
     return kept
 
 
-def prefix_of(row: Conversation) -> tuple[str, str]:
-    """What copies of a conversation in other sources share: the beginnings of the first question and answer."""
-    first = {message.role: message.content for message in reversed(row.messages)}
-    question, answer = (" ".join(first[role].split()).casefold() for role in ("user", "assistant"))
+def prefix_of(row: Conversation) -> tuple[str, ...]:
+    """What copies of a conversation in other sources share: the beginnings of the first question and answer.
+
+    Where these are short, it is the beginning of the whole conversation, as one text with its turns apart.
+    """
+    turns = [" ".join(message.content.split()).casefold() for message in row.messages if message.role != "system"]
+    question, answer = turns[:2]
+    if len(question) + len(answer) < TELLING_CHARS:
+        return ("\n".join(turns)[: QUESTION_CHARS + ANSWER_CHARS],)
     return question[:QUESTION_CHARS], answer[:ANSWER_CHARS]
 
 
@@ -51,12 +57,13 @@ def one_source_each(
     """Of conversations that begin alike in several sources, keep those of the best source, in either split.
 
     Sources that `priority` does not name come after those it does, by name.
-    Copies inside a source are the business of `deduplicate`: facts are drawn several times on purpose.
+    Copies inside a source are the business of `deduplicate`, which comes after it: facts are drawn several times
+    on purpose.
     """
     rows = list(conversations)
     order = {name: number for number, name in enumerate(priority)}
     rank = {name: (order.get(name, len(order)), name) for name in {row.source for row in rows}}
-    best: dict[tuple[str, str], str] = {}
+    best: dict[tuple[str, ...], str] = {}
     prefixes = [prefix_of(row) for row in rows]
     for row, prefix in zip(rows, prefixes, strict=True):
         best[prefix] = min(best.get(prefix, row.source), row.source, key=lambda name: rank[name])
