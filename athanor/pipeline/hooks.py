@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ def hooks(
     batch_tokens: int,
     *,
     validate: Callable[[Any], dict[str, Any]],
-    scalars: Callable[[dict[str, Any]], dict[str, float]],
+    scalars: Callable[[dict[str, Any]], dict[str, float | None]],
     before_first_step: Callable[[Any], None],
     on_sample: Callable[[int, Any], None] = lambda step, model: None,
 ) -> Hooks:
@@ -34,13 +35,17 @@ def hooks(
         on_replay(row)
         bar.update(batch_tokens, f"loss {row['loss']:.3f}")
 
+    def on_validation(step: int, scores: dict[str, Any]) -> None:
+        # What is not finite comes as None, because checkpoints are JSON; the journal has a word for it.
+        run.log(step, **{name: math.nan if value is None else value for name, value in scalars(scores).items()})
+
     return Hooks(
         validate=run.lasting("validation", validate),
         before_first_step=before_first_step,
         on_resume=bar.resume_at,
         on_replay=on_replay,
         on_step=on_step,
-        on_validation=lambda step, scores: run.log(step, **scalars(scores)),
+        on_validation=on_validation,
         on_sample=run.lasting("samples", on_sample),
         on_rollback=lambda step, facts: run.rewind(step, bar, batch_tokens, **facts),
         on_event=lambda name, facts: run.journal.event(name, **facts),
