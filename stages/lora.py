@@ -59,7 +59,7 @@ def run(run: Run) -> None:
     for note in notes:
         run.note(note)
     where = Place(local.device, local.threads, "sft", params.seed)
-    device, load = place(shape, how, where, params.batch_tokens, params.optimizer)
+    device, load = place(shape, how, where, params.batch_tokens, params.optimizer, params.select == "best")
     config = foreign.held_in(shape, how.precision, device)
     per_epoch = params.validations_per_epoch
     loop = LoopSettings.of(

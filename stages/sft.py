@@ -58,7 +58,7 @@ def run(run: Run) -> None:
     world = join(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
     how = choices.chosen(run, (slot,), config, params.precision, params.batch_tokens, total, world)
     where = Place(local.device, local.threads, "sft", params.seed)
-    device, load = place(config, how, where, params.batch_tokens, params.optimizer)
+    device, load = place(config, how, where, params.batch_tokens, params.optimizer, params.select == "best")
     settings = LoopSettings.of(
         params,
         local,

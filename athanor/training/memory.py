@@ -42,7 +42,8 @@ class Load:
 
     `accumulates`: a lane works on several micro-batches, so that gradients of
     the first are there while the next one runs. `checkpointing`: a block keeps
-    its input only, and runs again in backward.
+    its input only, and runs again in backward. `keeps_best`: a copy of the best
+    validation's weights lies in the same memory.
     """
 
     micro_batch_rows: int
@@ -54,6 +55,7 @@ class Load:
     checkpointing: bool = False
     documents: bool = True  # rows hold several, kept apart by a mask
     optimizer: str = "adamw"
+    keeps_best: bool = False
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -177,7 +179,13 @@ def _growth(unit: int, values: list[int]) -> Growth:
 
 def state_bytes(config: ModelConfig, load: Load) -> int:
     """What no choice of rows or context makes smaller: weights, the optimiser's state, and every lane's gradients."""
-    return config.stored_bytes() + 4 * config.trained_count() * load.lanes + moment_bytes(config, load.optimizer)
+    return _held_bytes(config, load) + 4 * config.trained_count() * load.lanes
+
+
+def _held_bytes(config: ModelConfig, load: Load) -> int:
+    """What is there all the time: weights, those of the best validation, and the optimiser's state."""
+    best = 4 * config.trained_count() if load.keeps_best else 0
+    return config.stored_bytes() + best + moment_bytes(config, load.optimizer)
 
 
 def moment_bytes(config: ModelConfig, optimizer: str) -> int:
@@ -225,7 +233,7 @@ def training_bytes(
     factor = _SLACK.get(device.type, 1.15) if slack is None else slack
     work = waiting + factor * load.parallel * max(turn, end)
     update = gradient + factor * _update_bytes(config, load)  # one gradient: the lanes' are added up by then
-    return int(config.stored_bytes() + moment_bytes(config, load.optimizer) + max(work, update) + _FIXED_BYTES)
+    return int(_held_bytes(config, load) + max(work, update) + _FIXED_BYTES)
 
 
 def available_bytes(device: torch.device) -> int | None:

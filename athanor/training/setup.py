@@ -59,9 +59,9 @@ def check_batch(config: ModelConfig, batch_tokens: int, section: str) -> None:
 
 
 def place(
-    config: ModelConfig, choices: Choices, where: Place, batch_tokens: int, optimizer: str
+    config: ModelConfig, choices: Choices, where: Place, batch_tokens: int, optimizer: str, keeps_best: bool = False
 ) -> tuple[torch.device, Load]:
-    """Prepare the device and decide how much it takes on at a time.
+    """Prepare the device and decide how much it takes on at a time; `keeps_best`: the host has a copy of weights.
 
     Also seeds the global generators: torch starts them at random, and their
     state is part of every checkpoint.
@@ -82,6 +82,7 @@ def place(
         accumulates=micro_batches > lanes,
         checkpointing=choices.checkpointing,
         optimizer=optimizer,
+        keeps_best=keeps_best and device.type == "cpu",  # elsewhere the host's memory is another
     )
 
 

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
+from athanor.training.best import Best
 from athanor.training.lanes import Lanes
 from athanor.training.memory import Load
 from athanor.training.optimizer import OptimizerSettings
@@ -51,8 +52,10 @@ def steps(config: ModelConfig, load: Load, batch_rows: int) -> None:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     with Lanes(model, load.parallel) as lanes:
         stepper = Stepper(lanes, OptimizerSettings(0.9, 0.95, 1e-8, 0.1, load.optimizer), settings)
-        for _ in range(2):
+        best = Best()
+        for number in range(2):
             stepper.step(rows, 1e-3)
+            best.offer(number + 1, [0.0], model, keep=load.keeps_best)
 
 
 def main() -> None:

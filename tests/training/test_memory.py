@@ -35,6 +35,7 @@ SHAPES = {
     "15M, 512 tokens, documents": (LARGE, Load(1, 512, "fp32", accumulates=False), 1),
     "2.8M, lanes, Muon": (DEFAULT, Load(2, 256, "fp32", 4, 1, accumulates=False, optimizer="muon"), 8),
     "24M, 512 tokens, Muon": (WIDE, Load(1, 512, "fp32", accumulates=False, optimizer="muon"), 1),
+    "15M, 512 tokens, the best kept": (LARGE, Load(1, 512, "fp32", accumulates=False, keeps_best=True), 1),
     "24M, 512 tokens, checkpointing": (WIDE, Load(1, 512, "fp32", accumulates=False, checkpointing=True), 1),
 }
 
@@ -107,6 +108,13 @@ def test_orders_of_magnitude():
 def test_muon_keeps_one_number_for_a_weight_of_a_matrix():
     adamw, muon = (training_bytes(DEFAULT, Load(4, 256, "fp32", optimizer=name)) for name in ("adamw", "muon"))
     assert adamw - muon == 4 * block_weights(DEFAULT)
+
+
+def test_a_copy_of_the_best_weights_is_counted():
+    last, best = (Load(1, 512, "fp32", keeps_best=kept) for kept in (False, True))
+    copy = 4 * LARGE.parameter_count()
+    assert training_bytes(LARGE, best) - training_bytes(LARGE, last) == copy
+    assert memory.state_bytes(LARGE, best) - memory.state_bytes(LARGE, last) == copy
 
 
 def test_too_large_a_model_is_refused_with_what_to_change():

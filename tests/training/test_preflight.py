@@ -166,7 +166,8 @@ def test_placement():
     assert [micro_batch(CPU, 0, 256, batch) for batch in (256, 1024, 2048, 1 << 20)] == [1, 1, 2, 4]
     for batch_tokens, lanes in ((1024, 1), (5000 * 1024, MAX_LANES)):
         load = place(small, how, where, batch_tokens, "muon")[1]
-        assert load.optimizer == "muon"
+        assert load.optimizer == "muon" and not load.keeps_best
+        assert place(small, how, where, batch_tokens, "muon", True)[1].keeps_best
         state = torch.get_rng_state()
         torch.manual_seed(99)  # as at the start of a process, where torch seeds at random
         place(small, how, where, batch_tokens, "muon")
