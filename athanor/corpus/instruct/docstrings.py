@@ -1,9 +1,9 @@
 """Questions and answers from the standard library's docstrings, signatures and doctests.
 
 The key of a pair is its module, because one function gives up to five pairs:
-split by pair, validation would ask for what training has just told. Wordings
-here must stay clear of the last HELD_OUT_WORDINGS of `corpus/exercises/facts.py`,
-which the battery keeps for itself.
+split by pair, validation would ask for what training has just told. A wording
+that `corpus/exercises/facts.py` has as well must stand in its ASKED_ELSEWHERE:
+of all others the battery keeps some for itself, and its seed says which.
 """
 
 from __future__ import annotations
