@@ -1,7 +1,7 @@
 """What the health monitor finds in a training run, finished or running.
 
     python -m athanor health                 the latest training of this checkout
-    python -m athanor health pretrain        the latest run of a stage
+    python -m athanor health pretrain        the latest run of a stage (pretrain, sft or lora)
     python -m athanor health RUN [--json]    a run by the start of its id, or by its journal's folder
 
 The rules and what they mean: docs/health.md. A health.yaml beside params.yaml
@@ -52,20 +52,20 @@ def _stage(folder: Path) -> str:
 
 
 def _known(folders: list[Path]) -> str:
-    names = [folder.name for folder in folders if folder.name.split("-")[0] in PHASES]
+    names = [folder.name for folder in folders if _stage(folder) in PHASES]
     return f"one of {', '.join(names[-5:])}" if names else "no training ran here; run dvc repro"
 
 
 def read(folder: Path, thresholds: Thresholds) -> Reader:
     """Take a whole journal through the monitor."""
     meta = folder / "meta.json"
-    phase = _stage(folder) if meta.is_file() else ""
-    reader = Reader(phase if phase in PHASES else "pretrain", thresholds)
+    stage = _stage(folder) if meta.is_file() else ""
+    reader = Reader(stage if stage in PHASES else "pretrain", thresholds)
     with open(folder / "journal.jsonl", "rb") as file:
         for line in file:
             for row in rows(line if line.endswith(b"\n") else b""):  # a running stage may be in the middle of a line
                 reader.line(row)
-    if not reader.last_step or (phase and phase not in PHASES and reader.plan is None):
+    if not reader.last_step or (stage and stage not in PHASES and reader.plan is None):
         raise InputError("holds no training steps", where=str(folder), fix=f"name a run of {' or '.join(PHASES)}")
     return reader
 

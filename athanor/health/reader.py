@@ -12,7 +12,8 @@ from athanor.health.setup import Plan
 from athanor.health.thresholds import Thresholds
 from athanor.training.schedule import Schedule
 
-PHASES = ("pretrain", "sft")
+# Of each stage that trains, the phase whose rules judge it: also the section of params.yaml that it reads.
+PHASES = {"pretrain": "pretrain", "sft": "sft", "lora": "sft"}
 
 
 def plan_facts(
@@ -38,7 +39,7 @@ def plan_of(facts: Mapping[str, Any]) -> Plan:
     """The plan that an event `training` tells."""
     schedule, batch = Schedule(**facts["schedule"]), facts["batch_tokens"]
     return Plan(
-        facts["phase"],
+        PHASES[facts["phase"]],
         rate=schedule.rate,
         total_steps=schedule.total_tokens // batch,
         batch_tokens=batch,
@@ -51,10 +52,10 @@ def plan_of(facts: Mapping[str, Any]) -> Plan:
 
 
 class Reader:
-    """Follows one journal. `phase`: what the run is when its journal tells no plan (rules that need one sleep)."""
+    """Follows one journal. `stage`: what the run is when its journal tells no plan (rules that need one sleep)."""
 
-    def __init__(self, phase: str, thresholds: Thresholds) -> None:
-        self.phase, self.thresholds = phase, thresholds
+    def __init__(self, stage: str, thresholds: Thresholds) -> None:
+        self.phase, self.thresholds = PHASES[stage], thresholds
         self.monitor: Monitor | None = None
         self.plan: dict[str, Any] | None = None
         self.findings: list[Finding] = []
@@ -66,7 +67,8 @@ class Reader:
         event, found = row.get("event"), []
         if event == "training" and self.monitor is None:
             self.plan = {key: value for key, value in row.items() if key not in ("t", "event")}
-            self.monitor = Monitor(self.plan["phase"], thresholds=self.thresholds, plan=plan_of(self.plan))
+            plan = plan_of(self.plan)
+            self.monitor = Monitor(plan.phase, thresholds=self.thresholds, plan=plan)
         elif event == "resumed" and self.monitor is not None:
             self.monitor.resumed()
         elif event == "finding":

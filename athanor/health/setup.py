@@ -20,7 +20,7 @@ class Plan:
     `rate`: learning rate of the step that ends at a token position.
     """
 
-    phase: str  # pretrain or sft: also the section of params.yaml that fixes name
+    phase: str  # pretrain, or sft (a LoRA as well): also the section of params.yaml that fixes name
     rate: Callable[[int], float] | None = None
     total_steps: int | None = None
     batch_tokens: int | None = None

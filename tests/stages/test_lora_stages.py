@@ -16,16 +16,18 @@ import torch
 from ruamel.yaml import YAML
 
 from athanor.artifacts import read_json, read_manifest, sha256_file, verify_files, write_manifest
-from athanor.commands import repro
+from athanor.commands import health, repro
 from athanor.corpus.conversations import Conversation, Item, Message, write_rows
 from athanor.corpus.documents import split_of
 from athanor.data.rows import KIND, VERSION, PackedRows
 from athanor.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.health.thresholds import Thresholds
 from athanor.params.strict import read_yaml
 from athanor.pipeline.run import Run
 from athanor.pipeline.schema import check_file, check_stage
 from athanor.tokenizer.foreign import ForeignTokenizer
 from athanor.training import foreign
+from athanor.training.schedule import Schedule
 from athanor.training.setup import Choices
 from stages import lora, lora_data, lora_export
 from tests.e2e.clone import environment, make_clone
@@ -166,6 +168,19 @@ def test_a_base_becomes_a_merged_model_an_adapter_and_a_card(work, tuned):
     tiny.make_base(work / "base", "qwen2", seed=1)
     with pytest.raises(InputError, match="not the one that was trained on"):
         execute(lora_export)
+
+
+def test_a_nan_loss_is_a_finding(work, capsys):
+    """Rules are written for pretrain and sft; the stage's own name once asked for those of neither."""
+    run = Run("lora", "stages.lora")
+    run.watch_health(Schedule("cosine", 1e-3, 0.0, 0, 0, 20 * 256), 256, 300)
+    for step in range(1, 5):
+        run.log(step, loss=2.0 if step < 4 else float("nan"), grad_norm=0.5)
+    assert "lora: CRITICAL at step 4, nan_loss" in capsys.readouterr().err
+    run.finish()
+    folder = health.choose(work, "lora")
+    found = [each for each in health.read(folder, Thresholds()).findings if each.rule == "nan_loss"]
+    assert folder == run.journal.folder and len(found) == 1 and "sft.lr" in found[0].fix
 
 
 def test_an_interrupted_stage_goes_on_to_the_same_bytes(work):
