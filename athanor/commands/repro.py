@@ -15,15 +15,13 @@ import argparse
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from athanor.artifacts import read_json, write_text
-from athanor.commands import summary
+from athanor.commands import side, summary
 from athanor.commands.data import report
 from athanor.errors import ParamsError
 from athanor.params.sft import SCRATCH
@@ -54,13 +52,9 @@ def main() -> int:
     foreign = base != SCRATCH
     stages = ("download", *FOREIGN_STAGES) if foreign else None
     since_ms, before = int(time.time() * 1000), summary.runs(root, stages)
-    # Ctrl-C reaches dvc and its stage as well; they save and leave, and this process must outlive them: in a
-    # container its end would be theirs. A handler and not SIG_IGN, which dvc would inherit.
-    signal.signal(signal.SIGINT, lambda *_: None)
+    call = side.outlive()
     with foreign_graph(root, base) if foreign else contextlib.nullcontext():
-        targets = [GRAPH.as_posix()] if foreign and not any(GRAPH.as_posix() in word for word in words) else []
-        command = [sys.executable, "-m", "dvc", "repro", *words, *targets]
-        status = subprocess.call(command, env={**os.environ, **until})
+        status = call([*side.DVC, *(in_graph(words) if foreign else words)], env={**os.environ, **until})
     page = None if status or foreign else report.refresh(root)
     left = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
     sys.stdout.write(summary.text(root, before, since_ms, stages))
@@ -93,6 +87,15 @@ def foreign_graph(root: Path, base: str) -> Iterator[None]:
         yield
     finally:
         (root / GRAPH).unlink(missing_ok=True)
+
+
+def in_graph(words: list[str]) -> list[str]:
+    """Arguments of `dvc repro` for the graph of a foreign base: its stages by their bare names, all of it by default.
+
+    No option of `dvc repro` takes a value, so every other word is a target.
+    """
+    named = [f"{GRAPH.as_posix()}:{word}" if word in FOREIGN_STAGES else word for word in words]
+    return named if any(not word.startswith("-") for word in words) else [*named, GRAPH.as_posix()]
 
 
 def stopped(root: Path, since_ms: int) -> bool:

@@ -6,15 +6,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from athanor.errors import InputError
 from athanor.pipeline import ship
 from athanor.pipeline.closure import SIDE
+from athanor.pipeline.facts import Graph
 from athanor.pipeline.locks import try_lock
 
 DVC_FILE, LOCK = Path(SIDE) / "dvc.yaml", Path(SIDE) / "dvc.lock"
 SHIP_SECONDS = 60.0
+DVC = (sys.executable, "-m", "dvc", "repro")
 
 
 def repro(root: Path, file: Path, stage: str, force: bool) -> int:
@@ -32,14 +36,38 @@ def repro(root: Path, file: Path, stage: str, force: bool) -> int:
 
 def _repro(root: Path, file: Path, stage: str, force: bool) -> int:
     """`dvc repro`, for which the file has DVC's name only meanwhile."""
+    call, target = outlive(), f"{DVC_FILE.as_posix()}:{stage}"
     shutil.copyfile(root / file, root / DVC_FILE)
-    command = [sys.executable, "-m", "dvc", "repro", f"{DVC_FILE.as_posix()}:{stage}", *(["--force"] if force else [])]
-    # A signal reaches DVC and its stage as well, or is passed on to them; this process must outlive them to tidy up.
-    children: list[subprocess.Popen[bytes]] = []
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
     try:
-        children.append(subprocess.Popen(command, cwd=root))
-        return children[0].wait()
+        if not force:
+            return call([*DVC, target], cwd=root)
+        # --force alone would force every stage before it as well: hours, and requests that are paid for again.
+        before = Graph(root).upstream(stage)
+        status = call([*DVC, *before], cwd=root) if before else 0
+        return status or call([*DVC, "--force", "--single-item", target], cwd=root)
     finally:
         (root / DVC_FILE).unlink(missing_ok=True)
+
+
+def outlive() -> Callable[..., int]:
+    """What runs a command, so that this process lives to tidy up after it.
+
+    Ctrl-C reaches DVC and its stage as well, which save and leave; in a container this process' end would be theirs.
+    SIGTERM is passed on to the command. Handlers, and not SIG_IGN, which the command would inherit.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+
+    def end(*_: object) -> None:
+        left = [child for child in children if child.poll() is None]
+        for child in left:
+            child.terminate()
+        if not left:
+            sys.exit(128 + signal.SIGTERM)
+
+    def call(command: list[str], **how: Any) -> int:
+        children.append(subprocess.Popen(command, **how))
+        return children[-1].wait()
+
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, end)
+    return call

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from athanor.params.strict import read_yaml
+from tests.e2e.clone import Clone, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = '''
@@ -76,3 +83,70 @@ def test_a_slip_in_params_is_told_before_dvc_deletes_anything(tmp_path):
     )
     assert done.returncode == 1 and "pretrain.learning_rat: unknown key" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
+
+
+# -- a foreign base --------------------------------------------------------------------------------------------------
+
+HELD = "import pathlib, time\npathlib.Path('at_work').touch()\nwhile not pathlib.Path('end').exists(): time.sleep(0.05)\n"
+
+
+@pytest.fixture
+def foreign(tmp_path) -> Clone:
+    """A checkout whose params.yaml names a base, with graphs of the real stages' names that only copy files."""
+    values = read_yaml(ROOT / "presets" / "micro.yaml")
+    values["sft"]["base"], values["sft_data"]["replay_share"] = "base", 0.0
+    YAML().dump(values, tmp_path / "params.yaml")
+    for name in ("base", "foreign"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    (tmp_path / "source").write_text("s")
+
+    def stages(*rows: tuple[str, str, str]) -> dict[str, object]:
+        return {name: {"cmd": f"cp {dep} {out}", "deps": [dep], "outs": [out]} for name, dep, out in rows}
+
+    main = stages(("download", "source", "raw"), ("pretrain", "raw", "model"))
+    tuned = stages(("lora-data", "raw", "rows"), ("lora", "rows", "tuned"), ("lora-export", "tuned", "out"))
+    (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": main}))
+    graph = {"stages": {name: {"wdir": "..", **stage} for name, stage in tuned.items()}}
+    (tmp_path / "foreign/lora.yaml").write_text(json.dumps(graph))
+    clone = Clone(tmp_path)
+    clone.run("git", "init", "-q")
+    clone.dvc("init", "-q")
+    return clone
+
+
+QUIET = {"PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
+REPRO = (sys.executable, "-m", "athanor.commands.repro")
+
+
+def test_repro_targets_of_a_foreign_base(foreign):
+    """`athanor repro download` once trained as well, and `athanor repro lora` was an unknown target."""
+
+    def ran(*words: str) -> list[str]:
+        said = foreign.run(*REPRO, *words, **QUIET).stdout
+        assert not (foreign.path / "foreign/dvc.yaml").exists()
+        return [name.removeprefix("foreign/dvc.yaml:") for name in re.findall(r"Running stage '([^']+)'", said)]
+
+    assert ran("download") == ["download"]
+    assert ran("lora") == ["lora-data", "lora"]
+    assert ran() == ["lora-export"]
+    assert ran("--force", "--single-item", "lora") == ["lora"]
+
+
+def test_a_sigterm_leaves_no_graph_of_the_base_behind(foreign):
+    """`dvc status` and plain `dvc repro` read a graph that is left lying there."""
+    (foreign.path / "held.py").write_text(HELD)
+    graph = read_yaml(foreign.path / "foreign/lora.yaml")
+    graph["stages"]["lora"]["cmd"] = "python held.py && cp rows tuned"
+    (foreign.path / "foreign/lora.yaml").write_text(json.dumps(graph))
+    child = subprocess.Popen(REPRO, cwd=foreign.path, env=environment(**QUIET), stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (foreign.path / "at_work").exists():
+            assert child.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        assert (foreign.path / "foreign/dvc.yaml").exists()
+        child.terminate()
+        assert child.wait(60) != 0 and not (foreign.path / "foreign/dvc.yaml").exists()
+    finally:
+        (foreign.path / "end").touch()
