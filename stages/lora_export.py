@@ -20,7 +20,7 @@ from athanor.pipeline.run import Run
 from athanor.tokenizer.foreign import ForeignTokenizer
 from athanor.training import foreign, lora
 from athanor.training.device import prepare
-from athanor.training.foreign_files import base_digests, read_config
+from athanor.training.foreign_files import base_digests, read_config, trained_in_bf16
 
 MODEL, DATA, OUT = Path("models/lora"), Path("data/lora"), Path("models/lora-export")
 METRICS = Path("metrics/lora.json")
@@ -37,6 +37,9 @@ def run(run: Run) -> None:
         raise InputError("the base is not the one that was trained on", where=str(base), fix="athanor repro")
     settings, adapters = lora.LoraSettings(**told["lora"]), lora.read_adapter(MODEL)
     parents = {"base": digest(digests), "lora": manifest_digest(MODEL), "sft": manifest_digest(DATA)}
+    if dtype == "float16" and trained_in_bf16(read_config(base)):
+        what = "the base was trained in bf16, and float16 cannot hold its activations"
+        raise InputError(what, where="export.dtype", fix="set it to bfloat16 or float32")
     with new_dir(OUT) as folder:
         export.write_merged(folder / HF_DIR, base, tokenizer, adapters, settings.scale, dtype)
         (folder / ADAPTER).mkdir()

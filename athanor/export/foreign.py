@@ -26,6 +26,7 @@ from athanor.training.tensorfile import read_tensors, write_tensors
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 HF_DIR = "hf"
+MOST_OWN = 64  # tokens of a window, for processors that are slow in 16 bits; what overflows does so at the first ones
 MOST_KL = 0.05  # nats; far above what rounding to 16 bits does to a model that is sure of its words
 
 
@@ -43,7 +44,7 @@ def write_merged(
             whole = weight if pair is None else lora.merged(weight, *pair, scale)
             weights[key] = whole.to(DTYPES[dtype])
             if not bool(torch.isfinite(weights[key]).all()):
-                raise GateError("finite weights", f"{key} overflows {dtype}", fix="lora.merged_dtype: float32")
+                raise GateError("finite weights", f"{key} overflows {dtype}", fix="set export.dtype to bfloat16 or float32")
             size += weights[key].nbytes
         write_tensors(folder / name, weights, {"format": "pt"})
     if left:
@@ -60,13 +61,14 @@ def write_merged(
 
 
 def generation_config(base: Path, tokenizer: ForeignTokenizer) -> dict[str, Any]:
-    """The base's, which also ends where a turn does; greedy."""
+    """Ends where the base's does and where a turn does; greedy. No other taste of the base's, such as a penalty on
+    repetition, which would punish the words of the question."""
     path = base / "generation_config.json"
     values = read_json(path) if path.is_file() else {}
     ends = values.get("eos_token_id", read_json(base / "config.json").get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    values = {key: item for key, item in values.items() if key not in ("temperature", "top_p", "top_k")}
-    return {**values, "eos_token_id": [*dict.fromkeys([tokenizer.stop, *ends])], "do_sample": False}
+    kept = {key: values[key] for key in ("bos_token_id", "pad_token_id") if key in values}
+    return {**kept, "eos_token_id": [*dict.fromkeys([tokenizer.stop, *ends])], "do_sample": False}
 
 
 def tokenizer_config(base: Path) -> dict[str, Any]:
@@ -89,7 +91,8 @@ def check_merged(
     """The merged directory in transformers against base and adapter: largest logit difference, KL (nats), same top id.
 
     GateError where they are apart by more than `tolerance` (of logits up to 10, more in proportion) in fp32, by more
-    than rounding explains in 16 bits. One model at a time is in memory.
+    than rounding explains in 16 bits, or where the directory, run in its own type, gives no numbers. One model at a
+    time is in memory.
     """
     longest = max(window.shape[1] for window in windows)
     model = load_foreign(base, settings, longest, seed=0)
@@ -100,6 +103,11 @@ def check_merged(
     nothing = LoraSettings(1, 1.0, 0.0, settings.targets)  # its B is zero
     merged = load_foreign(folder, nothing, longest, seed=0)
     found = [merged(window) for window in windows]
+    for weight in merged.causal.parameters():
+        weight.data = weight.data.to(DTYPES[dtype])
+    if not bool(torch.isfinite(merged(windows[0][:, :MOST_OWN])).all()):
+        what = f"activations overflow {dtype}: the logits are no numbers"
+        raise GateError("merged model", what, where=folder.name, fix="set export.dtype to bfloat16 or float32")
     apart = max(float((one - two).abs().max()) for one, two in zip(found, wanted, strict=True))
     largest = max(float(one.abs().max()) for one in wanted)
     pairs = [(one.log_softmax(-1), two.log_softmax(-1)) for one, two in zip(found, wanted, strict=True)]

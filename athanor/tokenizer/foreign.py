@@ -57,7 +57,8 @@ class ForeignTokenizer:
         try:
             self._fast = Fast.from_file(str(path))
         except Exception as error:  # the package raises plain exceptions
-            raise InputError(f"not understood ({error})", where=str(path)) from None
+            fix = "fetch the file again, or update the package: pip install --upgrade tokenizers"
+            raise InputError(f"not understood ({error})", where=str(path), fix=fix) from None
         self._fast.encode_special_tokens = True  # their text stays text
         self._fast.no_truncation()
         self._fast.no_padding()

@@ -25,7 +25,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.transformer import block_mask
 from athanor.training import lora
 from athanor.training.attention import attention
-from athanor.training.foreign_files import read_config
+from athanor.training.foreign_files import read_config, trained_in_bf16
 from athanor.training.heap import keep_heap
 from athanor.training.loss import Targets, token_losses
 from athanor.training.lora import LoraSettings
@@ -60,8 +60,7 @@ def careful(choices: Choices, base: str | os.PathLike[str], *, asked: str) -> tu
     bf16, and fp32 was what helped (a report on two MI50). So `auto` never means fp16 for it.
     """
     notes = []
-    values = read_config(base)
-    if asked == "auto" and choices.precision == "fp16" and values.get("dtype", values.get("torch_dtype")) == "bfloat16":
+    if asked == "auto" and choices.precision == "fp16" and trained_in_bf16(read_config(base)):
         choices = dataclasses.replace(choices, precision="fp32")
         notes.append("precision fp32: the base was trained in bf16, and fp16 cannot hold its activations")
     if choices.compile:
@@ -182,7 +181,8 @@ def load_foreign(
         if told.get(what):
             name = min(key if isinstance(key, str) else str(key[0]) for key in told[what])
             what = what.replace("_", " ")
-            raise InputError(f"weights do not fit config.json: {what}, first {name}", where=str(folder))
+            fix = "fetch the checkpoint again, or save it with transformers: save_pretrained"
+            raise InputError(f"weights do not fit config.json: {what}, first {name}", where=str(folder), fix=fix)
     base = sum(weight.numel() for weight in causal.parameters())
     half = AUTOCAST[precision] if not rounds_products(precision, device) else None
     for name, weight in causal.named_parameters():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         fix = "use the checkpoint that they were made from"
         raise InputError("the weights are quantised", where=str(path), fix=fix)
     return values
+
+
+def trained_in_bf16(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json says so. Such a model has activations beyond fp16's range."""
+    return values.get("dtype", values.get("torch_dtype")) == "bfloat16"
 
 
 def weight_files(base: str | os.PathLike[str]) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from athanor.artifacts import read_json
 from athanor.errors import GateError
 from athanor.export import gguf_lora
-from athanor.export.foreign import check_merged, write_merged
+from athanor.export.foreign import check_merged, generation_config, write_merged
 from athanor.tokenizer.foreign import ForeignTokenizer
 from athanor.training import lora
 from athanor.training.foreign import load_foreign
@@ -131,6 +131,36 @@ def test_the_directory_has_one_template_and_ends_where_a_turn_does(made):
     assert set(base_digests(base)) == {
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
     }
+
+
+def test_decoding_is_plain_greedy_whatever_the_base_says(bases, tmp_path):
+    """Qwen2.5-Instruct ships a penalty on repetition, by which greedy answers shun the words of the question."""
+    base = shutil.copytree(bases["qwen2"], tmp_path / "base")
+    said = {"repetition_penalty": 1.05, "top_k": 20, "num_beams": 4, "do_sample": True, "temperature": 0.7}
+    said |= {"pad_token_id": 3, "bos_token_id": 5, "eos_token_id": [7], "no_repeat_ngram_size": 3, "min_p": 0.1}
+    (base / "generation_config.json").write_text(json.dumps(said))
+    tokenizer = ForeignTokenizer(base)
+    found = generation_config(base, tokenizer)
+    assert found == {"bos_token_id": 5, "pad_token_id": 3, "eos_token_id": [tokenizer.stop, 7], "do_sample": False}
+
+
+def test_activations_beyond_fp16_are_seen(bases, tmp_path):
+    """The weights fit, the products do not: such a file loads, is right in fp32, and answers NaN in its own type."""
+    base = shutil.copytree(bases["qwen2"], tmp_path / "base")
+    weights = read_tensors(base / "model.safetensors")
+    for name in (name for name in weights if "up_proj" in name):
+        weights[name] = weights[name] * 2**15
+    write_tensors(base / "model.safetensors", weights, {"format": "pt"})
+    adapters = {name: 0.1 * weight.detach() for name, weight in adapted(base).named_parameters()}
+    windows = [torch.tensor([ids]) for ids in WINDOWS]
+    for dtype in ("bfloat16", "float16"):
+        folder = tmp_path / dtype
+        write_merged(folder, base, ForeignTokenizer(base), adapters, SETTINGS.scale, dtype)
+        if dtype == "bfloat16":
+            check_merged(folder, base, SETTINGS, adapters, windows, dtype, 1e-3)
+        else:
+            with pytest.raises(GateError, match=r"overflow float16.*export.dtype to bfloat16"):
+                check_merged(folder, base, SETTINGS, adapters, windows, dtype, 1e-3)
 
 
 def test_equal_inputs_make_equal_files(made, tmp_path):

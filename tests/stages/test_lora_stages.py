@@ -204,6 +204,15 @@ def test_a_merge_that_went_wrong_is_not_published(work, monkeypatch):
     assert not Path("models/lora-export").exists()
 
 
+def test_a_bf16_base_is_not_exported_as_float16(work):
+    """In fp16 it overflows, and a check in fp32 does not see that; the preset for cards without bf16 asked for it."""
+    write_params(work, export={"dtype": "float16"})
+    with pytest.raises(InputError, match=r"export.dtype: the base was trained in bf16.*Fix: set it to bfloat16"):
+        execute(lora_export)
+    assert not Path("models/lora-export").exists()
+    assert read_yaml(ROOT / "presets/lora-mi50.yaml")["export"]["dtype"] == "bfloat16"
+
+
 def test_a_stage_reads_no_value_that_it_does_not_declare(work):
     run = Run("lora-export", "stages.lora_export")
     assert run.param("sft.base") == "base"
