@@ -67,7 +67,7 @@ def _shape(source: Source) -> list[tuple[str, str]]:
 
 
 def _use(source: Source, inputs: CardInputs) -> list[str]:
-    ggufs = [name for name in inputs.files if name.endswith(".gguf")]
+    ggufs = sorted(name for name in inputs.files if name.endswith(".gguf"))  # none where llama.cpp's quantiser is missing
     return [
         "From a checkout of the pipeline: `make chat`.",
         "",
@@ -86,10 +86,9 @@ def _use(source: Source, inputs: CardInputs) -> list[str]:
         "print(tokenizer.decode(answer, skip_special_tokens=True))",
         "```",
         "",
-        f"With llama.cpp: `llama-server -m {sorted(ggufs)[-1]}`. "
-        f"With Ollama: `ollama create {source.name} -f Modelfile`.",
-        "",
-        "Both decode greedily by default and stop at `<|stop|>`. Plain text, not chat: the tokenizer puts `<|bos|>` "
+        *(f"With llama.cpp: `llama-server -m {name}`. With Ollama: `ollama create {source.name} -f Modelfile`.\n"
+          for name in ggufs[-1:]),
+        "Decoding is greedy by default and ends at `<|stop|>`. Plain text, not chat: the tokenizer puts `<|bos|>` "
         "in front by itself, the chat template brings its own, so render with the template or encode text, never both.",
     ]
 

@@ -31,7 +31,8 @@ def find(lock: Mapping[str, str], root: Path, folder_md5: str | None = None) -> 
         return Found("unchecked", "the file carries no hashes of dvc.lock: an earlier version wrote it")
     here = root / LOCK
     text = here.read_text(encoding="utf-8") if here.is_file() else ""
-    revisions = _git(root, "log", "--all", "--reverse", "--format=%H %cs", "--", LOCK)
+    # By default Git leaves out a side branch of which a merge took nothing, and with it the commit looked for.
+    revisions = _git(root, "log", "--all", "--full-history", "--reverse", "--format=%H %cs", "--", LOCK)
     agreeing = []
     for line in (revisions or "").splitlines():
         revision, _, day = line.partition(" ")

@@ -21,6 +21,7 @@ from athanor.export.source import Source
 from athanor.params.export import ExportParams
 
 HF_DIR = "hf"
+AGAIN = "then: dvc repro -s -f export"  # a program is no dependency that DVC knows of
 
 
 def write_files(folder: Path, source: Source, params: ExportParams) -> None:
@@ -83,7 +84,7 @@ def check_files(
         "transformers": check_transformers(folder / HF_DIR, probe, stored, limits, expected.logits)
     }
     for file_type in (name for name in params.gguf_types if not (folder / gguf_name(name)).exists()):
-        note(f"{gguf_name(file_type)}: NOT WRITTEN, {missing(kquants.QUANTISER)}")
+        note(f"{gguf_name(file_type)}: NOT WRITTEN, {missing(kquants.QUANTISER)}; {AGAIN}")
         parity[f"llama_cpp_{file_type}"] = f"not written: {missing(kquants.QUANTISER)}"
     if params.llama_cpp == "off":
         note("llama.cpp: NOT CHECKED, export.llama_cpp is off")
@@ -116,7 +117,7 @@ def check_files(
                 where="export.llama_cpp",
                 fix="pip install xllamacpp, or set export.llama_cpp to if_installed",
             ) from None
-        note("llama.cpp: NOT CHECKED, the package xllamacpp cannot be imported (pip install xllamacpp)")
+        note(f"llama.cpp: NOT CHECKED, the package xllamacpp cannot be imported (pip install xllamacpp); {AGAIN}")
         parity["llama_cpp"] = "not checked: xllamacpp is not installed"
     return parity
 

@@ -11,6 +11,7 @@ from athanor.artifacts import sha256_file
 from athanor.errors import GateError, InputError, ParamsError
 from athanor.export import gguf, gguf_check, kquants, publish
 from athanor.export.binaries import find
+from athanor.export.llamacpp import NotInstalled
 from athanor.export.parity import Limits, check_llama_cpp
 from athanor.params.export import ExportParams, PerplexityTolerance
 
@@ -130,6 +131,20 @@ def test_a_missing_quantiser_is_announced_otherwise(llama, no_quantiser, tmp_pat
     assert len(notes) == 1 and "model-q4_k_m.gguf: NOT WRITTEN" in notes[0]
     assert parity["llama_cpp_q4_k_m"].startswith("not written: there is no llama-quantize")
     assert parity["llama_cpp_q8_0"]["positions"] == 12 and parity["llama_cpp_f32"]["positions"] == 4
+
+
+def test_the_note_names_the_command(llama, no_quantiser, tmp_path, monkeypatch):
+    """DVC does not know of programs: once they are installed a plain `dvc repro` would skip the export."""
+
+    def absent(*_, **__):
+        raise NotInstalled("xllamacpp")
+
+    monkeypatch.setattr(publish, "check_llama_cpp", absent)
+    params, notes = replace(PARAMS, gguf_types=("q4_k_m",)), []
+    publish.write_files(tmp_path, llama.source, params)
+    publish.check_files(tmp_path, llama.source, llama.probe, params, threads=1, note=notes.append)
+    assert [note.split(",")[0] for note in notes] == ["model-q4_k_m.gguf: NOT WRITTEN", "llama.cpp: NOT CHECKED"]
+    assert all(note.endswith("then: dvc repro -s -f export") for note in notes)
 
 
 def test_a_whole_export_with_a_k_type(llama, quantiser, tmp_path):

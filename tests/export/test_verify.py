@@ -249,6 +249,20 @@ def test_the_commit_is_found_in_history_and_named(project):
     one(lines("models/export", MATCHES), "models/export: the folder as a whole is what")
 
 
+def test_a_commit_behind_a_merge_is_found(project):
+    """Git's usual log leaves out a branch whose dvc.lock a merge did not take, and verify said DIFFERS."""
+    first = git(project, "rev-parse", "HEAD")[:12]
+    text = (project / "dvc.lock").read_text()
+    git(project, "commit", "-q", "--allow-empty", "-m", "work")
+    git(project, "checkout", "-q", "--orphan", "other")
+    (project / "dvc.lock").write_text(text.replace(lineage.locked()["metrics/sft.json"], "0" * 32))
+    git(project, "add", "dvc.lock")
+    git(project, "commit", "-qm", "other results")
+    git(project, "merge", "-q", "-s", "ours", "--allow-unrelated-histories", "-m", "merge", "@{-1}")
+    git(project, "branch", "-D", "@{-1}")
+    one(lines("models/export", MATCHES), "commit", first)
+
+
 def test_a_lock_without_a_commit_another_lock_and_none(project):
     shutil.rmtree(".git")
     one(lines("models/export/hf", MATCHES), "commit", "the working tree, uncommitted")

@@ -214,6 +214,18 @@ def test_missing_llama_cpp_is_said_loudly_or_is_an_error(project, monkeypatch, c
     assert not (project / "models" / "export" / "model-f32.gguf").exists()
 
 
+def test_a_missing_quantiser_for_the_only_type_still_has_a_card(project, monkeypatch):
+    """Nothing to name for llama-server once ended the stage, after all comparisons."""
+    monkeypatch.setattr("athanor.export.publish.find", lambda name: None)
+    monkeypatch.setitem(globals(), "PARAMS", PARAMS.replace("[f16, q8_0]", "[q4_k_m]"))
+    execute(project, "if_installed")
+    out = project / "models" / "export"
+    card = (out / "MODEL_CARD.md").read_text()
+    assert "llama-server" not in card and "Decoding is greedy" in card and "not written: there is no llama-quantize" in card
+    assert not list(out.glob("*.gguf")) and not (out / "Modelfile").exists()
+    verify_files(out)
+
+
 def test_a_file_that_fails_is_not_written_and_the_earlier_export_stays(project, monkeypatch):
     """Without the new row order the f16 file loads, answers, and is wrong: the real stage has to notice."""
     pytest.importorskip("xllamacpp")
