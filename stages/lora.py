@@ -43,6 +43,7 @@ def run(run: Run) -> None:
         raise InputError("made with another tokenizer", where=str(DATA), fix="athanor repro")
     shape = foreign.shape(params.base, settings, rows["context_tokens"])
     check_batch(shape, params.batch_tokens, "sft")
+    check_ids(shape.vocab_size, params.base)
     sampler = SftSampler(DATA, shape.context_tokens, params.seed)
     held_out, stop = packed.held_out(DATA, params.validation_max_conversations)
     total = whole_steps(int(params.epochs * sampler.tokens_per_epoch), params.batch_tokens)
@@ -117,6 +118,16 @@ def run(run: Run) -> None:
     run.plot("lora", result.curve)
     run.plot("lora_validation", result.validation_rows(lambda row: {name: row[name] for name in ("loss", "stop_rate")}))
     run.fact(**timed(result.timings(config)))
+
+
+def check_ids(vocab_size: int, base: str) -> None:
+    """InputError for a token without a row of the embedding, which a device tells by ending the process."""
+    splits = [packed.PackedRows(DATA, split) for split in ("train", "val")]
+    largest = max(int(s.conversation(n)[0].max()) for s in splits for n in range(s.conversation_count))
+    if max(largest, splits[0].pad) >= vocab_size:
+        what = f"token {max(largest, splits[0].pad)} has no row in the embedding, which has {vocab_size}"
+        fix = "resize the embeddings: model.resize_token_embeddings(len(tokenizer)), then save both again"
+        raise InputError(what, where=base, fix=fix)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def _shape(source: Source) -> list[tuple[str, str]]:
 
 
 def _use(source: Source, inputs: CardInputs) -> list[str]:
-    ggufs = sorted(name for name in inputs.files if name.endswith(".gguf"))  # none where llama.cpp's quantiser is missing
+    ggufs = sorted(name for name in inputs.files if name.endswith(".gguf"))  # none without a quantiser
     return [
         "From a checkout of the pipeline: `make chat`.",
         "",

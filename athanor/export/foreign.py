@@ -26,6 +26,7 @@ from athanor.training.tensorfile import read_tensors, write_tensors
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 HF_DIR = "hf"
+WIDER = "set export.dtype to bfloat16 or float32"
 MOST_OWN = 64  # tokens of a window, for processors that are slow in 16 bits; what overflows does so at the first ones
 MOST_KL = 0.05  # nats; far above what rounding to 16 bits does to a model that is sure of its words
 
@@ -44,7 +45,7 @@ def write_merged(
             whole = weight if pair is None else lora.merged(weight, *pair, scale)
             weights[key] = whole.to(DTYPES[dtype])
             if not bool(torch.isfinite(weights[key]).all()):
-                raise GateError("finite weights", f"{key} overflows {dtype}", fix="set export.dtype to bfloat16 or float32")
+                raise GateError("finite weights", f"{key} overflows {dtype}", fix=WIDER)
             size += weights[key].nbytes
         write_tensors(folder / name, weights, {"format": "pt"})
     if left:
@@ -107,7 +108,7 @@ def check_merged(
         weight.data = weight.data.to(DTYPES[dtype])
     if not bool(torch.isfinite(merged(windows[0][:, :MOST_OWN])).all()):
         what = f"activations overflow {dtype}: the logits are no numbers"
-        raise GateError("merged model", what, where=folder.name, fix="set export.dtype to bfloat16 or float32")
+        raise GateError("merged model", what, where=folder.name, fix=WIDER)
     apart = max(float((one - two).abs().max()) for one, two in zip(found, wanted, strict=True))
     largest = max(float(one.abs().max()) for one in wanted)
     pairs = [(one.log_softmax(-1), two.log_softmax(-1)) for one, two in zip(found, wanted, strict=True)]

@@ -87,7 +87,12 @@ def test_a_slip_in_params_is_told_before_dvc_deletes_anything(tmp_path):
 
 # -- a foreign base --------------------------------------------------------------------------------------------------
 
-HELD = "import pathlib, time\npathlib.Path('at_work').touch()\nwhile not pathlib.Path('end').exists(): time.sleep(0.05)\n"
+HELD = """
+import pathlib, time
+pathlib.Path("at_work").touch()
+while not pathlib.Path("end").exists():
+    time.sleep(0.05)
+"""
 
 
 @pytest.fixture

@@ -222,6 +222,20 @@ def test_a_body_of_another_shape_is_kept_as_an_answer_without_text(server, tmp_p
     assert kept.answer.text == ("" if shape else None) and ledger.spent.requests == 1 and len(server.seen) == 1
 
 
+@pytest.mark.parametrize("api", ["anthropic", "openai"])
+@pytest.mark.parametrize("error", [{"code": 502, "message": "Upstream died"}, "Upstream died"])
+def test_an_error_with_status_200_is_asked_again(server, tmp_path, api, error):
+    """Routers tell so of a server that failed too late for a status; it was kept as the answer, and never asked again."""
+    server.script = [Fault(body={"error": error})]
+    ended, ledger = run(server, tmp_path, requests(1), api)
+    assert not ended.failed and len(server.seen) == 2 and sum(server.answered.values()) == 1
+    assert [kept.answer.text is not None for kept in ledger.answers.values()] == [True]
+    assert ledger.spent.requests == 2  # it may have been charged
+    server.script = [Fault(body={"error": {"code": "insufficient_quota", "message": "pay"}})]
+    with pytest.raises(InputError, match="out of credit"):
+        run(server, tmp_path / "other", requests(1), api)
+
+
 def test_a_models_own_name_without_the_folder_of_its_file(server, tmp_path):
     for name, told in (("/home/me/m.gguf", "m.gguf"), ("meta/m-8b", "meta/m-8b"), (7, "")):
         server.script = [Fault(body={"model": name, "choices": [{"message": {"content": "x"}}]})]

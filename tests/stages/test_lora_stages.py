@@ -230,6 +230,14 @@ def test_rows_of_another_tokenizer_or_too_long_are_refused(work):
         execute(lora)
 
 
+def test_tokens_without_an_embedding_row_are_refused(work):
+    """A tokenizer that was given tokens, with a model that was not: an index error, or the end of a CUDA process."""
+    path, last = work / "base/config.json", ForeignTokenizer("base").vocab_size - 1
+    path.write_text(json.dumps(read_json(path) | {"vocab_size": last}))
+    with pytest.raises(InputError, match=f"token {last} has no row in the embedding.*Fix: resize the embeddings"):
+        execute(lora)
+
+
 def test_sft_base_decides_which_stages_run(tmp_path):
     write_params(tmp_path)
     values = read_yaml(tmp_path / "params.yaml")

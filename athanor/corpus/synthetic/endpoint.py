@@ -202,7 +202,8 @@ class Endpoint:
             value = json.loads(text)
         except (ValueError, RecursionError):
             value = None
-        if status == 200:
+        late = isinstance(value, dict) and value.get("error") and not {"content", "choices"} & value.keys()
+        if status == 200 and not late:
             return self._answer(value)
         kinds, message = _error(value, text)
         what = self._scrub(f"HTTP {status}{': ' if message else ''}{' '.join(message.split())[:300]}")
@@ -218,6 +219,8 @@ class Endpoint:
             raise self._stop(what, "correct synthetic.model or synthetic.base_url")
         if status in AGAIN or status >= 500:
             raise Again(what, after=retry_after(headers.get("Retry-After")), charged=False)
+        if status == 200:  # a router whose server failed when the answer had begun
+            raise Again(what, charged=True)
         raise Rejected(what)
 
     def _answer(self, value: Any) -> Answer:
