@@ -329,3 +329,17 @@ def test_repro_without_the_base_says_so(tmp_path):
     env = environment(PYTHONPATH=str(ROOT))
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "sft.base: models/none" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_cache_survives_gc_as_the_docs_give_it(graph, monkeypatch):
+    """DVC does not see graphs that are there only while a command runs, and a plain gc takes their results for unused."""
+    monkeypatch.chdir(graph.path)
+    page = (ROOT / "docs/lora.md").read_text().split("## Clean the cache")[1].split("\n## ")[0]
+    lines = [line.strip() for line in page.splitlines() if line.startswith("    ")]
+    assert stale(graph) == set()
+    kept = {path for path in (graph.path / ".dvc/cache/files").rglob("*") if path.is_file()}
+    for line in lines:
+        graph.run("bash", "-c", line.replace("dvc gc", "dvc gc --force"))
+    assert kept == {path for path in kept if path.is_file()} and stale(graph) == set()
+    graph.dvc("gc", "--workspace", "--force")
+    assert any(not path.is_file() for path in kept)  # which is what the page warns of
