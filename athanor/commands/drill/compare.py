@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json
+from athanor.pipeline.journal import rows as rows_of
 
 CHECKPOINTS = ".athanor/slots/{stage}/*/step_*"
 TIMINGS = {"tokens_per_second"}  # numbers of the journal that differ between equal runs
@@ -65,11 +66,10 @@ def status(journal: Path) -> str:
 def journal_rows(journal: Path) -> list[tuple[str, int, Value]]:
     """(name, step, value) in the order of writing, without the values of timings and what a process says of itself."""
     path = journal / "journal.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = [json.loads(line) for line in lines]
+    written = rows_of(path.read_bytes()) if path.is_file() else ()
     return [
         (name, row["s"], "" if name in TIMINGS else value)
-        for row in rows
+        for row in written
         for name, value in row.get("m", {}).items()
         if not name.startswith(PER_PROCESS)
     ]

@@ -26,6 +26,7 @@ from athanor.commands.plan.simulate import Step
 from athanor.commands.plan.work import Training, progress
 from athanor.errors import InputError
 from athanor.pipeline.facts import flatten
+from athanor.pipeline.journal import rows
 
 NEAREST = 3
 FAR = 1.5  # runs whose work differs less say little about the slope
@@ -127,7 +128,7 @@ def _seconds(journal: Path, meta: Mapping[str, Any], end: Mapping[str, Any]) -> 
     total = 0
     begin = last = meta["started_ms"]
     if meta["resumed"] and journal.is_file():
-        for row in map(json.loads, journal.read_text(encoding="utf-8").splitlines()):
+        for row in rows(journal.read_bytes()):
             if row.get("event") == "resumed":
                 total, begin = total + last - begin, row["t"]
             last = row["t"]

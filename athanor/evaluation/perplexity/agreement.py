@@ -18,7 +18,7 @@ from athanor.evaluation.perplexity.binary import Binary, find
 from athanor.evaluation.perplexity.server import INSTALL, Absent, Server
 from athanor.export.gguf import gguf_name
 from athanor.export.parity import FIX, FULL_SCALE, bound, rebuilt
-from athanor.export.publish import HF_DIR, exact_file
+from athanor.export.publish import AGAIN, HF_DIR, exact_file
 from athanor.export.source import Source
 from athanor.params.export import ExportParams
 from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
@@ -79,7 +79,7 @@ def check_perplexity(
             compare("llama_cpp_f32", evaluator(exact, True), wanted, limits.f32, False)
     except Absent:
         why = f"neither llama-perplexity nor the package xllamacpp is here ({INSTALL}, or tools/llama_cpp.py)"
-        note(f"perplexity in llama.cpp: NOT CHECKED, {why}")
+        note(f"perplexity in llama.cpp: NOT CHECKED, {why}; {AGAIN}")
         parity["perplexity_llama_cpp"] = f"not checked: {why}"
         return
     for kind in (name for name in params.gguf_types if name != "f32" and (folder / gguf_name(name)).exists()):
