@@ -16,5 +16,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests stay in one process, and so do all that look at the one micro build: it takes a minute to make."""
     for item in items:
         if item.config.pluginmanager.hasplugin("xdist"):
-            group = "micro" if "micro" in getattr(item, "fixturenames", ()) else item.nodeid.split("::")[0]
+            built = item.nodeid.startswith("tests/e2e/") and "micro" in getattr(item, "fixturenames", ())
+            group = "micro" if built else item.nodeid.split("::")[0]
             item.add_marker(pytest.mark.xdist_group(group))

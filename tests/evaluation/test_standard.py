@@ -142,9 +142,10 @@ def test_the_check_takes_choices_by_the_batterys_rule(exported, monkeypatch):
     model, tokenizer = load_export(exported / "models" / "export" / "hf")
     rows = []
     for question in local_tasks.questions(texts(), 8):
-        document = {"context": question.context, "choices": question.choices, "label": question.label}
-        values = likelihood.choice_scores(model, tokenizer, question.context, question.choices, local_tasks.DELIMITER)
-        per = [value / len(choice) for value, choice in zip(values, question.choices, strict=True)]
+        choices = [choice[:40] for choice in question.choices]  # whatever the Python at hand has there fits the context
+        document = {"context": question.context, "choices": choices, "label": question.label}
+        values = likelihood.choice_scores(model, tokenizer, question.context, choices, local_tasks.DELIMITER)
+        per = [value / len(choice) for value, choice in zip(values, choices, strict=True)]
         marks = {name: float(of.index(max(of)) == question.label) for name, of in (("acc", values), ("acc_norm", per))}
         rows.append({"doc": document, "filtered_resps": [(value, "False") for value in values], **marks})
     results = {local_tasks.NEXT: {f"{m},none": sum(row[m] for row in rows) / len(rows) for m in ("acc", "acc_norm")}}
