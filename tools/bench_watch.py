@@ -35,7 +35,7 @@ def quantile(pairs: int) -> float:
 
 def load(words: list[str]) -> int:
     """Score again and again until a signal comes."""
-    from athanor.evaluation.perplexity.child import step_back
+    from athanor.hardware.priority import step_back
 
     step_back()
     from athanor.commands.evaluate.main import parse
@@ -90,7 +90,9 @@ def main() -> int:
             process = None
             if busy:
                 command = [sys.executable, __file__, "--load", *words]
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
+                )
             begin = time.time() + SETTLE
             time.sleep(SETTLE + args.seconds)
             end = time.time()

@@ -23,7 +23,6 @@ which `mlflow gc` empties.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING
 
 from athanor.artifacts import read_json
 from athanor.errors import AthanorError, InputError
+from athanor.hardware.priority import step_back
 from athanor.pipeline import redact
 from athanor.pipeline.journal import alive
 from athanor.pipeline.locks import try_lock
@@ -261,7 +261,7 @@ def _wait(root: Path, seconds: float) -> int:
 
 def _serve(root: Path) -> int:
     """Ship as the one shipper of this checkout."""
-    _step_back()
+    step_back()
     (root / ".athanor").mkdir(exist_ok=True)
     while True:
         with try_lock(root / ".athanor" / "ship.lock") as free:
@@ -275,18 +275,6 @@ def _serve(root: Path) -> int:
         # A stage that ended between the last look and the release of the lock started no shipper.
         if given_up is None or not any((f / "end.json").is_file() and f not in given_up for f in unshipped(root)):
             return 0
-
-
-def _step_back() -> None:
-    """Leave the cores to whoever else wants them.
-
-    Where Linux groups processes by session, nice counts inside a session only,
-    and the shipper has one of its own: without a nice value for the group it
-    would get as much of a full machine as the training.
-    """
-    os.nice(19)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("19")
 
 
 if __name__ == "__main__":

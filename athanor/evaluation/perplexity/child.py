@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from athanor.errors import AthanorError, GateError, InputError
+from athanor.hardware.priority import step_back
 
 if TYPE_CHECKING:
     from athanor.evaluation.perplexity.job import Job
@@ -59,11 +60,6 @@ def apart(job: Job, *, low_priority: bool) -> list[dict[str, Any]]:
         lines = paths[2].read_text(encoding="utf-8", errors="replace").strip().splitlines()
         told = " / ".join(line.strip() for line in lines[-3:])[-400:] or "no message"
         raise GateError("evaluation", f"its process ended with status {status}: {told}", where=job.model)
-
-
-def step_back() -> None:
-    """Give way to everybody else. Not SCHED_IDLE: beside a trainer on every core that gets a fifth of nice's share."""
-    os.nice(19)
 
 
 def main(job_path: str, result_path: str, priority: str) -> int:
