@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 from athanor.corpus.conversations import Item
 from athanor.errors import InputError
-from athanor.evaluation.generate import GREEDY, Sampling, end_ids, exempt_ids, generate
+from athanor.evaluation.generate import generate
 from athanor.evaluation.item_scores import choice_log_likelihoods, gold_bits
 from athanor.evaluation.report import Answer, repeats
+from athanor.evaluation.sampling import GREEDY, Sampling
 from athanor.evaluation.scoring import choose, score_many
+from athanor.model.folded import Folded
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.chat import prompt_ids
+from athanor.tokenizer.prompting import end_ids, exempt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
 
 
@@ -123,7 +126,7 @@ def _speak(
                 fix="raise model.context_tokens, or leave the category out of the battery",
             )
     made = generate(
-        model,
+        Folded(model),
         prompts,
         max_new_tokens=max_new_tokens,
         stop_ids=end_ids(tokenizer),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -69,21 +71,41 @@ class KVCache:
 
     def store(self, layer: int, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]:
         """Write one layer's new keys and values; returns all of the layer's, [B, K, S, E]."""
-        keys, values = self.keys_LBKSE[layer], self.values_LBKSE[layer]
+        keys, values = self.keys_LBKSE.select(0, layer), self.values_LBKSE.select(0, layer)
         if self._slots_BT is None:
-            keys[:, :, self._start : self.length] = k_BKTE
-            values[:, :, self._start : self.length] = v_BKTE
+            keys.narrow(2, self._start, self.length - self._start).copy_(k_BKTE)
+            values.narrow(2, self._start, self.length - self._start).copy_(v_BKTE)
         else:
             rows_B1 = torch.arange(self.batch, device=keys.device)[:, None]
             keys[rows_B1, :, self._slots_BT] = k_BKTE.transpose(1, 2).to(keys.dtype)
             values[rows_B1, :, self._slots_BT] = v_BKTE.transpose(1, 2).to(values.dtype)
-        return keys[:, :, : self.length], values[:, :, : self.length]
+        return keys.narrow(2, 0, self.length), values.narrow(2, 0, self.length)
 
     def keep(self, rows: list[int] | Tensor) -> None:
-        """Keep only these rows, in this order: finished answers leave the batch, a prefix can be copied."""
+        """Keep only these rows, in this order; a row named twice is copied."""
         index = torch.as_tensor(rows, dtype=torch.int64, device=self.keys_LBKSE.device)
         self.keys_LBKSE = self.keys_LBKSE[:, index]
         self.values_LBKSE = self.values_LBKSE[:, index]
+
+    def head(self, rows: int, length: int) -> KVCache:
+        """The first rows as a cache of their own that shares their memory, `length` tokens placed in the longest."""
+        if not (0 < rows <= self.batch and 0 <= length <= self.capacity):
+            raise ValueError(f"no {rows} rows of {length} tokens in a cache of {self.batch} rows of {self.capacity}")
+        part = copy(self)
+        part.keys_LBKSE, part.values_LBKSE = self.keys_LBKSE[:, :rows], self.values_LBKSE[:, :rows]
+        part.length = length
+        return part
+
+    def move(self, source: int, target: int) -> None:
+        """Put one row's tokens into the place of another."""
+        self.keys_LBKSE[:, target] = self.keys_LBKSE[:, source]
+        self.values_LBKSE[:, target] = self.values_LBKSE[:, source]
+
+    def adopt(self, first: int, other: KVCache) -> None:
+        """Put the rows of another cache into the rows from `first` on."""
+        rows, length = slice(first, first + other.batch), other.length
+        self.keys_LBKSE[:, rows, :, :length] = other.keys_LBKSE[:, :, :, :length]
+        self.values_LBKSE[:, rows, :, :length] = other.values_LBKSE[:, :, :, :length]
 
     def truncate(self, length: int) -> None:
         """Forget what lies at `length` and after, in every row."""

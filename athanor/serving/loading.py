@@ -20,6 +20,7 @@ from athanor.training.weights import WEIGHTS, fill
 OWN, CONFIG, GENERATION = "athanor.json", "config.json", "generation_config.json"
 MAKE_IT = "make the model first: make repro"
 EXPORT_IT = "export it again: dvc repro export"
+SMALL_PARAMETERS = 30_000_000
 QK_NORM = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
 
 
@@ -88,6 +89,17 @@ def model_config(values: Mapping[str, Any], where: str) -> ModelConfig:
 def decoding_defaults(folder: str | Path) -> dict[str, Any]:
     """Content of the export's generation_config.json: the decoding settings the model ships with."""
     return _read(Path(folder), GENERATION)
+
+
+def sampling_defaults(generation_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings to sample with. An export that does not sample carries no temperature: greedy, as evaluated."""
+    return generation_config if generation_config.get("do_sample") else {}
+
+
+def few_threads(model: Transformer) -> None:
+    """One thread for a small model: several wait for each other longer than they compute, far longer on a busy machine."""
+    if model.config.parameter_count() < SMALL_PARAMETERS:
+        torch.set_num_threads(1)
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:

@@ -18,18 +18,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
-import torch
-
 from athanor.errors import AthanorError
-from athanor.evaluation.generate import Sampling
+from athanor.evaluation.sampling import Sampling
+from athanor.model.folded import Folded
 from athanor.pipeline.machine import machine
 from athanor.serving.chat import Chat
-from athanor.serving.loading import decoding_defaults, load_export
+from athanor.serving.loading import decoding_defaults, few_threads, load_export, sampling_defaults
 from athanor.training.device import prepare
 
 DEFAULT_MODEL = "models/export/hf"
-# Below this, threads wait for each other longer than they compute, and on a busy machine far longer.
-SMALL_PARAMETERS = 30_000_000
 HELP = """\
 /system TEXT   set the system message (without TEXT: remove it)
 /reset         forget the conversation
@@ -162,20 +159,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = machine()
         model, tokenizer = load_export(options.model, prepare(settings.device, settings.threads))
-        if model.config.parameter_count() < SMALL_PARAMETERS:
-            torch.set_num_threads(1)
+        few_threads(model)
         defaults = decoding_defaults(options.model)
-        # An export that does not sample carries no temperature: greedy, as it was evaluated.
-        shipped = defaults if defaults.get("do_sample") else {}
         chosen = {
             name: value
             for name in ("temperature", "top_k", "top_p", "min_p", "seed")
             if (value := getattr(options, name)) is not None
         }
         chat = Chat(
-            model,
+            Folded(model),
             tokenizer,
-            sampling=Sampling.from_dict({"seed": secrets.randbelow(2**31), **shipped, **chosen}),
+            sampling=Sampling.from_dict({"seed": secrets.randbelow(2**31), **sampling_defaults(defaults), **chosen}),
             max_new_tokens=max(1, options.max_new_tokens or defaults["max_new_tokens"]),
             system=options.system,
         )

@@ -10,9 +10,12 @@ import torch
 
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
-from athanor.evaluation import generate as module
-from athanor.evaluation.generate import GREEDY, Sampling, end_ids, exempt_ids, filtered, fit_history, generate, stream
+from athanor.evaluation import sampling as module
+from athanor.evaluation.generate import generate, stream
+from athanor.evaluation.sampling import GREEDY, Sampling, filtered
+from athanor.tokenizer.prompting import end_ids, exempt_ids, fit_history
 from athanor.model.cache import KVCache
+from athanor.model.folded import Folded
 from athanor.tokenizer.chat import prompt_ids, render
 from tests.evaluation.tiny import always_says, make_model, silence
 
@@ -36,12 +39,13 @@ def prompts(vocab_size, count=40, longest=90, seed=1):
 
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("batch_rows", [1, 7, 64])
-def test_batches_of_any_lengths_give_the_plain_greedy_ids(tokenizer, qk_norm, batch_rows):
+@pytest.mark.parametrize("arrange", [lambda model: model, Folded], ids=["plain", "folded"])
+def test_batches_of_any_lengths_give_the_plain_greedy_ids(tokenizer, qk_norm, batch_rows, arrange):
     model = make_model(tokenizer, qk_norm=qk_norm, context=100)
     asked = prompts(tokenizer.vocab_size, longest=99)
     stops = set(range(0, 512, 31))
     expected = [plain_greedy(model, prompt, 20, stops) for prompt in asked]
-    found = generate(model, asked, max_new_tokens=20, stop_ids=stops, batch_rows=batch_rows)
+    found = generate(arrange(model), asked, max_new_tokens=20, stop_ids=stops, batch_rows=batch_rows)
     assert [(g.ids, g.end) for g in found] == expected
     # The set has to exercise what it claims to: stops early and late, cuts at the limit and at the context.
     assert len({len(ids) for ids, end in expected if end is not None}) > 5
@@ -49,18 +53,20 @@ def test_batches_of_any_lengths_give_the_plain_greedy_ids(tokenizer, qk_norm, ba
     assert any(end is None and len(ids) < 20 for ids, end in expected)
 
 
-@pytest.mark.parametrize("planted", ["keep", "truncate"])
+@pytest.mark.parametrize("planted", ["move", "adopt", "head"])
 def test_a_wrong_cache_is_noticed(tokenizer, monkeypatch, planted):
-    if planted == "keep":
-        right = KVCache.keep
-        monkeypatch.setattr(KVCache, "keep", lambda self, rows: right(self, sorted(rows)[::-1]))
+    if planted == "move":
+        monkeypatch.setattr(KVCache, "move", lambda self, source, target: None)
+    elif planted == "adopt":
+        right = KVCache.adopt
+        monkeypatch.setattr(KVCache, "adopt", lambda self, first, other: right(self, 0, other))
     else:
-        right = KVCache.truncate
-        monkeypatch.setattr(KVCache, "truncate", lambda self, length: right(self, length - 1))
+        right = KVCache.head
+        monkeypatch.setattr(KVCache, "head", lambda self, rows, length: right(self, rows, length - 1))
     model, asked, stops = make_model(tokenizer), prompts(tokenizer.vocab_size), set(range(0, 512, 17))
     expected = [plain_greedy(model, prompt, 20, stops)[0] for prompt in asked]
     try:
-        found = [g.ids for g in generate(model, asked, max_new_tokens=20, stop_ids=stops)]
+        found = [g.ids for g in generate(model, asked, max_new_tokens=20, stop_ids=stops, batch_rows=16)]
     except (ValueError, RuntimeError, IndexError):
         return
     assert found != expected

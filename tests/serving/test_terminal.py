@@ -21,7 +21,8 @@ import torch
 
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
-from athanor.evaluation.generate import end_ids, generate
+from athanor.evaluation.generate import generate
+from athanor.tokenizer.prompting import end_ids
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import make_source
 from athanor.export.vocabulary import Vocabulary

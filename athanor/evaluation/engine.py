@@ -1,0 +1,172 @@
+"""Decoding as a running batch: answers join while others are half way, and leave when they end.
+
+Battery, chat and server all decode through here. One preallocated cache; the
+answers under way are its first rows, without holes, so that a step costs what
+its answers cost. Who joins takes the next row, and the last row moves to where
+one leaves. Not safe to use from two threads at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from athanor.errors import InputError
+from athanor.evaluation.sampling import Sampling, penalise, pick
+from athanor.model.cache import KVCache
+from athanor.model.config import ModelConfig
+
+
+class Decodes(Protocol):
+    """What a model must offer: a `Transformer`, or a `Folded` one, which is quicker."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def head_weight(self) -> Tensor: ...
+
+    def hidden(self, ids_BT: Tensor, *, positions_BT: Tensor | None = None, cache: KVCache) -> Tensor: ...
+
+
+class Made(NamedTuple):
+    """One id of one answer; `done` says that it is the last: a stop id, or the limit or the context is reached."""
+
+    key: Hashable
+    token: int
+    done: bool
+
+
+@dataclass
+class _Row:
+    key: Hashable
+    length: int  # tokens in the cache
+    budget: int  # ids that may still be made
+    sampling: Sampling
+    draw: random.Random
+    token: int = 0  # the last one made, not in the cache yet
+    said: set[int] = field(default_factory=set)
+
+
+class Engine:
+    """`rows` answers at a time, each of at most `tokens` with its prompt (default: the model's context).
+
+    `stop_ids` end every answer. `exempt` ids are free of repetition penalties.
+    An answer does not depend on the others, beyond floating-point ties.
+    """
+
+    def __init__(
+        self,
+        model: Decodes,
+        *,
+        rows: int,
+        tokens: int | None = None,
+        stop_ids: Collection[int],
+        exempt: Collection[int] = (),
+    ) -> None:
+        self.model, self.capacity = model, rows
+        self.stop_ids, self.exempt = frozenset(stop_ids), frozenset(exempt)
+        weight = model.head_weight
+        length = model.config.context_tokens if tokens is None else tokens
+        with torch.inference_mode():
+            self.cache = KVCache(model.config, rows, length, device=weight.device, dtype=weight.dtype)
+        self.rows: list[_Row] = []
+
+    @property
+    def free(self) -> int:
+        return self.capacity - len(self.rows)
+
+    @torch.inference_mode()
+    def join(self, answers: Sequence[tuple[Hashable, Sequence[int], int, Sampling]]) -> list[Made]:
+        """Begin answers, given as (key, prompt ids, most new tokens, sampling), and make the first id of each.
+
+        They are read in one pass, padded to the longest. InputError, before
+        anything has changed, for a prompt that is empty or leaves no room.
+        """
+        if len(answers) > self.free:
+            raise ValueError(f"{len(answers)} answers for {self.free} free rows")
+        for _, prompt, _, _ in answers:
+            check_prompt(prompt, self.cache.capacity)
+        if not answers:
+            return []
+        prompts = [prompt for _, prompt, _, _ in answers]
+        device, width = self.model.head_weight.device, max(map(len, prompts))
+        scratch = KVCache(self.model.config, len(prompts), width, device=device, dtype=self.model.head_weight.dtype)
+        logits_BV = _read(self.model, prompts, scratch)
+        first = len(self.rows)
+        self.cache.adopt(first, scratch)
+        for key, prompt, limit, sampling in answers:
+            budget = min(limit, self.cache.capacity - len(prompt))
+            self.rows.append(_Row(key, len(prompt), budget, sampling, random.Random(sampling.seed)))
+        return self._take(first, logits_BV)
+
+    @torch.inference_mode()
+    def step(self) -> list[Made]:
+        """The next id of every answer under way."""
+        if not self.rows:
+            return []
+        device, lengths = self.model.head_weight.device, [row.length for row in self.rows]
+        part = self.cache.head(len(lengths), max(lengths))
+        even = len(set(lengths)) == 1
+        positions_B1 = None if even else torch.tensor(lengths, device=device)[:, None]
+        ids_B1 = torch.tensor([row.token for row in self.rows], device=device)[:, None]
+        for row in self.rows:
+            row.length += 1
+        h_BTD = self.model.hidden(ids_B1, positions_BT=positions_B1, cache=part)
+        return self._take(0, F.linear(h_BTD[:, -1], self.model.head_weight))
+
+    def leave(self, key: Hashable) -> None:
+        """End an answer; nothing happens if it is not under way."""
+        for place, row in enumerate(self.rows):
+            if row.key == key:
+                last = self.rows.pop()
+                if place < len(self.rows):
+                    self.rows[place] = last
+                    with torch.inference_mode():
+                        self.cache.move(len(self.rows), place)
+                return
+
+    def _take(self, first: int, logits_BV: Tensor) -> list[Made]:
+        """Choose the next ids of the rows from `first` on; those that are done leave."""
+        rows = self.rows[first:]
+        for place, row in enumerate(rows):
+            if row.said:
+                penalise(logits_BV[place], row.said, row.sampling.repetition_penalty)
+        tokens = pick(logits_BV, [row.sampling for row in rows], [row.draw for row in rows])
+        made = []
+        for row, token in zip(rows, tokens, strict=True):
+            row.token, row.budget = token, row.budget - 1
+            if row.sampling.repetition_penalty != 1 and token not in self.exempt:
+                row.said.add(token)
+            made.append(Made(row.key, token, token in self.stop_ids or row.budget == 0))
+        for one in made:
+            if one.done:
+                self.leave(one.key)
+        return made
+
+
+def check_prompt(prompt: Sequence[int], context: int) -> None:
+    """InputError for a prompt that is empty, or fills a context so that no answer fits."""
+    if not 0 < len(prompt) < context:
+        raise InputError(
+            f"a prompt of {len(prompt)} tokens leaves no room in a context of {context}",
+            fix="shorten it, or drop the oldest turns",
+        )
+
+
+def _read(model: Decodes, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
+    """Put the prompts into the cache; logits [B, V] after the last id of each."""
+    device, width = model.head_weight.device, max(len(prompt) for prompt in prompts)
+    ids_BT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
+    lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    places_BT = torch.arange(width, device=device).expand(len(prompts), width)
+    even = all(len(prompt) == width for prompt in prompts)
+    positions_BT = None if even else places_BT.where(places_BT < lengths_B[:, None], -1)
+    h_BTD = model.hidden(ids_BT, positions_BT=positions_BT, cache=cache)
+    return F.linear(h_BTD[torch.arange(len(prompts), device=device), lengths_B - 1], model.head_weight)

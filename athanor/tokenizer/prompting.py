@@ -1,0 +1,55 @@
+"""What an answer is made from: a history that fits, the ids that end it, and those no penalty may touch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from athanor.corpus.conversations import Message
+from athanor.errors import InputError
+from athanor.tokenizer.chat import prompt_ids
+from athanor.tokenizer.tokenizer import Tokenizer
+
+
+def end_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids that end an answer: <|stop|> as trained, and every control id that can only start something else."""
+    return tuple(sorted(tokenizer.control_ids.values()))
+
+
+def exempt_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids no repetition penalty may touch: control ids, and those without a letter (digits, punctuation, space).
+
+    A byte of a character of several bytes is one letter in the making, so it is not exempt.
+    """
+    free = set(tokenizer.control_ids.values())
+    for i in range(tokenizer.vocab_size):
+        text = tokenizer.decode_bytes([i])
+        if text and all(byte < 128 and not chr(byte).isalpha() for byte in text):
+            free.add(i)
+    return frozenset(free)
+
+
+def fit_history(
+    tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens: int, reserve_tokens: int
+) -> tuple[list[Message], int]:
+    """Drop the oldest user and assistant pairs until the prompt and an answer of `reserve_tokens` fit.
+
+    The system message stays and so does the last user message; when those two
+    leave less than the reserve, the answer gets what is left. Returns the
+    messages and the number of pairs dropped. InputError if nothing is left.
+    """
+    system = [message for message in messages[:1] if message.role == "system"]
+    turns = list(messages[len(system) :])
+    dropped = 0
+    while True:
+        size = len(prompt_ids(tokenizer, [*system, *turns]))
+        if size + reserve_tokens <= context_tokens:
+            break
+        if len(turns) < 3:
+            if size >= context_tokens:
+                raise InputError(
+                    f"a prompt of {size} tokens does not fit into a context of {context_tokens}",
+                    fix="shorten the message or the system message",
+                )
+            break
+        turns, dropped = turns[2:], dropped + 1
+    return [*system, *turns], dropped
