@@ -1,0 +1,194 @@
+"""Our own export on athanor's engine: answers are made side by side, each joins and leaves the batch at any step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from athanor.errors import AthanorError
+from athanor.evaluation.engine import Engine
+from athanor.evaluation.sampling import GREEDY, Sampling
+from athanor.model.config import ModelConfig
+from athanor.model.folded import Folded
+from athanor.serving.answers import Pieces, Prompt, prepare
+from athanor.serving.backends.base import Emit, Request
+from athanor.serving.loading import OWN, decoding_defaults, few_threads, load_export, sampling_defaults
+from athanor.tokenizer.chat import template_hash
+from athanor.tokenizer.prompting import end_ids, exempt_ids
+from athanor.training.device import prepare as prepare_device
+
+# Prompts read in one pass, padding included: more would hold up the answers under way for longer.
+READ_TOKENS = 1024
+
+
+def row_bytes(config: ModelConfig) -> int:
+    """Memory of one answer's keys and values, fp32."""
+    return 2 * 4 * config.layers * config.kv_heads * (config.context_tokens + 1) * config.head_dim
+
+
+@dataclass
+class _Answer:
+    request: Request
+    emit: Emit
+    prompt: Prompt
+    sampling: Sampling
+    pieces: Pieces
+    began: float = 0.0
+    tokens: int = 0
+
+
+class TorchBackend:
+    """One thread decodes; requests and cancellations reach it through a queue."""
+
+    def __init__(self, folder: str | Path, *, device: str, threads: int, rows: int, cache_bytes: int) -> None:
+        model, self.tokenizer = load_export(folder, prepare_device(device, threads))
+        few_threads(model)
+        config, shipped = model.config, decoding_defaults(folder)
+        rows = max(1, min(rows, cache_bytes // row_bytes(config)))
+        self.ends = frozenset(end_ids(self.tokenizer))
+        self.defaults = Sampling.from_dict(sampling_defaults(shipped))
+        self.max_new_tokens = int(shipped["max_new_tokens"])
+        self.engine = Engine(Folded(model), rows=rows, stop_ids=self.ends, exempt=exempt_ids(self.tokenizer))
+        self.info = {
+            "backend": "torch",
+            "template": "athanor",
+            "template_hash": template_hash(self.tokenizer),
+            "context_tokens": config.context_tokens,
+            "parameters": config.parameter_count(),
+            "rows": rows,
+            "defaults": asdict(self.defaults) | {"max_new_tokens": self.max_new_tokens},
+        }
+        self.answers: dict[int, _Answer] = {}
+        self.waiting: deque[_Answer] = deque()
+        self.cancelled: deque[int] = deque()
+        self.work, self.closing = threading.Condition(), False
+        self.thread = threading.Thread(target=self._run, name="decode", daemon=True)
+        self.thread.start()
+
+    def submit(self, request: Request, emit: Emit) -> None:
+        try:
+            answer = _Answer(
+                request,
+                emit,
+                prepare(
+                    self.tokenizer,
+                    request.messages,
+                    context_tokens=self.info["context_tokens"],
+                    max_new_tokens=self.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens,
+                ),
+                Sampling.from_dict(asdict(self.defaults) | request.sampling),
+                Pieces(self.tokenizer, request.stop),
+            )
+        except AthanorError as error:
+            emit({"type": "error", "kind": "request", "message": str(error)})
+            return
+        with self.work:
+            self.waiting.append(answer)
+            self.work.notify()
+
+    def cancel(self, request_id: int) -> None:
+        with self.work:
+            self.cancelled.append(request_id)
+            self.work.notify()
+
+    def close(self) -> None:
+        with self.work:
+            self.closing = True
+            self.work.notify()
+        self.thread.join()
+
+    def _run(self) -> None:
+        torch.set_flush_denormal(True)
+        while True:
+            with self.work:
+                while not (self.closing or self.waiting or self.cancelled or self.answers):
+                    self.work.wait()
+                if self.closing:
+                    return
+                cancelled, self.cancelled = self.cancelled, deque()
+                joining = self._next()
+            try:
+                for request_id in cancelled:
+                    self._stop(request_id)
+                self._take(self.engine.step())
+                self._join(joining)
+            except Exception as error:  # out of memory, say: these answers fail, the next may not
+                self._fail(joining, error)
+
+    def _next(self) -> list[_Answer]:
+        """Who joins now: as many as there are rows, and as can be read in one pass without a long wait for the others."""
+        chosen: list[_Answer] = []
+        widest = 0
+        while self.waiting and len(chosen) < self.engine.free:
+            widest = max(widest, len(self.waiting[0].prompt.ids))
+            if chosen and widest * (len(chosen) + 1) > READ_TOKENS:
+                break
+            chosen.append(self.waiting.popleft())
+        return chosen
+
+    def _join(self, joining: list[_Answer]) -> None:
+        for answer in joining:
+            prompt = answer.prompt
+            answer.began = time.monotonic()
+            self.answers[answer.request.id] = answer
+            answer.emit({"type": "start", "prompt_tokens": len(prompt.ids), "forgotten": prompt.forgotten})
+        self._take(self.engine.join([(a.request.id, a.prompt.ids, a.prompt.room, a.sampling) for a in joining]))
+
+    def _take(self, made: list[Any]) -> None:
+        for request_id, token, done in made:
+            answer = self.answers[request_id]
+            if token in self.ends:
+                self._end(answer, "stop")
+                continue
+            answer.tokens += 1
+            text = answer.pieces.feed(token)
+            if text:
+                answer.emit({"type": "text", "text": text, "tokens": answer.tokens})
+            if answer.pieces.stopped:
+                self.engine.leave(request_id)
+                self._end(answer, "stop")
+            elif done:
+                self._end(answer, "length")
+
+    def _end(self, answer: _Answer, reason: str) -> None:
+        del self.answers[answer.request.id]
+        rest = answer.pieces.finish()
+        if rest:
+            answer.emit({"type": "text", "text": rest, "tokens": answer.tokens})
+        seconds = time.monotonic() - answer.began
+        answer.emit({"type": "end", "reason": reason, "tokens": answer.tokens, "seconds": round(seconds, 6)})
+
+    def _stop(self, request_id: int) -> None:
+        if request_id in self.answers:
+            self.engine.leave(request_id)
+            self._end(self.answers[request_id], "stopped")
+            return
+        with self.work:
+            found = [answer for answer in self.waiting if answer.request.id == request_id]
+            self.waiting = deque(answer for answer in self.waiting if answer.request.id != request_id)
+        for answer in found:
+            answer.emit({"type": "end", "reason": "stopped", "tokens": 0, "seconds": 0.0})
+
+    def _fail(self, joining: list[_Answer], error: Exception) -> None:
+        failed = {answer.request.id: answer for answer in [*self.answers.values(), *joining]}
+        self.answers, self.engine.rows = {}, []
+        for answer in failed.values():
+            answer.emit({"type": "error", "kind": "model", "message": f"{type(error).__name__}: {error}"})
+
+
+def open_backend(spec: Mapping[str, Any]) -> TorchBackend:
+    """Load what `spec["path"]` names; AthanorError with the reason if that is not possible."""
+    return TorchBackend(
+        spec["path"],
+        device=spec["device"],
+        threads=spec["threads"],
+        rows=spec["rows"],
+        cache_bytes=spec["cache_bytes"],
+    )
