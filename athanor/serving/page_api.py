@@ -1,0 +1,312 @@
+"""The routes that the chat page calls, under /api: chats, answers as a stream of events, feedback, corrections.
+
+Bodies are read here and not by FastAPI: its answers to faulty ones repeat what
+was sent, which cannot always be written as JSON, and it would read a body of
+any size. An error is {"error": {"message": ..., "type": ...}} with a 4xx, or
+503 where the disk is the matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import unicodedata
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import quote
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from starlette.types import Receive, Scope, Send
+
+from athanor.errors import AthanorError, InputError
+from athanor.serving.database import Unusable
+from athanor.serving.store import Store, Unknown
+from athanor.serving.turns import Answerer, Busy, Turn, Turns
+
+CONTENT_CHARS, TITLE_CHARS, NAME_CHARS, QUERY_CHARS = 200_000, 200, 500, 500
+MAX_BODY_BYTES = 2 << 20  # two contents with every character escaped would fit
+MAX_ID = 2**63 - 1  # of SQLite
+STATUS = {Unknown: 404, Unusable: 503, Busy: 409}  # other errors of ours: 422
+
+Id = Annotated[int, Field(ge=1, le=MAX_ID)]
+Models = Annotated[list[Annotated[str, Field(min_length=1, max_length=NAME_CHARS)]], Field(min_length=1, max_length=2)]
+Content = Annotated[str, Field(max_length=CONTENT_CHARS)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SamplingBody(Strict):
+    """Settings of an answer; those left out, or null, are the model's own."""
+
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_k: int | None = Field(None, ge=0, le=10_000_000)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    seed: int | None = Field(None, ge=0, le=2**32 - 1)
+    max_new_tokens: int | None = Field(None, ge=1, le=10_000_000)
+
+    def given(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True)
+
+
+class ChatBody(Strict):
+    title: str = Field("", max_length=TITLE_CHARS)
+    system: Content = ""
+    models: Models | None = None
+    sampling: SamplingBody | None = None
+
+
+class ChangesBody(ChatBody):
+    leaf: Id | None = None
+
+
+class AnswersBody(Strict):
+    content: Content | None = None
+    parent: Id | None = None
+    user: Id | None = None
+    models: Models | None = None
+    sampling: SamplingBody | None = None
+
+    @model_validator(mode="after")
+    def one_question(self) -> AnswersBody:
+        if (self.content is None) == (self.user is None):
+            raise ValueError('send "content" for a new question, or "user" for one that is there')
+        if self.user is not None and "parent" in self.model_fields_set:
+            raise ValueError('"parent" goes with "content"')
+        if self.content is not None and not self.content.strip():
+            raise ValueError("the question is empty")
+        return self
+
+
+class FeedbackBody(Strict):
+    verdict: Literal["up", "down"] | None
+    correction: Content | None = None
+
+
+class StatusBody(Strict):
+    status: Literal["candidate", "accepted", "rejected"]
+
+
+class NothingBody(Strict):
+    pass
+
+
+class Refused(AthanorError):
+    """A request that cannot be read; `status` is what to answer."""
+
+    def __init__(self, status: int, what: str) -> None:
+        super().__init__(what)
+        self.status = status
+
+
+class PageRoute(APIRoute):
+    """Tells every error in the one form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def told(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except Refused as error:
+                return problem(error.status, str(error))
+            except AthanorError as error:
+                return problem(next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422), str(error))
+
+        return told
+
+
+def problem(status: int, message: str) -> JSONResponse:
+    kinds = {404: "not_found", 409: "busy", 503: "unavailable"}
+    return JSONResponse({"error": {"message": message, "type": kinds.get(status, "invalid_request")}}, status)
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def read(request: Request, kind: type[Body]) -> Body:
+    """The body of a request; Refused says in one line what is wrong with it."""
+    # A page of another origin can send a form without asking the browser's leave, but no JSON.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "send Content-Type: application/json")
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_BODY_BYTES:
+            raise Refused(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+    try:
+        return kind.model_validate_json(bytes(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])[:200]
+        message = first["msg"].removeprefix("Value error, ")
+        raise Refused(422, f"{place}: {message}" if place else message) from None
+
+
+def number(text: str) -> int:
+    """A message's id in an address; Unknown for what cannot be one."""
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise Unknown(f"there is no message '{text[:50]}'", fix="ids of messages are numbers")
+    return int(text)
+
+
+class TurnResponse(StreamingResponse):
+    """A turn as server-sent events. When the client goes, in whatever way, the turn is stopped; it stores by itself."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(_lines(turn), media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.turn.stop()
+
+
+async def _lines(turn: Turn) -> AsyncIterator[str]:
+    async for event in turn.events():
+        yield f"data: {json.dumps(event)}\n\n"
+
+
+def page_router(store: Store, models: Answerer, *, version: str = "") -> APIRouter:
+    """The routes over a store and the models. On shutdown what is being answered is stopped and stored."""
+    turns = Turns(store, models)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await turns.close()
+
+    router = APIRouter(prefix="/api", route_class=PageRoute, lifespan=lifespan)
+    do = asyncio.to_thread  # the store waits for the disk and for other processes
+
+    @router.get("/state")
+    async def state() -> dict[str, Any]:
+        default = next(iter(turns.default_names()), None)
+        return {"version": version, "models": models.states(), "default_model": default}
+
+    @router.get("/chats")
+    async def chats(request: Request) -> dict[str, Any]:
+        return {"chats": await do(store.chats, request.query_params.get("q", "")[:QUERY_CHARS])}
+
+    @router.post("/chats")
+    async def create(request: Request) -> Response:
+        body = await read(request, ChatBody)
+        named = turns.check_names(body.models) if body.models else turns.default_names()
+        sampling = body.sampling.given() if body.sampling else {}
+        made = await do(store.create, title=body.title, system=body.system, models=named, sampling=sampling)
+        return JSONResponse(made, 201)
+
+    @router.get("/chats/{chat}")
+    async def chat(chat: str) -> dict[str, Any]:
+        return await do(store.chat, chat)
+
+    @router.patch("/chats/{chat}")
+    async def change(chat: str, request: Request) -> dict[str, Any]:
+        body = await read(request, ChangesBody)
+        changes = {name: getattr(body, name) for name in body.model_fields_set}
+        if changes.get("models") is not None:
+            turns.check_names(changes["models"])
+        elif "models" in changes:
+            changes["models"] = []
+        if "sampling" in changes:
+            changes["sampling"] = body.sampling.given() if body.sampling else {}
+        return await do(store.update, chat, **changes)
+
+    @router.delete("/chats/{chat}", status_code=204)
+    async def delete(chat: str) -> Response:
+        await turns.stop(chat)
+        await do(store.delete, chat)
+        return Response(status_code=204)
+
+    @router.get("/chats/{chat}/export")
+    async def export(chat: str, request: Request) -> Response:
+        form = request.query_params.get("format", "markdown")
+        if form not in EXPORTS:
+            raise InputError("no such format", where="format", fix=f"one of {', '.join(EXPORTS)}")
+        whole = await do(store.chat, chat)
+        shown = await do(store.way, chat, whole["leaf"])
+        write, suffix, kind = EXPORTS[form]
+        name = file_name(whole["title"])
+        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+        headers = {
+            "Content-Disposition": f"attachment; filename=\"{plain}{suffix}\"; filename*=UTF-8''{quote(name + suffix)}",
+            "X-Content-Type-Options": "nosniff",
+        }
+        return Response(write(whole, shown), media_type=kind, headers=headers)
+
+    @router.post("/chats/{chat}/answers")
+    async def answers(chat: str, request: Request) -> Response:
+        body = await read(request, AnswersBody)
+        question = body.user if body.user is not None else (body.parent, body.content)
+        sampling = body.sampling.given() if body.sampling else None
+        return TurnResponse(await turns.start(chat, question, names=body.models, sampling=sampling))
+
+    @router.post("/chats/{chat}/stop")
+    async def stop(chat: str, request: Request) -> Response:
+        await read(request, NothingBody)
+        await do(store.way, chat, None)  # 404
+        await turns.stop(chat)
+        return Response(status_code=204)
+
+    @router.put("/messages/{message}/feedback")
+    async def feedback(message: str, request: Request) -> dict[str, Any]:
+        body = await read(request, FeedbackBody)
+        return await do(store.feedback, number(message), body.verdict, body.correction)
+
+    @router.get("/corrections")
+    async def corrections() -> dict[str, Any]:
+        return {"corrections": await do(store.corrections)}
+
+    @router.patch("/corrections/{message}")
+    async def settle(message: str, request: Request) -> dict[str, Any]:
+        body = await read(request, StatusBody)
+        return await do(store.settle, number(message), body.status)
+
+    return router
+
+
+def file_name(title: str) -> str:
+    """A name for a download without a suffix: letters, digits and hyphens. No system takes it for anything special."""
+    words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", title))
+    return "-".join(["chat", *words])[:60].rstrip("-")
+
+
+def _markdown(chat: dict[str, Any], shown: list[dict[str, Any]]) -> str:
+    title = " ".join(chat["title"].split()) or "Chat"
+    parts = [f"# {title}"]
+    if chat["system"].strip():
+        parts += ["## System", chat["system"].strip()]
+    for message in shown:
+        name = f"Answer ({message['model']})" if message["model"] else "Answer"
+        parts += [f"## {'Question' if message['role'] == 'user' else name}", message["content"].strip()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _json(chat: dict[str, Any], shown: list[dict[str, Any]]) -> str:
+    return json.dumps(chat, ensure_ascii=False, indent=2) + "\n"
+
+
+def _messages(chat: dict[str, Any], shown: list[dict[str, Any]]) -> str:
+    if not shown:
+        raise InputError("the chat has no messages yet", where="format", fix="ask something first")
+    system = [{"role": "system", "content": chat["system"]}] if chat["system"].strip() else []
+    rows = [*system, *({"role": message["role"], "content": message["content"]} for message in shown)]
+    return json.dumps({"messages": rows}, ensure_ascii=False) + "\n"
+
+
+EXPORTS = {
+    "markdown": (_markdown, ".md", "text/markdown"),
+    "json": (_json, ".json", "application/json"),
+    "messages": (_messages, ".jsonl", "application/x-ndjson"),
+}

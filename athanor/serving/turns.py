@@ -1,0 +1,267 @@
+"""Turns under way: a question, the answers that models are giving to it side by side, and storing what was said.
+
+A turn runs as tasks of its own and hands its events to whoever reads them
+through a queue. So a slow reader does not hold back a model, and a reader who
+leaves stops the turn without cutting off the storing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from athanor.corpus.conversations import Message
+from athanor.errors import AthanorError
+from athanor.serving.store import Store
+
+logger = logging.getLogger(__name__)
+STOP_SECONDS = 10.0  # for a stopped answer to be stored; takes milliseconds where the disk answers
+Event = dict[str, Any]
+Question = int | tuple[int | None, str]  # a stored question, or (parent, text) of a new one
+
+
+class Answerer(Protocol):
+    """Of the registry of models, what the page needs."""
+
+    def answer(
+        self, model: str, messages: Sequence[Message], *, max_new_tokens: int | None = None,
+        sampling: dict[str, float] | None = None, stop: Sequence[str] = (),
+    ) -> AsyncIterator[Event]: ...
+
+    def states(self) -> list[dict[str, Any]]: ...
+
+    def default(self) -> str | None: ...
+
+
+@dataclass
+class _Said:
+    """What one slot has said so far."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: int = 0
+    prompt_tokens: int | None = None
+    forgotten: int | None = None
+    began: float | None = None  # monotonic seconds, of the start of generation
+    last: Event | None = None  # the "end" or "error"
+
+    def take(self, event: Event) -> None:
+        if event["type"] == "start":
+            self.prompt_tokens, self.forgotten = event["prompt_tokens"], event["forgotten"]
+            self.began = time.monotonic()
+        elif event["type"] == "text":
+            self.texts.append(event["text"])
+            self.tokens = event["tokens"]
+        elif event["type"] in ("end", "error"):
+            self.last = event
+
+    def stopped(self) -> Event:
+        """The end of an answer that was told to stop; the worker's own figures no longer arrive."""
+        seconds = 0.0 if self.began is None else time.monotonic() - self.began
+        return {"type": "end", "reason": "stopped", "tokens": self.tokens, "seconds": round(seconds, 3)}
+
+
+class Turn:
+    """One question being answered. `events()` ends with "done"; `stop()` ends it early, keeping what was said."""
+
+    def __init__(self, store: Store, models: Answerer, chat: str) -> None:
+        self.store, self.models, self.chat = store, models, chat
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()  # no longer than the answers are
+        self._stop, self.ended = asyncio.Event(), asyncio.Event()
+        self._storing = asyncio.Lock()
+        self._stored: dict[int, int] = {}  # slot -> message
+        self._asked: Event | None = None  # the question as stored
+        self._question: Question = 0
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    async def wait(self) -> bool:
+        """Whether it has ended, after waiting for that for a while."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.ended.wait(), STOP_SECONDS)
+        return self.ended.is_set()
+
+    async def events(self) -> AsyncIterator[Event]:
+        while (event := await self._queue.get()) is not None:
+            yield event
+
+    async def run(
+        self, question: Question, messages: Sequence[Message], names: Sequence[str],
+        sampling: dict[str, float], max_new_tokens: int | None,
+    ) -> None:
+        """Have every model of `names` answer, and store what they say. Raises nothing but cancellation."""
+        self._question = question
+        try:
+            slots = [
+                self._slot(slot, name, messages, dict(sampling), max_new_tokens) for slot, name in enumerate(names)
+            ]
+            await asyncio.gather(*slots)
+            with suppress(AthanorError):  # the chat may have been deleted by now
+                leaf = (await asyncio.to_thread(self.store.chat, self.chat))["leaf"]
+                self._queue.put_nowait({"type": "done", "user": self._asked, "leaf": leaf})
+                return
+            self._queue.put_nowait({"type": "done", "user": None, "leaf": None})
+        finally:
+            self._queue.put_nowait(None)
+
+    async def _slot(
+        self, slot: int, name: str, messages: Sequence[Message], sampling: dict[str, float], limit: int | None
+    ) -> None:
+        said = _Said()
+        pump = asyncio.create_task(self._pump(slot, name, said, messages, sampling, limit))
+        stop = asyncio.create_task(self._stop.wait())
+        with suppress(asyncio.CancelledError):  # the server is torn down: what was said is stored all the same
+            await asyncio.wait({pump, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not pump.done():
+            self.stop()
+        stop.cancel()
+        pump.cancel()  # closes the iterator, and with it the answer in the worker
+        await asyncio.wait({pump})
+        if said.last is None:
+            said.last = said.stopped() if self._stop.is_set() else _error("the answer broke off")
+        try:
+            last = await self._keep(slot, name, said)
+        except AthanorError as error:
+            last = _error(str(error))
+        except Exception as error:
+            logger.exception("an answer of %s could not be stored", name)
+            last = _error(f"the answer could not be stored ({type(error).__name__})")
+        self._queue.put_nowait({**last, "slot": slot})
+
+    async def _pump(
+        self, slot: int, name: str, said: _Said, messages: Sequence[Message], sampling: dict[str, float], limit: int | None
+    ) -> None:
+        """Pass on the events of one answer until its last one, which waits until the answer is stored."""
+        try:
+            async with aclosing(
+                self.models.answer(name, messages, max_new_tokens=limit, sampling=sampling)
+            ) as events:
+                async for event in events:
+                    said.take(event)
+                    if said.last is not None:
+                        return
+                    self._queue.put_nowait({**event, "slot": slot})
+        except AthanorError as error:
+            said.last = _error(str(error), "request")
+        except Exception as error:  # whatever a model's part does, the chat goes on
+            logger.exception("an answer of %s failed", name)
+            said.last = _error(f"the model failed ({type(error).__name__})")
+
+    async def _keep(self, slot: int, name: str, said: _Said) -> Event:
+        """Store an answer; returns the event that ends its slot."""
+        last = dict(said.last or {})
+        if last["type"] == "error":
+            return last
+        content = "".join(said.texts)
+        if last["reason"] == "stopped" and not content:
+            return {**last, "message": None}
+        stats = {name: last[name] for name in ("tokens", "seconds", "reason")}
+        stats |= {"prompt_tokens": said.prompt_tokens, "forgotten": said.forgotten}
+        async with self._storing:  # the first to store brings the question with it, the second finds it there
+            # Of two answers the first stored is shown, until that of slot 0 is there; then a person picks.
+            shown = slot == 0 or not self._stored
+            asked, answer = await asyncio.to_thread(
+                self.store.answer, self.chat, self._question, content, model=name, stats=stats, shown=shown
+            )
+            self._question, self._asked = asked["id"], asked
+            self._stored[slot] = answer["id"]
+        return {**last, "message": answer}
+
+
+class Turns:
+    """The turns under way, one for each chat at most."""
+
+    def __init__(self, store: Store, models: Answerer) -> None:
+        self.store, self.models = store, models
+        self._turns: dict[str, Turn] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(
+        self, chat: str, question: Question, *, names: Sequence[str] | None, sampling: dict[str, Any] | None
+    ) -> Turn:
+        """Begin a turn; Busy if the chat has one. Names and sampling of None are the chat's own."""
+        while (old := self._turns.get(chat)) is not None:
+            if not old.stopping or not await old.wait():
+                raise Busy("this chat is being answered", fix="wait for the end, or stop it")
+        turn = self._turns[chat] = Turn(self.store, self.models, chat)
+        try:
+            before = await asyncio.to_thread(self.store.check_turn, chat, question)
+            kept = await asyncio.to_thread(self.store.chat, chat)
+            names = self.check_names(names or kept["models"])
+            sampling = dict(kept["sampling"] if sampling is None else sampling)
+            limit = sampling.pop("max_new_tokens", None)
+            messages = [Message("system", kept["system"])] if kept["system"].strip() else []
+            messages += [Message(message["role"], message["content"]) for message in before]
+            if isinstance(question, tuple):
+                messages.append(Message("user", question[1]))
+        except BaseException:
+            self._end(turn)
+            raise
+        task = asyncio.create_task(turn.run(question, messages, names, sampling, limit))
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._end(turn)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("a turn failed", exc_info=error)
+
+        task.add_done_callback(ended)
+        return turn
+
+    def _end(self, turn: Turn) -> None:
+        del self._turns[turn.chat]
+        turn.ended.set()
+
+    def check_names(self, names: Sequence[str]) -> list[str]:
+        """The models to ask, the default one if none is named. BadModel for those there are not."""
+        known = [state["id"] for state in self.models.states()]
+        names = list(names) or self.default_names()
+        if not names:
+            raise BadModel("there is no model to answer", fix="train one, or start the server with --model PATH")
+        for name in names:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+                raise BadModel(f"there is no model '{name}'", where="models", fix=f"did you mean '{near[0]}'?" if near else "")
+        return names
+
+    def default_names(self) -> list[str]:
+        """The default model; empty if there is none that works."""
+        with suppress(AthanorError):
+            return [name for name in (self.models.default(),) if name]
+        return []
+
+    async def stop(self, chat: str) -> None:
+        """End the chat's turn with what it has, and wait until that is stored; nothing happens if there is none."""
+        if (turn := self._turns.get(chat)) is not None:
+            turn.stop()
+            await turn.wait()
+
+    async def close(self) -> None:
+        """Stop all turns and wait until what was said is stored."""
+        for turn in self._turns.values():
+            turn.stop()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+class Busy(AthanorError):
+    """The chat is being answered already."""
+
+
+class BadModel(AthanorError):
+    """A model that there is not."""
+
+
+def _error(message: str, kind: str = "model") -> Event:
+    return {"type": "error", "kind": kind, "message": message}
