@@ -239,6 +239,7 @@ def page_router(store: Store, models: Answerer, *, version: str = "") -> APIRout
         write, suffix, kind = EXPORTS[form]
         name = file_name(whole["title"])
         plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+        plain = re.sub("-+", "-", plain).rstrip("-")  # letters have fallen out
         headers = {
             "Content-Disposition": f"attachment; filename=\"{plain}{suffix}\"; filename*=UTF-8''{quote(name + suffix)}",
             "X-Content-Type-Options": "nosniff",
