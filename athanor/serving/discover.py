@@ -1,0 +1,297 @@
+"""Which models there are to serve: this checkout's exports, those of its DVC experiments, and what `--model` names.
+
+Nothing is loaded here. A model that cannot be served has a `problem`, so that
+it hides no other. An experiment's files stay in DVC's cache until somebody
+asks it something; then `materialise` links them below .athanor/served/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from athanor.artifacts import new_dir, read_json
+from athanor.errors import AthanorError, InputError
+from athanor.serving.experiments import EXPORT, HF_DIR, cache_of, cached, export_of, recorded
+from athanor.serving.gguf_header import read_header
+from athanor.tokenizer.chat import template_hash
+from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
+
+LORA, SERVED = "models/lora-export", ".athanor/served"
+OWN, CONFIG, WEIGHTS, INDEX = "athanor.json", "config.json", "model.safetensors", "model.safetensors.index.json"
+TORCH, LLAMA_CPP, TRANSFORMERS = "torch", "llama.cpp", "transformers"
+PACKAGES = {LLAMA_CPP: "xllamacpp", TRANSFORMERS: "transformers"}
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model that could be served.
+
+    id: what clients write as "model"; unique. path: its directory or file; of
+    an experiment the one that `materialise` makes. bytes: of its weights, 0
+    where that is not known. created: Unix time. problem: why it cannot be
+    served, "" if nothing is known. fetch: commit of an experiment.
+    """
+
+    id: str
+    label: str
+    path: str
+    backend: str
+    source: str
+    created: float
+    bytes: int
+    problem: str = ""
+    fetch: str = ""
+
+
+def discover(root: Path, given: Sequence[str]) -> list[Found]:
+    """The models to serve, newest first, or exactly those that `given` (`--model`) names, in its order.
+
+    A value of `given` is the id of a found model, the name of an experiment, or a
+    path. InputError for one that is none of these, with the nearest.
+    """
+    root = root.resolve()
+    found, names = _withrecorded(root, _local(root))
+    found = _unique(sorted(found, key=lambda one: -one.created))
+    if not given:
+        return found
+    known = {one.path: one for one in found}
+    by_name = {one.id: one for one in found} | {name: known[path] for name, path in names.items()}
+    chosen = [by_name[value] if value in by_name else _named_path(value, sorted(by_name)) for value in given]
+    return _unique(dict.fromkeys(chosen))
+
+
+def materialise(root: Path, found: Found) -> None:
+    """Put an experiment's files at its `path`, by links into DVC's cache; does nothing where they are.
+
+    InputError where the cache lacks one of them.
+    """
+    target = Path(found.path)
+    if not found.fetch or (target / OWN).is_file():
+        return
+    files = cached(cache_of(root), target.name)
+    if files is None or not all(path.is_file() for path in files.values()):
+        raise InputError(_absent(found))
+    with new_dir(target) as folder:
+        for name, path in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path, folder / name)
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(path, folder / name)
+
+
+def problem_of(root: Path, found: Found) -> str:
+    """Why a model cannot be served, as far as that shows without loading it; "" if it does not."""
+    package = PACKAGES.get(found.backend)
+    if package and importlib.util.find_spec(package) is None:
+        return f"the package {package} cannot be imported. Fix: pip install {package}"
+    path = Path(found.path)
+    try:
+        if found.backend == LLAMA_CPP:
+            return _gguf_problem(path)
+        if found.fetch and not path.is_dir():
+            files = cached(cache_of(root), path.name)
+            if files is None or not all(file.is_file() for file in files.values()):
+                return _absent(found)
+        elif not path.is_dir():
+            return f"{path} is gone"
+        else:
+            files = {file.name: file for file in path.iterdir() if file.is_file()}
+        return _own_problem(files) if found.backend == TORCH else _foreign_problem(files)
+    except (AthanorError, OSError) as error:
+        return str(error)
+
+
+# -- this checkout and paths ------------------------------------------------------
+
+
+def _local(root: Path) -> list[Found]:
+    found = []
+    for place in (EXPORT, LORA):
+        folder = root / place / HF_DIR
+        if folder.is_dir():
+            found.append(_directory(folder, "export", place))
+    files = (root / EXPORT).glob("*.gguf") if (root / EXPORT).is_dir() else ()
+    return found + [_gguf(path, "export", EXPORT) for path in sorted(files)]
+
+
+def _directory(folder: Path, source: str, place: str) -> Found:
+    own = (folder / OWN).is_file()
+    # "hf" alone says nothing: of ours the name inside, of others that of the directory around it.
+    name = (_own_name(folder / OWN) if own else "") or (folder.parent if folder.name == HF_DIR else folder).name
+    main = folder / (OWN if own else CONFIG)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    created = main.stat().st_mtime if main.is_file() else folder.stat().st_mtime
+    backend = TORCH if own else TRANSFORMERS
+    found = Found(_slug(name), f"{name} ({place})", str(folder), backend, source, created, size)
+    return replace(found, problem=problem_of(folder, found))
+
+
+def _gguf(path: Path, source: str, place: str) -> Found:
+    name = path.stem
+    with contextlib.suppress(AthanorError, OSError):
+        header = read_header(path)
+        if "athanor.file" in header:  # model-q8_0.gguf: the name of the model is inside
+            name = f"{header['general.name']}-{path.stem.removeprefix('model-')}"
+    facts = path.stat()
+    found = Found(_slug(name), f"{name} ({place})", str(path), LLAMA_CPP, source, facts.st_mtime, facts.st_size)
+    return replace(found, problem=problem_of(path, found))
+
+
+def _named_path(value: str, names: Sequence[str]) -> Found:
+    path = Path(value).expanduser()
+    if not path.exists():
+        beside = [str(path.parent / one.name) for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(value, [*names, *(beside if "/" in value else ())], n=1, cutoff=0.0)
+        fix = f"did you mean '{near[0]}'?" if near else "name a directory, a .gguf file or an experiment"
+        raise InputError("no model, experiment or path of this name", where=f"--model {value}", fix=fix)
+    path = path.resolve()
+    if path.is_file():
+        return _gguf(path, "path", value)
+    inner = path / HF_DIR
+    # An export as a whole is served as its exact weights; its GGUF files can be named one by one.
+    return _directory(inner if inner.is_dir() and not (path / CONFIG).is_file() else path, "path", value)
+
+
+def _own_name(path: Path) -> str:
+    try:
+        return str(read_json(path).get("name") or "")
+    except (AthanorError, AttributeError):
+        return ""
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-") or "model"
+
+
+def _unique(found: Iterable[Found]) -> list[Found]:
+    taken: set[str] = set()
+    result = []
+    for one in found:
+        name, number = one.id, 1
+        while name in taken:
+            number += 1
+            name = f"{one.id}-{number}"
+        taken.add(name)
+        result.append(replace(one, id=name))
+    return result
+
+
+# -- what shows without loading ------------------------------------------------------
+
+
+def _own_problem(files: Mapping[str, Path]) -> str:
+    for name in (OWN, CONFIG, MODEL_FILE, WEIGHTS):
+        if name not in files or not files[name].is_file():
+            return f"{name} is missing. Fix: export it again: dvc repro export"
+    facts = read_json(files[OWN])
+    return _strangers(facts.get("tokenizer_digest"), facts.get("template_hash"), files[MODEL_FILE])
+
+
+def _gguf_problem(path: Path) -> str:
+    if path.suffix != ".gguf":
+        return f"{path.name} is no .gguf file. Fix: name a directory or a .gguf file"
+    header = read_header(path)
+    if header.get("general.type", "model") != "model":
+        return f"it holds no model but a part of one ({header['general.type']})"
+    if "athanor.template_hash" not in header:
+        return ""
+    tokenizer = tokenizer_beside(path)
+    if tokenizer is None:
+        return f"its tokenizer is not beside it. Fix: put the export's {HF_DIR}/{MODEL_FILE} into {path.parent}"
+    return _strangers(header.get("athanor.tokenizer_digest"), header["athanor.template_hash"], tokenizer)
+
+
+def tokenizer_beside(path: Path) -> Path | None:
+    """The SentencePiece model of one of our GGUF files, as the export lays it out or right beside it."""
+    places = (path.parent / HF_DIR / MODEL_FILE, path.parent / MODEL_FILE)
+    return next((place for place in places if place.is_file()), None)
+
+
+def _strangers(tokenizer: str | None, template: str | None, path: Path) -> str:
+    here, rendered = identity(path.read_bytes())
+    if tokenizer != here:
+        return f"it was trained with another tokenizer ({tokenizer}) than the one beside it ({here})"
+    if template != rendered:
+        return f"it was trained with another chat template ({template}) than this code renders ({rendered})"
+    return ""
+
+
+@lrucache_of(maxsize=8)
+def identity(model: bytes) -> tuple[str, str]:
+    """Digest of a SentencePiece model and hash of the template that this code renders with it."""
+    tokenizer = Tokenizer(model)
+    return tokenizer.digest, template_hash(tokenizer)
+
+
+def _foreign_problem(files: Mapping[str, Path]) -> str:
+    if CONFIG not in files:
+        packed = sorted(name for name in files if name.endswith(".gguf"))
+        fix = f"name a file: {packed[0]}" if packed else "name a directory with config.json and *.safetensors"
+        return f"no Hugging Face model: {CONFIG} is missing. Fix: {fix}"
+    if WEIGHTS in files or INDEX in files:
+        return ""
+    pickled = sorted(name for name in files if name.endswith(PICKLED))
+    if pickled:
+        return (
+            f"{pickled[0]} is a pickle, which can run any code when it is read. "
+            "Fix: take the safetensors files of the model, or save it again with save_pretrained"
+        )
+    return f"no weights: {WEIGHTS} is missing"
+
+
+# -- experiments ----------------------------------------------------------------------
+
+
+def _withrecorded(root: Path, local: list[Found]) -> tuple[list[Found], dict[str, str]]:
+    """`local` and the experiments, equal models once; the second: name of an experiment -> path of its model."""
+    experiments = recorded(root)
+    if not experiments:
+        return local, {}
+    cache = cache_of(root)
+    seen: dict[str, Found] = {}
+    mine = root / EXPORT / HF_DIR
+    if (mine / OWN).is_file():
+        here = next(one for one in local if one.path == str(mine))
+        seen[hashlib.md5((mine / OWN).read_bytes(), usedforsecurity=False).hexdigest()] = here
+        lock = root / "dvc.lock"
+        out = export_of(lock.read_text(encoding="utf-8")) if lock.is_file() else None
+        if out and cached(cache, out[0]) is None:  # nothing better to go by
+            seen[out[0]] = here
+    names: dict[str, str] = {}
+    told: dict[str, list[str]] = {}
+    for name, revision, created, (folder, size) in experiments:
+        files = cached(cache, folder)
+        # athanor.json holds the hashes of the files beside it, so equal ones mean equal models.
+        key = folder if files is None or OWN not in files else files[OWN].parent.name + files[OWN].name
+        if key not in seen:
+            if files is not None and WEIGHTS in files and files[WEIGHTS].is_file():
+                size = files[WEIGHTS].stat().st_size
+            path = str(root / SERVED / folder)
+            seen[key] = found = Found(name, "", path, TORCH, "experiment", created, size, fetch=revision)
+            seen[key] = replace(found, problem=problem_of(root, found))
+        names.setdefault(name, seen[key].path)
+        told.setdefault(seen[key].path, []).append(name)
+    result = []
+    for one in [*local, *(one for one in seen.values() if one.source == "experiment")]:
+        also = ", ".join(told.get(one.path, ()))
+        word = "experiments" if "," in also else "experiment"
+        label = f"{one.id} ({word} {also})" if one.source == "experiment" else f"{one.label}, also {word} {also}"
+        result.append(replace(one, label=label) if also else one)
+    return result, names
+
+
+def _absent(found: Found) -> str:
+    get = f"dvc exp pull REMOTE {found.id}, or dvc exp apply {found.id} and then dvc pull or dvc repro export"
+    return f"the files of experiment {found.id} are not in DVC's cache. Fix: {get}"

@@ -1,0 +1,74 @@
+"""What DVC recorded of the exports of experiments: read from Git and from DVC's cache, in milliseconds."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from athanor.errors import InputError
+from athanor.pipeline.facts import git
+
+EXPORT, HF_DIR = "models/export", "hf"
+_NAMED = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
+# DVC writes dvc.lock in one form only, and parsing the YAML of one takes a good part of a second.
+_OUT = re.compile(rf"^ *- path: {EXPORT}\n((?: +(?!- )\S.*\n?)*)", re.MULTILINE)
+
+
+def recorded(root: Path) -> list[tuple[str, str, float, tuple[str, int]]]:
+    """(name, commit, Unix time, (MD5 of the export, bytes)), newest first; those that never came to an export left out."""
+    rows = git(root, "for-each-ref", "--format=%(objectname) %(committerdate:unix) %(refname)", "refs/exps").splitlines()
+    named = [(match[1], *row.split(" ", 2)[:2]) for row in rows if (match := _NAMED.fullmatch(row.split(" ", 2)[2]))]
+    named.sort(key=lambda row: (-int(row[2]), row[0]))
+    if not named:
+        return []
+    asked = "".join(f"{commit}:./dvc.lock\n" for _, commit, _ in named).encode()
+    done = subprocess.run(["git", "-C", str(root), "cat-file", "--batch"], input=asked, capture_output=True)
+    found, place = [], 0
+    for name, commit, seconds in named:
+        end = done.stdout.find(b"\n", place)
+        words = done.stdout[place:end].split()
+        place = end + 1
+        if len(words) == 3 and words[1] == b"blob":
+            size = int(words[2])
+            out = export_of(done.stdout[place : place + size].decode("utf-8", "replace"))
+            place += size + 1
+            if out:
+                found.append((name, commit, float(seconds), out))
+    return found
+
+
+def export_of(lock: str) -> tuple[str, int] | None:
+    """MD5 (without .dir) and bytes of the export that a dvc.lock names."""
+    match = _OUT.search(lock)
+    md5 = match and re.search(r"\bmd5: ([0-9a-f]{32})\.dir", match[1])
+    size = match and re.search(r"\bsize: (\d+)", match[1])
+    return (md5[1], int(size[1]) if size else 0) if md5 else None
+
+
+def cache_of(root: Path) -> Path:
+    """The folder of DVC's cache that holds objects by their MD5, as all levels of its configuration say."""
+    from dvc.config import Config, ConfigError
+
+    try:
+        folder = Config(str(root / ".dvc")).get("cache", {}).get("dir")
+    except ConfigError as error:
+        raise InputError(str(error), where=str(root / ".dvc"), fix="dvc config --list shows where it stands") from None
+    return (root / ".dvc" / (folder or "cache")) / "files" / "md5"
+
+
+def cached(cache: Path, md5: str) -> dict[str, Path] | None:
+    """Files of an export's `hf/` and where the cache has them, whether or not they are there; None without the list."""
+    path = cache / md5[:2] / f"{md5[2:]}.dir"
+    try:
+        rows = json.loads(path.read_bytes())
+        places = {row["relpath"]: row["md5"] for row in rows}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    inside = f"{HF_DIR}/"
+    return {
+        name.removeprefix(inside): cache / one[:2] / one[2:]
+        for name, one in places.items()
+        if name.startswith(inside) and ".." not in Path(name).parts
+    }
