@@ -228,7 +228,7 @@ def _strangers(tokenizer: str | None, template: str | None, path: Path) -> str:
     return ""
 
 
-@lrucache_of(maxsize=8)
+@lru_cache(maxsize=8)
 def identity(model: bytes) -> tuple[str, str]:
     """Digest of a SentencePiece model and hash of the template that this code renders with it."""
     tokenizer = Tokenizer(model)

@@ -96,10 +96,8 @@ class Models:
         return [self._state(slot) for slot in self._slots.values()]
 
     def _state(self, slot: _Slot) -> dict[str, Any]:
+        found, info = slot.found, slot.info or {}
         state = "loading" if slot.task else "ready" if slot.ready() else "failed" if slot.failure else "idle"
-        info = slot.info or {}
-        facts = {key: info.get(key) for key in ("context_tokens", "parameters", "defaults", "template")}
-        found = slot.found
         return {
             "id": found.id,
             "label": found.label,
@@ -107,7 +105,7 @@ class Models:
             "backend": found.backend,
             "state": state,
             "reason": slot.failure[0] if slot.failure and state == "failed" else None,
-            **facts,
+            **{key: info.get(key) for key in ("context_tokens", "parameters", "defaults", "template")},
         }
 
     def default(self) -> str:
@@ -173,14 +171,21 @@ class Models:
         """Return when the model answers; raises the reason if it cannot."""
         if slot.task is None and slot.failure and not await self._worth_a_try(slot, slot.failure):
             raise InputError(slot.failure[0])
+        stopping = InputError("the server is stopping", where=slot.found.id)
         if self._closed:
-            raise InputError("the server is stopping", where=slot.found.id)
+            raise stopping
         if slot.task is None and not slot.ready():
             slot.task = asyncio.create_task(self._load(slot))
             slot.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         if slot.task is not None:
             # A request that goes away leaves the load to the others, and to the next one.
-            await asyncio.shield(slot.task)
+            try:
+                await asyncio.shield(slot.task)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._closed and task is not None and not task.cancelling():
+                    raise stopping from None  # the load was cancelled, not this request
+                raise
         if not slot.ready():
             raise InputError("its process ended as soon as it was loaded", where=slot.found.id, fix="ask again")
 
@@ -305,10 +310,8 @@ def default_memory_bytes() -> int:
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
     ):
-        texts = []
-        for name in (limit, used, stat):
-            path = Path("/sys/fs/cgroup") / name
-            texts.append(path.read_text().strip() if path.is_file() else "")
+        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used, stat)]
+        texts = [path.read_text().strip() if path.is_file() else "" for path in paths]
         if texts[0].isdigit() and texts[1].isdigit():
             # Files that were read once count as used there; the kernel gives their pages up for the asking.
             rows = dict(line.split(None, 1) for line in texts[2].splitlines())

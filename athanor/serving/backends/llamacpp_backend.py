@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import secrets
 import socket
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -61,7 +64,8 @@ class LlamaCpp:
         self.tokenizer = _own_tokenizer(path, header) if "athanor.template_hash" in header else None
         context, rows = room(header, int(spec.get("rows") or 1), int(spec.get("cache_bytes") or CACHE_BYTES))
         self._key = secrets.token_hex(16)  # others on this machine could speak to the port, too
-        self._server = _serve(path, context, rows, int(spec.get("threads") or 1), self._key)
+        device = str(spec.get("device") or "auto")
+        self._server = _serve(path, context, rows, int(spec.get("threads") or 1), device, self._key)
         parts = urlsplit(self._server.listening_address)
         self._address = (parts.hostname or "127.0.0.1", parts.port or 80)
         props, facts = self._ask("GET", "/props"), self._ask("GET", "/v1/models")["data"][0]["meta"]
@@ -303,7 +307,7 @@ def _own_tokenizer(path: Path, header: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _serve(path: Path, context: int, rows: int, threads: int, key: str) -> Any:
+def _serve(path: Path, context: int, rows: int, threads: int, device: str, key: str) -> Any:
     try:
         import xllamacpp
     except ImportError:
@@ -317,9 +321,29 @@ def _serve(path: Path, context: int, rows: int, threads: int, key: str) -> Any:
     params.fit_params, params.warmup, params.ui, params.ctx_shift = False, False, False, False
     params.cont_batching, params.kv_unified = True, False
     params.cache_ram_mib, params.verbosity, params.api_keys = 0, 1, [key]
+    if device == "cpu":
+        params.n_gpu_layers = 0
+    with tempfile.TemporaryFile() as log:
+        try:
+            with _stderr_to(log.fileno()):
+                return xllamacpp.Server(params)
+        except RuntimeError as error:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").splitlines()
+            # Its exception says nothing of the reason; the first line of its log does.
+            told = next((line.partition("error")[2].partition(": ")[2] for line in lines if "error" in line), str(error))
+            fix = "fetch or export it again"
+            raise InputError(f"llama.cpp cannot load it ({told.strip()[:300]})", where=str(path), fix=fix) from None
+
+
+@contextlib.contextmanager
+def _stderr_to(handle: int) -> Iterator[None]:
+    """What C++ writes to the second stream goes to `handle`."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    os.dup2(handle, 2)
     try:
-        return xllamacpp.Server(params)
-    except RuntimeError as error:
-        told = next((line for line in str(error).splitlines() if "error" in line), str(error))
-        told = " ".join(told.partition("error")[2].split() or told.split()).strip(": ")[:300]
-        raise InputError(f"llama.cpp cannot load it ({told})", where=str(path), fix="fetch or export it again") from None
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,301 @@
+"""Foreign Hugging Face directories through transformers: their own tokenizer, template and weights, one answer at a time.
+
+Only local files in safetensors are read, and none of their code is run. The
+penalty on repetition is transformers' own, which these models were tuned with:
+it also counts the words of the question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from athanor.corpus.conversations import Message
+from athanor.errors import AthanorError, InputError
+from athanor.serving.backends.base import Emit, Request
+from athanor.serving.backends.shared import Stops, fit, reserve, settings
+
+HALF = "\ufffd"
+
+
+def open_backend(spec: dict[str, Any]) -> HuggingFace:
+    """Load the directory; InputError if a file is missing, broken or a pickle, or if there is no chat template."""
+    return HuggingFace(spec)
+
+
+class HuggingFace:
+    """One directory."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        folder = Path(spec["path"])
+        self.device = _device(str(spec.get("device") or "auto"))
+        self.model, self.tokenizer = _load(folder, self.device)
+        shown = self.model.generation_config
+        text = self.model.config.get_text_config()
+        self.context = int(getattr(text, "max_position_embeddings", 0) or 2048)
+        ends = shown.eos_token_id if shown.eos_token_id is not None else self.tokenizer.eos_token_id
+        self.ends = set() if ends is None else set(ends) if isinstance(ends, (list, tuple)) else {int(ends)}
+        self.info = {
+            "backend": "transformers",
+            "template": "foreign",
+            "template_hash": None,
+            "context_tokens": self.context,
+            "parameters": int(self.model.num_parameters()),
+            "rows": 1,
+            "defaults": {
+                "temperature": float(_or(shown.temperature, 1.0)) if shown.do_sample else 0.0,
+                "top_k": int(_or(shown.top_k, 0)) if shown.do_sample else 0,
+                "top_p": float(_or(shown.top_p, 1.0)) if shown.do_sample else 1.0,
+                "min_p": float(_or(shown.min_p, 0.0)) if shown.do_sample else 0.0,
+                "repetition_penalty": float(_or(shown.repetition_penalty, 1.0)),
+                "max_new_tokens": int(_or(shown.max_new_tokens, max(1, self.context // 2))),
+            },
+        }
+        self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: dict[int, _Job] = {}
+        self._thread = threading.Thread(target=self._work, name="answers", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, emit: Emit) -> None:
+        job = _Job(self, request, emit)
+        self._jobs[request.id] = job
+        self._waiting.put(job)
+
+    def cancel(self, request_id: int) -> None:
+        job = self._jobs.get(request_id)
+        if job:
+            job.cancel()
+
+    def close(self) -> None:
+        for job in list(self._jobs.values()):
+            job.cancel()
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (job := self._waiting.get()) is not None:
+            try:
+                if job.begin():
+                    job.run()
+            except AthanorError as error:
+                job.end({"type": "error", "kind": "request", "message": str(error)})
+            except (RuntimeError, ValueError, IndexError, MemoryError) as error:
+                what = f"transformers broke off the answer ({type(error).__name__}: {error})"
+                job.end({"type": "error", "kind": "model", "message": what})
+            finally:
+                self._jobs.pop(job.request.id, None)
+
+    def prompt(self, messages: list[Message]) -> list[int]:
+        from jinja2 import TemplateError
+
+        rows = [asdict(message) for message in messages]
+        try:
+            found = self.tokenizer.apply_chat_template(rows, add_generation_prompt=True, tokenize=True, return_dict=True)
+        except TemplateError as error:  # many know no system message, or insist on turns
+            raise InputError(f"the model's chat template refuses these messages ({error})", where="messages") from None
+        return [int(number) for number in found["input_ids"]]
+
+
+class _Job:
+    """One answer. A job that is cancelled while it waits ends at once."""
+
+    def __init__(self, backend: HuggingFace, request: Request, emit: Emit) -> None:
+        self.backend, self.request, self.emit = backend, request, emit
+        self.cancelled = False
+        self.tokens, self.reason, self.began = 0, "length", 0.0
+        self._lock, self._started, self._over = threading.Lock(), False, False
+        self.stops, self.pieces = Stops(request.stop), _Pieces(backend.tokenizer)
+
+    def cancel(self) -> None:
+        with self._lock:
+            self.cancelled = True
+            waits = not self._started
+        if waits:
+            self.end({"type": "end", "reason": "stopped", "tokens": 0, "seconds": 0.0})
+
+    def begin(self) -> bool:
+        with self._lock:
+            self._started = not self.cancelled
+            return self._started
+
+    def end(self, event: dict[str, Any]) -> None:
+        with self._lock:
+            first, self._over = not self._over, True
+        if first:
+            self.emit(event)
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        backend, request = self.backend, self.request
+        chosen = settings(request.sampling, backend.info["defaults"])
+        limit = request.max_new_tokens or backend.info["defaults"]["max_new_tokens"]
+        ids, forgotten = fit(
+            request.messages,
+            backend.prompt,
+            context_tokens=backend.context,
+            reserve_tokens=reserve(backend.context, limit),
+        )
+        self.emit({"type": "start", "prompt_tokens": len(ids), "forgotten": forgotten})
+        self.began = time.monotonic()
+        prompt = torch.tensor([ids], device=backend.device)
+        if "seed" in request.sampling:
+            torch.manual_seed(int(request.sampling["seed"]))
+        else:
+            torch.seed()
+        backend.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            generation_config=_settings(backend, chosen, min(limit, backend.context - len(ids))),
+            streamer=_Streamer(self),
+            stopping_criteria=[lambda ids_BT, scores, **_: torch.full((1,), self._enough(), device=ids_BT.device)],
+        )
+        for text in (self.stops.add(self.pieces.rest()), self.stops.rest()):
+            self._say(text)
+        if self.stops.found:
+            self.reason = "stop"
+        seconds = round(time.monotonic() - self.began, 3)
+        self.end({"type": "end", "reason": self.reason, "tokens": self.tokens, "seconds": seconds})
+
+    def token(self, number: int) -> None:
+        """The next id that was made."""
+        if number in self.backend.ends:
+            self.reason = "stop"
+            return
+        self.tokens += 1
+        self._say(self.stops.add(self.pieces.add(number)))
+
+    def _enough(self) -> bool:
+        if self.stops.found:
+            self.reason = "stop"
+        elif self.cancelled and self.reason != "stop":
+            self.reason = "stopped"
+        return self.reason != "length"
+
+    def _say(self, text: str) -> None:
+        if text:
+            self.emit({"type": "text", "text": text, "tokens": self.tokens})
+
+
+class _Streamer:
+    """What `generate` hands its ids to: first the prompt, then one at a time.
+
+    Its own TextIteratorStreamer keeps a word back until the next one begins, and counts no tokens.
+    """
+
+    def __init__(self, job: _Job) -> None:
+        self.job, self.prompt = job, True
+
+    def put(self, ids: torch.Tensor) -> None:
+        if self.prompt:
+            self.prompt = False
+        else:
+            self.job.token(int(ids.reshape(-1)[0]))
+
+    def end(self) -> None:
+        pass
+
+
+class _Pieces:
+    """Text of ids as they come: the new part of the last few ids decoded together, never half a character."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.ids: list[int] = []
+        self.shown, self.start = 0, 0  # ids[:shown] are out; decoding begins at `start`, as spaces depend on what is before
+
+    def add(self, number: int) -> str:
+        self.ids.append(number)
+        text = self._new()
+        if not text or text.endswith(HALF):
+            return ""
+        self.start, self.shown = self.shown, len(self.ids)
+        return text
+
+    def rest(self) -> str:
+        """The bytes of a character that was never finished, as U+FFFD."""
+        text = self._new()
+        self.start = self.shown = len(self.ids)
+        return text
+
+    def _new(self) -> str:
+        before = self._decode(self.ids[self.start : self.shown])
+        return self._decode(self.ids[self.start :])[len(before) :]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _settings(backend: HuggingFace, chosen: Mapping[str, Any], limit: int) -> Any:
+    from transformers import GenerationConfig
+
+    draws = chosen["temperature"] > 0
+    filters = {"top_k": int(chosen["top_k"]), "top_p": chosen["top_p"], "min_p": chosen["min_p"] or None}
+    return GenerationConfig(
+        max_new_tokens=limit,
+        do_sample=draws,
+        repetition_penalty=float(chosen["repetition_penalty"]),
+        eos_token_id=sorted(backend.ends) or None,
+        pad_token_id=min(backend.ends, default=0),
+        **({"temperature": float(chosen["temperature"]), **filters} if draws else {}),
+    )
+
+
+def _load(folder: Path, device: torch.device) -> tuple[Any, Any]:
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError:
+        raise InputError("transformers is not installed", where="backend", fix="pip install transformers") from None
+    from safetensors import SafetensorError
+
+    if not (folder / "config.json").is_file():
+        fix = "name a directory with config.json and *.safetensors"
+        raise InputError("config.json is missing", where=str(folder), fix=fix)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    local = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+        if not tokenizer.chat_template:
+            fix = "put a chat_template.jinja into the directory, or take the model's chat version"
+            raise InputError("the model has no chat template: it continues text and was not made to answer", fix=fix)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder,
+            # Sixteen bits are slow on processors.
+            dtype=torch.float32 if device.type == "cpu" else "auto",
+            use_safetensors=True,  # never a pickle, which could run any code
+            output_loading_info=True,
+            **local,
+        )
+    except InputError as error:
+        raise InputError(error.what, where=str(folder), fix=error.fix) from None
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
+        said = " ".join(str(error).split())[:300]
+        fix = "fetch it again; it needs config.json, a tokenizer and *.safetensors"
+        raise InputError(f"transformers cannot load it ({said})", where=str(folder), fix=fix) from None
+    # transformers invents missing weights; all it does is log.
+    for kind in ("missing_keys", "mismatched_keys"):
+        if loading[kind]:
+            named = ", ".join(sorted(map(str, loading[kind]))[:3])
+            raise InputError(f"{kind.replace('_', ' ')}: {named}", where=str(folder), fix="fetch it again")
+    return model.to(device).eval(), tokenizer
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    with contextlib.suppress(RuntimeError):
+        return torch.device(name)
+    raise InputError(f"there is no device '{name}'", where="device", fix="use auto, cpu or cuda")
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value

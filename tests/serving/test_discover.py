@@ -1,0 +1,231 @@
+"""Which models are found: exports, experiments in a real Git and DVC repository, and what --model names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from athanor.artifacts import read_json, write_json
+from athanor.errors import InputError
+from athanor.serving.discover import discover, materialise, problem_of
+from tests.evaluation.tiny import make_model, write_tiny_tokenizer
+from tests.serving.models_tiny import write_export
+
+NOBODY = {f"GIT_{role}_{what}": "t@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+# A stage that "exports" the model which params.yaml names; `note` changes the parameters and not the result.
+STAGE = """
+import shutil
+from ruamel.yaml import YAML
+shutil.copytree(YAML(typ="safe").load(open("params.yaml"))["export"]["model"], "models/export")
+"""
+GRAPH = {"stages": {"export": {"cmd": "python stage.py", "deps": ["stage.py"], "params": ["export"], "outs": ["models/export"]}}}
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory):
+    """Exports of three models, and the tokenizer's directory beside them."""
+    folder = tmp_path_factory.mktemp("exports")
+    tokenizer = write_tiny_tokenizer(folder / "tokenizer")
+    for seed, name in enumerate(("one", "two", "three")):
+        types = ("f16", "q8_0") if name == "one" else ()
+        write_export(folder / name, make_model(tokenizer, seed=seed), tokenizer, folder / "tokenizer", "tiny", types)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(exports, tmp_path_factory):
+    """A repository whose workspace has model one, with experiments that made one, two and three."""
+    root = tmp_path_factory.mktemp("made") / "repo"
+    root.mkdir()
+
+    def run(*command):
+        environment = os.environ | NOBODY | {"DVC_NO_ANALYTICS": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    def dvc(*words):
+        run(sys.executable, "-m", "dvc", *words)
+
+    run("git", "init", "-q", "-b", "main")
+    dvc("init", "-q")
+    (root / "stage.py").write_text(STAGE)
+    (root / "dvc.yaml").write_text(json.dumps(GRAPH))
+    (root / "params.yaml").write_text(json.dumps({"export": {"model": str(exports / "one"), "note": 0}}))
+    (root / ".gitignore").write_text("/models/*\n/.athanor/\n")
+    dvc("repro", "-q")
+    run("git", "add", "-A")
+    run("git", "commit", "-qm", "first")
+    for name, change in (
+        ("same", "export.note=1"),
+        ("wider", f"export.model={exports / 'two'}"),
+        ("wider-noted", "export.note=2"),
+        ("lost", f"export.model={exports / 'three'}"),
+    ):
+        dvc("exp", "run", "-q", "-n", name, "-S", change)
+    run("git", "checkout", "-q", "--", "params.yaml", "dvc.lock")
+    dvc("checkout", "-q")
+    # The cache loses what only `lost` has.
+    md5 = hashlib.md5((exports / "three" / "hf" / "model.safetensors").read_bytes()).hexdigest()
+    (root / ".dvc" / "cache" / "files" / "md5" / md5[:2] / md5[2:]).unlink()
+    return root
+
+
+@pytest.fixture
+def repo(made, tmp_path):
+    root = tmp_path / "repo"
+    shutil.copytree(made, root, symlinks=True)
+    return root
+
+
+def ids(found):
+    return {one.id for one in found}
+
+
+def by_id(found):
+    return {one.id: one for one in found}
+
+
+def test_exports_and_experiments_are_found_and_equal_models_are_listed_once(repo):
+    found = by_id(discover(repo, []))
+    assert set(found) == {"tiny", "tiny-f16", "tiny-q8_0", "wider-noted", "lost"}
+    assert found["tiny"].backend == "torch" and found["tiny"].path == str(repo / "models" / "export" / "hf")
+    assert found["tiny"].label == "tiny (models/export), also experiment same" and not found["tiny"].problem
+    assert found["tiny-q8_0"].backend == "llama.cpp" and found["tiny-q8_0"].bytes > 0
+    assert found["wider-noted"].source == "experiment" and found["wider-noted"].fetch and not found["wider-noted"].problem
+    assert found["wider-noted"].label.endswith("(experiments wider-noted, wider)")
+    assert found["wider-noted"].bytes == (repo / "models/export/hf/model.safetensors").stat().st_size
+    assert not (repo / ".athanor" / "served").exists()
+
+
+def test_the_newest_comes_first(repo):
+    for number, name in enumerate(("hf/athanor.json", "model-f16.gguf", "model-q8_0.gguf")):
+        os.utime(repo / "models" / "export" / name, (4e9 + number, 4e9 + number))
+    found = discover(repo, [])
+    assert [one.id for one in found[:3]] == ["tiny-q8_0", "tiny-f16", "tiny"]
+    assert [one.created for one in found] == sorted((one.created for one in found), reverse=True)
+
+
+def test_an_experiment_comes_out_of_the_cache_when_it_is_wanted(repo, exports):
+    found = by_id(discover(repo, []))["wider-noted"]
+    materialise(repo, found)
+    files = {path.name: path for path in Path(found.path).iterdir()}
+    wanted = {path.name: path.read_bytes() for path in (exports / "two" / "hf").iterdir()}
+    assert {name: path.read_bytes() for name, path in files.items()} == wanted
+    assert all(path.stat().st_nlink > 1 for path in files.values())  # takes no room
+    before = files["model.safetensors"].stat().st_mtime_ns, Path(found.path).stat().st_ino
+    materialise(repo, found)
+    assert before == (files["model.safetensors"].stat().st_mtime_ns, Path(found.path).stat().st_ino)
+    assert problem_of(repo, found) == "" and by_id(discover(repo, []))["wider-noted"] == found
+
+
+def test_files_that_the_cache_lacks_are_a_problem_with_the_command_that_gets_them(repo):
+    found = by_id(discover(repo, []))["lost"]
+    assert "not in DVC's cache" in found.problem and "dvc exp pull REMOTE lost" in found.problem
+    with pytest.raises(InputError, match="dvc exp apply lost"):
+        materialise(repo, found)
+    assert not Path(found.path).exists()
+
+
+def test_a_cache_elsewhere_is_found_where_dvc_s_configuration_says(repo, tmp_path):
+    (repo / ".dvc" / "cache").rename(tmp_path / "shared")
+    assert "not in DVC's cache" in by_id(discover(repo, []))["wider"].problem  # without lists, names are all there is
+    (repo / ".dvc" / "config.local").write_text("[cache]\n    dir = ../../shared\n")
+    found = by_id(discover(repo, []))
+    assert not found["wider-noted"].problem and "wider" not in found
+    materialise(repo, found["wider-noted"])
+
+
+def test_names_of_experiments_and_models_choose_and_keep_their_order(repo):
+    assert [one.id for one in discover(repo, ["wider", "tiny-f16"])] == ["wider-noted", "tiny-f16"]
+    assert [one.id for one in discover(repo, ["same"])] == ["tiny"]
+    assert [one.id for one in discover(repo, ["tiny", "same", str(repo / "models/export")])] == ["tiny", "tiny-2"]
+    with pytest.raises(InputError, match="did you mean 'wider'"):
+        discover(repo, ["widr"])
+    with pytest.raises(InputError, match="did you mean '.*/model-f16.gguf'"):
+        discover(repo, [str(repo / "models/export/model-f15.gguf")])
+
+
+def test_twenty_experiments_are_listed_within_a_second(repo):
+    commit = subprocess.run(
+        ["git", "-C", str(repo), "for-each-ref", "--format=%(objectname) %(refname)", "refs/exps/*/*/wider"],
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    for number in range(20):
+        ref = commit[1].removesuffix("wider") + f"copy-{number}"
+        subprocess.run(["git", "-C", str(repo), "update-ref", ref, commit[0]], check=True)
+    discover(repo, [])  # the first imports DVC
+    took = []
+    for _ in range(5):
+        began = time.process_time()
+        found = discover(repo, [])
+        took.append(time.process_time() - began)
+    assert min(took) < 1.0
+    assert sum(one.label.count("copy-") for one in found) == 20
+
+
+def test_a_model_of_another_template_is_refused_with_both_hashes(repo):
+    facts = read_json(repo / "models/export/hf/athanor.json")
+    write_json(repo / "models/export/hf/athanor.json", facts | {"template_hash": "0" * 64})
+    found = by_id(discover(repo, []))
+    assert "0" * 64 in found["tiny"].problem and facts["template_hash"] in found["tiny"].problem
+    assert "same" in found  # the workspace has another model now
+    assert not found["tiny-f16"].problem
+    path = repo / "models/export/model-f16.gguf"
+    path.write_bytes(path.read_bytes().replace(facts["template_hash"].encode(), b"1" * 64))
+    assert "1" * 64 in by_id(discover(repo, []))["tiny-f16"].problem
+
+
+def test_a_broken_model_hides_no_other(repo):
+    (repo / "models/export/model-f16.gguf").write_bytes(b"GGUF")
+    (repo / "models/export/hf/model.safetensors").unlink()
+    found = by_id(discover(repo, []))
+    assert "model.safetensors is missing" in found["tiny"].problem
+    assert "GGUF" in found["model-f16"].problem and not found["tiny-q8_0"].problem and not found["wider-noted"].problem
+    (repo / "models/export/hf/athanor.json").write_text("{")
+    assert len(discover(repo, [])) == 6
+
+
+def test_paths_are_told_apart_by_what_is_in_them(exports, tmp_path):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "foreign"))
+    import tiny as foreign
+
+    base = foreign.make_base(tmp_path / "some-base", "llama")
+    pickled = tmp_path / "pickled"
+    shutil.copytree(base, pickled)
+    (pickled / "model.safetensors").unlink()
+    (pickled / "pytorch_model.bin").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    lone = tmp_path / "lone.gguf"
+    shutil.copyfile(exports / "one" / "model-f16.gguf", lone)
+    given = [base, pickled, exports / "two", exports / "one" / "hf", tmp_path / "empty", lone, base / "config.json"]
+    found = discover(tmp_path, [str(path) for path in given])
+    assert [one.backend for one in found] == [
+        "transformers", "transformers", "torch", "torch", "transformers", "llama.cpp", "llama.cpp",
+    ]  # fmt: skip
+    assert [one.id for one in found][:4] == ["some-base", "pickled", "tiny", "tiny-2"]
+    words = ["", "pickle", "", "", "config.json is missing", "tokenizer is not beside it", "no .gguf file"]
+    for one, word in zip(found, words, strict=True):
+        assert (word in one.problem) if word else not one.problem, one
+
+
+def test_without_git_or_any_model_nothing_is_found(tmp_path):
+    assert discover(tmp_path, []) == []
+
+
+def test_looking_needs_no_torch(repo):
+    code = (
+        "import sys; from pathlib import Path; import athanor.serving.models; from athanor.serving.discover import discover;"
+        "print(len(discover(Path(sys.argv[1]), []))); assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code, str(repo)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "5\n"
