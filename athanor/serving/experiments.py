@@ -17,8 +17,9 @@ _OUT = re.compile(rf"^ *- path: {EXPORT}\n((?: +(?!- )\S.*\n?)*)", re.MULTILINE)
 
 
 def recorded(root: Path) -> list[tuple[str, str, float, tuple[str, int]]]:
-    """(name, commit, Unix time, (MD5 of the export, bytes)), newest first; those that never came to an export left out."""
-    rows = git(root, "for-each-ref", "--format=%(objectname) %(committerdate:unix) %(refname)", "refs/exps").splitlines()
+    """(name, commit, Unix time, (MD5 of the export, bytes)), newest first; only those that came to an export."""
+    form = "--format=%(objectname) %(committerdate:unix) %(refname)"
+    rows = git(root, "for-each-ref", form, "refs/exps").splitlines()
     named = [(match[1], *row.split(" ", 2)[:2]) for row in rows if (match := _NAMED.fullmatch(row.split(" ", 2)[2]))]
     named.sort(key=lambda row: (-int(row[2]), row[0]))
     if not named:

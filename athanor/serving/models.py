@@ -111,7 +111,7 @@ class Models:
     def default(self) -> str:
         """The first model that is not known to be broken. InputError if there is none at all."""
         if not self._slots:
-            raise InputError("there is no model", where="models/export", fix="make one: make repro, or name one: --model")
+            raise InputError("there is no model", where="models/export", fix="make one: make repro; or --model PATH")
         whole = [name for name, slot in self._slots.items() if slot.failure is None]
         return (whole or list(self._slots))[0]
 
@@ -326,7 +326,7 @@ async def _start_process(spec: dict[str, Any]) -> Any:
 
 
 def _estimate(found: Found, cache_bytes: int) -> int:
-    """Bytes that a model will take: its weights, those for torch as fp32, its runtime and its cache of keys and values."""
+    """Bytes that a model will take: weights (those for torch as fp32), runtime, cache of keys and values."""
     if found.backend == LLAMA_CPP:
         return found.bytes + LLAMA_CPP_BYTES + cache_bytes
     factor = 1

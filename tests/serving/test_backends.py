@@ -89,7 +89,8 @@ def bases(tmp_path_factory):
 
 
 CHATML = (
-    "{% for message in messages %}{% if message['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -270,7 +271,8 @@ def test_headers_are_read_as_the_gguf_package_reads_them(decided, bases):
     from gguf import GGUFReader
 
     for path in (decided[2] / "model-f16.gguf", bases[1]):
-        wanted = {name: field.contents() for name, field in GGUFReader(path).fields.items() if not name.startswith("GGUF.")}
+        fields = GGUFReader(path).fields.items()
+        wanted = {name: field.contents() for name, field in fields if not name.startswith("GGUF.")}
         found = read_header(path)
         assert found.keys() == wanted.keys()
         for name, value in found.items():

@@ -26,7 +26,8 @@ import shutil
 from ruamel.yaml import YAML
 shutil.copytree(YAML(typ="safe").load(open("params.yaml"))["export"]["model"], "models/export")
 """
-GRAPH = {"stages": {"export": {"cmd": "python stage.py", "deps": ["stage.py"], "params": ["export"], "outs": ["models/export"]}}}
+EXPORT = {"cmd": "python stage.py", "deps": ["stage.py"], "params": ["export"], "outs": ["models/export"]}
+GRAPH = {"stages": {"export": EXPORT}}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def test_exports_and_experiments_are_found_and_equal_models_are_listed_once(repo
     assert found["tiny"].backend == "torch" and found["tiny"].path == str(repo / "models" / "export" / "hf")
     assert found["tiny"].label == "tiny (models/export), also experiment same" and not found["tiny"].problem
     assert found["tiny-q8_0"].backend == "llama.cpp" and found["tiny-q8_0"].bytes > 0
-    assert found["wider-noted"].source == "experiment" and found["wider-noted"].fetch and not found["wider-noted"].problem
+    assert found["wider-noted"].source == "experiment" and not found["wider-noted"].problem
     assert found["wider-noted"].label.endswith("(experiments wider-noted, wider)")
     assert found["wider-noted"].bytes == (repo / "models/export/hf/model.safetensors").stat().st_size
     assert not (repo / ".athanor" / "served").exists()
@@ -136,10 +137,10 @@ def test_files_that_the_cache_lacks_are_a_problem_with_the_command_that_gets_the
 
 def test_a_cache_elsewhere_is_found_where_dvc_s_configuration_says(repo, tmp_path):
     (repo / ".dvc" / "cache").rename(tmp_path / "shared")
-    assert "not in DVC's cache" in by_id(discover(repo, []))["wider"].problem  # without lists, names are all there is
+    assert "not in DVC's cache" in by_id(discover(repo, []))["wider-noted"].problem
     (repo / ".dvc" / "config.local").write_text("[cache]\n    dir = ../../shared\n")
     found = by_id(discover(repo, []))
-    assert not found["wider-noted"].problem and "wider" not in found
+    assert not found["wider-noted"].problem
     materialise(repo, found["wider-noted"])
 
 
@@ -222,7 +223,8 @@ def test_without_git_or_any_model_nothing_is_found(tmp_path):
 
 def test_looking_needs_no_torch(repo):
     code = (
-        "import sys; from pathlib import Path; import athanor.serving.models; from athanor.serving.discover import discover;"
+        "import sys; from pathlib import Path; import athanor.serving.models;"
+        "from athanor.serving.discover import discover;"
         "print(len(discover(Path(sys.argv[1]), []))); assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -133,7 +133,9 @@ class LlamaCpp:
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(*self._address)
 
-    def send(self, connection: http.client.HTTPConnection, method: str, path: str, body: Any) -> http.client.HTTPResponse:
+    def send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Any
+    ) -> http.client.HTTPResponse:
         """The response; Refused with llama.cpp's own words unless it is 200."""
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -224,7 +226,8 @@ class _Job:
                     if not self.cancelled.is_set():
                         raise
         self._say(stops.rest())
-        self.emit({"type": "end", "reason": reason, "tokens": self.tokens, "seconds": round(time.monotonic() - began, 3)})
+        seconds = round(time.monotonic() - began, 3)
+        self.emit({"type": "end", "reason": reason, "tokens": self.tokens, "seconds": seconds})
 
     def _read(self, response: http.client.HTTPResponse, stops: Stops) -> str:
         """Pass the text on; why the answer ended."""
@@ -330,8 +333,9 @@ def _serve(path: Path, context: int, rows: int, threads: int, device: str, key: 
         except RuntimeError as error:
             log.seek(0)
             lines = log.read().decode(errors="replace").splitlines()
-            # Its exception says nothing of the reason; the first line of its log does.
-            told = next((line.partition("error")[2].partition(": ")[2] for line in lines if "error" in line), str(error))
+            # Its exception says nothing of the reason; its log does.
+            reasons = (line.partition("error")[2].partition(": ")[2] for line in lines if "error" in line)
+            told = next(reasons, str(error))
             fix = "fetch or export it again"
             raise InputError(f"llama.cpp cannot load it ({told.strip()[:300]})", where=str(path), fix=fix) from None
 

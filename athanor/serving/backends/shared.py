@@ -1,4 +1,4 @@
-"""What the runtimes that are not ours have in common: fitting a history, ending at a text, checking settings. No torch."""
+"""What the runtimes that are not ours share: fitting a history, ending at a text, checking settings. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from athanor.corpus.conversations import Message
 from athanor.errors import InputError
 
 RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest turns; as in serving/chat.py
-RANGES = {"temperature": (0, 100), "top_k": (0, 1 << 31), "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": (0, 100)}
+RANGES = {
+    "temperature": (0, 100),
+    "top_k": (0, 1 << 31),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 100),
+}
 
 
 def reserve(context_tokens: int, limit: int) -> int:
@@ -47,13 +53,14 @@ def fit(
 
 
 def settings(given: Mapping[str, float], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling settings of an answer: what was given, else the model's defaults. InputError for an impossible one."""
+    """Sampling settings of an answer: what was given, else the model's defaults. InputError for an impossible one."""
     found = {name: given.get(name, defaults.get(name)) for name in RANGES}
     for name, value in found.items():
         low, high = RANGES[name]
         open_below = name in ("top_p", "repetition_penalty")
         if not low <= value <= high or (open_below and value == low):
-            raise InputError(f"{value} is impossible", where=name, fix=f"use {'more than ' if open_below else ''}{low} to {high}")
+            fix = f"use {'more than ' if open_below else ''}{low} to {high}"
+            raise InputError(f"{value} is impossible", where=name, fix=fix)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Foreign Hugging Face directories through transformers: their own tokenizer, template and weights, one answer at a time.
+"""Foreign Hugging Face directories through transformers: their own tokenizer and template, one answer at a time.
 
 Only local files in safetensors are read, and none of their code is run. The
 penalty on repetition is transformers' own, which these models were tuned with:
@@ -98,7 +98,7 @@ class HuggingFace:
 
         rows = [asdict(message) for message in messages]
         try:
-            found = self.tokenizer.apply_chat_template(rows, add_generation_prompt=True, tokenize=True, return_dict=True)
+            found = self.tokenizer.apply_chat_template(rows, add_generation_prompt=True, return_dict=True)
         except TemplateError as error:  # many know no system message, or insist on turns
             raise InputError(f"the model's chat template refuses these messages ({error})", where="messages") from None
         return [int(number) for number in found["input_ids"]]
@@ -209,7 +209,8 @@ class _Pieces:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.ids: list[int] = []
-        self.shown, self.start = 0, 0  # ids[:shown] are out; decoding begins at `start`, as spaces depend on what is before
+        # ids[:shown] are out; decoding begins at `start`, as spaces depend on what stands before.
+        self.shown, self.start = 0, 0
 
     def add(self, number: int) -> str:
         self.ids.append(number)
@@ -237,7 +238,7 @@ def _settings(backend: HuggingFace, chosen: Mapping[str, Any], limit: int) -> An
     from transformers import GenerationConfig
 
     draws = chosen["temperature"] > 0
-    filters = {"top_k": int(chosen["top_k"]), "top_p": chosen["top_p"], "min_p": chosen["min_p"] or None}
+    filters = {"top_k": int(chosen["top_k"]), "top_p": chosen["top_p"], "min_p": float(chosen["min_p"])}
     return GenerationConfig(
         max_new_tokens=limit,
         do_sample=draws,
