@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.evaluation.tiny import write_tiny_tokenizer
+from tests.serving.parrot import write_parrot
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,3 +21,9 @@ def one_thread():
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory) -> Tokenizer:
     return write_tiny_tokenizer(tmp_path_factory.mktemp("tiny") / "tokenizer")
+
+
+@pytest.fixture(scope="session")
+def parrot_dir(tmp_path_factory) -> Path:
+    """An exported model that answers what parrot.py taught it."""
+    return write_parrot(tmp_path_factory.mktemp("parrot") / "hf")

@@ -1,0 +1,158 @@
+"""A real model that has learnt a dozen conversations by heart: every test of the server and of the page knows its answers.
+
+Two layers trained for seconds on the CPU, one thread, always the same numbers, and exported as the pipeline
+exports. A greedy answer to a question of `CONVERSATIONS` is its answer, also after `SYSTEM` and after the exchange
+`PLAIN` or `WHO`. `LONG` takes 280 tokens, the others at most 61.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from athanor.artifacts import new_dir
+from athanor.corpus.conversations import Message
+from athanor.export.huggingface import write_huggingface
+from athanor.export.source import load_source
+from athanor.model.config import ModelConfig
+from athanor.model.transformer import Transformer
+from athanor.params.tokenizer import TokenizerParams
+from athanor.tokenizer.chat import render
+from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer.train import train, write_tokenizer
+from tests.evaluation.tiny import save
+
+CONTEXT = 512
+STEPS, ROWS = 250, 6
+SYSTEM = "You are a parrot."
+
+PLAIN = ("What is 3 + 4?", "3 + 4 = 7.")
+WHO = ("Who are you?", "I am a parrot, a very small model.")
+MARKDOWN = (
+    "Show a list and a table",
+    "## Birds\n\n- **parrot**: talks\n- *owl*: sees\n\n| bird | legs |\n| --- | ---: |\n| parrot | 2 |\n| owl | 2 |",
+)
+CODE = (
+    "Write a function that adds two numbers",
+    "Here it is:\n\n```python\ndef add(a, b):\n    return a + b  # <b>both</b>\n```\n\nCall it as `add(3, 4)`.",
+)
+# Each word occurs once, so that the next follows from the last: long, and quickly learnt.
+LONG = (
+    "Tell a long story",
+    "It goes: alpha bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa "
+    "quebec romeo sierra tango uniform victor whiskey xray yankee zulu, then eagle finch goose heron ibis jay kiwi "
+    "lark magpie nightingale osprey pelican quail raven swan thrush vulture wren, then ash birch cedar dogwood elm "
+    "fir ginkgo hazel ironwood juniper larch maple nutmeg oak pine rowan spruce teak willow yew, then amber bronze "
+    "crimson denim emerald grey indigo jade khaki lilac mauve navy orchid purple ruby teal, and that is all.",
+)
+
+# What a page must never run: each is asked for in a user message that holds it, so that both roles carry it.
+# `pwned` is a function that the tests define and that must stay uncalled.
+XSS = (
+    "<script>pwned(1)</script>",
+    "<img src=x onerror=pwned(2)>",
+    "[click](javascript:pwned(3))",
+    "<svg onload=pwned(4)>",
+    "<iframe srcdoc='<script>parent.pwned(5)</script>'></iframe>",
+    "<style>body{display:none}</style>",
+    "<a href='data:text/html,<script>pwned(6)</script>'>d</a>",
+    "<scr<script>ipt>pwned(7)</scr</script>ipt>",
+    "<!--><img src=x onerror=pwned(8)>-->",
+    "<math><mtext><table><mglyph><style><img src=x onerror=pwned(9)>",
+    "![a](x\"onerror=\"pwned(10))",
+    "<form action=//evil.example><input autofocus onfocus=pwned(11)>",
+)
+
+
+def asking(payload: str) -> str:
+    """The question whose answer is `payload`."""
+    return f"Say {payload}"
+
+
+CONVERSATIONS: tuple[tuple[str, str], ...] = (
+    PLAIN,
+    WHO,
+    MARKDOWN,
+    CODE,
+    LONG,
+    *((asking(payload), payload) for payload in XSS),
+)
+
+
+def train_parrot(tokenizer: Tokenizer, seed: int = 0) -> Transformer:
+    """The model. Each row is one or two of the conversations in turn, some of them after the system message."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size,
+        layers=2,
+        dim=96,
+        heads=4,
+        kv_heads=2,
+        head_dim=24,
+        ffn_dim=192,
+        context_tokens=CONTEXT,
+        rope_theta=10000.0,
+        norm_eps=1e-5,
+        qk_norm=True,
+    )
+    model = Transformer(config)
+    model.initialise(generator)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.98), weight_decay=0.0)
+    for step in range(STEPS):
+        for group in optimiser.param_groups:
+            group["lr"] = 6e-3 * min(1.0, (step + 1) / 20) * min(1.0, 0.02 + (STEPS - step) / (STEPS * 0.5))
+        rows = [_row(tokenizer, draw) for _ in range(ROWS)]
+        width = max(len(ids) for ids, _ in rows)
+        ids = torch.tensor([row + [tokenizer.pad] * (width - len(row)) for row, _ in rows])
+        mask = torch.tensor([mask + [0] * (width - len(mask)) for _, mask in rows])
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        weight = mask[:, 1:].flatten().float()
+        optimiser.zero_grad()
+        ((loss * weight).sum() / weight.sum()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    return model.eval()
+
+
+def _row(tokenizer: Tokenizer, draw: random.Random) -> tuple[list[int], list[int]]:
+    messages = [Message("system", SYSTEM)] if draw.random() < 0.3 else []
+    pairs = draw.choices([pair for pair in CONVERSATIONS if pair != LONG], k=draw.choice((1, 1, 2)))
+    if draw.random() < 0.07:
+        pairs[-1] = LONG
+    for question, answer in pairs:
+        messages += [Message("user", question), Message("assistant", answer)]
+    return render(tokenizer, messages)
+
+
+def write_tokenizer_dir(path: Path, conversations: Sequence[tuple[str, str]] = CONVERSATIONS) -> Tokenizer:
+    params = TokenizerParams(
+        vocab_size=640,
+        sample_bytes=100_000,
+        check_bytes=1000,
+        character_coverage=0.9999,
+        max_piece_chars=16,
+        split_by_unicode_script=False,
+    )
+    texts = [SYSTEM, *(text for pair in conversations for text in pair)] * 4
+    with new_dir(path) as folder:
+        write_tokenizer(folder, train(texts, params), {})
+    return Tokenizer.load(path)
+
+
+def write_parrot(folder: str | Path) -> Path:
+    """Train it and write `folder`, a directory as the export stage makes (`load_export` takes it); returns it."""
+    folder = Path(folder)
+    work = folder.parent / f"{folder.name}.parts"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        tokenizer = write_tokenizer_dir(work / "tokenizer")
+        save(work / "model", train_parrot(tokenizer), tokenizer)
+    finally:
+        torch.set_num_threads(threads)
+    write_huggingface(folder, load_source(work / "model", work / "tokenizer", "parrot", {"sft": "0" * 64}), "float32")
+    return folder
