@@ -1,0 +1,225 @@
+// The conversation: opening, asking, answering again, stopping, picking. Shows nothing itself (thread.js does).
+
+import { answers, getJson, Problem, send } from "./api.js";
+import { announce, toast } from "./dom.js";
+import { setDraft } from "./drafts.js";
+import { changed, chosenModels, emptyChat, labelOf, loadModels, patchChat, remember, state } from "./state.js";
+import { newestUnder, pathTo, variants, withMessage } from "./tree.js";
+
+/** Show the chat of this id; null is a new one. */
+export async function openChat(id) {
+  state.view = "chat";
+  state.editing = null;
+  if (id === null) {
+    if (state.chat.id !== null) state.chat = { ...emptyChat(), models: chosenModels() };
+  } else if (state.lives.has(id)) {
+    state.chat = state.lives.get(id).chat;
+  } else if (state.chat.id !== id) {
+    const chat = await getJson(`/api/chats/${id}`);
+    if (location.hash !== `#/chat/${id}`) return; // another one was asked for meanwhile
+    state.chat = chat;
+  }
+  changed("view", "chat", "models", "thread", "composer", "chats");
+}
+
+export const live = () => state.lives.get(state.chat.id) ?? null;
+
+/** A new question at the end of the conversation; its text goes back to the composer if it cannot be answered. */
+export function ask(text) {
+  return question(text, null);
+}
+
+/** A question in other words, as a variant of `message`. */
+export function askAnew(message, text) {
+  return question(text, message);
+}
+
+async function question(text, instead) {
+  const { chat } = state;
+  const giveBack = (id) => {
+    if (instead) state.editing = { id: instead.id, text };
+    else setDraft(id, text);
+  };
+  state.editing = null;
+  try {
+    if (chat.id === null) await store(chat);
+    else if (chat.stale) await refresh(chat);
+  } catch (error) {
+    return fail(chat, error, () => giveBack(chat.id));
+  }
+  const parent = instead ? instead.parent : chat.leaf;
+  return run(chat, { content: text, parent }, chosenModels(), () => giveBack(chat.id));
+}
+
+/** Another answer to the same question; of both models while two are compared. */
+export async function answerAgain(message) {
+  const { chat } = state;
+  const before = message.content;
+  const compared = chosenModels().length === 2;
+  const models = compared ? chosenModels() : [chosenModels()[0] ?? message.model];
+  await run(chat, { user: message.parent }, models, () => {});
+  const now = chat.messages.find((other) => other.id === chat.leaf);
+  if (!compared && now && now.id !== message.id && now.model === message.model && now.content === before) {
+    toast("The same answer again: with a temperature of 0, or the same seed, nothing is left to chance.");
+  }
+}
+
+/** Send a request again that failed. */
+export async function retry(problem) {
+  const { chat } = state;
+  state.problems.delete(chat.id);
+  if (problem.request.user !== undefined) return run(chat, problem.request, chosenModels(), () => {});
+  const text = problem.request.content;
+  setDraft(chat.id, "");
+  changed("composer");
+  if (state.editing) return askAnew(chat.messages.find((message) => message.id === state.editing.id), text);
+  return ask(text);
+}
+
+async function store(chat) {
+  const models = chosenModels();
+  const stored = await send("POST", "/api/chats", { system: chat.system, models, sampling: chat.sampling });
+  Object.assign(chat, { ...stored, models, sampling: chat.sampling });
+  if (state.chat === chat) history.replaceState(null, "", `#/chat/${chat.id}`);
+}
+
+async function refresh(chat) {
+  Object.assign(chat, await getJson(`/api/chats/${chat.id}`), { stale: false, broken: null });
+}
+
+function fail(chat, error, giveBack, request = null) {
+  giveBack();
+  const text = error instanceof Problem ? error.message : `Something went wrong on this page: ${error.message}`;
+  state.problems.set(chat.id, { text, kind: error.kind ?? "page", request });
+  announce(text);
+  changed("thread", "composer");
+  return false;
+}
+
+async function run(chat, request, models, giveBack) {
+  if (!models.length || state.lives.has(chat.id)) return giveBack(), changed("thread", "composer"), false;
+  const slots = models.map((model) => ({ model, text: "", tokens: 0, phase: "waiting", message: null, forgotten: 0 }));
+  const now = { chat, request, slots, aborter: new AbortController(), stopping: false };
+  state.lives.set(chat.id, now);
+  state.problems.delete(chat.id);
+  chat.broken = null;
+  remember("model", models[0]);
+  announce("Answering");
+  changed("asked", "thread", "composer", "chats");
+  let problem = null;
+  try {
+    const body = { ...request, models, sampling: chat.sampling };
+    for await (const event of answers(chat.id, body, now.aborter.signal)) take(now, event);
+  } catch (error) {
+    problem = error;
+  }
+  state.lives.delete(chat.id);
+  return finish(now, problem, giveBack);
+}
+
+function take(now, event) {
+  const slot = now.slots[event.slot];
+  if (event.type === "text") {
+    slot.text += event.text;
+    slot.tokens = event.tokens;
+    if (slot.phase === "writing") return slot.show?.();
+    slot.phase = "writing";
+  } else if (event.type === "loading") {
+    slot.phase = "loading";
+    loadModels().catch(() => {});
+  } else if (event.type === "start") {
+    slot.phase = "thinking";
+    slot.forgotten = event.forgotten;
+  } else if (event.type === "end") {
+    slot.phase = "done";
+    slot.message = event.message ?? null;
+  } else if (event.type === "error") {
+    slot.phase = "failed";
+    slot.problem = { text: event.message, kind: event.kind };
+  } else if (event.type === "done") {
+    now.done = event;
+  }
+  if (state.chat === now.chat) changed("thread");
+}
+
+function finish(now, problem, giveBack) {
+  const { chat, slots, done } = now;
+  if (done) {
+    const stored = [done.user, ...slots.map((slot) => slot.message)].filter(Boolean);
+    for (const message of stored) chat.messages = withMessage(chat, message).messages;
+    chat.leaf = done.leaf ?? chat.leaf;
+    announce(slots.map((slot) => slot.message?.content ?? "").join(" "));
+  } else {
+    // What was said stays in view; what the server kept of it is read before the next question.
+    chat.stale = true;
+    chat.broken = now;
+  }
+  loadModels().catch(() => {});
+  changed("answered");
+  const failed = slots.filter((slot) => slot.problem);
+  const lost = now.request.content !== undefined && !done?.user;
+  if (problem?.name === "AbortError") problem = null;
+  if (!problem && failed.length) {
+    const several = slots.length > 1;
+    const text = failed.map((slot) => (several ? `${labelOf(slot.model)}: ` : "") + slot.problem.text).join("\n");
+    problem = new Problem(text, failed[0].problem.kind);
+  }
+  if (problem) return fail(chat, problem, lost ? giveBack : () => {}, now.request);
+  if (lost) giveBack();
+  changed("thread", "composer", "chats");
+  return true;
+}
+
+/** End the answer that is being made; what was said stays. */
+export async function stop() {
+  const now = live();
+  if (!now || now.stopping) return;
+  now.stopping = true;
+  try {
+    await send("POST", `/api/chats/${now.chat.id}/stop`);
+  } catch {
+    now.aborter.abort();
+  }
+}
+
+/** Show another variant of `message`: `step` 1 is the next, -1 the one before. */
+export async function flip(message, step) {
+  const { chat } = state;
+  const all = variants(chat, message);
+  const other = all[all.findIndex((one) => one.id === message.id) + step];
+  if (other) await go(newestUnder(chat, other).id);
+}
+
+async function go(leaf, more = {}) {
+  Object.assign(state.chat, { leaf });
+  changed("thread");
+  await tell(() => patchChat({ leaf, ...more }));
+}
+
+/** Go on with one answer of a comparison, and with its model. */
+export async function pick(message) {
+  remember("model", message.model);
+  await go(message.id, { models: [message.model] });
+  changed("thread", "composer", "picked");
+}
+
+export async function feedback(message, verdict, correction = null) {
+  await tell(async () => {
+    const stored = await send("PUT", `/api/messages/${message.id}/feedback`, { verdict, correction });
+    state.chat.messages = withMessage(state.chat, stored).messages;
+    changed("thread");
+  });
+}
+
+/** Run something that talks to the server; a failure becomes a note. True if it worked. */
+export async function tell(action) {
+  try {
+    await action();
+    return true;
+  } catch (error) {
+    toast(error.message, null, 8);
+    return false;
+  }
+}
+
+export const shownPath = () => pathTo(state.chat, state.chat.leaf);

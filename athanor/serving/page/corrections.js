@@ -1,0 +1,78 @@
+// Answers that a person has written anew: candidates for training, to accept or to reject.
+
+import { getJson, send } from "./api.js";
+import { tell } from "./chat.js";
+import { $, h } from "./dom.js";
+import { render } from "./markdown.js";
+import { labelOf, on, state } from "./state.js";
+
+const TABS = [["candidate", "To decide"], ["accepted", "Accepted"], ["rejected", "Rejected"]];
+const NONE = {
+  candidate: "Nothing to decide. A thumb down under an answer asks what it should have said; that lands here.",
+  accepted: "Nothing accepted yet.",
+  rejected: "Nothing rejected.",
+};
+let rows = [];
+let tab = "candidate";
+
+export function start() {
+  on("view", () => state.view === "corrections" && open());
+}
+
+async function open() {
+  $("latest").hidden = true;
+  if (await tell(async () => ({ corrections: rows } = await getJson("/api/corrections")))) draw();
+}
+
+function draw() {
+  if (state.view !== "corrections") return;
+  const view = $("view");
+  view.className = "corrections";
+  view.setAttribute("aria-label", "Corrections");
+  const of = (status) => rows.filter((row) => (row.status ?? "candidate") === status);
+  const tabs = TABS.map(([status, label]) => h("button", { type: "button", "aria-pressed": String(tab === status),
+    onclick: (event) => ((tab = status), draw(), refocus(event)), "data-key": status }, `${label} (${of(status).length})`));
+  view.replaceChildren(
+    h("h1", {}, "Corrections"),
+    h("p", { class: "muted" }, "What you accept can be trained on: athanor chat export writes it as conversations."),
+    h("div", { class: "tabs", role: "group", "aria-label": "Which" }, tabs),
+    ...(of(tab).length ? of(tab).map(card) : [h("p", { class: "muted none" }, NONE[tab])]));
+}
+
+function refocus(event) {
+  const { key } = event.target.dataset;
+  if (key) $("view").querySelector(`[data-key="${key}"]`)?.focus();
+}
+
+function prose(text) {
+  const element = h("div", { class: "prose" });
+  element.append(render(text));
+  return element;
+}
+
+function card(row) {
+  const question = row.prompt.filter((message) => message.role === "user").at(-1)?.content ?? "";
+  const earlier = row.prompt.length - 1;
+  const decide = (status, label, classes) => h("button", { type: "button", class: classes, onclick: () => settle(row, status) }, label);
+  const actions = {
+    candidate: [decide("rejected", "Reject", "plain"), decide("accepted", "Accept", "primary")],
+    accepted: [decide("candidate", "Take back", "plain")],
+    rejected: [decide("candidate", "Take back", "plain")],
+  }[row.status ?? "candidate"];
+  return h("article", { class: "correction", "data-id": row.id, "aria-label": `Correction of: ${question.slice(0, 80)}` },
+    h("div", { class: "bubble" }, question),
+    h("div", { class: "halves" },
+      h("section", { class: "said" }, h("h2", {}, `${labelOf(row.model)} said`), prose(row.answer)),
+      h("section", { class: "should" }, h("h2", {}, "It should have said"), prose(row.correction))),
+    h("div", { class: "end" },
+      h("a", { class: "muted grow", href: `#/chat/${row.chat}` }, `${row.chat_title || "Chat"}${earlier > 0 ? `, after ${earlier} earlier messages` : ""}`),
+      actions));
+}
+
+async function settle(row, status) {
+  const done = await tell(() => send("PATCH", `/api/corrections/${row.id}`, { status }));
+  if (!done) return;
+  row.status = status;
+  draw();
+  ($("view").querySelector(".correction button") ?? $("view").querySelector(".tabs button")).focus();
+}

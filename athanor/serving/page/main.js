@@ -1,0 +1,85 @@
+// Starts the page: parts, theme, address, contact with the server.
+
+import { contact } from "./api.js";
+import { openChat } from "./chat.js";
+import * as composer from "./composer.js";
+import * as corrections from "./corrections.js";
+import { $, icon, setIcon, toast } from "./dom.js";
+import * as keys from "./keys.js";
+import * as models from "./models.js";
+import * as settings from "./settings.js";
+import * as sidebar from "./sidebar.js";
+import { changed, loadModels, recall, remember, state } from "./state.js";
+import * as thread from "./thread.js";
+
+const THEMES = { auto: ["auto", "as the system has it"], light: ["sun", "light"], dark: ["moon", "dark"] };
+const RETRY_MS = 2000;
+
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  setIcon($("theme"), THEMES[name][0]);
+  const text = `Colours: ${THEMES[name][1]}`;
+  $("theme").setAttribute("aria-label", text);
+  $("theme").title = text;
+}
+
+function nextTheme() {
+  const names = Object.keys(THEMES);
+  const name = names[(names.indexOf(document.documentElement.dataset.theme) + 1) % names.length];
+  theme(name);
+  remember("theme", name === "auto" ? null : name);
+}
+
+/** The address says what is shown: #/ a new chat, #/chat/ID, #/corrections. */
+async function route() {
+  const [, page, id] = location.hash.split("/");
+  if (page === "corrections") {
+    state.view = "corrections";
+    changed("view", "composer");
+    return;
+  }
+  try {
+    await openChat(page === "chat" && id ? decodeURIComponent(id) : null);
+  } catch (error) {
+    if (error.status === 404) {
+      toast("That chat is not there any more.");
+      location.hash = "#/";
+    } else if (error.kind !== "gone") {
+      toast(error.message);
+    }
+  }
+}
+
+let gone = null;
+
+function onContact({ detail: reached }) {
+  $("gone").hidden = reached;
+  if (reached) {
+    clearInterval(gone);
+    gone = null;
+  } else if (!gone) {
+    $("gone").textContent = "No contact with the server. Start it again: athanor serve. This page goes on by itself.";
+    gone = setInterval(() => refresh().catch(() => {}), RETRY_MS);
+  }
+}
+
+/** What may have changed on the server; also the first thing the page asks. */
+async function refresh() {
+  const first = !state.known;
+  await loadModels();
+  sidebar.refresh();
+  if (first) {
+    await route();
+    changed("thread", "composer");
+  }
+}
+
+for (const element of document.querySelectorAll("[data-icon]")) element.prepend(icon(element.dataset.icon));
+theme(recall("theme") in THEMES ? recall("theme") : "auto");
+$("theme").addEventListener("click", nextTheme);
+for (const part of [thread, models, composer, settings, sidebar, corrections, keys]) part.start();
+$("new-chat").addEventListener("click", () => setTimeout(() => $("question").focus()));
+contact.addEventListener("change", onContact);
+addEventListener("hashchange", route);
+document.addEventListener("visibilitychange", () => document.hidden || refresh().catch(() => {}));
+refresh().catch((error) => error.kind === "gone" || toast(error.message, null, 20));

@@ -1,0 +1,119 @@
+// Markdown of an untrusted model as elements.
+//
+// Three walls: HTML in the text is shown as text (marked never passes it on), DOMPurify keeps only a short list of
+// tags, attributes and addresses, and the page's Content-Security-Policy runs no script that is not a file of ours.
+
+import { marked } from "./vendor/marked.esm.js";
+import DOMPurify from "./vendor/purify.es.mjs";
+import hljs from "./vendor/highlight.min.js";
+import { copyText, h, iconButton } from "./dom.js";
+
+const escaped = (text) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+const ADDRESS = /^(?:https?:\/\/|mailto:)/i;
+
+marked.use({
+  gfm: true,
+  breaks: true,
+  renderer: {
+    html: ({ text, block }) => block ? `<p>${escaped(text.trim()).replaceAll("\n", "<br>")}</p>` : escaped(text),
+    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+    // Images would be requests to other hosts: a link says where it is.
+    image: ({ href, text }) => ADDRESS.test(href) ? `<a href="${escaped(href)}">${escaped(text || href)}</a>` : escaped(text),
+  },
+});
+
+const PROSE = {
+  ALLOWED_TAGS: ["p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "strong", "em", "del", "code", "pre", "blockquote",
+    "ul", "ol", "li", "a", "table", "thead", "tbody", "tr", "th", "td"],
+  ALLOWED_ATTR: ["href", "title", "align", "start", "class"],
+  ALLOWED_URI_REGEXP: ADDRESS,
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+const COLOURED = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true };
+
+DOMPurify.addHook("uponSanitizeAttribute", (node, data) => {
+  // A class could dress text up as a part of the page.
+  if (data.attrName === "class" && !/^(language-[\w+#.-]+|hljs-[\w -]+_?)$/.test(data.attrValue)) data.keepAttr = false;
+});
+DOMPurify.addHook("afterSanitizeAttributes", (node) => {
+  if (node.nodeName !== "A") return;
+  if (!node.hasAttribute("href")) return;
+  node.setAttribute("target", "_blank");
+  node.setAttribute("rel", "noopener noreferrer");
+});
+
+/** Safe elements of one Markdown text. */
+export function render(text) {
+  return finish(DOMPurify.sanitize(marked.parser(marked.lexer(text)), PROSE));
+}
+
+function finish(fragment) {
+  for (const code of fragment.querySelectorAll("pre > code")) code.parentNode.replaceWith(codeBlock(code));
+  for (const table of fragment.querySelectorAll("table")) {
+    const frame = h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" });
+    table.replaceWith(frame);
+    frame.append(table);
+  }
+  return fragment;
+}
+
+function codeBlock(code) {
+  const text = code.textContent.replace(/\n$/, "");
+  const language = /^language-(.+)$/.exec(code.className)?.[1] ?? "";
+  const body = h("code", {});
+  if (language && hljs.getLanguage(language) && text.length < 50_000) {
+    const html = hljs.highlight(text, { language, ignoreIllegals: true }).value;
+    body.append(DOMPurify.sanitize(html, COLOURED));
+  } else {
+    body.textContent = text;
+  }
+  return h("div", { class: "code" },
+    h("div", { class: "code-head" }, h("span", {}, language || "text"),
+      iconButton("copy", "Copy code", (event) => copyText(text, event.currentTarget))),
+    h("pre", { tabindex: "0", "aria-label": `Code${language ? `, ${language}` : ""}` }, body));
+}
+
+/**
+ * Shows a growing text in `element`, a block at a time: finished blocks are left alone, so that nothing flickers,
+ * no selection is lost and the work per piece does not grow with the answer.
+ */
+export class Growing {
+  constructor(element) {
+    this.element = element;
+    this.blocks = []; // {raw, element}
+    this.text = "";
+    this.asked = 0;
+  }
+
+  /** The whole text so far; drawn with the next frame. */
+  show(text, drawn = () => {}) {
+    this.text = text;
+    if (this.asked) return;
+    // Hidden tabs get no frames, and their text must be there when they are shown.
+    const soon = document.hidden ? (run) => setTimeout(run, 100) : requestAnimationFrame;
+    this.asked = soon(() => {
+      this.asked = 0;
+      this.draw();
+      drawn();
+    });
+  }
+
+  draw() {
+    const tokens = marked.lexer(this.text);
+    const { links } = tokens;
+    const shown = tokens.filter((token) => token.type !== "space" && token.type !== "def");
+    shown.forEach((token, at) => {
+      if (this.blocks[at]?.raw === token.raw) return;
+      const html = marked.parser(Object.assign([token], { links }));
+      const element = h("div", { class: "block" });
+      element.append(finish(DOMPurify.sanitize(html, PROSE)));
+      if (this.blocks[at]) this.blocks[at].element.replaceWith(element);
+      else this.element.append(element);
+      this.blocks[at] = { raw: token.raw, element };
+    });
+    for (const block of this.blocks.splice(shown.length)) block.element.remove();
+  }
+}

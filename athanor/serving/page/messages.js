@@ -1,0 +1,168 @@
+// Elements of single messages and of what stands around them.
+
+import { answerAgain, askAnew, feedback, flip, live, pick, retry } from "./chat.js";
+import { announce, copyText, h, icon, iconButton } from "./dom.js";
+import { Growing, render } from "./markdown.js";
+import { changed, labelOf, modelOf, state } from "./state.js";
+import { variants } from "./tree.js";
+
+const bodies = new WeakMap(); // message -> its rendered text; a changed message is another object
+
+function prose(message) {
+  if (!bodies.has(message)) {
+    const element = h("div", { class: "prose" });
+    element.append(message.content ? render(message.content) : h("p", { class: "muted" }, "(an empty answer)"));
+    bodies.set(message, element);
+  }
+  return bodies.get(message);
+}
+
+/** A question. message.id null: being asked. */
+export function userMessage(message) {
+  if (message.id !== null && state.editing?.id === message.id) return editor(message);
+  const article = h("article", { class: "message user", "aria-label": "You" }, h("div", { class: "bubble" }, message.content));
+  if (message.id === null) return article;
+  const edit = () => {
+    state.editing = { id: message.id, text: message.content };
+    changed("thread");
+  };
+  article.append(h("div", { class: "foot" }, arrows(message),
+    iconButton("copy", "Copy the question", (event) => copyText(message.content, event.currentTarget)),
+    iconButton("pen", "Edit the question", edit, { "data-key": `edit-${message.id}`, disabled: Boolean(live()) })));
+  return article;
+}
+
+function editor(message) {
+  const field = h("textarea", { class: "edit", "aria-label": "Edit the question", value: state.editing.text, rows: "3" });
+  const close = () => {
+    state.editing = null;
+    changed("thread");
+    document.querySelector(`[data-key="edit-${message.id}"]`)?.focus();
+  };
+  const done = () => field.value.trim() && askAnew(message, field.value.trim());
+  field.addEventListener("input", () => (state.editing.text = field.value));
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") (event.stopPropagation(), close());
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229) {
+      event.preventDefault();
+      done();
+    }
+  });
+  setTimeout(() => document.activeElement === document.body && field.focus());
+  return h("article", { class: "message user editing", "aria-label": "You" }, field,
+    h("div", { class: "end" }, h("button", { type: "button", class: "plain", onclick: close }, "Cancel"),
+      h("button", { type: "button", class: "primary", onclick: done }, "Ask again")));
+}
+
+/** ‹ 2/3 › where there are other wordings or other answers. */
+function arrows(message) {
+  const all = variants(state.chat, message);
+  if (all.length < 2) return null;
+  const at = all.findIndex((one) => one.id === message.id);
+  const arrow = (name, label, step) => iconButton(name, label, () => flip(message, step), {
+    disabled: !all[at + step] || Boolean(live()), "data-key": `${name}-${message.role}-${message.parent}` });
+  return h("div", { class: "arrows", role: "group", "aria-label": "Variants" }, arrow("left", "Variant before", -1),
+    h("span", {}, `${at + 1}/${all.length}`), arrow("right", "Next variant", 1));
+}
+
+/** A stored answer; `column` when it stands beside another one. */
+export function answerMessage(message, { column = false, failed = null } = {}) {
+  const label = labelOf(message.model);
+  const article = h("article", { class: "message answer", "aria-label": `Answer of ${label}`, "data-id": message.id });
+  if (column) article.append(h("div", { class: "who" }, label));
+  article.append(prose(message));
+  const { verdict } = message.feedback ?? {};
+  const vote = (name, kind, text) => iconButton(name, text, () => voted(message, kind), {
+    "aria-pressed": String(verdict === kind), "data-key": `${kind}-${message.id}` });
+  article.append(h("div", { class: "foot" }, column ? null : arrows(message),
+    iconButton("copy", "Copy the answer", (event) => copyText(message.content, event.currentTarget)),
+    vote("good", "up", "Good answer"), vote("bad", "down", "Bad answer"),
+    column ? null : iconButton("redo", "Answer again", () => answerAgain(message), {
+      "data-key": `redo-${message.parent}`, disabled: Boolean(live()) }),
+    stats(message, column ? null : label)));
+  if (state.correcting === message.id) article.append(correction(message));
+  if (column && !failed) {
+    article.append(h("button", { type: "button", class: "plain pick", onclick: () => pick(message), disabled: Boolean(live()),
+      "data-key": `pick-${message.id}`, "aria-label": `Go on with the answer of ${label}` }, "Go on with this one"));
+  }
+  return article;
+}
+
+function voted(message, kind) {
+  const off = message.feedback?.verdict === kind;
+  state.correcting = !off && kind === "down" ? message.id : null;
+  feedback(message, off ? null : kind, off ? null : message.feedback?.correction ?? null);
+}
+
+function correction(message) {
+  const field = h("textarea", { id: `better-${message.id}`, rows: "4", value: message.feedback?.correction ?? message.content });
+  const close = () => {
+    state.correcting = null;
+    changed("thread");
+    document.querySelector(`[data-key="down-${message.id}"]`)?.focus();
+  };
+  const save = async () => {
+    if (!field.value.trim()) return field.focus();
+    await feedback(message, "down", field.value.trim());
+    if (state.chat.messages.find((one) => one.id === message.id)?.feedback?.correction) {
+      close();
+      announce("The correction is kept");
+    }
+  };
+  field.addEventListener("keydown", (event) => event.key === "Escape" && (event.stopPropagation(), close()));
+  setTimeout(() => field.isConnected && document.activeElement === document.body && field.focus());
+  return h("div", { class: "better" }, h("label", { for: field.id }, "What should it have said?"), field,
+    h("div", { class: "end" }, h("span", { class: "muted grow" }, "Kept as a candidate for training, under Corrections."),
+      h("button", { type: "button", class: "plain", onclick: close }, "Not now"),
+      h("button", { type: "button", class: "primary", onclick: save }, "Keep")));
+}
+
+function stats(message, label) {
+  const { tokens, seconds, reason, forgotten } = message.stats ?? {};
+  const parts = [label];
+  if (tokens) parts.push(`${tokens} tokens`);
+  if (tokens && seconds > 0) parts.push(`${Math.round(tokens / seconds).toLocaleString()} tokens/s`);
+  if (reason === "length") parts.push("cut at the limit");
+  if (reason === "stopped") parts.push("stopped");
+  if (forgotten) parts.push(`oldest ${forgotten === 1 ? "exchange" : `${forgotten} exchanges`} forgotten`);
+  if (message.feedback?.correction) parts.push("corrected");
+  const title = reason === "length" ? "The longest answer is a setting of the chat; the model's context is a limit too."
+    : forgotten ? "The conversation is longer than the model's context, so it no longer sees how it began." : null;
+  return h("span", { class: "stats", title }, parts.filter(Boolean).join(" · "));
+}
+
+const WAITING = { waiting: "", loading: "Loading the model…", thinking: "", writing: "" };
+
+/** An answer that is being made; slot.show draws its text as it grows, `grown` follows each drawing. */
+export function liveAnswer(slot, { column = false, grown }) {
+  if (slot.message) return answerMessage(slot.message, { column });
+  const label = labelOf(slot.model);
+  const body = h("div", { class: "prose" });
+  const article = h("article", { class: `message answer live ${slot.phase}`, "aria-label": `Answer of ${label}`, "aria-busy": "true" });
+  if (column) article.append(h("div", { class: "who" }, label));
+  if (slot.problem) {
+    article.append(h("p", { class: "failed" }, icon("warning"), slot.problem.text));
+    return article;
+  }
+  article.append(body);
+  if (!slot.text) {
+    body.append(h("p", { class: "waiting" }, h("span", { class: "dots" }, h("i"), h("i"), h("i")),
+      slot.phase === "loading" ? `Loading ${label}…` : WAITING[slot.phase] ?? ""));
+  }
+  const growing = new Growing(body);
+  growing.text = slot.text;
+  if (slot.text) growing.draw();
+  slot.show = () => growing.show(slot.text, grown);
+  return article;
+}
+
+/** What went wrong, why, and what to do. */
+export function problemCard(problem) {
+  const title = { gone: "The server is gone", model: "The model could not answer", request: "That did not work",
+    page: "That did not work" }[problem.kind];
+  return h("div", { class: "problem", role: "alert" }, icon("warning"),
+    h("div", {}, h("strong", {}, title), h("p", {}, problem.text),
+      problem.request && h("button", { type: "button", class: "plain", onclick: () => retry(problem) }, "Try again")));
+}
+
+export const nameOf = (id) => modelOf(id)?.label ?? id;

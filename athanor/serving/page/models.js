@@ -1,0 +1,76 @@
+// Which model answers, or which two are compared.
+
+import { live, tell } from "./chat.js";
+import { $, h, icon, openMenu } from "./dom.js";
+import { chosenModels, labelOf, loadModels, modelOf, on, patchChat, remember, state } from "./state.js";
+
+const SOURCES = { export: "this workspace", experiment: "experiment", path: "given folder" };
+const STATES = { idle: "starts with the first question", loading: "loading…", ready: "ready", failed: "failed" };
+
+export function start() {
+  on("models", draw);
+  on("composer", draw);
+  $("compare").addEventListener("click", toggle);
+}
+
+/** 214000 as 214K, 26000000 as 26M. */
+export function count(number) {
+  const [value, unit] = number >= 1e9 ? [number / 1e9, "B"] : number >= 1e6 ? [number / 1e6, "M"] : [number / 1e3, "K"];
+  return `${value >= 100 ? Math.round(value) : Number(value.toPrecision(2))}${unit}`;
+}
+
+function details(model) {
+  const parts = [SOURCES[model.source] ?? model.source, model.backend];
+  if (model.parameters) parts.push(`${count(model.parameters)} parameters`);
+  if (model.context_tokens) parts.push(`context ${model.context_tokens.toLocaleString()} tokens`);
+  parts.push(STATES[model.state] ?? model.state);
+  return h("span", { class: "details" }, parts.filter(Boolean).join(" · "),
+    model.reason && h("span", { class: "reason" }, model.reason));
+}
+
+function draw() {
+  const chosen = chosenModels();
+  const focused = document.activeElement?.id;
+  const buttons = chosen.map((id, slot) => {
+    const model = modelOf(id);
+    return h("button", { type: "button", class: "model", id: `model-${slot}`, "aria-haspopup": "menu", "aria-expanded": "false",
+      title: model?.reason ?? STATES[model?.state], onclick: (event) => choose(event.currentTarget, slot) },
+      h("span", { class: `dot ${model?.state}`, role: "img", "aria-label": STATES[model?.state] ?? "" }),
+      h("span", { class: "label" }, labelOf(id)), icon("chevron"));
+  });
+  if (buttons.length === 2) buttons.splice(1, 0, h("span", { class: "muted versus" }, "vs"));
+  $("models").replaceChildren(...buttons);
+  if (focused?.startsWith("model-")) $(focused)?.focus();
+  const comparing = chosen.length === 2;
+  const text = state.models.length < 2 ? "Comparing needs two models" : comparing ? "Stop comparing" : "Compare two models";
+  $("compare").setAttribute("aria-pressed", String(comparing));
+  $("compare").setAttribute("aria-label", text);
+  $("compare").title = text;
+  $("compare").disabled = state.models.length < 2 || Boolean(live());
+}
+
+function choose(button, slot) {
+  loadModels().catch(() => {});
+  const chosen = chosenModels();
+  openMenu(button, "Model", state.models.map((model) => ({
+    label: h("span", { class: "label" }, h("span", { class: `dot ${model.state}` }), model.label),
+    detail: details(model),
+    checked: chosen[slot] === model.id,
+    run: () => {
+      const models = [...chosen];
+      if (models.length === 2 && models[1 - slot] === model.id) models[1 - slot] = models[slot];
+      models[slot] = model.id;
+      if (slot === 0) remember("model", model.id);
+      tell(() => patchChat({ models }));
+      $(`model-${slot}`)?.focus();
+    },
+  })), "models");
+}
+
+function toggle() {
+  const [first, second] = chosenModels();
+  if (second) return tell(() => patchChat({ models: [first] }));
+  const others = state.models.filter((model) => model.id !== first);
+  const other = others.find((model) => model.state !== "failed") ?? others[0];
+  return tell(() => patchChat({ models: [first, other.id] }));
+}

@@ -1,0 +1,174 @@
+// Earlier chats: search, open, rename, export, delete with undo.
+
+import { download, getJson, send, sendLast } from "./api.js";
+import { tell } from "./chat.js";
+import { $, h, iconButton, openMenu, toast } from "./dom.js";
+import { on, recall, remember, state } from "./state.js";
+
+const UNDO_SECONDS = 6;
+const leaving = new Map(); // id of a chat on its way out -> function that deletes it now
+let words = "";
+let renaming = null;
+let asked = 0;
+
+export function start() {
+  let timer;
+  $("search").addEventListener("input", () => {
+    words = $("search").value.trim();
+    clearTimeout(timer);
+    timer = setTimeout(refresh, 120);
+  });
+  $("search").addEventListener("keydown", (event) => {
+    if (event.key === "ArrowDown") (event.preventDefault(), $("chats").querySelector("a")?.focus());
+    if (event.key === "Enter") $("chats").querySelector("a")?.click();
+  });
+  $("chats").addEventListener("keydown", (event) => {
+    if (document.activeElement.tagName !== "INPUT") walk(event);
+  });
+  for (const name of ["open-sidebar", "close-sidebar"]) $(name).addEventListener("click", toggle);
+  $("shade").addEventListener("click", () => drawer(false));
+  $("sidebar").addEventListener("click", (event) => event.target.closest("a") && drawer(false));
+  addEventListener("pagehide", () => {
+    for (const id of leaving.keys()) sendLast("DELETE", `/api/chats/${id}`);
+  });
+  $("export").addEventListener("click", () => openMenu($("export"), "Export", exports(state.chat.id)));
+  document.documentElement.classList.toggle("folded", recall("sidebar") === "folded");
+  on("chats", draw);
+  on("view", draw);
+  on("answered", refresh);
+  on("chat", () => ($("export").disabled = state.chat.id === null));
+}
+
+function walk(event) {
+  const links = [...$("chats").querySelectorAll("a")];
+  const to = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (!to) return;
+  event.preventDefault();
+  const at = links.indexOf(document.activeElement.closest("li")?.querySelector("a"));
+  (links[at + to] ?? (to < 0 ? $("search") : links.at(-1)))?.focus();
+}
+
+const narrow = () => matchMedia("(max-width: 760px)").matches;
+
+function toggle() {
+  if (narrow()) return drawer(!document.documentElement.classList.contains("drawn"));
+  const folded = document.documentElement.classList.toggle("folded");
+  remember("sidebar", folded ? "folded" : null);
+  $(folded ? "open-sidebar" : "close-sidebar").focus();
+}
+
+/** On a narrow window the list of chats is a drawer over the page. */
+export function drawer(open) {
+  const was = document.documentElement.classList.contains("drawn");
+  document.documentElement.classList.toggle("drawn", open && narrow());
+  $("main").inert = open && narrow();
+  if (was !== open && narrow()) $(open ? "close-sidebar" : "open-sidebar").focus();
+  return was && !open;
+}
+
+export function focusSearch() {
+  if (narrow()) drawer(true);
+  document.documentElement.classList.remove("folded");
+  $("search").focus();
+  $("search").select();
+}
+
+export async function refresh() {
+  const mine = ++asked;
+  try {
+    const { chats } = await getJson(`/api/chats${words ? `?q=${encodeURIComponent(words)}` : ""}`);
+    if (mine !== asked) return; // a later search is on its way
+    state.chats = chats;
+    draw();
+  } catch {
+    // The banner says that the server is gone; the list stays as it was.
+  }
+}
+
+function group(chat) {
+  const day = (date) => new Date(date.getFullYear(), date.getMonth(), date.getDate());
+  const days = Math.round((day(new Date()) - day(new Date(chat.updated_at))) / 86_400_000);
+  return days < 1 ? "Today" : days < 2 ? "Yesterday" : days < 8 ? "Last 7 days" : days < 31 ? "Last 30 days" : "Older";
+}
+
+export const titleOf = (chat) => chat.title || "New chat";
+
+function draw() {
+  const shown = state.chats.filter((chat) => chat.messages > 0 && !leaving.has(chat.id));
+  const groups = new Map();
+  for (const chat of shown) groups.set(group(chat), [...(groups.get(group(chat)) ?? []), chat]);
+  const focused = document.activeElement?.closest?.("#chats [data-chat]")?.dataset.chat;
+  const parts = [...groups].flatMap(([name, chats]) => [h("h2", {}, name), h("ul", {}, chats.map(entry))]);
+  if (!shown.length) parts.push(h("p", { class: "muted none" }, words ? "Nothing found." : "Your chats will be listed here."));
+  $("chats").replaceChildren(...parts);
+  if (renaming) $("chats").querySelector("input")?.focus();
+  else if (focused) $("chats").querySelector(`[data-chat="${CSS.escape(focused)}"] a`)?.focus();
+  $("to-corrections").toggleAttribute("aria-current", state.view === "corrections");
+  const title = state.chats.find((chat) => chat.id === state.chat.id)?.title;
+  document.title = state.view === "corrections" ? "Corrections · Athanor" : title ? `${title} · Athanor` : "Athanor";
+}
+
+function entry(chat) {
+  const current = state.view === "chat" && chat.id === state.chat.id;
+  if (renaming === chat.id) return h("li", { "data-chat": chat.id }, renameField(chat));
+  const more = iconButton("more", `More for ${titleOf(chat)}`, () => openMenu(more, `Chat ${titleOf(chat)}`, [
+    { label: "Rename", icon: "pen", run: () => ((renaming = chat.id), draw()) },
+    ...exports(chat.id),
+    { label: "Delete", icon: "trash", danger: true, run: () => remove(chat) },
+  ]), { "aria-haspopup": "menu" });
+  return h("li", { "data-chat": chat.id, class: current && "current" },
+    h("a", { href: `#/chat/${chat.id}`, "aria-current": current && "page", title: titleOf(chat) },
+      h("span", { class: "title" }, titleOf(chat)),
+      words && chat.snippet && h("span", { class: "snippet" }, chat.snippet)),
+    state.lives.has(chat.id) && h("span", { class: "dot loading", title: "Answering" }), more);
+}
+
+function renameField(chat) {
+  const field = h("input", { class: "rename", value: titleOf(chat), "aria-label": "Title of the chat", maxlength: "200" });
+  let over = false;
+  const close = (keep) => {
+    if (over) return;
+    over = true;
+    renaming = null;
+    const title = field.value.trim();
+    if (keep && title && title !== chat.title) {
+      tell(async () => {
+        await send("PATCH", `/api/chats/${chat.id}`, { title });
+        chat.title = title;
+        if (state.chat.id === chat.id) state.chat.title = title;
+        draw();
+      });
+    }
+    draw();
+    $("chats").querySelector(`[data-chat="${CSS.escape(String(chat.id))}"] a`)?.focus();
+  };
+  field.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (event.key === "Enter" && !event.isComposing) close(true);
+    if (event.key === "Escape") close(false);
+  });
+  field.addEventListener("blur", () => field.isConnected && close(true));
+  setTimeout(() => field.isConnected && field.select());
+  return field;
+}
+
+const exports = (id) => [["markdown", "Export as Markdown"], ["json", "Export as JSON"], ["messages", "Export as messages"]]
+  .map(([format, label]) => ({ label, icon: "download", run: () => tell(() => download(id, format)) }));
+
+function remove(chat) {
+  const timer = setTimeout(() => leaving.get(chat.id)?.(), UNDO_SECONDS * 1000);
+  leaving.set(chat.id, async () => {
+    await tell(() => send("DELETE", `/api/chats/${chat.id}`));
+    leaving.delete(chat.id);
+    state.chats = state.chats.filter((other) => other.id !== chat.id);
+    draw();
+  });
+  if (state.chat.id === chat.id) location.hash = "#/";
+  draw();
+  $("search").focus();
+  toast(`Deleted “${titleOf(chat)}”`, { label: "Undo", run: () => {
+    clearTimeout(timer);
+    leaving.delete(chat.id);
+    refresh();
+  } }, UNDO_SECONDS);
+}

@@ -1,0 +1,112 @@
+// Draws the conversation and keeps the reader's place in it.
+
+import { live, shownPath } from "./chat.js";
+import { submit } from "./composer.js";
+import { $, h } from "./dom.js";
+import { answerMessage, liveAnswer, problemCard, userMessage } from "./messages.js";
+import { on, state } from "./state.js";
+import { openComparison, pathTo } from "./tree.js";
+
+const NEAR = 60; // pixels from the end that still count as the end
+let pinned = true;
+
+const PROMPTS = [
+  ["Say hello", "Who are you?"],
+  ["Calculate", "What is 3 + 4?"],
+  ["Write code", "Write a function that adds two numbers"],
+  ["Explain", "What does HTTP status 404 mean?"],
+];
+
+export function start() {
+  const scroller = $("scroll");
+  scroller.addEventListener("scroll", () => {
+    pinned = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
+    $("latest").hidden = pinned || state.view !== "chat";
+  }, { passive: true });
+  $("latest").addEventListener("click", () => (toEnd(true), $("question").focus()));
+  new ResizeObserver(() => pinned && toEnd()).observe(scroller);
+  on("thread", draw);
+  on("asked", () => (pinned = true));
+  let before;
+  on("chat", () => {
+    if (before !== state.chat.id) pinned = true;
+    before = state.chat.id;
+  });
+}
+
+function toEnd(smoothly = false) {
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  $("scroll").scrollTo({ top: $("scroll").scrollHeight, behavior: smoothly && !calm ? "smooth" : "instant" });
+  pinned = true;
+  $("latest").hidden = true;
+}
+
+function follow() {
+  if (pinned) toEnd();
+  else $("latest").hidden = false;
+}
+
+function draw() {
+  if (state.view !== "chat") return;
+  const focused = document.activeElement?.dataset.key;
+  const { scrollTop } = $("scroll");
+  const turns = conversation();
+  const view = $("view");
+  view.className = turns.length ? "thread" : "empty";
+  view.setAttribute("aria-label", "Conversation");
+  view.replaceChildren(...(turns.length ? turns : welcome()));
+  if (focused) view.querySelector(`[data-key="${CSS.escape(focused)}"]:not(:disabled)`)?.focus({ preventScroll: true });
+  if (pinned) toEnd();
+  else $("scroll").scrollTop = scrollTop;
+}
+
+function conversation() {
+  const { chat } = state;
+  const now = live() ?? chat.broken;
+  const problem = state.problems.get(chat.id);
+  const elements = now ? during(chat, now) : settled(chat);
+  if (problem) elements.push(problemCard(problem));
+  return elements;
+}
+
+const single = (message) => message.role === "user" ? userMessage(message) : answerMessage(message);
+
+function settled(chat) {
+  const path = shownPath();
+  const pair = openComparison(chat);
+  if (!pair) return path.map(single);
+  return [...path.slice(0, -1).map(single), columns(pair.map((message) => answerMessage(message, { column: true })),
+    "Pick the answer to go on with, or just write: that goes on from the first.")];
+}
+
+function during(chat, now) {
+  const { request, slots } = now;
+  const again = request.user !== undefined;
+  const elements = pathTo(chat, again ? request.user : request.parent).map(single);
+  if (!again) elements.push(userMessage({ id: null, role: "user", content: request.content }));
+  const column = slots.length > 1;
+  const answers = slots.map((slot) => liveAnswer(slot, { column, grown: follow }));
+  return [...elements, ...(column ? [columns(answers, "")] : answers)];
+}
+
+function columns(answers, hint) {
+  return h("div", { class: "comparison" }, h("div", { class: "pair", tabindex: "0", role: "group", "aria-label": "Two answers" }, answers),
+    hint && h("p", { class: "muted hint" }, hint));
+}
+
+function welcome() {
+  if (!state.known) return [];
+  if (!state.models.length) {
+    return [h("div", { class: "welcome" }, h("img", { src: "/page/icon.svg", alt: "", width: "56", height: "56" }),
+      h("h1", {}, "There is no model yet"),
+      h("p", {}, "One command makes one, from raw text to a model you can chat with:"),
+      h("pre", { class: "command" }, h("code", {}, "make repro")),
+      h("p", { class: "muted" }, "Then start athanor serve again, or give it a model: athanor serve --model FOLDER."))];
+  }
+  const cards = PROMPTS.map(([title, text]) => h("button", { type: "button", class: "card", onclick: () => submit(text) },
+    h("span", { class: "muted" }, title), h("span", {}, text)));
+  return [h("div", { class: "welcome" }, h("img", { src: "/page/icon.svg", alt: "", width: "56", height: "56" }),
+    h("h1", {}, "Talk to your model"),
+    h("p", { class: "muted" }, "It is small, it is yours, and it runs right here."),
+    h("div", { class: "cards" }, cards))];
+}
