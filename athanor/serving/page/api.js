@@ -92,6 +92,7 @@ export async function* answers(chat, body, signal) {
       const data = text.slice(0, end).split("\n").filter((line) => line.startsWith("data:"));
       if (!data.length) continue;
       const event = JSON.parse(data.map((line) => line.slice(5)).join("\n"));
+      if (event.type === "done") reader.read().catch(() => {}); // take the end of the stream, else it counts as broken
       yield event;
       if (event.type === "done") return;
     }

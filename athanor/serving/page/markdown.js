@@ -27,6 +27,7 @@ const PROSE = {
     "ul", "ol", "li", "a", "table", "thead", "tbody", "tr", "th", "td"],
   ALLOWED_ATTR: ["href", "title", "align", "start", "class"],
   ALLOWED_URI_REGEXP: ADDRESS,
+  ADD_URI_SAFE_ATTR: ["align", "start"], // else the pattern of addresses is held against them
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,

@@ -141,7 +141,7 @@ export function liveAnswer(slot, { column = false, grown }) {
   const article = h("article", { class: `message answer live ${slot.phase}`, "aria-label": `Answer of ${label}`, "aria-busy": "true" });
   if (column) article.append(h("div", { class: "who" }, label));
   if (slot.problem) {
-    article.append(h("p", { class: "failed" }, icon("warning"), slot.problem.text));
+    article.append(h("p", { class: "refused" }, icon("warning"), slot.problem.text));
     return article;
   }
   article.append(body);

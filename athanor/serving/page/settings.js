@@ -88,7 +88,7 @@ function row([name, label, help, low, high, step, plain], chat, defaults, limit,
 }
 
 function seed(chat, set) {
-  const field = h("input", { type: "number", id: "set-seed", min: "0", step: "1", value: chat.sampling.seed ?? "", placeholder: "random",
+  const field = h("input", { type: "number", id: "set-seed", min: "0", max: "4294967295", step: "1", value: chat.sampling.seed ?? "", placeholder: "random",
     "aria-describedby": "help-seed", inputmode: "numeric" });
   const line = h("div", { class: "field" }, h("label", { for: "set-seed" }, "Seed"), field,
     h("p", { class: "help", id: "help-seed" }, "Equal seeds give equal answers; empty draws a new one each time."));

@@ -36,7 +36,9 @@ export function start() {
   on("chats", draw);
   on("view", draw);
   on("answered", refresh);
-  on("chat", () => ($("export").disabled = state.chat.id === null));
+  const exportable = () => ($("export").disabled = !state.chat.messages.length);
+  on("chat", exportable);
+  on("answered", exportable);
 }
 
 function walk(event) {

@@ -55,6 +55,7 @@ function draw() {
   view.className = turns.length ? "thread" : "empty";
   view.setAttribute("aria-label", "Conversation");
   view.replaceChildren(...(turns.length ? turns : welcome()));
+  [...view.querySelectorAll(":scope > .answer")].at(-1)?.classList.add("newest");
   if (focused) view.querySelector(`[data-key="${CSS.escape(focused)}"]:not(:disabled)`)?.focus({ preventScroll: true });
   if (pinned) toEnd();
   else $("scroll").scrollTop = scrollTop;
