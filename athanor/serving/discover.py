@@ -99,7 +99,7 @@ def problem_of(root: Path, found: Found) -> str:
     path = Path(found.path)
     try:
         if found.backend == LLAMA_CPP:
-            return _gguf_problem(path)
+            return gguf_problem(path)
         if found.fetch and not path.is_dir():
             files = cached(cache_of(root), path.name)
             if files is None or not all(file.is_file() for file in files.values()):
@@ -199,7 +199,8 @@ def _own_problem(files: Mapping[str, Path]) -> str:
     return _strangers(facts.get("tokenizer_digest"), facts.get("template_hash"), files[MODEL_FILE])
 
 
-def _gguf_problem(path: Path) -> str:
+def gguf_problem(path: Path) -> str:
+    """Why a GGUF file cannot be served, as far as its header shows; InputError if it has none."""
     if path.suffix != ".gguf":
         return f"{path.name} is no .gguf file. Fix: name a directory or a .gguf file"
     header = read_header(path)

@@ -28,9 +28,9 @@ from athanor.corpus.conversations import Message
 from athanor.errors import AthanorError, InputError
 from athanor.serving.backends.base import Emit, Request
 from athanor.serving.backends.shared import Stops, fit, reserve, settings
-from athanor.serving.discover import tokenizer_beside
+from athanor.serving.discover import gguf_problem, tokenizer_beside
 from athanor.serving.gguf_header import read_header
-from athanor.tokenizer.chat import prompt_ids, template_hash
+from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
 
 INSTALL = "pip install xllamacpp"
@@ -60,8 +60,12 @@ class LlamaCpp:
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         path = Path(spec["path"])
-        header = read_header(path)
-        self.tokenizer = _own_tokenizer(path, header) if "athanor.template_hash" in header else None
+        problem = gguf_problem(path)
+        if problem:
+            raise InputError(problem, where=str(path))
+        header, beside = read_header(path), tokenizer_beside(path)
+        ours = beside is not None and "athanor.template_hash" in header
+        self.tokenizer = Tokenizer(beside.read_bytes(), str(beside)) if beside and ours else None
         context, rows = room(header, int(spec.get("rows") or 1), int(spec.get("cache_bytes") or CACHE_BYTES))
         self._key = secrets.token_hex(16)  # others on this machine could speak to the port, too
         device = str(spec.get("device") or "auto")
@@ -288,26 +292,6 @@ def room(header: Mapping[str, Any], rows: int, cache_bytes: int) -> tuple[int, i
     context = value("context_length")
     rows = max(1, min(rows, cache_bytes // max(1, each * context)))
     return min(context, max(512, cache_bytes // max(1, each * rows))), rows
-
-
-def _own_tokenizer(path: Path, header: Mapping[str, Any]) -> Tokenizer:
-    beside = tokenizer_beside(path)
-    if beside is None:
-        fix = f"put hf/tokenizer.model of the export into {path.parent}"
-        raise InputError("its tokenizer is not beside it", where=str(path), fix=fix)
-    model = beside.read_bytes()
-    tokenizer = Tokenizer(model, str(beside))
-    for what, expected, found in (
-        ("tokenizer", header.get("athanor.tokenizer_digest"), tokenizer.digest),
-        ("chat template", header["athanor.template_hash"], template_hash(tokenizer)),
-    ):
-        if expected != found:
-            raise InputError(
-                f"the model was trained with another {what} ({expected}) than the one here ({found})",
-                where=str(path),
-                fix="export it again: dvc repro export",
-            )
-    return tokenizer
 
 
 def _serve(path: Path, context: int, rows: int, threads: int, device: str, key: str) -> Any:
