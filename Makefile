@@ -1,7 +1,8 @@
 # make setup   only install what is needed into .venv
 # make repro   build everything: install, download, train, evaluate, export, summary
 # make test    run the tests, side by side (TESTS=tests/model: a part of them)
-# make chat    talk to the exported model
+# make serve   chat page and API of the exported models (SERVE="--port 9000": further arguments)
+# make chat    talk to the exported model in the terminal
 # make ui      look at the runs in MLflow
 # make bench-train  speed beside transformers at equal loss (half an hour)
 # make bench-data   speed, memory and recall of the data engine, beside datatrove (a quarter of an hour)
@@ -10,7 +11,7 @@ PYTHON ?= python3
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport MLFLOW_RUN_ID PYTHONPATH PYTHONHOME
 
-.PHONY: help setup repro test chat ui deps bench-data bench-train
+.PHONY: help setup repro test serve chat ui deps bench-data bench-train
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -23,6 +24,9 @@ repro: setup
 
 test: setup
 	@python -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(TESTS)
+
+serve: setup
+	@python -m athanor serve $(SERVE)
 
 chat: setup
 	@python -m athanor chat

@@ -35,6 +35,7 @@ COMMANDS = {
     "lm-eval": Command("athanor.commands.lm_eval", "[--tasks LIST]", "standard tasks through lm-evaluation-harness"),
     "evaluate": Command("athanor.commands.evaluate.main", "[--model PATH] [--watch]", "perplexity, in any runtime; of checkpoints too"),
     "chat": Command("athanor.serving.terminal", "[--model DIR]", "talk to the exported model"),
+    "serve": Command("athanor.commands.serve", "[--model PATH ...]", "a chat page, and OpenAI's protocol for any client"),
     "health": Command("athanor.commands.health", "[RUN] [--json]", "what went wrong in a training, and what to change"),
     "ui": Command("athanor.commands.ui", "[--port N]", "MLflow on the page that shows the runs"),
     "ship": Command("athanor.pipeline.ship", "[--wait S] [--rebuild]", "deliver journals to MLflow"),

@@ -23,6 +23,11 @@ class Prompt:
     forgotten: int
 
 
+def reserve(context_tokens: int, limit: int) -> int:
+    """Tokens to keep free for an answer of at most `limit`."""
+    return max(1, min(limit, int(context_tokens * RESERVE_SHARE)))
+
+
 def prepare(tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens: int, max_new_tokens: int) -> Prompt:
     """The prompt for the next answer of a conversation that ends with a user message.
 
@@ -30,47 +35,63 @@ def prepare(tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens
     alone does not fit.
     """
     prompt_ids(tokenizer, [Message(message.role, "") for message in messages])  # the roles, before their fitting
-    reserve = max(1, min(max_new_tokens, int(context_tokens * RESERVE_SHARE)))
-    kept, forgotten = fit_history(tokenizer, messages, context_tokens=context_tokens, reserve_tokens=reserve)
+    kept, forgotten = fit_history(
+        tokenizer, messages, context_tokens=context_tokens, reserve_tokens=reserve(context_tokens, max_new_tokens)
+    )
     ids = prompt_ids(tokenizer, kept)
     return Prompt(ids, min(max_new_tokens, context_tokens - len(ids)), forgotten)
 
 
-class Pieces:
-    """Text out of ids, as soon as it is certain.
+class Stops:
+    """Lets text through until one of `texts` appears; what could be the beginning of one is held back."""
 
-    A token may end in the middle of a character, and a text that ends the
-    answer may have begun: both are held back until the next tokens decide.
-    """
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = [text for text in texts if text]
+        self.longest = max(map(len, self.texts), default=0)
+        self.held, self.found = "", False
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self.tokenizer, self.stop = tokenizer, [text for text in stop if text]
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self.held, self.stopped = "", False
-
-    def feed(self, token: int) -> str:
-        """What can be shown now; nothing more comes once `stopped` is true."""
-        return self._show(self.decoder.decode(self.tokenizer.decode_bytes([token])))
-
-    def finish(self) -> str:
-        """What was held back and is not to be followed by anything."""
-        rest = self._show(self.decoder.decode(b"", final=True))
-        rest, self.held = rest + self.held, ""
-        return rest
-
-    def _show(self, piece: str) -> str:
-        if self.stopped:
+    def add(self, text: str) -> str:
+        """What may be shown of all up to now; sets `found` where a stop text appeared."""
+        if self.found:
             return ""
-        text = self.held + piece
-        ends = [place for stop in self.stop if (place := text.find(stop)) >= 0]
-        if ends:
-            self.stopped, self.held = True, ""
-            return text[: min(ends)]
-        keep = max((_overlap(text, stop) for stop in self.stop), default=0)
+        text = self.held + text
+        places = [place for place in map(text.find, self.texts) if place >= 0]
+        if places:
+            self.held, self.found = "", True
+            return text[: min(places)]
+        keep = next(
+            (n for n in range(min(self.longest - 1, len(text)), 0, -1) if self._begins(text[len(text) - n :])), 0
+        )
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
+    def rest(self) -> str:
+        """What was held back and turned out to be no stop text."""
+        held, self.held = self.held, ""
+        return held
 
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that `stop` begins with."""
-    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if stop.startswith(text[-size:])), 0)
+    def _begins(self, tail: str) -> bool:
+        return any(stop.startswith(tail) for stop in self.texts)
+
+
+class Pieces:
+    """Text out of ids, as soon as it is certain: a token may end in the middle of a character.
+
+    `stop` are texts that end the answer; nothing more comes once `stopped` is true.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self.tokenizer, self.stops = tokenizer, Stops(stop)
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    @property
+    def stopped(self) -> bool:
+        return self.stops.found
+
+    def feed(self, token: int) -> str:
+        """What can be shown now."""
+        return self.stops.add(self.decoder.decode(self.tokenizer.decode_bytes([token])))
+
+    def finish(self) -> str:
+        """What was held back, when no more ids come."""
+        return self.stops.add(self.decoder.decode(b"", final=True)) + self.stops.rest()

@@ -46,6 +46,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 class Unusable(InputError):
     """The file cannot be opened, read or written, through no fault of who asks."""
 
+    status = 503
+
 
 class Database:
     """One open file. Use it from any thread: one block of `read` or `write` runs at a time."""

@@ -17,18 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import read_json
 from athanor.corpus.conversations import Message
 from athanor.errors import AthanorError, InputError
-from athanor.serving.discover import CONFIG, LLAMA_CPP, Found, materialise, problem_of
+from athanor.serving.discover import Found, materialise, problem_of
+from athanor.serving.memory import estimate, size_text
 
-GIB = 2**30
 WAIT_SECONDS = 120.0  # for memory that other models hold
 RETRY_SECONDS = 30.0
-# What a process takes before any weight: Python with llama.cpp, or with torch.
-RUNTIME_BYTES, LLAMA_CPP_BYTES = 400 << 20, 150 << 20
 
 Start = Callable[[dict[str, Any]], Awaitable[Any]]
+
+
+class NoModel(InputError):
+    """There is none of that name."""
+
+    status = 404
 
 
 class Held(InputError):
@@ -108,6 +111,10 @@ class Models:
             **{key: info.get(key) for key in ("context_tokens", "parameters", "defaults", "template")},
         }
 
+    def memory(self) -> dict[str, int]:
+        """Bytes that the process of each loaded model holds."""
+        return {name: slot.held() for name, slot in self._slots.items() if slot.ready()}
+
     def default(self) -> str:
         """The first model that is not known to be broken. InputError if there is none at all."""
         if not self._slots:
@@ -128,7 +135,7 @@ class Models:
         if model not in self._slots:
             near = difflib.get_close_matches(model, list(self._slots), n=1, cutoff=0.0)
             fix = f"did you mean '{near[0]}'? GET /v1/models lists them" if near else "make a model first: make repro"
-            raise InputError(f"there is no model '{model}'", where="model", fix=fix)
+            raise NoModel(f"there is no model '{model}'", where="model", fix=fix)
         slot = self._slots[model]
         return self._answer(slot, tuple(messages), max_new_tokens, dict(sampling or {}), tuple(stop))
 
@@ -207,7 +214,8 @@ class Models:
             if slot.worker is not None:  # it died; what is left of it goes first
                 await slot.worker.close()
                 slot.worker = None
-            need = slot.measured or await asyncio.to_thread(_estimate, found, int(self.spec.get("cache_bytes") or 0))
+            rows, cache_bytes = int(self.spec.get("rows") or 1), int(self.spec.get("cache_bytes") or 0)
+            need = slot.measured or await asyncio.to_thread(estimate, found, rows, cache_bytes)
             await self._make_room(slot, need)
             spec = {**self.spec, "path": found.path, "backend": found.backend}
             worker = await self._start(spec)
@@ -248,7 +256,7 @@ class Models:
                     await asyncio.wait_for(self._changed.wait(), max(left, 0))
                     continue
                 raise Held(
-                    f"needs {_size(need)} and no memory came free in {self.wait_seconds:g} s: {self._holders()}",
+                    f"needs {size_text(need)} and no memory came free in {self.wait_seconds:g} s: {self._holders()}",
                     where=slot.found.id,
                     fix="ask again later, or start the server with a larger --memory",
                 )
@@ -278,15 +286,15 @@ class Models:
 
     def _too_large(self, slot: _Slot, size: int, verb: str) -> InputError:
         return InputError(
-            f"{verb} {_size(size)}, more than the {_size(self.memory_bytes)} that all models together may take",
+            f"{verb} {size_text(size)}, more than the {size_text(self.memory_bytes)} that all models together may take",
             where=slot.found.id,
             fix="start the server with a larger --memory, or serve a smaller file of it (a GGUF)",
         )
 
     def _holders(self) -> str:
         rows = [(slot.held(), slot.found.id, slot.busy) for slot in self._slots.values()]
-        told = [f"{name} {_size(size)}{', answering' if busy else ''}" for size, name, busy in rows if size]
-        return f"{'; '.join(told) or 'no model'}; the bound is {_size(self.memory_bytes)}"
+        told = [f"{name} {size_text(size)}{', answering' if busy else ''}" for size, name, busy in rows if size]
+        return f"{'; '.join(told) or 'no model'}; the bound is {size_text(self.memory_bytes)}"
 
     async def close(self) -> None:
         """End every load and every worker."""
@@ -301,39 +309,10 @@ class Models:
         await asyncio.gather(*(worker.close() for worker in workers), *self._settling, return_exceptions=True)
 
 
-def default_memory_bytes() -> int:
-    """Half of the memory that is free now, the limit of a container respected."""
-    import psutil
-
-    free = int(psutil.virtual_memory().available)
-    for limit, used, stat, idle in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-    ):
-        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used, stat)]
-        texts = [path.read_text().strip() if path.is_file() else "" for path in paths]
-        if texts[0].isdigit() and texts[1].isdigit():
-            # Files that were read once count as used there; the kernel gives their pages up for the asking.
-            rows = dict(line.split(None, 1) for line in texts[2].splitlines())
-            free = min(free, int(texts[0]) - int(texts[1]) + int(rows.get(idle, 0)))
-    return max(free, 0) // 2
-
-
 async def _start_process(spec: dict[str, Any]) -> Any:
     from athanor.serving.process import Worker
 
     return await Worker.start(spec)
-
-
-def _estimate(found: Found, cache_bytes: int) -> int:
-    """Bytes that a model will take: weights (those for torch as fp32), runtime, cache of keys and values."""
-    if found.backend == LLAMA_CPP:
-        return found.bytes + LLAMA_CPP_BYTES + cache_bytes
-    factor = 1
-    with contextlib.suppress(AthanorError, AttributeError):
-        config = read_json(Path(found.path) / CONFIG)
-        factor = 1 if config.get("dtype", config.get("torch_dtype")) == "float32" else 2
-    return factor * found.bytes + RUNTIME_BYTES + cache_bytes
 
 
 def _files(found: Found) -> Any:
@@ -344,7 +323,3 @@ def _files(found: Found) -> Any:
         return [(file.name, facts.st_mtime_ns, facts.st_size) for file in files if (facts := os.stat(file))]
     except OSError:
         return None
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

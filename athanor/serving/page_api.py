@@ -1,9 +1,6 @@
 """The routes that the chat page calls, under /api: chats, answers as a stream of events, feedback, corrections.
 
-Bodies are read here and not by FastAPI: its answers to faulty ones repeat what
-was sent, which cannot always be written as JSON, and it would read a body of
-any size. An error is {"error": {"message": ..., "type": ...}} with a 4xx, or
-503 where the disk is the matter.
+Errors are told as in requests.py.
 """
 
 from __future__ import annotations
@@ -12,26 +9,23 @@ import asyncio
 import json
 import re
 import unicodedata
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.types import Receive, Scope, Send
 
-from athanor.errors import AthanorError, InputError
-from athanor.serving.database import Unusable
+from athanor.errors import InputError
+from athanor.serving.requests import ApiRoute, read
 from athanor.serving.store import Store, Unknown
-from athanor.serving.turns import Answerer, Busy, Turn, Turns
+from athanor.serving.turns import Answerer, Turn, Turns
 
 CONTENT_CHARS, TITLE_CHARS, NAME_CHARS, QUERY_CHARS = 200_000, 200, 500, 500
-MAX_BODY_BYTES = 2 << 20  # two contents with every character escaped would fit
 MAX_ID = 2**63 - 1  # of SQLite
-STATUS = {Unknown: 404, Unusable: 503, Busy: 409}  # other errors of ours: 422
 
 Id = Annotated[int, Field(ge=1, le=MAX_ID)]
 Models = Annotated[list[Annotated[str, Field(min_length=1, max_length=NAME_CHARS)]], Field(min_length=1, max_length=2)]
@@ -99,58 +93,6 @@ class NothingBody(Strict):
     pass
 
 
-class Refused(AthanorError):
-    """A request that cannot be read; `status` is what to answer."""
-
-    def __init__(self, status: int, what: str) -> None:
-        super().__init__(what)
-        self.status = status
-
-
-class PageRoute(APIRoute):
-    """Tells every error in the one form."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def told(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except Refused as error:
-                return problem(error.status, str(error))
-            except AthanorError as error:
-                return problem(next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422), str(error))
-
-        return told
-
-
-def problem(status: int, message: str) -> JSONResponse:
-    kinds = {404: "not_found", 409: "busy", 503: "unavailable"}
-    return JSONResponse({"error": {"message": message, "type": kinds.get(status, "invalid_request")}}, status)
-
-
-Body = TypeVar("Body", bound=BaseModel)
-
-
-async def read(request: Request, kind: type[Body]) -> Body:
-    """The body of a request; Refused says in one line what is wrong with it."""
-    # A page of another origin can send a form without asking the browser's leave, but no JSON.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, "send Content-Type: application/json")
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            raise Refused(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
-    try:
-        return kind.model_validate_json(bytes(data))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])[:200]
-        message = first["msg"].removeprefix("Value error, ")
-        raise Refused(422, f"{place}: {message}" if place else message) from None
-
-
 def number(text: str) -> int:
     """A message's id in an address; Unknown for what cannot be one."""
     if not re.fullmatch("[0-9]{1,18}", text):
@@ -187,7 +129,7 @@ def page_router(store: Store, models: Answerer, *, version: str = "") -> APIRout
         yield
         await turns.close()
 
-    router = APIRouter(prefix="/api", route_class=PageRoute, lifespan=lifespan)
+    router = APIRouter(prefix="/api", route_class=ApiRoute, lifespan=lifespan)
     do = asyncio.to_thread  # the store waits for the disk and for other processes
 
     @router.get("/state")

@@ -84,7 +84,6 @@ class Worker:
     async def answer(
         self,
         messages: Sequence[Message],
-        *,
         max_new_tokens: int | None = None,
         sampling: Mapping[str, float] | None = None,
         stop: Sequence[str] = (),

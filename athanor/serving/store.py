@@ -34,6 +34,8 @@ SELECT messages.* FROM way JOIN messages ON messages.id = way.id ORDER BY depth 
 class Unknown(InputError):
     """There is no chat, message or correction of that id."""
 
+    status = 404
+
 
 def default_path() -> Path:
     """The file of this checkout."""

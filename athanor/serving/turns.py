@@ -258,6 +258,8 @@ class Turns:
 class Busy(AthanorError):
     """The chat is being answered already."""
 
+    status = 409
+
 
 class BadModel(AthanorError):
     """A model that there is not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
@@ -28,28 +28,41 @@ def exempt_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(free)
 
 
-def fit_history(
-    tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens: int, reserve_tokens: int
+def fit(
+    messages: Sequence[Message], size: Callable[[list[Message]], int], *, context_tokens: int, reserve_tokens: int
 ) -> tuple[list[Message], int]:
     """Drop the oldest user and assistant pairs until the prompt and an answer of `reserve_tokens` fit.
 
-    The system message stays and so does the last user message; when those two
-    leave less than the reserve, the answer gets what is left. Returns the
-    messages and the number of pairs dropped. InputError if nothing is left.
+    `size` tells how many tokens the prompt for some messages has. The system
+    message stays and so does the last user message; when those two leave less
+    than the reserve, the answer gets what is left. Returns the messages and
+    the number of pairs dropped. InputError if nothing is left.
     """
     system = [message for message in messages[:1] if message.role == "system"]
     turns = list(messages[len(system) :])
     dropped = 0
     while True:
-        size = len(prompt_ids(tokenizer, [*system, *turns]))
-        if size + reserve_tokens <= context_tokens:
+        tokens = size([*system, *turns])
+        if tokens + reserve_tokens <= context_tokens:
             break
         if len(turns) < 3:
-            if size >= context_tokens:
+            if tokens >= context_tokens:
                 raise InputError(
-                    f"a prompt of {size} tokens does not fit into a context of {context_tokens}",
+                    f"a prompt of {tokens} tokens does not fit into a context of {context_tokens}",
                     fix="shorten the message or the system message",
                 )
             break
         turns, dropped = turns[2:], dropped + 1
     return [*system, *turns], dropped
+
+
+def fit_history(
+    tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens: int, reserve_tokens: int
+) -> tuple[list[Message], int]:
+    """`fit` for our own template."""
+    return fit(
+        messages,
+        lambda kept: len(prompt_ids(tokenizer, kept)),
+        context_tokens=context_tokens,
+        reserve_tokens=reserve_tokens,
+    )

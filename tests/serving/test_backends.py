@@ -12,11 +12,12 @@ import pytest
 
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
-from athanor.evaluation.generate import end_ids, fit_history, generate
+from athanor.evaluation.generate import generate
+from athanor.serving.answers import Stops
 from athanor.serving.backends.base import Request
-from athanor.serving.backends.shared import Stops, fit
 from athanor.serving.gguf_header import read_header
 from athanor.tokenizer.chat import prompt_ids
+from athanor.tokenizer.prompting import end_ids, fit_history
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.evaluation.tiny import always_says
 from tests.export.conftest import question, train_model
@@ -217,8 +218,6 @@ def test_the_oldest_exchanges_are_forgotten_as_our_own_engine_does(decided, llam
     assert forgotten > 0
     start = ask(chat, 8)[0]
     assert start == {"type": "start", "prompt_tokens": len(prompt_ids(tokenizer, kept)), "forgotten": forgotten}
-    ids = fit(chat, lambda turns: prompt_ids(tokenizer, turns), context_tokens=context, reserve_tokens=8)
-    assert ids == (prompt_ids(tokenizer, kept), forgotten)
     error = ask([Message("user", "apple " * 500)])[-1]
     assert error["kind"] == "request" and "does not fit" in error["message"]
 

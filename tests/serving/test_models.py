@@ -10,7 +10,8 @@ import pytest
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
 from athanor.serving.discover import Found
-from athanor.serving.models import RUNTIME_BYTES, Models, default_memory_bytes
+from athanor.serving.memory import RUNTIME_BYTES, default_memory_bytes
+from athanor.serving.models import Models
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.models_tiny import write_export
 

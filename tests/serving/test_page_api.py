@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from athanor.corpus.conversations import Message, check_messages
 from athanor.errors import InputError
-from athanor.serving.page_api import CONTENT_CHARS, MAX_BODY_BYTES, file_name, page_router
+from athanor.serving.page_api import CONTENT_CHARS, file_name, page_router
+from athanor.serving.requests import MAX_BODY_BYTES
 from athanor.serving.store import Store
 
 PATIENCE = 60.0  # seconds for what takes milliseconds on a quiet machine

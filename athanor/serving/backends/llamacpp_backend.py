@@ -26,11 +26,13 @@ from urllib.parse import urlsplit
 from athanor.artifacts import read_json
 from athanor.corpus.conversations import Message
 from athanor.errors import AthanorError, InputError
+from athanor.serving.answers import Stops, reserve
 from athanor.serving.backends.base import Emit, Request
-from athanor.serving.backends.shared import Stops, fit, reserve, settings
+from athanor.serving.backends.shared import settings
 from athanor.serving.discover import gguf_problem, tokenizer_beside
 from athanor.serving.gguf_header import read_header
 from athanor.tokenizer.chat import prompt_ids
+from athanor.tokenizer.prompting import fit
 from athanor.tokenizer.tokenizer import Tokenizer
 
 INSTALL = "pip install xllamacpp"
@@ -201,12 +203,13 @@ class _Job:
                 fix="leave it at 1 here, or ask the model's exact weights (backend torch)",
             )
         limit = request.max_new_tokens or backend.info["defaults"]["max_new_tokens"]
-        ids, forgotten = fit(
+        kept, forgotten = fit(
             request.messages,
-            backend.prompt,
+            lambda messages: len(backend.prompt(messages)),
             context_tokens=backend.context,
             reserve_tokens=reserve(backend.context, limit),
         )
+        ids = backend.prompt(kept)
         self.emit({"type": "start", "prompt_tokens": len(ids), "forgotten": forgotten})
         body = {
             **chosen,

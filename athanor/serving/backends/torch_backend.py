@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections import deque
@@ -63,7 +64,8 @@ class TorchBackend:
             "context_tokens": config.context_tokens,
             "parameters": config.parameter_count(),
             "rows": rows,
-            "defaults": asdict(self.defaults) | {"max_new_tokens": self.max_new_tokens},
+            "defaults": {k: v for k, v in asdict(self.defaults).items() if k != "seed"}
+            | {"max_new_tokens": self.max_new_tokens},
         }
         self.answers: dict[int, _Answer] = {}
         self.waiting: deque[_Answer] = deque()
@@ -83,7 +85,7 @@ class TorchBackend:
                     context_tokens=self.info["context_tokens"],
                     max_new_tokens=self.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens,
                 ),
-                Sampling.from_dict(asdict(self.defaults) | request.sampling),
+                Sampling.from_dict(asdict(self.defaults) | {"seed": secrets.randbelow(2**31)} | request.sampling),
                 Pieces(self.tokenizer, request.stop),
             )
         except AthanorError as error:

@@ -20,8 +20,10 @@ import torch
 
 from athanor.corpus.conversations import Message
 from athanor.errors import AthanorError, InputError
+from athanor.serving.answers import Stops, reserve
 from athanor.serving.backends.base import Emit, Request
-from athanor.serving.backends.shared import Stops, fit, reserve, settings
+from athanor.serving.backends.shared import settings
+from athanor.tokenizer.prompting import fit
 
 HALF = "\ufffd"
 
@@ -137,12 +139,13 @@ class _Job:
         backend, request = self.backend, self.request
         chosen = settings(request.sampling, backend.info["defaults"])
         limit = request.max_new_tokens or backend.info["defaults"]["max_new_tokens"]
-        ids, forgotten = fit(
+        kept, forgotten = fit(
             request.messages,
-            backend.prompt,
+            lambda messages: len(backend.prompt(messages)),
             context_tokens=backend.context,
             reserve_tokens=reserve(backend.context, limit),
         )
+        ids = backend.prompt(kept)
         self.emit({"type": "start", "prompt_tokens": len(ids), "forgotten": forgotten})
         self.began = time.monotonic()
         prompt = torch.tensor([ids], device=backend.device)

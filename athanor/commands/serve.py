@@ -1,0 +1,123 @@
+"""Serve models to a chat page and to OpenAI's clients.
+
+    python -m athanor serve [--model ID|PATH ...] [--host ADDRESS] [--port N]
+
+Without --model: the export of this checkout, those of its DVC experiments, and
+the GGUF files; the newest is the default. A model is loaded when it is first
+asked. Nothing is opened; the address is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from athanor.errors import InputError
+from athanor.pipeline.machine import anchor, machine
+
+HISTORY = ".athanor/chat.sqlite3"
+KEY_VARIABLE = "ATHANOR_API_KEY"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="athanor serve", description="A chat page, and OpenAI's protocol under /v1.")
+    parser.add_argument("--model", action="append", default=[], help="an export, experiment, GGUF file or Hugging Face directory; may be repeated (default: all that are here)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
+    parser.add_argument("--port", type=int, default=8080, help="default 8080; 0 for any that is free")
+    parser.add_argument("--api-key-file", help=f"file with the key that clients must send (or the variable {KEY_VARIABLE})")
+    parser.add_argument("--memory", type=float, help="GiB that all loaded models may take (default: half of what is free)")
+    parser.add_argument("--rows", type=int, default=64, help="answers that a model makes side by side (default 64)")
+    parser.add_argument("--cache", type=float, default=1.0, help="GiB of keys and values that a model may take (default 1)")
+    parser.add_argument("--max-requests", type=int, default=256, help="answers under way before clients are asked to come again (default 256)")
+    parser.add_argument("--history", default=HISTORY, help=f"file of the page's chats (default {HISTORY})")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    for name in ("rows", "max_requests", "cache", "memory"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise InputError(f"{value} must be more than 0", where=f"--{name.replace('_', '-')}")
+    import uvicorn
+
+    from athanor.serving.app import build_app
+    from athanor.serving.discover import discover
+    from athanor.serving.memory import GIB, default_memory_bytes
+    from athanor.serving.models import Models
+    from athanor.serving.store import Store
+
+    root, settings = anchor(), machine()
+    key = read_key(options.api_key_file)
+    found = discover(root, options.model)
+    spec = {
+        "device": settings.device,
+        "threads": settings.threads,
+        "rows": options.rows,
+        "cache_bytes": int(options.cache * GIB),
+    }
+    listener = listen(options.host, options.port)
+    memory = default_memory_bytes() if options.memory is None else int(options.memory * GIB)
+    store = Store(root / options.history)
+
+    def app() -> object:  # inside the event loop, to which the models belong
+        models = Models(found, memory_bytes=memory, root=root, spec=spec)
+        return build_app(models, store, key=key, loopback=is_loopback(options.host), most_waiting=options.max_requests)
+
+    told = [f"  {one.id:<24} {one.label}{f'  (cannot be served: {one.problem})' if one.problem else ''}" for one in found]
+    print("\n".join(["models:", *told] if found else ["no model yet: make repro makes one, or name one with --model"]))
+    if not is_loopback(options.host) and not key:
+        print(f"anyone who reaches {options.host} can use this server: set {KEY_VARIABLE}", file=sys.stderr)
+    address = f"http://{shown(options.host)}:{listener.getsockname()[1]}"
+    print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
+    config = uvicorn.Config(app, factory=True, log_level="warning", timeout_graceful_shutdown=5, server_header=False)
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def read_key(path: str | None) -> str:
+    """The API key from a file, else from the environment, else none. InputError for an empty or missing file."""
+    if path is None:
+        return os.environ.get(KEY_VARIABLE, "").strip()
+    file = Path(path)
+    key = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    if not key:
+        raise InputError("no key in this file", where=path, fix="write the key into it, in one line")
+    return key
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def shown(host: str) -> str:
+    """The host of an address to open: an IPv6 address in brackets, any address as this machine's own."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. InputError if the port is taken or the address is not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        fix = f"athanor serve --port {port + 1 if 0 < port < 65535 else 8081}, or stop what listens there"
+        raise InputError(f"cannot listen: {getattr(error, 'strerror', None) or error}", where=f"{host}:{port}", fix=fix) from None
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The server as one application: routes, the page's files, and what every request goes through first."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+
+from athanor.serving.metrics import Metered
+from athanor.serving.models import Models
+from athanor.serving.openai_api import openai_router
+from athanor.serving.page_api import page_router
+from athanor.serving.requests import problem
+from athanor.serving.store import Store
+
+logger = logging.getLogger(__name__)
+PAGE = Path(__file__).parent / "page"
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+# The page is all there is: nothing from elsewhere, nothing inline, and HTML only through the sanitiser's policy.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify athanor",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+FREE = ("/health", "/page/")  # without a key; so is the page itself
+
+Message = MutableMapping[str, Any]
+Receive, Send = Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]
+
+
+class Gate:
+    """What a request passes before any route: the host it names, and the key, if there is one.
+
+    On loopback only loopback names are answered: a page elsewhere whose name
+    was turned to 127.0.0.1 (DNS rebinding) would otherwise be the same origin.
+    """
+
+    def __init__(self, app: Any, *, key: str, hosts: tuple[str, ...]) -> None:
+        self.app, self.key, self.hosts = app, key, hosts
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        refusal = self._refusal(Headers(scope=scope), scope["path"])
+        await (refusal or self.app)(scope, receive, guarded)
+
+    def _refusal(self, headers: Headers, path: str) -> Response | None:
+        host = headers.get("host", "")
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if self.hosts and name.lower() not in self.hosts:
+            return problem(403, f"this server answers to {', '.join(self.hosts)} only. Fix: athanor serve --host ADDRESS")
+        if self.key and path != "/" and not path.startswith(FREE):
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.key.encode()):
+                return problem(401, "an API key is needed: Authorization: Bearer KEY")
+        return None
+
+
+def build_app(
+    models: Models, store: Store, *, key: str = "", loopback: bool = True, most_waiting: int = 256, version: str = ""
+) -> FastAPI:
+    """The application. `key`: asked of every route but the page's files. `loopback`: answers to loopback names only."""
+    metered = Metered(models)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await models.close()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)  # their pages load from a CDN
+    app.include_router(openai_router(metered, most_waiting=most_waiting))
+    app.include_router(page_router(store, metered, version=version))
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(metered.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/")
+    async def index() -> Response:
+        return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
+
+    app.mount("/page", StaticFiles(directory=PAGE))
+
+    @app.exception_handler(HTTPException)
+    async def told(request: Request, error: HTTPException) -> Response:
+        return problem(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> Response:
+        return problem(500, f"{type(error).__name__}; the server's log has more")
+
+    app.add_middleware(Gate, key=key, hosts=LOOPBACK if loopback else ())
+    return app

@@ -1,0 +1,53 @@
+"""How much memory models may take, and how much one will."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import psutil
+
+from athanor.artifacts import read_json
+from athanor.errors import AthanorError
+from athanor.serving.discover import CONFIG, LLAMA_CPP, TORCH, Found
+
+GIB = 2**30
+# What a process takes before any weight: Python with llama.cpp, or with torch.
+RUNTIME_BYTES, LLAMA_CPP_BYTES = 400 << 20, 150 << 20
+
+
+def default_memory_bytes() -> int:
+    """Half of the memory that is free now, the limit of a container respected."""
+    free = int(psutil.virtual_memory().available)
+    for limit, used, stat, idle in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
+        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used, stat)]
+        texts = [path.read_text().strip() if path.is_file() else "" for path in paths]
+        if texts[0].isdigit() and texts[1].isdigit():
+            # Files that were read once count as used there; the kernel gives their pages up for the asking.
+            rows = dict(line.split(None, 1) for line in texts[2].splitlines())
+            free = min(free, int(texts[0]) - int(texts[1]) + int(rows.get(idle, 0)))
+    return max(free, 0) // 2
+
+
+def estimate(found: Found, rows: int, cache_bytes: int) -> int:
+    """Bytes that a model will take: weights, runtime, and the keys and values of `rows` answers, at most `cache_bytes`."""
+    if found.backend == LLAMA_CPP:
+        return found.bytes + LLAMA_CPP_BYTES + cache_bytes
+    weights, cache = found.bytes, cache_bytes
+    with contextlib.suppress(AthanorError, AttributeError, KeyError, TypeError):
+        config = read_json(Path(found.path) / CONFIG)
+        if config.get("dtype", config.get("torch_dtype")) != "float32":
+            weights *= 2  # they are computed with as fp32
+        row = 8 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+        cache = min(cache, rows * row * config["max_position_embeddings"])
+    if found.backend == TORCH:
+        weights *= 2  # decoding holds the matrices of the layers a second time (model/folded.py)
+    return weights + RUNTIME_BYTES + cache
+
+
+def size_text(count: int) -> str:
+    """For people."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

@@ -1,0 +1,282 @@
+"""The routes that OpenAI's clients call: /v1/models and /v1/chat/completions, streaming or not.
+
+Options that would change the answer and that nothing here honours are refused,
+never ignored; what only describes the request (user, metadata) is passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from athanor.corpus.conversations import Message
+from athanor.errors import AthanorError
+from athanor.serving.metrics import Metered
+from athanor.serving.requests import ApiRoute, Busy, ModelFailed, Refused, read
+
+ROLES = {"developer": "system"}  # OpenAI's newer name of the same
+MAX_MESSAGES, MAX_STOPS, MAX_CHARS = 10_000, 16, 1_000_000
+# Options of the protocol that are not there, with the values that ask for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+}
+
+
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: str = Field(max_length=MAX_CHARS)
+
+
+class ChatMessage(BaseModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, Field(max_length=MAX_CHARS)] | list[TextPart] | None = None
+
+    def message(self) -> Message:
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        return Message(ROLES.get(self.role, self.role), text)
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class ChatCompletion(BaseModel):
+    """Settings left out, or null, are the model's own. top_k, min_p and repetition_penalty go beyond OpenAI's."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    model: Annotated[str, Field(max_length=500)] | None = None
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_k: int | None = Field(None, ge=0, le=10_000_000)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    max_tokens: int | None = Field(None, ge=1, le=10_000_000)
+    max_completion_tokens: int | None = Field(None, ge=1, le=10_000_000)
+    stop: Annotated[str, Field(max_length=1000)] | list[Annotated[str, Field(max_length=1000)]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def honoured(self) -> ChatCompletion:
+        for name, value in (self.model_extra or {}).items():
+            if name in NEUTRAL:
+                if value is not None and value not in NEUTRAL[name]:
+                    raise ValueError(f"'{name}' is not supported here; leave it out")
+            elif near := difflib.get_close_matches(name, type(self).model_fields, n=1, cutoff=0.8):
+                raise ValueError(f"unknown option '{name[:100]}': did you mean '{near[0]}'?")
+        if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} stop texts")
+        return self
+
+    def sampling(self) -> dict[str, Any]:
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def stops(self) -> tuple[str, ...]:
+        return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+def openai_router(models: Metered, *, most_waiting: int) -> APIRouter:
+    """The routes; beyond `most_waiting` answers under way a request is told to come again (429)."""
+    router, under_way = APIRouter(prefix="/v1", route_class=ApiRoute), set[object]()
+
+    @router.get("/models")
+    async def listed() -> dict[str, Any]:
+        return {"object": "list", "data": [_card(state) for state in models.states()]}
+
+    @router.get("/models/{name:path}")
+    async def one(name: str) -> dict[str, Any]:
+        for state in models.states():
+            if state["id"] == name:
+                return _card(state)
+        raise Refused(404, f"there is no model '{name[:200]}'")
+
+    @router.post("/chat/completions")
+    async def complete(request: Request) -> Response:
+        asked = await read(request, ChatCompletion, invalid=400)
+        if len(under_way) >= most_waiting:
+            raise Busy(f"{most_waiting} answers are under way", fix="ask again in a moment")
+        name = asked.model or models.default()
+        events = models.answer(
+            name,
+            [message.message() for message in asked.messages],
+            max_new_tokens=asked.limit(),
+            sampling=asked.sampling(),
+            stop=asked.stops(),
+        )
+        answer = _Answer(name, events)
+        under_way.add(answer)
+        try:
+            gone = asyncio.create_task(_gone(request))
+            try:
+                await _unless(gone, answer.start())
+                if not asked.stream:
+                    return JSONResponse(await _unless(gone, answer.whole()))
+            finally:
+                gone.cancel()
+        except BaseException:
+            under_way.discard(answer)
+            await answer.close()
+            raise
+        finally:
+            if not asked.stream:
+                under_way.discard(answer)
+        usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        return _Stream(answer, usage, lambda: under_way.discard(answer))
+
+    return router
+
+
+class _Answer:
+    """One completion being made. `start` waits for the model to begin, so that a failure can still be a status."""
+
+    def __init__(self, model: str, events: AsyncIterator[dict[str, Any]]) -> None:
+        self.model, self.events = model, events
+        self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+        self.began: dict[str, Any] = {}
+
+    async def start(self) -> None:
+        async for event in self.events:
+            if event["type"] == "start":
+                self.began = event
+                return
+            _raise(event)
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer of a request that does not stream."""
+        texts = []
+        async for event in self.events:
+            _raise(event)
+            if event["type"] == "text":
+                texts.append(event["text"])
+            elif event["type"] == "end":
+                message = {"role": "assistant", "content": "".join(texts), "refusal": None}
+                choice = {"index": 0, "message": message, "finish_reason": _finish(event), "logprobs": None}
+                return {**self._head("chat.completion"), "choices": [choice], **self._usage(event)}
+        raise ModelFailed("the answer broke off")
+
+    async def chunks(self, usage: bool) -> AsyncIterator[str]:
+        """Server-sent events of a request that streams."""
+        head = self._head("chat.completion.chunk")
+
+        def line(delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+            return _sse({**head, "choices": [choice], **more})
+
+        yield line({"role": "assistant", "content": ""})
+        async for event in self.events:
+            if event["type"] == "text":
+                yield line({"content": event["text"]})
+            elif event["type"] == "error":  # too late for a status
+                yield _sse({"error": {"message": event["message"], "type": "unavailable"}})
+                return
+            elif event["type"] == "end":
+                told = self._usage(event)
+                yield line({}, _finish(event), athanor=told["athanor"])
+                if usage:
+                    yield _sse({**head, "choices": [], "usage": told["usage"]})
+        yield "data: [DONE]\n\n"
+
+    async def close(self) -> None:
+        await self.events.aclose()
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _usage(self, end: dict[str, Any]) -> dict[str, Any]:
+        prompt, made = self.began.get("prompt_tokens", 0), end["tokens"]
+        speed = round(made / end["seconds"], 1) if end["seconds"] else None
+        return {
+            "usage": {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made},
+            "athanor": {"tokens_per_second": speed, "forgotten_exchanges": self.began.get("forgotten", 0)},
+        }
+
+
+class _Stream(StreamingResponse):
+    """A streamed answer; stopped, and no longer counted, when it has ended or the client has gone."""
+
+    def __init__(self, answer: _Answer, usage: bool, done: Any) -> None:
+        self.answer, self.done = answer, done
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(answer.chunks(usage), media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, *arguments: Any) -> None:
+        try:
+            await super().__call__(*arguments)
+        finally:
+            self.done()
+            await self.answer.close()
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has closed the connection; its body has been read already."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _unless(gone: asyncio.Task[None], work: Any) -> Any:
+    """The result of `work`, which is cancelled when the client goes."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({gone, task}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    raise Refused(499, "the client has gone")
+
+
+def _raise(event: dict[str, Any]) -> None:
+    if event["type"] == "error":
+        raise Refused(400, event["message"]) if event["kind"] == "request" else ModelFailed(event["message"])
+
+
+def _finish(event: dict[str, Any]) -> str:
+    return "length" if event["reason"] == "length" else "stop"
+
+
+def _card(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": state["id"],
+        "object": "model",
+        "created": int(state.get("created") or 0),
+        "owned_by": "athanor",
+        "athanor": {key: state[key] for key in ("label", "state", "reason", "backend", "context_tokens", "parameters")},
+    }
+
+
+def _sse(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"

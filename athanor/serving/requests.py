@@ -1,0 +1,95 @@
+"""Reading a request's body and telling errors, the same for all routes.
+
+Bodies are read here and not by FastAPI: its answers to faulty ones repeat what
+was sent, which cannot always be written as JSON, and it would read a body of
+any size, for any time. An error is {"error": {"message": ..., "type": ...}}
+with a 4xx, or 503 where a model or the disk is the matter; an AthanorError
+may name its own as `status`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+
+from athanor.errors import AthanorError
+
+MAX_BODY_BYTES = 2 << 20  # two long contents with every character escaped would fit
+BODY_SECONDS = 30.0
+KINDS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "busy", 429: "busy", 503: "unavailable"}
+
+
+class Refused(AthanorError):
+    """A request that cannot be met; `status` is what to answer."""
+
+    def __init__(self, status: int, what: str) -> None:
+        super().__init__(what)
+        self.status = status
+
+
+class Busy(AthanorError):
+    """Too much at once; the same request is welcome later."""
+
+    status = 429
+
+
+class ModelFailed(AthanorError):
+    """The model could not be loaded, or failed in the middle of the answer."""
+
+    status = 503
+
+
+class ApiRoute(APIRoute):
+    """Tells every error in the one form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def told(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except AthanorError as error:
+                return problem(getattr(error, "status", 422), str(error))
+
+        return told
+
+
+def problem(status: int, message: str) -> JSONResponse:
+    headers = {"Retry-After": "1"} if status == 429 else {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    error = {"message": message, "type": KINDS.get(status, "invalid_request"), "param": None, "code": None}
+    return JSONResponse({"error": error}, status, headers)
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def read(request: Request, kind: type[Body], *, invalid: int = 422) -> Body:
+    """The body of a request; Refused says in one line what is wrong with it (status `invalid`, if it is the content)."""
+    # A page of another origin can send a form without asking the browser's leave, but no JSON.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "send Content-Type: application/json")
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > MAX_BODY_BYTES:
+                    raise Refused(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+    except ClientDisconnect:
+        raise Refused(499, "the client has gone") from None
+    except TimeoutError:
+        raise Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    try:
+        return kind.model_validate_json(bytes(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])[:200]
+        message = first["msg"].removeprefix("Value error, ")
+        raise Refused(invalid, f"{place}: {message}" if place else message) from None
