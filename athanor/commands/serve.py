@@ -107,7 +107,7 @@ def shown(host: str) -> str:
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens. InputError if the port is taken or the address is not this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # by name: else asyncio leaves Nagle's delays on
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

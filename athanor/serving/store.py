@@ -79,12 +79,14 @@ class Store:
         """Of the first message with the most of the words; None where only the title has them."""
         hits = " + ".join(["(instr(folded, ?) > 0)"] * len(words))
         row = db.execute(
-            f"SELECT content, {hits} AS hits FROM messages WHERE chat = ? ORDER BY hits DESC, id LIMIT 1", [*words, chat]
+            f"SELECT content, {hits} AS hits FROM messages WHERE chat = ? ORDER BY hits DESC, id LIMIT 1",
+            [*words, chat],
         ).fetchone()
         return snippet(row["content"], words) if row is not None and row["hits"] else None
 
     def create(
-        self, *, title: str = "", system: str = "", models: Sequence[str] = (), sampling: Mapping[str, Any] | None = None
+        self, *, title: str = "", system: str = "", models: Sequence[str] = (),
+        sampling: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """A new chat without messages. Without a title it takes that of its first question."""
         chat, now, title = secrets.token_hex(8), _now(), title.strip()
@@ -178,10 +180,11 @@ class Store:
     # What people say about answers
 
     def feedback(self, message: int, verdict: str | None, correction: str | None = None) -> dict[str, Any]:
-        """Judge an answer; a correction makes it a candidate for training, the same correction again changes nothing."""
+        """Judge an answer; a correction makes it a candidate for training, the same one again changes nothing."""
         correction = correction if correction and correction.strip() else None
         if correction is not None and verdict != "down":
-            raise InputError("a correction goes with a thumb down", where="verdict", fix='send "verdict": "down" with it')
+            fix = 'send "verdict": "down" with it'
+            raise InputError("a correction goes with a thumb down", where="verdict", fix=fix)
         with self._file.write() as db:
             old = self._message_row(db, message)
             if old["role"] != "assistant":
@@ -199,7 +202,8 @@ class Store:
         """Answers with a correction, oldest message first, each with the prompt it answers (and the system message)."""
         with self._file.read() as db:
             rows = db.execute(
-                "SELECT id FROM messages WHERE correction IS NOT NULL AND (?1 IS NULL OR status = ?1) ORDER BY id", (status,)
+                "SELECT id FROM messages WHERE correction IS NOT NULL AND (?1 IS NULL OR status = ?1) ORDER BY id",
+                (status,),
             ).fetchall()
             return [self._correction(db, row["id"]) for row in rows]
 

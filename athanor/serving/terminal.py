@@ -140,7 +140,8 @@ def _steers(c: str) -> bool:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="athanor chat", description="Chat in the terminal.")
+    more = "athanor chat list | accept | reject | export | item: corrections from the page (docs/chat-to-data.md)"
+    parser = argparse.ArgumentParser(prog="athanor chat", description="Chat in the terminal.", epilog=more)
     parser.add_argument("--model", default=DEFAULT_MODEL, help=f"exported directory (default {DEFAULT_MODEL})")
     parser.add_argument("--system", default="", help="system message")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: as exported)")

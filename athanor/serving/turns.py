@@ -139,7 +139,8 @@ class Turn:
         self._queue.put_nowait({**last, "slot": slot})
 
     async def _pump(
-        self, slot: int, name: str, said: _Said, messages: Sequence[Message], sampling: dict[str, float], limit: int | None
+        self, slot: int, name: str, said: _Said, messages: Sequence[Message], sampling: dict[str, float],
+        limit: int | None,
     ) -> None:
         """Pass on the events of one answer until its last one, which waits until the answer is stored."""
         try:
@@ -232,7 +233,8 @@ class Turns:
         for name in names:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-                raise BadModel(f"there is no model '{name}'", where="models", fix=f"did you mean '{near[0]}'?" if near else "")
+                fix = f"did you mean '{near[0]}'?" if near else ""
+                raise BadModel(f"there is no model '{name}'", where="models", fix=fix)
         return names
 
     def default_names(self) -> list[str]:

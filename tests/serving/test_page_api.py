@@ -386,7 +386,8 @@ def test_wrong_ids_are_404_and_wrong_kinds_of_body_are_refused(world):
     assert world.client.post(f"/api/chats/{chat}/stop", content="{}", headers=plain).status_code == 415
     assert world.client.post("/api/chats", content="{}").status_code == 415
     huge = b'{"title": "' + b"x" * MAX_BODY_BYTES + b'"}'
-    assert world.client.post("/api/chats", content=huge, headers={"content-type": "application/json"}).status_code == 413
+    kind = {"content-type": "application/json"}
+    assert world.client.post("/api/chats", content=huge, headers=kind).status_code == 413
 
 
 def test_a_correction_goes_the_way_from_thumb_down_to_accepted(world):
@@ -422,7 +423,8 @@ def test_a_chat_is_exported_as_it_is_shown(world):
     assert [message.role for message in messages] == ["system", "user", "assistant"]
     check_messages(messages, "export")
     disposition = files["messages"].headers["content-disposition"]
-    assert disposition.startswith('attachment; filename="chat-A-b-X-y-uber-exe.jsonl"; filename*=UTF-8\'\'chat-%C3%85-b')
+    plain, _, encoded = disposition.partition("; filename*=UTF-8''")
+    assert plain == 'attachment; filename="chat-A-b-X-y-uber-exe.jsonl"' and encoded.startswith("chat-%C3%85-b-")
     assert disposition.isascii() and "/" not in disposition
 
 
@@ -442,15 +444,15 @@ KEYS = ["title", "system", "models", "sampling", "leaf", "content", "parent", "u
 GOOD = st.sampled_from([1, 2, "up", "down", "echo", ["echo"], {}, {"temperature": 0}, "accepted", None])
 BODIES = st.dictionaries(st.sampled_from(KEYS), GOOD | JUNK, max_size=4) | JUNK
 ROUTES = [
-    ("POST", "/api/chats"), ("PATCH", "/api/chats/{}"), ("POST", "/api/chats/{}/answers"), ("POST", "/api/chats/{}/stop"),
-    ("PUT", "/api/messages/{}/feedback"), ("PATCH", "/api/corrections/{}"), ("GET", "/api/chats/{}"),
+    ("POST", "/api/chats"), ("PATCH", "/api/chats/{}"), ("POST", "/api/chats/{}/answers"),
+    ("POST", "/api/chats/{}/stop"), ("PUT", "/api/messages/{}/feedback"), ("PATCH", "/api/corrections/{}"), ("GET", "/api/chats/{}"),
     ("DELETE", "/api/chats/{}"), ("GET", "/api/chats/{}/export?format={}"), ("GET", "/api/chats?q={}"),
 ]
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(route=st.sampled_from(ROUTES), body=BODIES, place=st.sampled_from(["1", "2", "%00", "%ff", "..%2f", "9" * 40, "chat"]),
-       cut=st.integers(0, 40), loose=st.booleans())
+@given(route=st.sampled_from(ROUTES), body=BODIES,
+       place=st.sampled_from(["1", "2", "%00", "%ff", "..%2f", "9" * 40, "chat"]), cut=st.integers(0, 40), loose=st.booleans())
 def test_no_request_whatever_is_a_fault_of_the_server(world, route, body, place, cut, loose):
     method, path = route
     if place == "chat" and method != "DELETE":
@@ -464,4 +466,4 @@ def test_no_request_whatever_is_a_fault_of_the_server(world, route, body, place,
         text = answer.read().decode()
     assert answer.status_code < 500, (answer.status_code, text)
     if answer.status_code >= 400 and answer.headers["content-type"] == "application/json" and "detail" not in text:
-        assert set(json.loads(text)["error"]) == {"message", "type"}
+        assert {"message", "type"} <= set(json.loads(text)["error"])

@@ -37,7 +37,7 @@ def say(store: Store, chat: str, parent: int | None, question: str, answer: str 
 
 
 def assert_whole(path: Path) -> int:
-    """Every way down alternates, begins with a question, ends with an answer; leaves are answers. Returns the messages."""
+    """Every way down alternates from a question to an answer; leaves are answers. Returns how many messages there are."""
     db = sqlite3.connect(path)
     try:
         rows = {row[0]: row for row in db.execute("SELECT id, parent, role, chat FROM messages")}
@@ -95,7 +95,9 @@ def _foreign(path: Path) -> None:
     db.close()
 
 
-@pytest.mark.parametrize(("make", "words"), [(_damaged, "damaged"), (_newer, "newer version"), (_foreign, "not of chats")])
+@pytest.mark.parametrize(
+    ("make", "words"), [(_damaged, "damaged"), (_newer, "newer version"), (_foreign, "not of chats")]
+)
 def test_a_file_that_cannot_be_used_is_named_with_the_fix_and_stays_as_it_was(tmp_path, make, words):
     path = tmp_path / "chat.sqlite3"
     make(path)
@@ -211,7 +213,8 @@ def test_a_search_needs_every_word_in_any_case_and_any_accent(store):
 
     for query, expected in {
         "οδός": {"greek"}, "STRASSE schweiz": {"german"}, "schweiz STRAßE": {"german"}, "CAFE": {"french"},
-        "Café PLAÎT": {"french"}, "istanbul": {"turkish"}, "图书馆": {"chinese"}, "100%": {"percent"}, "of_it": {"percent"},
+        "Café PLAÎT": {"french"}, "istanbul": {"turkish"}, "图书馆": {"chinese"}, "100%": {"percent"},
+        "of_it": {"percent"},
         "PARTS libraries": {"percent"}, "%": {"percent"}, "strasse istanbul": set(), "ofxit": set(),
         "": set(chats), "  ": set(chats), "libraries": set(chats),
     }.items():
