@@ -123,7 +123,10 @@ def _local(root: Path) -> list[Found]:
         if folder.is_dir():
             found.append(_directory(folder, "export", place))
     files = (root / EXPORT).glob("*.gguf") if (root / EXPORT).is_dir() else ()
-    return found + [_gguf(path, "export", EXPORT) for path in sorted(files)]
+    made = [_gguf(path, "export", EXPORT) for path in sorted(files)]
+    # As old as the exact weights they were made from, which come first.
+    exact = [one.created for one in found if Path(one.path).parent == root / EXPORT]
+    return found + [replace(one, created=exact[0]) if exact else one for one in made]
 
 
 def _directory(folder: Path, source: str, place: str) -> Found:
