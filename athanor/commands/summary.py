@@ -67,7 +67,8 @@ def text(
     lines += _scores(root)
     if (root / "models" / "export" / "MODEL_CARD.md").is_file():
         lines += ["", "Model     models/export  (hf/ for transformers, *.gguf for llama.cpp, MODEL_CARD.md)"]
-        lines += ["Chat      make chat", "Runs      make ui      (MLflow: parameters, curves, every stage of every run)"]
+        lines += ["Chat      make serve   (a page, and OpenAI's protocol for any client; in the terminal: make chat)"]
+        lines += ["Runs      make ui      (MLflow: parameters, curves, every stage of every run)"]
     return "\n".join(lines) + "\n"
 
 

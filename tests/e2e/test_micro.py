@@ -47,7 +47,7 @@ def test_every_stage_ran_and_the_summary_says_what_matters(micro):
     text = (micro.path / "dvc_plots" / "first.log").read_text()
     for stage in STAGES:
         assert f"  {stage:<17} ran" in text
-    for words in ("bits per byte", "Battery", "make chat", "make ui", "models/export"):
+    for words in ("bits per byte", "Battery", "make serve", "make chat", "make ui", "models/export"):
         assert words in text
 
 
