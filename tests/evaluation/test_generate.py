@@ -136,6 +136,29 @@ def test_temperature_is_applied_before_the_filters():
     assert probs.tolist() == pytest.approx([s / sum(squares) for s in squares], rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [3, 64, 65, 66, 700])
+def test_the_likeliest_ids_decide_as_the_whole_vocabulary_would(size):
+    draw = random.Random(size)
+    decided = 0
+    for case in range(400):
+        heat = draw.choice([0.3, 1.0, 4.0])
+        logits = torch.randn(size, generator=torch.Generator().manual_seed(case)) * draw.choice([0.1, 1.0, 5.0])
+        if case % 3 == 0:
+            logits = logits.round()  # many are equal, and equal ones go by id
+        setting = Sampling(
+            temperature=heat,
+            top_k=draw.choice([0, 0, 1, 40, 64, 65, 100]),
+            top_p=draw.choice([1.0, 1.0, 0.9513, 0.5171]),
+            min_p=draw.choice([0.0, 0.0, 0.0513, 0.5171]),
+        )
+        u = draw.choice([0.0, draw.random(), draw.random(), 1 - 1e-12])
+        top = (logits.double() / heat).softmax(-1).topk(min(module.TOP_IDS + 1, size))
+        quick = module._among_likeliest(top.values.tolist(), top.indices.tolist(), size, setting, u)
+        decided += quick is not None
+        assert quick is None or quick == module._sample(logits, setting, u), (case, setting, u)
+    assert decided > 100
+
+
 def test_sampled_shares_match_the_probabilities():
     logits, setting = torch.tensor([PROBS]).log(), Sampling(temperature=1.0)
     draw = random.Random(3)
