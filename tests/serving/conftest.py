@@ -7,7 +7,7 @@ import torch
 
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.evaluation.tiny import write_tiny_tokenizer
-from tests.serving.parrot import write_parrot
+from tests.serving.parrot import write_export, write_parts
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,6 +24,12 @@ def tokenizer(tmp_path_factory) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def parrot_dir(tmp_path_factory) -> Path:
+def parrot_parts(tmp_path_factory) -> Path:
+    """The parrot's weights and tokenizer; `write_export` makes exports of them under any name."""
+    return write_parts(tmp_path_factory.mktemp("parrot-parts") / "parts")
+
+
+@pytest.fixture(scope="session")
+def parrot_dir(parrot_parts, tmp_path_factory) -> Path:
     """An exported model that answers what parrot.py taught it."""
-    return write_parrot(tmp_path_factory.mktemp("parrot") / "hf")
+    return write_export(tmp_path_factory.mktemp("parrot") / "hf", parrot_parts)

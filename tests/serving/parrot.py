@@ -143,16 +143,25 @@ def write_tokenizer_dir(path: Path, conversations: Sequence[tuple[str, str]] = C
     return Tokenizer.load(path)
 
 
-def write_parrot(folder: str | Path) -> Path:
-    """Train it and write `folder`, a directory as the export stage makes (`load_export` takes it); returns it."""
-    folder = Path(folder)
-    work = folder.parent / f"{folder.name}.parts"
+def write_parts(folder: Path) -> Path:
+    """Train it: `folder` gets its weights and its tokenizer, from which `write_export` makes exports of any name."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        tokenizer = write_tokenizer_dir(work / "tokenizer")
-        save(work / "model", train_parrot(tokenizer), tokenizer)
+        tokenizer = write_tokenizer_dir(folder / "tokenizer")
+        save(folder / "model", train_parrot(tokenizer), tokenizer)
     finally:
         torch.set_num_threads(threads)
-    write_huggingface(folder, load_source(work / "model", work / "tokenizer", "parrot", {"sft": "0" * 64}), "float32")
     return folder
+
+
+def write_export(folder: Path, parts: Path, name: str = "parrot") -> Path:
+    """A directory as the export stage makes; `load_export` takes it."""
+    write_huggingface(folder, load_source(parts / "model", parts / "tokenizer", name, {"sft": "0" * 64}), "float32")
+    return folder
+
+
+def write_parrot(folder: str | Path) -> Path:
+    """Both at once."""
+    folder = Path(folder)
+    return write_export(folder, write_parts(folder.parent / f"{folder.name}.parts"))
