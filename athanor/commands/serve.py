@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"{value} must be more than 0", where=f"--{name.replace('_', '-')}")
     import uvicorn
 
-    from athanor.serving.app import build_app
+    from athanor.serving.app import LOOPBACK, build_app
     from athanor.serving.discover import discover
     from athanor.serving.memory import GIB, default_memory_bytes
     from athanor.serving.models import Models
@@ -61,13 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rows": options.rows,
         "cache_bytes": int(options.cache * GIB),
     }
+    hosts = tuple(dict.fromkeys([*LOOPBACK, shown(options.host).lower()])) if is_loopback(options.host) else ()
     listener = listen(options.host, options.port)
     memory = default_memory_bytes() if options.memory is None else int(options.memory * GIB)
     store = Store(root / options.history)
 
     def app() -> object:  # inside the event loop, to which the models belong
         models = Models(found, memory_bytes=memory, root=root, spec=spec)
-        return build_app(models, store, key=key, loopback=is_loopback(options.host), most_waiting=options.max_requests)
+        return build_app(models, store, key=key, hosts=hosts, most_waiting=options.max_requests)
 
     told = [f"  {one.id:<24} {one.label}{f'  (cannot be served: {one.problem})' if one.problem else ''}" for one in found]
     print("\n".join(["models:", *told] if found else ["no model yet: make repro makes one, or name one with --model"]))
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"anyone who reaches {options.host} can use this server: set {KEY_VARIABLE}", file=sys.stderr)
     address = f"http://{shown(options.host)}:{listener.getsockname()[1]}"
     print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
-    config = uvicorn.Config(app, factory=True, log_level="warning", timeout_graceful_shutdown=5, server_header=False)
+    config = uvicorn.Config(app, factory=True, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none")
     uvicorn.Server(config).run(sockets=[listener])
     return 0
 

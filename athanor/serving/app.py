@@ -72,15 +72,23 @@ class Gate:
             return problem(403, f"this server answers to {', '.join(self.hosts)} only. Fix: athanor serve --host ADDRESS")
         if self.key and path != "/" and not path.startswith(FREE):
             kind, _, given = headers.get("authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.key.encode()):
+            # The bytes as sent: headers are read as Latin-1.
+            same = hmac.compare_digest(given.strip().encode("latin-1"), self.key.encode("utf-8", "surrogateescape"))
+            if kind.lower() != "bearer" or not same:
                 return problem(401, "an API key is needed: Authorization: Bearer KEY")
         return None
 
 
 def build_app(
-    models: Models, store: Store, *, key: str = "", loopback: bool = True, most_waiting: int = 256, version: str = ""
+    models: Models,
+    store: Store,
+    *,
+    key: str = "",
+    hosts: tuple[str, ...] = LOOPBACK,
+    most_waiting: int = 256,
+    version: str = "",
 ) -> FastAPI:
-    """The application. `key`: asked of every route but the page's files. `loopback`: answers to loopback names only."""
+    """The application. `key`: asked of every route but the page's files. `hosts`: the names it answers to, () for any."""
     metered = Metered(models)
 
     @asynccontextmanager
@@ -114,5 +122,5 @@ def build_app(
     async def broken(request: Request, error: Exception) -> Response:
         return problem(500, f"{type(error).__name__}; the server's log has more")
 
-    app.add_middleware(Gate, key=key, hosts=LOOPBACK if loopback else ())
+    app.add_middleware(Gate, key=key, hosts=hosts)
     return app

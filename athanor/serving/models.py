@@ -106,6 +106,7 @@ class Models:
             "label": found.label,
             "source": found.source,
             "backend": found.backend,
+            "created": found.created,
             "state": state,
             "reason": slot.failure[0] if slot.failure and state == "failed" else None,
             **{key: info.get(key) for key in ("context_tokens", "parameters", "defaults", "template")},

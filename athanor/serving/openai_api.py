@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -20,12 +20,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from athanor.corpus.conversations import Message
-from athanor.errors import AthanorError
 from athanor.serving.metrics import Metered
 from athanor.serving.requests import ApiRoute, Busy, ModelFailed, Refused, read
 
 ROLES = {"developer": "system"}  # OpenAI's newer name of the same
 MAX_MESSAGES, MAX_STOPS, MAX_CHARS = 10_000, 16, 1_000_000
+SEND_SECONDS = 60.0  # for a client to take what is there for it
 # Options of the protocol that are not there, with the values that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -44,6 +44,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
+# What only describes a request, or asks for what is so anyway.
+PASSED_OVER = (
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
 
 
 class TextPart(BaseModel):
@@ -52,8 +63,17 @@ class TextPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, Field(max_length=MAX_CHARS)] | list[TextPart] | None = None
+
+    @model_validator(mode="after")
+    def said(self) -> ChatMessage:
+        for name in ("tool_calls", "function_call", "audio"):
+            if (self.model_extra or {}).get(name):
+                raise ValueError(f"'{name}' is not supported here; leave the message out")
+        return self
 
     def message(self) -> Message:
         content = self.content or ""
@@ -90,11 +110,19 @@ class ChatCompletion(BaseModel):
             if name in NEUTRAL:
                 if value is not None and value not in NEUTRAL[name]:
                     raise ValueError(f"'{name}' is not supported here; leave it out")
-            elif near := difflib.get_close_matches(name, type(self).model_fields, n=1, cutoff=0.8):
-                raise ValueError(f"unknown option '{name[:100]}': did you mean '{near[0]}'?")
+            elif name not in PASSED_OVER:
+                near = difflib.get_close_matches(name[:100], [*type(self).model_fields, *NEUTRAL], n=1, cutoff=0.7)
+                raise ValueError(
+                    f"unknown option '{name[:100]}': " + (f"did you mean '{near[0]}'?" if near else "leave it out")
+                )
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
             raise ValueError(f"at most {MAX_STOPS} stop texts")
         return self
+
+    def conversation(self) -> list[Message]:
+        """The messages; an empty system message is none: no model was trained with one."""
+        messages = [message.message() for message in self.messages]
+        return messages[1:] if messages[0].role == "system" and not messages[0].content.strip() else messages
 
     def sampling(self) -> dict[str, Any]:
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
@@ -130,7 +158,7 @@ def openai_router(models: Metered, *, most_waiting: int) -> APIRouter:
         name = asked.model or models.default()
         events = models.answer(
             name,
-            [message.message() for message in asked.messages],
+            asked.conversation(),
             max_new_tokens=asked.limit(),
             sampling=asked.sampling(),
             stop=asked.stops(),
@@ -194,19 +222,20 @@ class _Answer:
             choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
             return _sse({**head, "choices": [choice], **more})
 
-        yield line({"role": "assistant", "content": ""})
-        async for event in self.events:
-            if event["type"] == "text":
-                yield line({"content": event["text"]})
-            elif event["type"] == "error":  # too late for a status
-                yield _sse({"error": {"message": event["message"], "type": "unavailable"}})
-                return
-            elif event["type"] == "end":
-                told = self._usage(event)
-                yield line({}, _finish(event), athanor=told["athanor"])
-                if usage:
-                    yield _sse({**head, "choices": [], "usage": told["usage"]})
-        yield "data: [DONE]\n\n"
+        async with aclosing(_ahead(self.events)) as events:
+            yield line({"role": "assistant", "content": ""})
+            async for event in events:
+                if event["type"] == "text":
+                    yield line({"content": event["text"]})
+                elif event["type"] == "error":  # too late for a status
+                    yield _sse({"error": {"message": event["message"], "type": "unavailable"}})
+                    return
+                elif event["type"] == "end":
+                    told = self._usage(event)
+                    yield line({}, _finish(event), athanor=told["athanor"])
+                    if usage:
+                        yield _sse({**head, "choices": [], "usage": told["usage"]})
+            yield "data: [DONE]\n\n"
 
     async def close(self) -> None:
         await self.events.aclose()
@@ -231,12 +260,39 @@ class _Stream(StreamingResponse):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(answer.chunks(usage), media_type="text/event-stream", headers=headers)
 
-    async def __call__(self, *arguments: Any) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def in_time(message: Any) -> None:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send(message)
+
         try:
-            await super().__call__(*arguments)
+            with suppress(TimeoutError):  # it takes nothing any more; the connection is closed
+                await super().__call__(scope, receive, in_time)
         finally:
             self.done()
+            await self.body_iterator.aclose()
             await self.answer.close()
+
+
+async def _ahead(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    """`events` as the model makes them, however slowly they are read: a model that has ended must not look busy."""
+    made: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # no longer than the answer is
+
+    async def fill() -> None:
+        try:
+            async for event in events:
+                made.put_nowait(event)
+        finally:
+            made.put_nowait(None)
+
+    task = asyncio.create_task(fill())
+    try:
+        while (event := await made.get()) is not None:
+            yield event
+        await task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def _gone(request: Request) -> None:

@@ -135,11 +135,15 @@ class Worker:
         await self.process.stdin.drain()
 
     async def _read(self) -> None:
-        while line := await self.process.stdout.readline():
-            for event in json.loads(line):
-                events = self.queues.get(event.pop("id"))
-                if events is not None:
-                    events.put_nowait(event)
+        try:
+            while line := await self.process.stdout.readline():
+                for event in json.loads(line):
+                    events = self.queues.get(event.pop("id"))
+                    if events is not None:
+                        events.put_nowait(event)
+        except ValueError:  # half a line: it was killed while it wrote
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
         words = await self._last_words()
         for events in self.queues.values():
             events.put_nowait({"type": "error", "kind": "model", "message": words})

@@ -40,20 +40,27 @@ def fit(
     """
     system = [message for message in messages[:1] if message.role == "system"]
     turns = list(messages[len(system) :])
-    dropped = 0
-    while True:
-        tokens = size([*system, *turns])
-        if tokens + reserve_tokens <= context_tokens:
-            break
-        if len(turns) < 3:
-            if tokens >= context_tokens:
-                raise InputError(
-                    f"a prompt of {tokens} tokens does not fit into a context of {context_tokens}",
-                    fix="shorten the message or the system message",
-                )
-            break
-        turns, dropped = turns[2:], dropped + 1
-    return [*system, *turns], dropped
+
+    def without(pairs: int) -> list[Message]:
+        return [*system, *turns[2 * pairs :]]
+
+    # From the newest on, in growing steps and then by halves: what is far too long costs no more than what fits.
+    good, bad, stride = max(0, len(turns) - 1) // 2, -1, 1
+    tokens = size(without(good))
+    if tokens >= context_tokens:
+        raise InputError(
+            f"a prompt of {tokens} tokens does not fit into a context of {context_tokens}",
+            fix="shorten the message or the system message",
+        )
+    if tokens + reserve_tokens > context_tokens:
+        return without(good), good
+    while good - bad > 1:
+        tried = max(bad + 1, good - stride) if bad < 0 else (good + bad) // 2
+        if size(without(tried)) + reserve_tokens <= context_tokens:
+            good, stride = tried, 2 * stride
+        else:
+            bad = tried
+    return without(good), good
 
 
 def fit_history(
