@@ -1,0 +1,281 @@
+"""OpenAI's own client, curl, and fifty clients at once, each unchanged, against a real server with a real model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+
+import openai
+import pytest
+
+from tests.serving.live import PATIENCE, Live, lay_out, streamed, until
+from tests.serving.parrot import CODE, CONVERSATIONS, LONG, MARKDOWN, PLAIN, SYSTEM, WHO
+
+CLIENTS = 50
+FIRST_SECONDS = 20.0  # a bound that a busy machine keeps; docs/serving.md tells what a quiet one does
+
+
+@pytest.fixture(scope="module")
+def server(parrot_dir, tmp_path_factory):
+    folder = lay_out(tmp_path_factory.mktemp("clients"), ("parrot", parrot_dir))
+    with Live(folder, "--model", "parrot", "--memory", "8") as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none needed", max_retries=0, timeout=PATIENCE) as made:
+        yield made
+
+
+def asked(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+def complete(client, question: str = PLAIN[0], **options):
+    return client.chat.completions.create(model="parrot", messages=asked(question), **options)
+
+
+def test_models_are_listed_and_told_one_by_one(client):
+    (only,) = client.models.list().data
+    assert (only.id, only.object, only.owned_by) == ("parrot", "model", "athanor")
+    assert only.created > 1_700_000_000
+    assert client.models.retrieve("parrot").id == "parrot"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'carrot'"):
+        client.models.retrieve("carrot")
+
+
+@pytest.mark.parametrize("pair", [PLAIN, WHO, MARKDOWN, CODE], ids=["plain", "who", "markdown", "code"])
+def test_an_answer_is_the_same_whole_and_streamed(client, pair):
+    whole = complete(client, pair[0])
+    assert whole.choices[0].message.content == pair[1] and whole.choices[0].finish_reason == "stop"
+    chunks = list(complete(client, pair[0], stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == pair[1]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage == whole.usage and not chunks[-1].choices
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_usage_is_streamed_only_when_asked_for(client):
+    assert all(chunk.usage is None for chunk in complete(client, stream=True))
+
+
+def test_a_history_with_a_system_message_is_answered(client):
+    messages = [
+        {"role": "system", "content": SYSTEM},
+        *asked(PLAIN[0]),
+        {"role": "assistant", "content": PLAIN[1]},
+        *asked(WHO[0]),
+    ]
+    answers = []
+    for role in ("system", "developer"):  # OpenAI's newer name of the same
+        messages[0]["role"] = role
+        answers.append(client.chat.completions.create(model="parrot", messages=messages))
+    assert [answer.choices[0].message.content for answer in answers] == [WHO[1]] * 2
+    assert answers[0].usage == answers[1].usage
+
+
+def test_the_message_that_came_back_can_be_sent_again(client):
+    first = complete(client).choices[0].message
+    messages = [*asked(PLAIN[0]), first, *asked(WHO[0])]
+    assert client.chat.completions.create(model="parrot", messages=messages).choices[0].message.content == WHO[1]
+
+
+def test_an_empty_system_message_is_none(client):
+    messages = [{"role": "system", "content": " \n"}, *asked(PLAIN[0])]
+    answer = client.chat.completions.create(model="parrot", messages=messages)
+    assert answer.usage.prompt_tokens == complete(client).usage.prompt_tokens
+
+
+def test_content_parts_are_one_text(client):
+    parts = [{"type": "text", "text": PLAIN[0][:5]}, {"type": "text", "text": PLAIN[0][5:]}]
+    answer = client.chat.completions.create(model="parrot", messages=[{"role": "user", "content": parts}])
+    assert answer.choices[0].message.content == PLAIN[1]
+
+
+def test_a_picture_is_refused(client):
+    parts = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+    with pytest.raises(openai.BadRequestError, match="messages"):
+        client.chat.completions.create(model="parrot", messages=[{"role": "user", "content": parts}])
+
+
+def test_stop_texts_end_the_answer_and_are_not_in_it(client):
+    for stop in (" =", [" =", "7"]):
+        for stream in (False, True):
+            made = complete(client, stop=stop, stream=stream)
+            choices = [c.choices[0] for c in made] if stream else [made.choices[0]]
+            text = "".join((c.delta if stream else c.message).content or "" for c in choices)
+            assert text == PLAIN[1].partition(" =")[0] and choices[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_cuts_the_answer_and_says_so(client, name):
+    answer = complete(client, LONG[0], **{name: 7})
+    assert answer.choices[0].finish_reason == "length" and answer.usage.completion_tokens == 7
+    assert LONG[1].startswith(answer.choices[0].message.content)
+
+
+def test_equal_seeds_give_equal_text_and_others_do_not(client):
+    def say(seed):
+        return complete(client, "Anything?", seed=seed, temperature=3.0, max_tokens=24).choices[0].message.content
+
+    assert say(7) == say(7)
+    assert len({say(seed) for seed in range(5)} | {say(7)}) > 2
+
+
+def test_filters_beyond_the_protocol_are_honoured(client):
+    for extra in ({"top_k": 1}, {"min_p": 1.0}):
+        answer = complete(client, temperature=3.0, extra_body=extra)
+        assert answer.choices[0].message.content == PLAIN[1]
+    assert complete(client, temperature=3.0, top_p=1e-9).choices[0].message.content == PLAIN[1]
+
+
+def test_what_only_describes_a_request_is_passed_over(client):
+    answer = complete(client, user="me", metadata={"a": "b"}, n=1, presence_penalty=0, store=False)
+    assert answer.choices[0].message.content == PLAIN[1]
+
+
+NOT_HONOURED = {
+    "n": 2,
+    "logprobs": True,
+    "top_logprobs": 3,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "logit_bias": {"5": 100},
+    "response_format": {"type": "json_object"},
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "modalities": ["text", "audio"],
+    "reasoning_effort": "high",
+    "ignore_eos": True,
+}
+
+
+@pytest.mark.parametrize("name", NOT_HONOURED)
+def test_an_option_that_is_not_honoured_is_refused_by_name(client, name):
+    with pytest.raises(openai.BadRequestError, match=name):
+        complete(client, extra_body={name: NOT_HONOURED[name]})
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [("temprature", "temperature"), ("max_token", "max_tokens"), ("presence_penality", "presence_penalty")],
+)
+def test_a_typo_is_answered_with_what_was_meant(client, typo, meant):
+    with pytest.raises(openai.BadRequestError, match=f"did you mean '{meant}'"):
+        complete(client, extra_body={typo: 1})
+
+
+def test_a_call_of_a_tool_in_the_history_is_refused(client):
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [*asked("a"), {"role": "assistant", "content": None, "tool_calls": [call]}, *asked("b")]
+    with pytest.raises(openai.BadRequestError, match="tool_calls"):
+        client.chat.completions.create(model="parrot", messages=messages)
+
+
+def test_errors_are_the_clients_own_kinds_and_readable(client):
+    with pytest.raises(openai.NotFoundError, match="there is no model 'parot'.*did you mean 'parrot'"):
+        client.chat.completions.create(model="parot", messages=asked("a"))
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        complete(client, temperature=-1)
+    with pytest.raises(openai.BadRequestError, match="use an optional system message, then turns that end with user"):
+        client.chat.completions.create(model="parrot", messages=[*asked("a"), *asked("b")])
+    with pytest.raises(openai.BadRequestError, match="does not fit into a context of 512"):
+        complete(client, "many words " * 2000, stream=True)
+
+
+def test_the_oldest_exchanges_are_dropped_and_told(client):
+    turns = [turn for n in range(60) for turn in (*asked(f"What is {n}?"), {"role": "assistant", "content": PLAIN[1]})]
+    answer = client.chat.completions.create(model="parrot", messages=[*turns, *asked(PLAIN[0])])
+    assert 0 < answer.athanor["forgotten_exchanges"] < 60 and answer.usage.prompt_tokens < 512
+
+
+def test_a_history_of_ten_thousand_messages_holds_nobody_up(client):
+    turn = [*asked("hello world, once more"), {"role": "assistant", "content": "and hello to you"}]
+    messages = [*turn * 4999, *asked(PLAIN[0])]
+    began = time.monotonic()
+    answer = client.chat.completions.create(model="parrot", messages=messages)
+    # One by one, dropping them takes a quarter of an hour.
+    assert answer.athanor["forgotten_exchanges"] > 4900 and time.monotonic() - began < 30
+
+
+def test_the_asynchronous_client_streams(server):
+    async def ask() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=PATIENCE) as client:
+            stream = await client.chat.completions.create(model="parrot", messages=asked(CODE[0]), stream=True)
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    assert asyncio.run(ask()) == CODE[1]
+
+
+def test_a_client_may_leave_a_stream_half_read(client, server):
+    with complete(client, LONG[0], stream=True) as stream:
+        assert next(iter(stream)).choices
+    assert complete(client).choices[0].message.content == PLAIN[1]
+
+
+def test_fifty_clients_at_once_get_what_each_would_get_alone(server):
+    pairs = [pair for pair in CONVERSATIONS if pair != LONG]
+
+    async def one(client, pair) -> tuple[float, str]:
+        began, first, text = time.monotonic(), None, ""
+        stream = await client.chat.completions.create(model="parrot", messages=asked(pair[0]), stream=True)
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                first = time.monotonic() - began if first is None else first
+                text += chunk.choices[0].delta.content
+        return first, text
+
+    async def all_of_them():
+        options = {"base_url": f"{server.url}/v1", "api_key": "none", "max_retries": 0, "timeout": PATIENCE}
+        async with openai.AsyncOpenAI(**options) as client:
+            return await asyncio.gather(*(one(client, pairs[i % len(pairs)]) for i in range(CLIENTS)))
+
+    made = asyncio.run(all_of_them())
+    assert [text for _, text in made] == [pairs[i % len(pairs)][1] for i in range(CLIENTS)]
+    waits = sorted(first for first, _ in made)
+    print(f"time to first text, {CLIENTS} clients: p95 {waits[int(0.95 * CLIENTS)]:.2f} s")
+    assert waits[int(0.95 * CLIENTS)] < FIRST_SECONDS
+
+
+def curl(*words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["curl", "-sS", *words], capture_output=True, timeout=PATIENCE)
+
+
+def test_curl_gets_models_a_whole_answer_and_a_stream(server):
+    assert json.loads(curl(f"{server.url}/v1/models").stdout)["data"][0]["id"] == "parrot"
+    send = (f"{server.url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d")
+    whole = json.loads(curl(*send, json.dumps({"messages": asked(PLAIN[0])})).stdout)  # the default model
+    assert whole["choices"][0]["message"]["content"] == PLAIN[1]
+    done = curl("-N", *send, json.dumps({"messages": asked(PLAIN[0]), "stream": True}))
+    lines = done.stdout.splitlines()
+    assert lines[-2] == b"data: [DONE]" and lines[-1] == b""
+    assert "".join(row["choices"][0]["delta"].get("content", "") for row in streamed(iter(lines))) == PLAIN[1]
+    form = curl(f"{server.url}/v1/chat/completions", "-d", json.dumps({"messages": asked("a")}))  # as a form is sent
+    assert "Content-Type: application/json" in json.loads(form.stdout)["error"]["message"]
+
+
+def test_the_metrics_count_what_was_asked(server, client):
+    until(lambda: server.under_way() == 0, "those who left")
+    before = server.metrics()
+    answer = complete(client)
+    complete(client, LONG[0], max_tokens=5)
+    with pytest.raises(openai.BadRequestError):
+        complete(client, "many words " * 2000)
+    after = server.metrics()
+
+    def grown(name: str, end: str = "") -> float:
+        return after.get((name, end), 0.0) - before.get((name, end), 0.0)
+
+    assert grown("athanor_answers_total", "stop") == 1
+    assert grown("athanor_answers_total", "length") == 1
+    assert grown("athanor_answers_total", "request error") == 1
+    assert grown("athanor_generated_tokens_total") == answer.usage.completion_tokens + 5
+    assert grown("athanor_first_text_seconds_count") == 2
+    assert after[("athanor_answers_under_way", "")] == 0
+    assert after[("athanor_worker_bytes", "")] > 50 << 20
+    assert json.loads(server.get("/health")) == {"status": "ok"}
