@@ -41,14 +41,8 @@ async function question(text, instead) {
     else setDraft(id, text);
   };
   state.editing = null;
-  try {
-    if (chat.id === null) await store(chat);
-    else if (chat.stale) await refresh(chat);
-  } catch (error) {
-    return fail(chat, error, () => giveBack(chat.id));
-  }
-  const parent = instead ? instead.parent : chat.leaf;
-  return run(chat, { content: text, parent }, chosenModels(), () => giveBack(chat.id));
+  const request = { content: text, parent: instead ? instead.parent : chat.leaf };
+  return run(chat, request, chosenModels(), () => giveBack(chat.id));
 }
 
 /** Another answer to the same question; of both models while two are compared. */
@@ -83,8 +77,18 @@ async function store(chat) {
   if (state.chat === chat) history.replaceState(null, "", `#/chat/${chat.id}`);
 }
 
-async function refresh(chat) {
-  Object.assign(chat, await getJson(`/api/chats/${chat.id}`), { stale: false, broken: null });
+/** Before a question: the chat must be in the server, and known as the server has it. */
+async function prepare(now) {
+  const { chat, request } = now;
+  if (chat.id === null) {
+    await store(chat);
+    state.lives.delete(null);
+    state.lives.set(chat.id, now);
+  } else if (chat.stale) {
+    const before = chat.leaf;
+    Object.assign(chat, await getJson(`/api/chats/${chat.id}`), { stale: false });
+    if (request.parent === before) request.parent = chat.leaf;
+  }
 }
 
 function fail(chat, error, giveBack, request = null) {
@@ -108,6 +112,7 @@ async function run(chat, request, models, giveBack) {
   changed("asked", "thread", "composer", "chats");
   let problem = null;
   try {
+    await prepare(now);
     const body = { ...request, models, sampling: chat.sampling };
     for await (const event of answers(chat.id, body, now.aborter.signal)) take(now, event);
   } catch (error) {
@@ -151,8 +156,8 @@ function finish(now, problem, giveBack) {
     announce(slots.map((slot) => slot.message?.content ?? "").join(" "));
   } else {
     // What was said stays in view; what the server kept of it is read before the next question.
-    chat.stale = true;
-    chat.broken = now;
+    chat.stale = chat.id !== null;
+    chat.broken = slots.some((slot) => slot.text) ? now : null;
   }
   loadModels().catch(() => {});
   changed("answered");
@@ -176,6 +181,7 @@ export async function stop() {
   if (!now || now.stopping) return;
   now.stopping = true;
   try {
+    if (now.chat.id === null) return now.aborter.abort();
     await send("POST", `/api/chats/${now.chat.id}/stop`);
   } catch {
     now.aborter.abort();

@@ -105,6 +105,10 @@ export class Growing {
   draw() {
     const tokens = marked.lexer(this.text);
     const { links } = tokens;
+    // An address that is told at the end is that of links in blocks before it.
+    const known = Object.keys(links).length;
+    if (known !== this.known) for (const block of this.blocks) block.raw = null;
+    this.known = known;
     const shown = tokens.filter((token) => token.type !== "space" && token.type !== "def");
     shown.forEach((token, at) => {
       if (this.blocks[at]?.raw === token.raw) return;

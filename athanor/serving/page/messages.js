@@ -25,6 +25,7 @@ export function userMessage(message) {
   const edit = () => {
     state.editing = { id: message.id, text: message.content };
     changed("thread");
+    document.querySelector("textarea.edit").focus();
   };
   article.append(h("div", { class: "foot" }, arrows(message),
     iconButton("copy", "Copy the question", (event) => copyText(message.content, event.currentTarget)),
@@ -33,7 +34,8 @@ export function userMessage(message) {
 }
 
 function editor(message) {
-  const field = h("textarea", { class: "edit", "aria-label": "Edit the question", value: state.editing.text, rows: "3" });
+  const field = h("textarea", { class: "edit", "aria-label": "Edit the question", value: state.editing.text, rows: "3",
+    "data-key": "editor" });
   const close = () => {
     state.editing = null;
     changed("thread");
@@ -48,7 +50,6 @@ function editor(message) {
       done();
     }
   });
-  setTimeout(() => document.activeElement === document.body && field.focus());
   return h("article", { class: "message user editing", "aria-label": "You" }, field,
     h("div", { class: "end" }, h("button", { type: "button", class: "plain", onclick: close }, "Cancel"),
       h("button", { type: "button", class: "primary", onclick: done }, "Ask again")));
@@ -80,7 +81,7 @@ export function answerMessage(message, { column = false, failed = null } = {}) {
     column ? null : iconButton("redo", "Answer again", () => answerAgain(message), {
       "data-key": `redo-${message.parent}`, disabled: Boolean(live()) }),
     stats(message, column ? null : label)));
-  if (state.correcting === message.id) article.append(correction(message));
+  if (state.correcting?.id === message.id) article.append(correction(message));
   if (column && !failed) {
     article.append(h("button", { type: "button", class: "plain pick", onclick: () => pick(message), disabled: Boolean(live()),
       "data-key": `pick-${message.id}`, "aria-label": `Go on with the answer of ${label}` }, "Go on with this one"));
@@ -90,12 +91,16 @@ export function answerMessage(message, { column = false, failed = null } = {}) {
 
 function voted(message, kind) {
   const off = message.feedback?.verdict === kind;
-  state.correcting = !off && kind === "down" ? message.id : null;
+  const text = message.feedback?.correction ?? message.content;
+  state.correcting = !off && kind === "down" ? { id: message.id, text } : null;
+  changed("thread");
+  document.querySelector(".better textarea")?.focus();
   feedback(message, off ? null : kind, off ? null : message.feedback?.correction ?? null);
 }
 
 function correction(message) {
-  const field = h("textarea", { id: `better-${message.id}`, rows: "4", value: message.feedback?.correction ?? message.content });
+  const field = h("textarea", { id: `better-${message.id}`, rows: "4", value: state.correcting.text, "data-key": "better" });
+  field.addEventListener("input", () => (state.correcting.text = field.value));
   const close = () => {
     state.correcting = null;
     changed("thread");
@@ -110,7 +115,6 @@ function correction(message) {
     }
   };
   field.addEventListener("keydown", (event) => event.key === "Escape" && (event.stopPropagation(), close()));
-  setTimeout(() => field.isConnected && document.activeElement === document.body && field.focus());
   return h("div", { class: "better" }, h("label", { for: field.id }, "What should it have said?"), field,
     h("div", { class: "end" }, h("span", { class: "muted grow" }, "Kept as a candidate for training, under Corrections."),
       h("button", { type: "button", class: "plain", onclick: close }, "Not now"),

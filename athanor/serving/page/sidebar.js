@@ -136,9 +136,8 @@ function renameField(chat) {
     if (keep && title && title !== chat.title) {
       tell(async () => {
         await send("PATCH", `/api/chats/${chat.id}`, { title });
-        chat.title = title;
         if (state.chat.id === chat.id) state.chat.title = title;
-        draw();
+        await refresh();
       });
     }
     draw();

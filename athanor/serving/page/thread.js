@@ -48,7 +48,8 @@ function follow() {
 
 function draw() {
   if (state.view !== "chat") return;
-  const focused = document.activeElement?.dataset.key;
+  const { dataset, selectionStart, selectionEnd } = document.activeElement ?? {};
+  const focused = dataset?.key;
   const { scrollTop } = $("scroll");
   const turns = conversation();
   const view = $("view");
@@ -56,7 +57,9 @@ function draw() {
   view.setAttribute("aria-label", "Conversation");
   view.replaceChildren(...(turns.length ? turns : welcome()));
   [...view.querySelectorAll(":scope > .answer")].at(-1)?.classList.add("newest");
-  if (focused) view.querySelector(`[data-key="${CSS.escape(focused)}"]:not(:disabled)`)?.focus({ preventScroll: true });
+  const again = focused && view.querySelector(`[data-key="${CSS.escape(focused)}"]:not(:disabled)`);
+  again?.focus({ preventScroll: true });
+  if (selectionStart !== undefined) again?.setSelectionRange?.(selectionStart, selectionEnd);
   if (pinned) toEnd();
   else $("scroll").scrollTop = scrollTop;
 }

@@ -1,0 +1,702 @@
+"""The chat page in Chromium, on the real server with real models."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
+from playwright.sync_api import Browser, Error, expect, sync_playwright
+
+from tests.serving.browser import DESKTOP, PATIENCE, PHONE, Reader, Server, find_chromium, running
+from tests.serving.parrot import CODE, LONG, MARKDOWN, PLAIN, WHO, XSS, asking, write_export
+
+expect.set_options(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        except Error as error:
+            pytest.skip(f"no Chromium starts here (apt install chromium, or playwright install chromium): {error.message[:200]}")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def models(parrot_parts, tmp_path_factory) -> list[Path]:
+    """Two that answer, and one whose weights are gone."""
+    folder = tmp_path_factory.mktemp("models")
+    made = [write_export(folder / name, parrot_parts, name) for name in ("parrot", "polly", "broken")]
+    (made[2] / "model.safetensors").unlink()
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(models, tmp_path_factory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("server"), models) as server:
+        yield server
+
+
+@pytest.fixture
+def open_reader(browser):
+    """Opens readers; what must never happen is checked of each at the end."""
+    readers = []
+
+    def opened(server: Server, **settings) -> Reader:
+        context = browser.new_context(**{"viewport": DESKTOP, "accept_downloads": True} | settings)
+        readers.append(Reader(context, server.url))
+        return readers[-1]
+
+    yield opened
+    for reader in readers:
+        reader.check()
+        reader.context.close()
+
+
+@pytest.fixture
+def reader(open_reader, server) -> Reader:
+    return open_reader(server)
+
+
+def choose_model(reader: Reader, name: str, slot: int = 0) -> None:
+    reader.page.click(f"#model-{slot}")
+    reader.page.locator(".menu .label", has_text=re.compile(rf"^{name}\b")).last.click()
+    expect(reader.page.locator(f"#model-{slot}")).to_contain_text(name)
+
+
+def menu(reader: Reader, title: str, item: str) -> None:
+    row = reader.page.locator("#chats li", has_text=title).first
+    row.hover()
+    row.get_by_role("button").click()
+    reader.page.get_by_role("menuitem", name=item).click()
+
+
+# -- asking and answering --------------------------------------------------------
+
+
+def test_an_answer_grows_in_steps_and_ends_as_the_model_said_it(reader):
+    reader.ask(LONG[0])
+    assert reader.answers() == [LONG[1]]
+    lengths = reader.page.evaluate("window.lengths")
+    assert len(set(lengths)) >= 5 and lengths == sorted(lengths)
+    assert re.fullmatch(r"parrot.* · \d+ tokens · [\d,]+ tokens/s", reader.stats())
+
+
+def test_markdown_and_code_are_shown_as_such_and_copied_as_written(open_reader, server):
+    reader = open_reader(server, permissions=["clipboard-read", "clipboard-write"])
+    reader.ask(MARKDOWN[0])
+    for selector, text in ((".prose h2", "Birds"), (".prose li strong", "parrot"), (".prose td[align=right] >> nth=0", "2")):
+        expect(reader.page.locator(selector)).to_have_text(text)
+    reader.page.get_by_role("button", name="Copy the answer").click()
+    reader.page.wait_for_selector("text=Copied", state="attached")
+    assert reader.page.evaluate("navigator.clipboard.readText()") == MARKDOWN[1]
+    reader.new_chat()
+    reader.ask(CODE[0])
+    code = "def add(a, b):\n    return a + b  # <b>both</b>"
+    assert reader.page.locator(".code code").inner_text() == code
+    expect(reader.page.locator(".code .hljs-keyword").first).to_have_text("def")
+    reader.page.get_by_role("button", name="Copy code").click()
+    reader.until("navigator.clipboard.readText().then((text) => text.startsWith('def'))")
+    assert reader.page.evaluate("navigator.clipboard.readText()") == code
+
+
+@pytest.mark.parametrize("how", ["button", "key"])
+def test_a_stopped_answer_keeps_what_was_said(reader, how):
+    # On a busy machine the browser may be slower than the model: then once more.
+    for _ in range(10):
+        reader.new_chat()
+        if how == "button":
+            reader.page.evaluate("window.stopAtOnce = true")
+            reader.ask(LONG[0])
+        else:
+            reader.ask(LONG[0], wait=False)
+            reader.until("window.lengths.at(-1) > 0")
+            reader.page.keyboard.press("Escape")
+            reader.answered()
+        if reader.stats().endswith("stopped"):
+            break
+    said = reader.answers()[0]
+    assert said and LONG[1].startswith(said) and said != LONG[1]
+    reader.reload()
+    assert reader.answers() == [said]
+
+
+def test_answering_again_and_asking_in_other_words_make_variants_to_leaf_through(reader):
+    page = reader.page
+    reader.ask(PLAIN[0])
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.locator(".answer .arrows")).to_have_text("2/2")
+    page.get_by_role("button", name="Variant before").click()
+    expect(page.locator(".answer .arrows")).to_have_text("1/2")
+    page.locator(".message.user").hover()
+    page.get_by_role("button", name="Edit the question").click()
+    page.fill("textarea.edit", WHO[0])
+    page.press("textarea.edit", "Enter")
+    expect(page.locator(".user .arrows")).to_have_text("2/2")
+    reader.answered()
+    assert (reader.questions(), reader.answers()) == ([WHO[0]], [WHO[1]])
+    page.locator(".user .arrows").get_by_role("button", name="Variant before").click()
+    expect(page.locator(".bubble")).to_have_text(PLAIN[0])
+    reader.reload()
+    assert (reader.questions(), reader.answers()) == ([PLAIN[0]], [PLAIN[1]])
+    assert [message["parent"] for message in reader.chat()["messages"] if message["role"] == "user"] == [None, None]
+
+
+def test_another_model_can_answer_the_next_question(reader):
+    reader.ask(PLAIN[0])
+    choose_model(reader, "polly")
+    reader.ask(WHO[0])
+    assert reader.answers() == [PLAIN[1], WHO[1]]
+    assert [body["models"] for body in reader.sent] == [["parrot"], ["polly"]]
+    assert reader.stats().startswith("polly")
+    reader.reload()
+    expect(reader.page.locator("#model-0")).to_contain_text("polly")
+
+
+def test_two_models_answer_side_by_side_and_one_is_picked_to_go_on_with(reader):
+    page = reader.page
+    page.click("#compare")
+    expect(page.locator(".model")).to_have_count(2)
+    reader.ask(PLAIN[0])
+    assert reader.answers() == [PLAIN[1], PLAIN[1]]
+    left, right = (page.locator(".pair .message").nth(n).bounding_box() for n in (0, 1))
+    assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
+    reader.reload()
+    expect(page.locator(".pair .message")).to_have_count(2)
+    page.get_by_role("button", name=re.compile("Go on with the answer of polly")).click()
+    expect(page.locator(".pair")).to_have_count(0)
+    reader.ask(WHO[0])
+    chat = reader.chat()
+    assert [body["models"] for body in reader.sent] == [["parrot", "polly"], ["polly"]]
+    picked = next(message for message in chat["messages"] if message["model"] == "polly")
+    assert chat["messages"][-2]["parent"] == picked["id"]
+    assert page.locator(".answer .arrows").all_inner_texts() == ["2/2"]
+
+
+# -- history ----------------------------------------------------------------------
+
+
+def test_a_reload_and_the_back_button_show_the_chats_that_the_address_names(reader):
+    reader.ask(PLAIN[0])
+    first = reader.page.url
+    reader.new_chat()
+    reader.ask(WHO[0])
+    assert re.search(r"#/chat/\w+$", reader.page.url) and reader.page.url != first
+    reader.reload()
+    assert reader.answers() == [WHO[1]]
+    reader.page.go_back()
+    expect(reader.page).to_have_url(first)
+    expect(reader.page.locator(".answer .prose")).to_have_text(PLAIN[1])
+
+
+def test_chats_are_searched_renamed_exported_and_deleted_with_undo(reader):
+    page = reader.page
+    reader.ask(CODE[0])
+    menu(reader, CODE[0], "Rename")
+    page.fill(".rename", "Sums in Python")
+    page.press(".rename", "Enter")
+    expect(page.locator("#chats .current .title")).to_have_text("Sums in Python")
+    expect(page).to_have_title("Sums in Python · Athanor")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("RETURN both")
+    expect(page.locator("#chats .snippet")).not_to_have_count(0)
+    assert "Sums in Python" in reader.titles()
+    page.fill("#search", "no such words anywhere")
+    expect(page.locator("#chats .none")).to_be_visible()
+    page.fill("#search", "")
+    expect(page.locator("#chats .title", has_text="Sums in Python")).to_be_visible()
+    for item, read in (
+        ("Export as Markdown", lambda text: CODE[1] in text and text.startswith("# Sums in Python")),
+        ("Export as JSON", lambda text: json.loads(text)["title"] == "Sums in Python"),
+        ("Export as messages", lambda text: [m["content"] for m in json.loads(text)["messages"]] == list(CODE)),
+    ):
+        with page.expect_download() as download:
+            menu(reader, "Sums in Python", item)
+        assert read(Path(download.value.path()).read_text(encoding="utf-8")), item
+    menu(reader, "Sums in Python", "Delete")
+    expect(page.locator(".card").first).to_be_visible()
+    assert "Sums in Python" not in reader.titles()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("#chats .title", has_text="Sums in Python")).to_be_visible()
+    menu(reader, "Sums in Python", "Delete")
+    reader.reload()  # leaving the page makes it final
+    expect(page.locator("#chats .title", has_text="Sums in Python")).to_have_count(0)
+
+
+# -- settings ---------------------------------------------------------------------
+
+
+def test_settings_and_the_system_prompt_reach_the_model_and_stay_with_the_chat(reader):
+    page = reader.page
+    page.click("#settings")
+    expect(page.locator("#set-temperature")).to_have_value("0")
+    for name, value in (("temperature", "0.25"), ("top_k", "9"), ("top_p", "0.5"), ("min_p", "0.1"),
+                        ("repetition_penalty", "1.25"), ("seed", "7"), ("max_new_tokens", "3")):
+        page.fill(f"#set-{name}", value)
+    page.fill("#system", "Be brief.")
+    page.keyboard.press("Escape")
+    reader.ask(PLAIN[0])
+    expected = {"temperature": 0.25, "top_k": 9, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.25, "seed": 7,
+                "max_new_tokens": 3}
+    assert reader.sent[-1]["sampling"] == expected
+    assert "3 tokens" in reader.stats() and reader.stats().endswith("cut at the limit")
+    chat = reader.chat()
+    assert (chat["system"], chat["sampling"]) == ("Be brief.", expected)
+    reader.reload()
+    page.click("#settings")
+    expect(page.locator("#system")).to_have_value("Be brief.")
+    expect(page.locator("#set-seed")).to_have_value("7")
+    page.get_by_role("button", name="Back to the model's own").click()
+    expect(page.locator("#set-temperature")).to_have_value("0")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog")).to_have_count(0)
+    reader.ask(PLAIN[0])
+    assert reader.sent[-1]["sampling"] == {}
+    assert reader.chat()["sampling"] == {}
+
+
+# -- feedback ---------------------------------------------------------------------
+
+
+def test_a_correction_is_stored_and_can_be_accepted_or_rejected(reader):
+    page = reader.page
+    reader.ask(PLAIN[0])
+    page.get_by_role("button", name="Good answer").click()
+    expect(page.get_by_role("button", name="Good answer")).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name="Bad answer").click()
+    expect(page.locator(".better textarea")).to_be_focused()
+    page.fill(".better textarea", "It is **seven**.")
+    page.get_by_role("button", name="Keep", exact=True).click()
+    expect(page.locator(".answer .stats")).to_contain_text("corrected")
+    assert reader.chat()["messages"][-1]["feedback"] == {"verdict": "down", "correction": "It is **seven**.", "status": "candidate"}
+    for answer, tab in (("Accept", "Accepted"), ("Reject", "Rejected")):
+        page.click("#to-corrections")
+        card = page.locator(".correction").first
+        expect(card.locator(".should strong")).to_have_text("seven")
+        card.get_by_role("button", name=answer).click()
+        page.get_by_role("button", name=re.compile(tab)).click()
+        card = page.locator(".correction").first
+        expect(card).to_contain_text("It is seven.")
+        if answer == "Accept":
+            card.get_by_role("button", name="Take back").click()
+            page.get_by_role("button", name=re.compile("To decide")).click()
+    page.locator(".correction a").first.click()
+    expect(page.locator(".answer .prose")).to_have_text(PLAIN[1])
+    assert reader.chat()["messages"][-1]["feedback"]["status"] == "rejected"
+
+
+# -- untrusted text ---------------------------------------------------------------
+
+FOUND = """() => {
+  const allowed = new Set("P BR HR H1 H2 H3 H4 H5 H6 STRONG EM DEL CODE PRE BLOCKQUOTE UL OL LI A TABLE THEAD TBODY TR TH TD"
+    .split(" "));
+  const odd = [];
+  for (const element of document.querySelectorAll(".prose *, .bubble *, #chats .title *, #chats .snippet *")) {
+    if (element.closest(".code, .wide > :not(table), .block > :not(*)")) continue;
+    if (!allowed.has(element.tagName) && !element.matches(".block, .code, .wide")) odd.push(element.outerHTML);
+    for (const { name, value } of element.attributes) {
+      if (name.startsWith("on") || name === "style" || name === "src" || /script:|data:/i.test(value)) odd.push(element.outerHTML);
+    }
+  }
+  for (const link of document.querySelectorAll(".prose a[href]")) {
+    if (!/^(https?|mailto):/.test(link.href) || link.rel !== "noopener noreferrer" || link.target !== "_blank") odd.push(link.outerHTML);
+  }
+  return odd;
+}"""
+
+
+def test_no_attack_runs_whether_streamed_or_from_history_in_any_place(reader):
+    page = reader.page
+    for payload in XSS:
+        reader.new_chat()
+        page.click("#settings")
+        page.fill("#system", payload)
+        page.keyboard.press("Escape")
+        page.evaluate("window.lengths.length = 0")
+        reader.ask(asking(payload))
+        chat = reader.chat()
+        answer = chat["messages"][-1]
+        assert page.evaluate("window.lengths.length"), "it was streamed"
+        assert page.evaluate(FOUND) == []
+        # The system message is another one than it learnt with: the attack must be there all the same.
+        if answer["content"] != payload:
+            page.click("#settings")
+            page.fill("#system", "")
+            page.keyboard.press("Escape")
+            page.get_by_role("button", name="Answer again").click()
+            expect(page.locator(".answer .arrows")).to_be_visible()
+            reader.answered()
+            answer = reader.chat()["messages"][-1]
+        assert answer["content"] == payload and chat["system"] == payload
+        reader.reload()
+        assert reader.questions() == [asking(payload)] and page.evaluate(FOUND) == []
+        page.click("#settings")
+        expect(page.locator("#system")).to_have_value(chat["system"] if answer is chat["messages"][-1] else "")
+        page.keyboard.press("Escape")
+        page.evaluate(
+            """([chat, message, title]) => Promise.all([
+              fetch(`/api/chats/${chat}`, { method: "PATCH", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ title }) }),
+              fetch(`/api/messages/${message}/feedback`, { method: "PUT", headers: { "Content-Type": "application/json" },
+                body: JSON.stringify({ verdict: "down", correction: title }) })])""",
+            [chat["id"], answer["id"], payload],
+        )
+        reader.check()
+    reader.reload()
+    assert set(XSS) <= set(reader.titles())
+    page.fill("#search", "pwned")
+    expect(page.locator("#chats .snippet").first).to_be_visible()
+    page.click("#to-corrections")
+    expect(page.locator(".correction")).not_to_have_count(0)
+    assert page.evaluate(FOUND) == []
+
+
+def test_links_are_kept_only_where_they_lead_to_the_web_or_to_mail(reader):
+    texts = ["[a](https://example.org/x)", "<https://example.org>", "[m](mailto:a@example.org)", "[r](/api/state)", "[d](data:text/html,x)",
+             "[v](vbscript:x)", "[j](java&#10;script:x)", "![i](https://example.org/i.png)", "[f](file:///etc/passwd)", "[s](//example.org)"]
+    links = reader.page.evaluate(
+        """async (texts) => {
+          const { render } = await import("/page/markdown.js");
+          return texts.map((text) => render(text).querySelector("a[href]")?.getAttribute("href") ?? null);
+        }""",
+        texts,
+    )
+    assert links == ["https://example.org/x", "https://example.org", "mailto:a@example.org", None, None, None, None,
+                     "https://example.org/i.png", None, None]
+
+
+def test_text_that_grows_by_single_characters_ends_as_the_whole_text_is_shown(reader):
+    whole, grown = reader.page.evaluate(
+        """async (text) => {
+          const { Growing, render } = await import("/page/markdown.js");
+          const [once, slowly] = [document.createElement("div"), document.createElement("div")];
+          once.append(render(text));
+          const growing = new Growing(slowly);
+          for (let end = 1; end <= text.length; end++) {
+            growing.text = text.slice(0, end);
+            growing.draw();
+          }
+          return [once, slowly].map((element) => element.textContent.replace(/\\s+/g, " ").trim());
+        }""",
+        "\n\n".join([MARKDOWN[1], CODE[1], *XSS, "1. one\n2. two\n\n   more", "> quote\n\n[r]\n\n[r]: https://example.org"]),
+    )
+    assert grown == whole
+
+
+# -- what goes wrong ---------------------------------------------------------------
+
+
+def test_a_model_that_fails_says_why_and_the_question_is_not_lost(reader):
+    page = reader.page
+    choose_model(reader, "broken")
+    reader.ask("Something I thought about for long")
+    expect(page.locator(".problem")).to_contain_text("model.safetensors")
+    expect(page.locator("#question")).to_have_value("Something I thought about for long")
+    page.click("#model-0")
+    expect(page.locator(".menu .reason")).to_contain_text("model.safetensors")
+    page.locator(".menu button", has_text="parrot").click()
+    page.get_by_role("button", name="Try again").click()
+    reader.answered()
+    expect(page.locator(".problem")).to_have_count(0)
+    expect(page.locator("#question")).to_have_value("")
+    assert len(reader.answers()) == 1
+
+
+def test_in_a_comparison_one_failing_model_does_not_hide_the_other(reader):
+    reader.page.click("#compare")
+    choose_model(reader, "broken", slot=1)
+    reader.ask(PLAIN[0])
+    expect(reader.page.locator(".problem")).to_contain_text("model.safetensors")
+    assert reader.answers() == [PLAIN[1]]
+    expect(reader.page.locator("#question")).to_have_value("")
+
+
+def test_a_question_that_does_not_fit_is_refused_with_its_length_and_kept(reader):
+    text = "far too long " * 400
+    reader.ask(text)
+    expect(reader.page.locator(".problem")).to_contain_text(re.compile(r"\d"))
+    expect(reader.page.locator("#question")).to_have_value(text.strip())
+    assert reader.answers() == []
+
+
+def test_a_server_that_dies_in_the_middle_is_told_and_costs_neither_text_nor_history(open_reader, models, tmp_path):
+    with running(tmp_path, models[:1]) as server:
+        reader = open_reader(server)
+        page = reader.page
+        reader.ask(PLAIN[0])
+        for _ in range(20):
+            page.evaluate("window.lengths.length = 0")
+            reader.ask(LONG[0], wait=False)
+            reader.until("window.lengths.at(-1) > 0")
+            server.signal(signal.SIGSTOP)
+            if page.locator(".answer.live").count():  # what was on its way may have ended it
+                page.wait_for_timeout(300)
+                if page.locator(".answer.live").count():
+                    break
+            server.signal(signal.SIGCONT)
+            reader.answered()
+        server.kill()
+        expect(page.locator(".problem")).to_contain_text("athanor serve")
+        expect(page.locator("#gone")).to_be_visible()
+        expect(page.locator("#question")).to_have_value(LONG[0])
+        said = reader.answers()[-1]
+        assert said and LONG[1].startswith(said)
+        page.fill("#question", WHO[0])
+        page.press("#question", "Enter")
+        expect(page.locator("#question")).to_have_value(WHO[0])
+        server.start()
+        expect(page.locator("#gone")).to_be_hidden()
+        reader.ask(WHO[0])
+        assert reader.answers()[0] == PLAIN[1] and reader.questions()[-1] == WHO[0]
+
+
+def test_text_that_was_not_sent_survives_a_reload(reader):
+    reader.ask(PLAIN[0])
+    reader.page.fill("#question", "half a thou")
+    reader.new_chat()
+    expect(reader.page.locator("#question")).to_have_value("")
+    reader.page.go_back()
+    expect(reader.page.locator("#question")).to_have_value("half a thou")
+    reader.reload()
+    expect(reader.page.locator("#question")).to_have_value("half a thou")
+
+
+# -- looks and hands ---------------------------------------------------------------
+
+# Of every text that is seen: its contrast with what lies behind it. Colours come as rgb(), maybe with alpha.
+CONTRAST = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return canvas.getImageData(0, 0, 1, 1).data;
+  };
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
+  const behind = (element) => {
+    for (; element; element = element.parentElement) {
+      const colour = rgba(getComputedStyle(element).backgroundColor);
+      if (colour[3] > 250) return colour;
+    }
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || element.closest(":disabled, .unseen, .skip") || !element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+    const [a, b] = [rgba(getComputedStyle(element).color), behind(element)].map(light);
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push(`${ratio.toFixed(2)} ${element.outerHTML.slice(0, 90)}`);
+  }
+  return poor;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read_in_both_colour_schemes(open_reader, server, scheme):
+    reader = open_reader(server, color_scheme=scheme, reduced_motion="reduce")
+    page = reader.page
+    assert page.evaluate(CONTRAST) == []
+    reader.ask(CODE[0])
+    page.get_by_role("button", name="Bad answer").click()
+    expect(page.locator(".better textarea")).to_be_focused()
+    assert page.evaluate(CONTRAST) == []
+    page.click("#model-0")
+    assert page.evaluate(CONTRAST) == []
+    page.keyboard.press("Escape")
+    page.click("#settings")
+    assert page.evaluate(CONTRAST) == []
+    page.keyboard.press("Escape")
+    choose_model(reader, "broken")
+    reader.ask("x")
+    expect(page.locator(".problem")).to_be_visible()
+    page.click("#to-corrections")
+    expect(page.locator(".corrections")).to_be_visible()
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_the_colours_follow_the_system_until_a_reader_chooses(open_reader, server):
+    reader = open_reader(server, color_scheme="dark")
+    page = reader.page
+
+    def dark() -> bool:
+        return page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 128")
+
+    assert dark()
+    page.emulate_media(color_scheme="light")
+    assert not dark()
+    page.click("#theme")
+    page.click("#theme")
+    expect(page.locator("#theme")).to_have_attribute("aria-label", "Colours: dark")
+    assert dark()
+    reader.reload()
+    assert dark()
+
+
+WIDE = """() => {
+  const small = [];
+  for (const element of document.querySelectorAll("button, a, input:not([type=range]), textarea")) {
+    const box = element.getBoundingClientRect();
+    if (!box.width || element.closest(".prose, .skip, .correction, .brand a") || !element.checkVisibility({ visibilityProperty: true })) continue;
+    if (element.matches(".skip, .brand a, .arrows .icon, #question")) continue;
+    if (box.height < 43.5 || box.width < 43.5) small.push(`${box.width}x${box.height} ${element.outerHTML.slice(0, 80)}`);
+  }
+  const wide = [document.documentElement, document.getElementById("scroll")].filter((element) => element.scrollWidth > element.clientWidth);
+  return [small, wide.map((element) => element.tagName + element.scrollWidth)];
+}"""
+
+
+def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_for_thumbs(open_reader, server):
+    reader = open_reader(server, viewport=PHONE, has_touch=True, is_mobile=True, reduced_motion="reduce")
+    page = reader.page
+    assert page.evaluate(WIDE) == [[], []]
+    reader.ask("x" * 300 + " and\n" + "wide " * 60)
+    reader.ask(MARKDOWN[0])
+    reader.ask(CODE[0])
+    assert page.evaluate(WIDE) == [[], []]
+    box = page.locator("#composer").bounding_box()
+    assert box["y"] + box["height"] <= PHONE["height"]
+    page.tap("#open-sidebar")
+    expect(page.locator("#close-sidebar")).to_be_focused()
+    assert page.evaluate(WIDE) == [[], []]
+    page.keyboard.press("Escape")
+    expect(page.locator("#sidebar")).to_be_hidden()
+    page.tap("#compare")
+    reader.ask(MARKDOWN[0])
+    assert page.evaluate(WIDE) == [[], []]
+    page.tap("#settings")
+    assert page.evaluate(WIDE) == [[], []]
+    page.get_by_role("button", name="Close the settings").tap()
+    page.tap("#open-sidebar")
+    page.tap("#to-corrections")
+    expect(page.locator(".corrections")).to_be_visible()
+    assert page.evaluate(WIDE) == [[], []]
+
+
+def test_long_lines_of_code_scroll_inside_their_block(reader):
+    sizes = reader.page.evaluate(
+        """async () => {
+          const { render } = await import("/page/markdown.js");
+          const view = document.getElementById("view");
+          view.className = "thread";
+          view.replaceChildren(render("```text\\n" + "wide ".repeat(400) + "\\n```"));
+          const pre = view.querySelector("pre");
+          const scroller = document.getElementById("scroll");
+          return [pre.scrollWidth > pre.clientWidth, scroller.scrollWidth <= scroller.clientWidth];
+        }"""
+    )
+    assert sizes == [True, True]
+
+
+def test_everything_can_be_done_from_the_keyboard(reader):
+    page, keyboard = reader.page, reader.page.keyboard
+    expect(page.locator("#question")).to_be_focused()
+    keyboard.type("first line")
+    keyboard.press("Shift+Enter")
+    keyboard.type("second line")
+    expect(page.locator("#question")).to_have_value("first line\nsecond line")
+    keyboard.press("Enter")
+    reader.answered()
+    assert reader.questions() == ["first line\nsecond line"]
+    keyboard.press("ArrowUp")
+    expect(page.locator("textarea.edit")).to_be_focused()
+    keyboard.press("Escape")
+    expect(page.locator("textarea.edit")).to_have_count(0)
+    keyboard.press("Control+k")
+    expect(page.locator("#search")).to_be_focused()
+    keyboard.press("Escape")
+    keyboard.press("Control+Shift+O")
+    expect(page.locator(".card")).to_have_count(4)
+    expect(page.locator("#question")).to_be_focused()
+    page.evaluate("document.activeElement.blur()")
+    keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
+    keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.focus("#model-0")
+    keyboard.press("Enter")
+    keyboard.press("ArrowDown")
+    keyboard.press("Enter")
+    expect(page.locator("#model-0")).to_contain_text("polly")
+    expect(page.locator("#model-0")).to_be_focused()
+
+
+def test_each_control_has_a_name_and_tabbing_reaches_all_of_them_with_a_visible_focus(reader):
+    page = reader.page
+    reader.ask(CODE[0])
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("button, a, input, textarea")].filter((element) => !(element.getAttribute("aria-label")
+          || element.textContent.trim() || element.labels?.length)).map((element) => element.outerHTML)"""
+    )
+    assert nameless == []
+    page.fill("#search", "no such words anywhere")  # the chats of other tests would be many stops
+    expect(page.locator("#chats .none")).to_be_visible()
+    page.focus(".skip")
+    seen = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        name, outlined = page.evaluate(
+            """() => { const e = document.activeElement, s = getComputedStyle(e), f = getComputedStyle(e.closest("form") ?? e);
+              return [e === document.body ? "" : e.id || e.getAttribute("aria-label") || e.textContent.trim(),
+                s.outlineStyle !== "none" || f.borderColor !== getComputedStyle(document.querySelector("#sidebar")).borderRightColor]; }"""
+        )
+        if not name:
+            break
+        assert outlined, name
+        seen.append(name)
+    expected = ["new-chat", "search", "to-corrections", "theme", "show-keys", "model-0", "compare", "export", "settings",
+                "Edit the question", "Copy code", "Copy the answer", "Good answer", "Bad answer", "Answer again", "question"]
+    assert [name for name in seen if name in expected] == expected
+
+
+def test_enter_that_ends_a_word_of_an_input_method_does_not_send(reader):
+    reader.page.fill("#question", "日本")
+    for init in ("{ key: 'Enter', isComposing: true }", "{ key: 'Enter', keyCode: 229 }"):
+        reader.page.evaluate(
+            f"document.getElementById('question').dispatchEvent(new KeyboardEvent('keydown', {{ bubbles: true, cancelable: true, ...{init} }}))"
+        )
+    assert reader.sent == []
+    expect(reader.page.locator("#question")).to_have_value("日本")
+
+
+def test_a_reader_who_scrolls_up_is_left_there_and_can_jump_to_the_latest(open_reader, server):
+    reader = open_reader(server, viewport={"width": 700, "height": 320})
+    page = reader.page
+    at_end = "(({ scrollTop, scrollHeight, clientHeight }) => scrollHeight - scrollTop - clientHeight < 60)(document.getElementById('scroll'))"
+    reader.ask(LONG[0])
+    reader.ask(MARKDOWN[0])
+    assert page.evaluate(at_end)
+    page.evaluate("document.getElementById('scroll').scrollTop = 0")
+    expect(page.locator("#latest")).to_be_visible()
+    page.evaluate("document.querySelector(\"[aria-label='Answer again']\").click()")
+    expect(page.locator(".answer .arrows").first).to_be_visible()
+    page.click("#latest") if page.locator("#latest").is_visible() else None
+    reader.until(at_end)
+    expect(page.locator("#latest")).to_be_hidden()
+
+
+def test_what_a_screen_reader_is_told(reader):
+    live = reader.page.locator("#live")
+    expect(live).to_have_attribute("aria-live", "polite")
+    reader.ask(WHO[0])
+    expect(live).to_have_text(WHO[1])
+    choose_model(reader, "broken")
+    reader.ask("x")
+    expect(reader.page.get_by_role("alert").filter(has_text="model.safetensors")).to_have_count(1)
+
+
+def test_nothing_to_serve_says_how_to_make_a_model(open_reader, tmp_path):
+    if shutil.which("git") is None:
+        pytest.skip("no git here")
+    with running(tmp_path / "server", []) as server:
+        reader = open_reader(server)
+        expect(reader.page.locator(".command")).to_have_text("make repro")
+        expect(reader.page.locator("#send")).to_be_disabled()
