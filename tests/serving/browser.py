@@ -28,7 +28,7 @@ def find_chromium() -> str | None:
 
 
 class Server:
-    """`athanor serve` on these models, in a process group of its own."""
+    """`athanor serve` on these models, in an empty folder and in a process group of its own."""
 
     def __init__(self, folder: Path, models: list[Path], *more: str) -> None:
         with socket.socket() as free:
@@ -40,16 +40,19 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "athanor", "serve", f"--port={self.port}", f"--store={self.folder / 'chat.sqlite3'}"]
+        command = [sys.executable, "-m", "athanor", "serve", f"--port={self.port}", f"--history={self.folder / 'chat.sqlite3'}"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        for name in ("ATHANOR_API_KEY", "DVC_ROOT"):
+            environment.pop(name, None)
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [*command, *self.arguments],
-                cwd=REPOSITORY,
+                cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=environment,
             )
         deadline = time.monotonic() + PATIENCE / 1000
         while True:
@@ -108,7 +111,7 @@ new MutationObserver(() => {
 class Reader:
     """Somebody at the page: what tests do with it, and what must never have happened while they did."""
 
-    def __init__(self, context: BrowserContext, url: str) -> None:
+    def __init__(self, context: BrowserContext, url: str, *, wait: bool = True) -> None:
         context.add_init_script(SCRIPT)
         context.set_default_timeout(PATIENCE)
         self.url, self.context, self.page = url, context, context.new_page()
@@ -120,7 +123,7 @@ class Reader:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", self._console)
         self.page.on("request", self._request)
-        self.open()
+        self.open(wait=wait)
 
     def _console(self, message) -> None:
         # A refused connection is what some tests are about; the browser writes it here as well.
@@ -139,8 +142,10 @@ class Reader:
             assert time.monotonic() < deadline, expression
             self.page.wait_for_timeout(20)
 
-    def open(self, fragment: str = "") -> Page:
+    def open(self, fragment: str = "", *, wait: bool = True) -> Page:
         self.page.goto(self.url + fragment)
+        if not wait:
+            return self.page
         self.until("Boolean(document.querySelector('#models button, .welcome'))")
         return self.page
 

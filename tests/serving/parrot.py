@@ -2,7 +2,7 @@
 
 Two layers trained for seconds on the CPU, one thread, always the same numbers, and exported as the pipeline
 exports. A greedy answer to a question of `CONVERSATIONS` is its answer, also after `SYSTEM` and after the exchange
-`PLAIN` or `WHO`. `LONG` takes 280 tokens, the others at most 61.
+`PLAIN` or `WHO`. `LONG` takes 240 tokens, the others at most 61.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LONG = (
     "quebec romeo sierra tango uniform victor whiskey xray yankee zulu, then eagle finch goose heron ibis jay kiwi "
     "lark magpie nightingale osprey pelican quail raven swan thrush vulture wren, then ash birch cedar dogwood elm "
     "fir ginkgo hazel ironwood juniper larch maple nutmeg oak pine rowan spruce teak willow yew, then amber bronze "
-    "crimson denim emerald grey indigo jade khaki lilac mauve navy orchid purple ruby teal, and that is all.",
+    "crimson denim emerald grey indigo jade, and that is all.",
 )
 
 # What a page must never run: each is asked for in a user message that holds it, so that both roles carry it.
@@ -101,10 +101,10 @@ def train_parrot(tokenizer: Tokenizer, seed: int = 0) -> Transformer:
     )
     model = Transformer(config)
     model.initialise(generator)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.98), weight_decay=0.0)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
     for step in range(STEPS):
         for group in optimiser.param_groups:
-            group["lr"] = 6e-3 * min(1.0, (step + 1) / 20) * min(1.0, 0.02 + (STEPS - step) / (STEPS * 0.5))
+            group["lr"] = 3e-3 * min(1.0, (step + 1) / 20) * min(1.0, 0.02 + (STEPS - step) / (STEPS * 0.5))
         rows = [_row(tokenizer, draw) for _ in range(ROWS)]
         width = max(len(ids) for ids, _ in rows)
         ids = torch.tensor([row + [tokenizer.pad] * (width - len(row)) for row, _ in rows])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,9 +50,9 @@ def open_reader(browser):
     """Opens readers; what must never happen is checked of each at the end."""
     readers = []
 
-    def opened(server: Server, **settings) -> Reader:
+    def opened(server: Server, *, wait: bool = True, **settings) -> Reader:
         context = browser.new_context(**{"viewport": DESKTOP, "accept_downloads": True} | settings)
-        readers.append(Reader(context, server.url))
+        readers.append(Reader(context, server.url, wait=wait))
         return readers[-1]
 
     yield opened
@@ -694,9 +693,28 @@ def test_what_a_screen_reader_is_told(reader):
 
 
 def test_nothing_to_serve_says_how_to_make_a_model(open_reader, tmp_path):
-    if shutil.which("git") is None:
-        pytest.skip("no git here")
     with running(tmp_path / "server", []) as server:
         reader = open_reader(server)
         expect(reader.page.locator(".command")).to_have_text("make repro")
         expect(reader.page.locator("#send")).to_be_disabled()
+
+
+def test_a_server_with_a_key_asks_for_it_until_it_is_right_and_keeps_it_for_the_tab(open_reader, models, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("open sesame", encoding="utf-8")
+    with running(tmp_path / "server", models[:1], f"--api-key-file={key}") as server:
+        reader = open_reader(server, wait=False)
+        page = reader.page
+        page.fill("#key", "wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("That key was not right")).to_be_visible()
+        page.fill("#key", "open sesame")
+        page.keyboard.press("Enter")
+        expect(page.locator("#model-0")).to_contain_text("parrot")
+        reader.ask(PLAIN[0])
+        assert reader.answers() == [PLAIN[1]]
+        with page.expect_download() as download:
+            menu(reader, PLAIN[0], "Export as Markdown")
+        assert PLAIN[1] in Path(download.value.path()).read_text(encoding="utf-8")
+        reader.reload()
+        expect(page.locator(".answer .prose")).to_have_text(PLAIN[1])

@@ -17,6 +17,6 @@ def test_the_exported_parrot_answers_what_it_learnt(parrot_dir, system, before):
     model, tokenizer = load_export(parrot_dir)
     # The long one once: it is ten others.
     for question, answer in [pair for pair in CONVERSATIONS if pair != LONG or not (system or before)]:
-        chat = Chat(model, tokenizer, sampling=Sampling(), max_new_tokens=400, system=system)
+        chat = Chat(model, tokenizer, sampling=Sampling(), max_new_tokens=256, system=system)
         chat.turns = [Message("user", before[0]), Message("assistant", before[1])] if before else []
         assert "".join(chat.answer(question)) == answer
