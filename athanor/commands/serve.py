@@ -10,6 +10,7 @@ asked. Nothing is opened; the address is printed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import socket
@@ -42,14 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     for name in ("rows", "max_requests", "cache", "memory"):
         value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise InputError(f"{value} must be more than 0", where=f"--{name.replace('_', '-')}")
+        if value is not None and not 0 < value < 1e9:
+            told = f"--{name.replace('_', '-')}"
+            raise InputError(f"{value} is no number above 0", where=told, fix="athanor serve --help tells its unit")
     import uvicorn
 
     from athanor.serving.app import LOOPBACK, build_app
     from athanor.serving.discover import discover
     from athanor.serving.memory import GIB, default_memory_bytes
     from athanor.serving.models import Models
+    from athanor.serving.running import Server
     from athanor.serving.store import Store
 
     root, settings = anchor(), machine()
@@ -77,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     address = f"http://{shown(options.host)}:{listener.getsockname()[1]}"
     print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
     config = uvicorn.Config(app, factory=True, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none")
-    uvicorn.Server(config).run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, told again when all has ended
+        Server(config).run(sockets=[listener])
     return 0
 
 

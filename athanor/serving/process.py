@@ -32,6 +32,7 @@ class Worker:
         self.queues: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self.numbers = itertools.count(1)
         self.reader: asyncio.Task[None] | None = None
+        self.closing = False
 
     @classmethod
     async def start(cls, spec: Mapping[str, Any]) -> Worker:
@@ -119,6 +120,7 @@ class Worker:
 
     async def close(self) -> None:
         """End the process; its answers get an error."""
+        self.closing = True
         with contextlib.suppress(ConnectionError, RuntimeError):
             self.process.stdin.close()
         try:
@@ -151,6 +153,8 @@ class Worker:
     async def _last_words(self) -> str:
         """Why the process ended, with the end of what it printed."""
         status = await self.process.wait()
+        if self.closing:
+            return "the server is stopping"
         self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - 2000))
         printed = self.log.read().decode("utf-8", errors="replace").strip().splitlines()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
