@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ def browser() -> Iterator[Browser]:
         try:
             browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         except Error as error:
+            if os.environ.get("ATHANOR_TEST_BROWSER") == "required":
+                raise
             pytest.skip(f"no Chromium starts here (apt install chromium, or playwright install chromium): {error.message[:200]}")
         yield browser
         browser.close()
@@ -388,6 +391,37 @@ def test_text_that_grows_by_single_characters_ends_as_the_whole_text_is_shown(re
         "\n\n".join([MARKDOWN[1], CODE[1], *XSS, "1. one\n2. two\n\n   more", "> quote\n\n[r]\n\n[r]: https://example.org"]),
     )
     assert grown == whole
+
+
+BARE = "def add_13(x):\n    return x + 13\n\n    # done\n\nclass A:\n    pass"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (BARE, [BARE.split("\n\nclass")[0], "class A:\n    pass"]),
+        ("It is\nfor x in y:\n    print(x)", ["It is\nfor x in y:\n    print(x)"]),
+        ("8 + 9 = 17\n4 + 8 + 1 = 13\nAnswer: 137", []),
+        ("- one\n- two\n    three", []),
+        ("A definition: def is a word.\nNothing is indented.", []),
+    ],
+)
+def test_code_without_a_fence_keeps_its_indentation(reader, text, code):
+    found = reader.page.evaluate(
+        """async (text) => {
+          const { Growing, render } = await import("/page/markdown.js");
+          const [once, slowly] = [document.createElement("div"), document.createElement("div")];
+          once.append(render(text));
+          const growing = new Growing(slowly);
+          for (let end = 1; end <= text.length; end++) {
+            growing.text = text.slice(0, end);
+            growing.draw();
+          }
+          return [once, slowly].map((all) => [...all.querySelectorAll(".code code")].map((one) => one.textContent));
+        }""",
+        text,
+    )
+    assert found == [code, code]
 
 
 # -- what goes wrong ---------------------------------------------------------------

@@ -48,7 +48,33 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
 
 /** Safe elements of one Markdown text. */
 export function render(text) {
-  return finish(DOMPurify.sanitize(marked.parser(marked.lexer(text)), PROSE));
+  return finish(DOMPurify.sanitize(marked.parser(blocks(text)), PROSE));
+}
+
+const DEFINITION = /^(?:async def|def|class) .*:[ \t]*(?:\n|$)/;
+
+/**
+ * Markdown's blocks, and code without a fence as code: small models learn from functions and not from Markdown, which
+ * would take the indentation away. Code is a paragraph that begins with a definition, or has an indented line; what is
+ * indented after it belongs to it.
+ */
+function blocks(text) {
+  const tokens = marked.lexer(text);
+  const found = [];
+  for (const token of tokens) {
+    const before = found.findLast((one) => one.type !== "space");
+    const indented = token.type === "code" && token.codeBlockStyle === "indented";
+    if (indented && before?.unfenced) {
+      before.raw = found.splice(found.indexOf(before) + 1).reduce((raw, one) => raw + one.raw, before.raw) + token.raw;
+      before.text = before.raw.trimEnd();
+    } else if (token.type === "paragraph" && (DEFINITION.test(token.raw) || /\n[ \t]+\S/.test(token.raw))) {
+      const lang = DEFINITION.test(token.raw) ? "python" : "";
+      found.push({ type: "code", raw: token.raw, text: token.raw.trimEnd(), lang, unfenced: true });
+    } else {
+      found.push(token);
+    }
+  }
+  return Object.assign(found, { links: tokens.links });
 }
 
 function finish(fragment) {
@@ -103,7 +129,7 @@ export class Growing {
   }
 
   draw() {
-    const tokens = marked.lexer(this.text);
+    const tokens = blocks(this.text);
     const { links } = tokens;
     // An address that is told at the end is that of links in blocks before it.
     const known = Object.keys(links).length;

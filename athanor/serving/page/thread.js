@@ -10,10 +10,11 @@ import { openComparison, pathTo } from "./tree.js";
 const NEAR = 60; // pixels from the end that still count as the end
 let pinned = true;
 
+// What the default run teaches, in its words: a model of three million weights knows few others.
 const PROMPTS = [
   ["Say hello", "Who are you?"],
-  ["Calculate", "What is 3 + 4?"],
-  ["Write code", "Write a function that adds two numbers"],
+  ["Calculate", "Compute 48 + 89 column by column."],
+  ["Write code", "Write a Python function add_13(x) that returns x plus 13."],
   ["Explain", "What does HTTP status 404 mean?"],
 ];
 
