@@ -3,7 +3,7 @@
 import { answers, getJson, Problem, send } from "./api.js";
 import { announce, toast } from "./dom.js";
 import { setDraft } from "./drafts.js";
-import { changed, chosenModels, emptyChat, labelOf, loadModels, patchChat, remember, state } from "./state.js";
+import { changed, chosenModels, emptyChat, loadModels, patchChat, remember, state } from "./state.js";
 import { newestUnder, pathTo, variants, withMessage } from "./tree.js";
 
 /** Show the chat of this id; null is a new one. */
@@ -54,7 +54,7 @@ export async function answerAgain(message) {
   await run(chat, { user: message.parent }, models, () => {});
   const now = chat.messages.find((other) => other.id === chat.leaf);
   if (!compared && now && now.id !== message.id && now.model === message.model && now.content === before) {
-    toast("The same answer again: with a temperature of 0, or the same seed, nothing is left to chance.");
+    toast("The same answer again. A temperature above 0, under Settings, brings variety.");
   }
 }
 
@@ -166,7 +166,7 @@ function finish(now, problem, giveBack) {
   if (problem?.name === "AbortError") problem = null;
   if (!problem && failed.length) {
     const several = slots.length > 1;
-    const text = failed.map((slot) => (several ? `${labelOf(slot.model)}: ` : "") + slot.problem.text).join("\n");
+    const text = failed.map((slot) => (several ? `${slot.model}: ` : "") + slot.problem.text).join("\n");
     problem = new Problem(text, failed[0].problem.kind);
   }
   if (problem) return fail(chat, problem, lost ? giveBack : () => {}, now.request);

@@ -72,4 +72,5 @@ function buttons() {
   const models = chosenModels().length;
   $("question").placeholder = state.known && !models ? "No model yet" : models === 2 ? "Ask both models" : "Ask something";
   $("dock").hidden = state.view !== "chat";
+  $("main").classList.toggle("aside", state.view !== "chat");
 }

@@ -4,7 +4,7 @@ import { getJson, send } from "./api.js";
 import { tell } from "./chat.js";
 import { $, h } from "./dom.js";
 import { render } from "./markdown.js";
-import { labelOf, on, state } from "./state.js";
+import { on, state } from "./state.js";
 
 const TABS = [["candidate", "To decide"], ["accepted", "Accepted"], ["rejected", "Rejected"]];
 const NONE = {
@@ -62,7 +62,7 @@ function card(row) {
   return h("article", { class: "correction", "data-id": row.id, "aria-label": `Correction of: ${question.slice(0, 80)}` },
     h("div", { class: "bubble" }, question),
     h("div", { class: "halves" },
-      h("section", { class: "said" }, h("h2", {}, `${labelOf(row.model)} said`), prose(row.answer)),
+      h("section", { class: "said" }, h("h2", {}, `${row.model ?? "It"} said`), prose(row.answer)),
       h("section", { class: "should" }, h("h2", {}, "It should have said"), prose(row.correction))),
     h("div", { class: "end" },
       h("a", { class: "muted grow", href: `#/chat/${row.chat}` }, `${row.chat_title || "Chat"}${earlier > 0 ? `, after ${earlier} earlier messages` : ""}`),

@@ -3,7 +3,7 @@
 import { answerAgain, askAnew, feedback, flip, live, pick, retry } from "./chat.js";
 import { announce, copyText, h, icon, iconButton } from "./dom.js";
 import { Growing, render } from "./markdown.js";
-import { changed, labelOf, modelOf, state } from "./state.js";
+import { changed, state } from "./state.js";
 import { variants } from "./tree.js";
 
 const bodies = new WeakMap(); // message -> its rendered text; a changed message is another object
@@ -21,7 +21,7 @@ function prose(message) {
 export function userMessage(message) {
   if (message.id !== null && state.editing?.id === message.id) return editor(message);
   const article = h("article", { class: "message user", "aria-label": "You" }, h("div", { class: "bubble" }, message.content));
-  if (message.id === null) return article;
+  if (message.id === null) return article.append(h("div", { class: "foot" })), article; // nothing moves when it is stored
   const edit = () => {
     state.editing = { id: message.id, text: message.content };
     changed("thread");
@@ -68,7 +68,7 @@ function arrows(message) {
 
 /** A stored answer; `column` when it stands beside another one. */
 export function answerMessage(message, { column = false, failed = null } = {}) {
-  const label = labelOf(message.model);
+  const label = message.model;
   const article = h("article", { class: "message answer", "aria-label": `Answer of ${label}`, "data-id": message.id });
   if (column) article.append(h("div", { class: "who" }, label));
   article.append(prose(message));
@@ -140,15 +140,15 @@ const WAITING = { waiting: "", loading: "Loading the model…", thinking: "", wr
 /** An answer that is being made; slot.show draws its text as it grows, `grown` follows each drawing. */
 export function liveAnswer(slot, { column = false, grown }) {
   if (slot.message) return answerMessage(slot.message, { column });
-  const label = labelOf(slot.model);
+  const label = slot.model;
   const body = h("div", { class: "prose" });
   const article = h("article", { class: `message answer live ${slot.phase}`, "aria-label": `Answer of ${label}`, "aria-busy": "true" });
   if (column) article.append(h("div", { class: "who" }, label));
   if (slot.problem) {
-    article.append(h("p", { class: "refused" }, icon("warning"), slot.problem.text));
+    article.append(h("p", { class: "refused" }, icon("warning"), h("span", {}, told(slot.problem.text))));
     return article;
   }
-  article.append(body);
+  article.append(body, h("div", { class: "foot" }, h("span", { class: "stats" }, column ? "" : label)));
   if (!slot.text) {
     body.append(h("p", { class: "waiting" }, h("span", { class: "dots" }, h("i"), h("i"), h("i")),
       slot.phase === "loading" ? `Loading ${label}…` : WAITING[slot.phase] ?? ""));
@@ -160,13 +160,17 @@ export function liveAnswer(slot, { column = false, grown }) {
   return article;
 }
 
+/** An error of the server as sentences; what it advises stands on a line of its own. */
+function told(text) {
+  const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);
+  return text.split(/\.? Fix: /).map((part) => h("p", {}, sentence(part).replace(/([^.!?:])$/, "$1.")));
+}
+
 /** What went wrong, why, and what to do. */
 export function problemCard(problem) {
   const title = { gone: "The server is gone", model: "The model could not answer", request: "That did not work",
     page: "That did not work" }[problem.kind];
   return h("div", { class: "problem", role: "alert" }, icon("warning"),
-    h("div", {}, h("strong", {}, title), h("p", {}, problem.text),
-      problem.request && h("button", { type: "button", class: "plain", onclick: () => retry(problem) }, "Try again")));
+    h("div", {}, h("strong", {}, title), told(problem.text),
+      problem.request && problem.kind !== "request" && h("button", { type: "button", class: "plain", onclick: () => retry(problem) }, "Try again")));
 }
-
-export const nameOf = (id) => modelOf(id)?.label ?? id;

@@ -2,7 +2,7 @@
 
 import { live, tell } from "./chat.js";
 import { $, h, icon, openMenu } from "./dom.js";
-import { chosenModels, labelOf, loadModels, modelOf, on, patchChat, remember, state } from "./state.js";
+import { chosenModels, loadModels, modelOf, on, patchChat, remember, state } from "./state.js";
 
 const SOURCES = { export: "this workspace", experiment: "experiment", path: "given folder" };
 const STATES = { idle: "starts with the first question", loading: "loading…", ready: "ready", failed: "failed" };
@@ -34,9 +34,9 @@ function draw() {
   const buttons = chosen.map((id, slot) => {
     const model = modelOf(id);
     return h("button", { type: "button", class: "model", id: `model-${slot}`, "aria-haspopup": "menu", "aria-expanded": "false",
-      title: model?.reason ?? STATES[model?.state], onclick: (event) => choose(event.currentTarget, slot) },
+      title: [model?.label, model?.reason ?? STATES[model?.state]].filter(Boolean).join(": "), onclick: (event) => choose(event.currentTarget, slot) },
       h("span", { class: `dot ${model?.state}`, role: "img", "aria-label": STATES[model?.state] ?? "" }),
-      h("span", { class: "label" }, labelOf(id)), icon("chevron"));
+      h("span", { class: "label" }, id), icon("chevron"));
   });
   if (buttons.length === 2) buttons.splice(1, 0, h("span", { class: "muted versus" }, "vs"));
   $("models").replaceChildren(...buttons);

@@ -46,7 +46,6 @@ export function recall(name) {
 }
 
 export const modelOf = (id) => state.models.find((model) => model.id === id) ?? null;
-export const labelOf = (id) => modelOf(id)?.label ?? id ?? "";
 
 /** The models the next question goes to: those of the chat that exist, else the last used one, else the newest. */
 export function chosenModels() {

@@ -37,7 +37,9 @@ export function start() {
 
 function toEnd(smoothly = false) {
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  $("scroll").scrollTo({ top: $("scroll").scrollHeight, behavior: smoothly && !calm ? "smooth" : "instant" });
+  // A text that grows runs away from a slow scroll.
+  const slowly = smoothly && !calm && !live();
+  $("scroll").scrollTo({ top: $("scroll").scrollHeight, behavior: slowly ? "smooth" : "instant" });
   pinned = true;
   $("latest").hidden = true;
 }

@@ -1,0 +1,93 @@
+"""Pictures of the chat page for the documentation, from a running server.
+
+    athanor serve --history /somewhere/else.sqlite3 &
+    python tools/screenshots.py http://127.0.0.1:8080/ [--out docs]
+
+Asks the models a few questions, so give the server a history of its own. The
+picture of a comparison needs two models. Needs playwright and a Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+CODE, SUM, WHO = "Write a function that adds two numbers", "What is 3 + 4?", "Who are you?"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("url")
+    parser.add_argument("--out", type=Path, default=Path("docs"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium") or shutil.which("google-chrome"), args=["--no-sandbox"]
+        )
+        take_all(browser, options.url, options.out)
+        browser.close()
+    return 0
+
+
+def take_all(browser: Browser, url: str, out: Path) -> None:
+    page = visit(browser, url, viewport=DESKTOP)
+    for question in (WHO, SUM):
+        ask(page, question)
+        page.keyboard.press("Control+Shift+O")
+        page.wait_for_selector(".card")
+    take(page, out / "chat-welcome.png")
+    ask(page, SUM)
+    ask(page, CODE)
+    take(page, out / "chat-desktop.png")
+    page.get_by_role("button", name="Bad answer").last.click()
+    page.fill(".better textarea", "Here it is:\n\n```python\ndef add(a: float, b: float) -> float:\n    return a + b\n```")
+    page.get_by_role("button", name="Keep", exact=True).click()
+    page.wait_for_selector(".better", state="detached")
+    page.click("#to-corrections")
+    page.wait_for_selector(".correction")
+    take(page, out / "chat-corrections.png")
+    if page.locator("#compare").is_enabled():
+        page.keyboard.press("Control+Shift+O")
+        page.wait_for_selector(".card")
+        page.click("#compare")
+        ask(page, CODE)
+        take(page, out / "chat-compare.png")
+    page = visit(browser, url, viewport=DESKTOP, color_scheme="dark")
+    ask(page, CODE)
+    page.click("#settings")
+    page.wait_for_selector("dialog.drawer")
+    take(page, out / "chat-settings-dark.png")
+    page = visit(browser, url, viewport=PHONE, has_touch=True, is_mobile=True, device_scale_factor=2)
+    ask(page, CODE)
+    take(page, out / "chat-phone.png")
+
+
+def visit(browser: Browser, url: str, **settings: object) -> Page:
+    page = browser.new_context(reduced_motion="reduce", **settings).new_page()
+    page.goto(url)
+    page.wait_for_selector(".card")
+    return page
+
+
+def ask(page: Page, text: str) -> None:
+    page.fill("#question", text)
+    page.press("#question", "Enter")
+    page.wait_for_selector("#stop", state="hidden")
+    page.wait_for_selector(".answer:not(.live)")
+
+
+def take(page: Page, path: Path) -> None:
+    page.mouse.move(640, 5)
+    page.wait_for_timeout(400)  # for the end of a transition; no test depends on it
+    page.screenshot(path=path)
+    print(f"{path} {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
