@@ -37,7 +37,7 @@ def main() -> int:
 
 def take_all(browser: Browser, url: str, out: Path) -> None:
     page = visit(browser, url, viewport=DESKTOP)
-    for question in (WHO, SUM):
+    for question in ("Which number types does Python have?", "What does HTTP status 404 mean?", WHO):
         ask(page, question)
         page.keyboard.press("Control+Shift+O")
         page.wait_for_selector(".card")
