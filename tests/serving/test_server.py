@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import queue
 import signal
 import socket
 import struct
@@ -20,8 +21,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from athanor.corpus.conversations import Message
 from athanor.serving import openai_api
 from athanor.serving.app import HEADERS, build_app
+from athanor.serving.backends.base import Request
+from athanor.serving.backends.torch_backend import open_backend
 from athanor.serving.discover import discover
 from athanor.serving.models import Models
 from athanor.serving.store import Store
@@ -71,7 +75,7 @@ def still(server) -> None:
 
 def test_a_client_that_reads_a_byte_a_second_holds_nobody_up_and_no_answer_under_way(server):
     with server.connect(receive_bytes=1024) as slow:
-        slow.sendall(server.raw({**LONG, "stream": True, "max_tokens": 4000}))
+        slow.sendall(server.raw({**LONG, "stream": True, "max_tokens": 2000}))
         assert slow.recv(1)
         assert answered(server)
         # The model goes on and ends, though its reader has taken next to nothing.
@@ -111,6 +115,17 @@ def test_the_answer_of_a_client_that_goes_is_stopped(server, stream, when, how):
     if when == "after some text":
         assert server.metrics()[("athanor_answers_total", "left")] == before + 1
         assert server.made() < 20_000
+
+
+def test_an_answer_cancelled_before_the_engine_saw_it_is_not_made(parrot_dir):
+    backend = open_backend({"path": parrot_dir, "device": "cpu", "threads": 1, "rows": 2, "cache_bytes": 1 << 30})
+    events: queue.Queue[dict] = queue.Queue()
+    with backend.work:  # both in the time of one step
+        backend.submit(Request(1, (Message("user", PLAIN[0]),), None, {}), events.put)
+        backend.cancel(1)
+    assert events.get(timeout=PATIENCE) == {"type": "end", "reason": "stopped", "tokens": 0, "seconds": 0.0}
+    backend.close()
+    assert events.empty()
 
 
 def test_the_answer_of_a_killed_client_is_stopped(server):

@@ -115,10 +115,12 @@ class TorchBackend:
                 if self.closing:
                     return
                 cancelled, self.cancelled = self.cancelled, deque()
-                joining = self._next()
+            joining: list[_Answer] = []
             try:
                 for request_id in cancelled:
                     self._stop(request_id)
+                with self.work:  # after the stops: who was cancelled while it waited does not join
+                    joining = self._next()
                 self._take(self.engine.step())
                 self._join(joining)
             except Exception as error:  # out of memory, say: these answers fail, the next may not
