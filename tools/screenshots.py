@@ -46,7 +46,7 @@ def take_all(browser: Browser, url: str, out: Path) -> None:
     ask(page, CODE)
     take(page, out / "chat-desktop.png")
     page.get_by_role("button", name="Bad answer").last.click()
-    page.fill(".better textarea", "Here it is:\n\n```python\ndef add(a: float, b: float) -> float:\n    return a + b\n```")
+    page.fill(".better textarea", "```python\ndef add(a: float, b: float) -> float:\n    return a + b\n```")
     page.get_by_role("button", name="Keep", exact=True).click()
     page.wait_for_selector(".better", state="detached")
     page.click("#to-corrections")

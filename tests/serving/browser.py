@@ -40,7 +40,8 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "athanor", "serve", f"--port={self.port}", f"--history={self.folder / 'chat.sqlite3'}"]
+        history = self.folder / "chat.sqlite3"
+        command = [sys.executable, "-m", "athanor", "serve", f"--port={self.port}", f"--history={history}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
         for name in ("ATHANOR_API_KEY", "DVC_ROOT"):
             environment.pop(name, None)
@@ -96,7 +97,8 @@ def running(folder: Path, models: list[Path], *more: str) -> Iterator[Server]:
 SCRIPT = """
 window.attacks = [];
 window.pwned = (number) => window.attacks.push(number);
-document.addEventListener("securitypolicyviolation", (event) => window.attacks.push(event.violatedDirective + event.blockedURI));
+document.addEventListener("securitypolicyviolation", (event) =>
+  window.attacks.push(event.violatedDirective + event.blockedURI));
 window.lengths = [];
 window.stopAtOnce = false;
 new MutationObserver(() => {

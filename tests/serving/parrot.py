@@ -1,4 +1,4 @@
-"""A real model that has learnt a dozen conversations by heart: every test of the server and of the page knows its answers.
+"""A real model that has learnt a dozen conversations by heart: the tests of the server and the page know its answers.
 
 Two layers trained for seconds on the CPU, one thread, always the same numbers, and exported as the pipeline
 exports. A greedy answer to a question of `CONVERSATIONS` is its answer, also after `SYSTEM` and after the exchange

@@ -28,7 +28,8 @@ def browser() -> Iterator[Browser]:
         except Error as error:
             if os.environ.get("ATHANOR_TEST_BROWSER") == "required":
                 raise
-            pytest.skip(f"no Chromium starts here (apt install chromium, or playwright install chromium): {error.message[:200]}")
+            why = error.message[:200]
+            pytest.skip(f"no Chromium starts here (apt install chromium, or playwright install chromium): {why}")
         yield browser
         browser.close()
 
@@ -96,8 +97,8 @@ def test_an_answer_grows_in_steps_and_ends_as_the_model_said_it(reader):
 def test_markdown_and_code_are_shown_as_such_and_copied_as_written(open_reader, server):
     reader = open_reader(server, permissions=["clipboard-read", "clipboard-write"])
     reader.ask(MARKDOWN[0])
-    for selector, text in ((".prose h2", "Birds"), (".prose li strong", "parrot"), (".prose td[align=right] >> nth=0", "2")):
-        expect(reader.page.locator(selector)).to_have_text(text)
+    for selector, text in (("h2", "Birds"), ("li strong", "parrot"), ("td[align=right] >> nth=0", "2")):
+        expect(reader.page.locator(f".prose {selector}")).to_have_text(text)
     reader.page.get_by_role("button", name="Copy the answer").click()
     reader.page.wait_for_selector("text=Copied", state="attached")
     assert reader.page.evaluate("navigator.clipboard.readText()") == MARKDOWN[1]
@@ -279,7 +280,8 @@ def test_a_correction_is_stored_and_can_be_accepted_or_rejected(reader):
     page.fill(".better textarea", "It is **seven**.")
     page.get_by_role("button", name="Keep", exact=True).click()
     expect(page.locator(".answer .stats")).to_contain_text("corrected")
-    assert reader.chat()["messages"][-1]["feedback"] == {"verdict": "down", "correction": "It is **seven**.", "status": "candidate"}
+    stored = reader.chat()["messages"][-1]["feedback"]
+    assert stored == {"verdict": "down", "correction": "It is **seven**.", "status": "candidate"}
     for answer, tab in (("Accept", "Accepted"), ("Reject", "Rejected")):
         page.click("#to-corrections")
         card = page.locator(".correction").first
@@ -299,18 +301,21 @@ def test_a_correction_is_stored_and_can_be_accepted_or_rejected(reader):
 # -- untrusted text ---------------------------------------------------------------
 
 FOUND = """() => {
-  const allowed = new Set("P BR HR H1 H2 H3 H4 H5 H6 STRONG EM DEL CODE PRE BLOCKQUOTE UL OL LI A TABLE THEAD TBODY TR TH TD"
+  const allowed = new Set(
+    "P BR HR H1 H2 H3 H4 H5 H6 STRONG EM DEL CODE PRE BLOCKQUOTE UL OL LI A TABLE THEAD TBODY TR TH TD"
     .split(" "));
   const odd = [];
   for (const element of document.querySelectorAll(".prose *, .bubble *, #chats .title *, #chats .snippet *")) {
     if (element.closest(".code, .wide > :not(table), .block > :not(*)")) continue;
     if (!allowed.has(element.tagName) && !element.matches(".block, .code, .wide")) odd.push(element.outerHTML);
     for (const { name, value } of element.attributes) {
-      if (name.startsWith("on") || name === "style" || name === "src" || /script:|data:/i.test(value)) odd.push(element.outerHTML);
+      if (name.startsWith("on") || name === "style" || name === "src" || /script:|data:/i.test(value))
+        odd.push(element.outerHTML);
     }
   }
   for (const link of document.querySelectorAll(".prose a[href]")) {
-    if (!/^(https?|mailto):/.test(link.href) || link.rel !== "noopener noreferrer" || link.target !== "_blank") odd.push(link.outerHTML);
+    if (!/^(https?|mailto):/.test(link.href) || link.rel !== "noopener noreferrer" || link.target !== "_blank")
+      odd.push(link.outerHTML);
   }
   return odd;
 }"""
@@ -340,10 +345,13 @@ def test_no_attack_runs_whether_streamed_or_from_history_in_any_place(reader):
             answer = reader.chat()["messages"][-1]
         assert answer["content"] == payload and chat["system"] == payload
         page.evaluate(
-            """([chat, message, title]) => Promise.all([
-              fetch(`/api/chats/${chat}`, { method: "PATCH", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ title }) }),
-              fetch(`/api/messages/${message}/feedback`, { method: "PUT", headers: { "Content-Type": "application/json" },
-                body: JSON.stringify({ verdict: "down", correction: title }) })])""",
+            """([chat, message, title]) => {
+              const headers = { "Content-Type": "application/json" };
+              const vote = { verdict: "down", correction: title };
+              return Promise.all([
+                fetch(`/api/chats/${chat}`, { method: "PATCH", headers, body: JSON.stringify({ title }) }),
+                fetch(`/api/messages/${message}/feedback`, { method: "PUT", headers, body: JSON.stringify(vote) })]);
+            }""",
             [chat["id"], answer["id"], payload],
         )
         reader.check()
@@ -364,8 +372,10 @@ def test_no_attack_runs_whether_streamed_or_from_history_in_any_place(reader):
 
 
 def test_links_are_kept_only_where_they_lead_to_the_web_or_to_mail(reader):
-    texts = ["[a](https://example.org/x)", "<https://example.org>", "[m](mailto:a@example.org)", "[r](/api/state)", "[d](data:text/html,x)",
-             "[v](vbscript:x)", "[j](java&#10;script:x)", "![i](https://example.org/i.png)", "[f](file:///etc/passwd)", "[s](//example.org)"]
+    texts = ["[a](https://example.org/x)", "<https://example.org>", "[m](mailto:a@example.org)",
+             "[r](/api/state)", "[d](data:text/html,x)",
+             "[v](vbscript:x)", "[j](java&#10;script:x)", "![i](https://example.org/i.png)",
+             "[f](file:///etc/passwd)", "[s](//example.org)"]
     links = reader.page.evaluate(
         """async (texts) => {
           const { render } = await import("/page/markdown.js");
@@ -390,7 +400,8 @@ def test_text_that_grows_by_single_characters_ends_as_the_whole_text_is_shown(re
           }
           return [once, slowly].map((element) => element.textContent.replace(/\\s+/g, " ").trim());
         }""",
-        "\n\n".join([MARKDOWN[1], CODE[1], *XSS, "1. one\n2. two\n\n   more", "> quote\n\n[r]\n\n[r]: https://example.org"]),
+        "\n\n".join([MARKDOWN[1], CODE[1], *XSS, "1. one\n2. two\n\n   more",
+                     "> quote\n\n[r]\n\n[r]: https://example.org"]),
     )
     assert grown == whole
 
@@ -515,7 +526,8 @@ CONTRAST = """() => {
     canvas.fillRect(0, 0, 1, 1);
     return canvas.getImageData(0, 0, 1, 1).data;
   };
-  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
     .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
   const behind = (element) => {
     for (; element; element = element.parentElement) {
@@ -526,7 +538,8 @@ CONTRAST = """() => {
   const poor = [];
   for (const element of document.querySelectorAll("body *")) {
     const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-    if (!own || element.closest(":disabled, .unseen, .skip") || !element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+    if (!own || element.closest(":disabled, .unseen, .skip")) continue;
+    if (!element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
     const [a, b] = [rgba(getComputedStyle(element).color), behind(element)].map(light);
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     if (ratio < 4.5) poor.push(`${ratio.toFixed(2)} ${element.outerHTML.slice(0, 90)}`);
@@ -580,11 +593,14 @@ WIDE = """() => {
   const small = [];
   for (const element of document.querySelectorAll("button, a, input:not([type=range]), textarea")) {
     const box = element.getBoundingClientRect();
-    if (!box.width || element.closest(".prose, .skip, .correction, .brand a") || !element.checkVisibility({ visibilityProperty: true })) continue;
+    if (!box.width || element.closest(".prose, .skip, .correction, .brand a")) continue;
+    if (!element.checkVisibility({ visibilityProperty: true })) continue;
     if (element.matches(".skip, .brand a, .arrows .icon, #question")) continue;
-    if (box.height < 43.5 || box.width < 43.5) small.push(`${box.width}x${box.height} ${element.outerHTML.slice(0, 80)}`);
+    if (box.height < 43.5 || box.width < 43.5)
+      small.push(`${box.width}x${box.height} ${element.outerHTML.slice(0, 80)}`);
   }
-  const wide = [document.documentElement, document.getElementById("scroll")].filter((element) => element.scrollWidth > element.clientWidth);
+  const wide = [document.documentElement, document.getElementById("scroll")]
+    .filter((element) => element.scrollWidth > element.clientWidth);
   return [small, wide.map((element) => element.tagName + element.scrollWidth)];
 }"""
 
@@ -668,7 +684,8 @@ def test_each_control_has_a_name_and_tabbing_reaches_all_of_them_with_a_visible_
     page = reader.page
     reader.ask(CODE[0])
     nameless = page.evaluate(
-        """() => [...document.querySelectorAll("button, a, input, textarea")].filter((element) => !(element.getAttribute("aria-label")
+        """() => [...document.querySelectorAll("button, a, input, textarea")]
+          .filter((element) => !(element.getAttribute("aria-label")
           || element.textContent.trim() || element.labels?.length)).map((element) => element.outerHTML)"""
     )
     assert nameless == []
@@ -679,25 +696,28 @@ def test_each_control_has_a_name_and_tabbing_reaches_all_of_them_with_a_visible_
     for _ in range(60):
         page.keyboard.press("Tab")
         name, outlined = page.evaluate(
-            """() => { const e = document.activeElement, s = getComputedStyle(e), f = getComputedStyle(e.closest("form") ?? e);
+            """() => { const e = document.activeElement, s = getComputedStyle(e);
+              const edge = getComputedStyle(document.querySelector("#sidebar")).borderRightColor;
+              const f = getComputedStyle(e.closest("form") ?? e);
               return [e === document.body ? "" : e.id || e.getAttribute("aria-label") || e.textContent.trim(),
-                s.outlineStyle !== "none" || f.borderColor !== getComputedStyle(document.querySelector("#sidebar")).borderRightColor]; }"""
+                s.outlineStyle !== "none" || f.borderColor !== edge]; }"""
         )
         if not name:
             break
         assert outlined, name
         seen.append(name)
-    expected = ["new-chat", "search", "to-corrections", "theme", "show-keys", "model-0", "compare", "export", "settings",
-                "Edit the question", "Copy code", "Copy the answer", "Good answer", "Bad answer", "Answer again", "question"]
+    expected = ["new-chat", "search", "to-corrections", "theme", "show-keys", "model-0", "compare", "export",
+                "settings",
+                "Edit the question", "Copy code", "Copy the answer", "Good answer", "Bad answer", "Answer again",
+                "question"]
     assert [name for name in seen if name in expected] == expected
 
 
 def test_enter_that_ends_a_word_of_an_input_method_does_not_send(reader):
     reader.page.fill("#question", "日本")
     for init in ("{ key: 'Enter', isComposing: true }", "{ key: 'Enter', keyCode: 229 }"):
-        reader.page.evaluate(
-            f"document.getElementById('question').dispatchEvent(new KeyboardEvent('keydown', {{ bubbles: true, cancelable: true, ...{init} }}))"
-        )
+        event = f"new KeyboardEvent('keydown', {{ bubbles: true, cancelable: true, ...{init} }})"
+        reader.page.evaluate(f"document.getElementById('question').dispatchEvent({event})")
     assert reader.sent == []
     expect(reader.page.locator("#question")).to_have_value("日本")
 
@@ -705,7 +725,8 @@ def test_enter_that_ends_a_word_of_an_input_method_does_not_send(reader):
 def test_a_reader_who_scrolls_up_is_left_there_and_can_jump_to_the_latest(open_reader, server):
     reader = open_reader(server, viewport={"width": 700, "height": 320})
     page = reader.page
-    at_end = "(({ scrollTop, scrollHeight, clientHeight }) => scrollHeight - scrollTop - clientHeight < 60)(document.getElementById('scroll'))"
+    at_end = """(({ scrollTop, scrollHeight, clientHeight }) => scrollHeight - scrollTop - clientHeight < 60)
+      (document.getElementById("scroll"))"""
     reader.ask(LONG[0])
     reader.ask(MARKDOWN[0])
     assert page.evaluate(at_end)

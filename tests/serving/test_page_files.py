@@ -30,8 +30,9 @@ def test_each_vendored_file_is_the_one_in_the_list_and_comes_with_its_licence():
 def test_nothing_in_the_page_would_need_a_laxer_policy_or_another_host():
     for path in OWN:
         text = path.read_text(encoding="utf-8")
-        code = re.sub(r"(^|\s)//[^\n]*|/\*[\s\S]*?\*/", "", text.replace("http://www.w3.org/2000/svg", ""), flags=re.MULTILINE)
-        for odd in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "createPolicy"):
+        named = text.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
+        code = re.sub(r"(^|\s)//[^\n]*|/\*[\s\S]*?\*/", "", named, flags=re.MULTILINE)
+        for odd in "innerHTML outerHTML insertAdjacentHTML document.write eval( Function( createPolicy".split():
             assert odd not in code, f"{path.name}: {odd}"
         assert not re.search(r'setAttribute\("style"|\sstyle=|<style|<script>|\son[a-z]+="', text), path.name
         assert not re.search(r"""(src|href|url|from|import)\W{1,3}(https?:)?//""", code), path.name
