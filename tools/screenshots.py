@@ -17,7 +17,8 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, sync_playwright
 
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
-CODE, SUM, WHO = "Write a function that adds two numbers", "What is 3 + 4?", "Who are you?"
+CODE = "Write a Python function add_13(x) that returns x plus 13."
+SUM, WHO = "Compute 48 + 89 column by column.", "Who are you?"
 
 
 def main() -> int:

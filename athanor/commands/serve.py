@@ -10,6 +10,7 @@ asked. Nothing is opened; the address is printed.
 from __future__ import annotations
 
 import argparse
+import errno
 import contextlib
 import ipaddress
 import os
@@ -119,7 +120,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except (OSError, OverflowError) as error:
         listener.close()
+        elsewhere = getattr(error, "errno", None) == errno.EADDRNOTAVAIL
         fix = f"athanor serve --port {port + 1 if 0 < port < 65535 else 8081}, or stop what listens there"
+        fix = "name an address of this machine, or 0.0.0.0 for all of them" if elsewhere else fix
         raise InputError(f"cannot listen: {getattr(error, 'strerror', None) or error}", where=f"{host}:{port}", fix=fix) from None
     return listener
 
