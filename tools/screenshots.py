@@ -3,8 +3,9 @@
     athanor serve --history /somewhere/else.sqlite3 &
     python tools/screenshots.py http://127.0.0.1:8080/ [--out docs]
 
-Asks the models a few questions, so give the server a history of its own. The
-picture of a comparison needs two models. Needs playwright and a Chromium.
+Asks a few questions that the default run teaches and one that it does not, so
+give the server a history of its own. The picture of a comparison needs two
+models. Needs playwright and a Chromium.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 CODE = "Write a Python function add_13(x) that returns x plus 13."
-SUM, WHO = "Compute 48 + 89 column by column.", "Who are you?"
+SUM, WHO, HARD = "Compute 48 + 89 column by column.", "Who are you?", "What is 3 + 4?"
 
 
 def main() -> int:
@@ -38,7 +39,7 @@ def main() -> int:
 
 def take_all(browser: Browser, url: str, out: Path) -> None:
     page = visit(browser, url, viewport=DESKTOP)
-    for question in ("Which number types does Python have?", "What does HTTP status 404 mean?", WHO):
+    for question in ("What does StopIteration mean?", "What does HTTP status 404 mean?", WHO):
         ask(page, question)
         page.keyboard.press("Control+Shift+O")
         page.wait_for_selector(".card")
@@ -46,8 +47,9 @@ def take_all(browser: Browser, url: str, out: Path) -> None:
     ask(page, SUM)
     ask(page, CODE)
     take(page, out / "chat-desktop.png")
+    ask(page, HARD)
     page.get_by_role("button", name="Bad answer").last.click()
-    page.fill(".better textarea", "```python\ndef add(a: float, b: float) -> float:\n    return a + b\n```")
+    page.fill(".better textarea", "3 + 4 = 7")
     page.get_by_role("button", name="Keep", exact=True).click()
     page.wait_for_selector(".better", state="detached")
     page.click("#to-corrections")
