@@ -29,7 +29,8 @@ import httpx2
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 2.0
-SUBJECTS = ("a list", "a dictionary", "a class", "a loop", "a module", "a generator", "an exception", "a thread", "a file", "a set")
+NAMES = "list dictionary class loop module generator comprehension thread file set"
+SUBJECTS = [f"a {name}" for name in NAMES.split()]
 
 
 def question(number: int) -> str:

@@ -90,7 +90,7 @@ def build_app(
     most_waiting: int = 256,
     version: str = "",
 ) -> FastAPI:
-    """The application. `key`: asked of every route but the page's files. `hosts`: the names it answers to, () for any."""
+    """The application. `key`: asked of every route but the page's files. `hosts`: names it answers to, () for any."""
     metered = Metered(models)
 
     @asynccontextmanager
