@@ -28,15 +28,18 @@ KEY_VARIABLE = "ATHANOR_API_KEY"
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="athanor serve", description="A chat page, and OpenAI's protocol under /v1.")
-    parser.add_argument("--model", action="append", default=[], help="an export, experiment, GGUF file or Hugging Face directory; may be repeated (default: all that are here)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
-    parser.add_argument("--port", type=int, default=8080, help="default 8080; 0 for any that is free")
-    parser.add_argument("--api-key-file", help=f"file with the key that clients must send (or the variable {KEY_VARIABLE})")
-    parser.add_argument("--memory", type=float, help="GiB that all loaded models may take (default: half of what is free)")
-    parser.add_argument("--rows", type=int, default=64, help="answers that a model makes side by side (default 64)")
-    parser.add_argument("--cache", type=float, default=1.0, help="GiB of keys and values that a model may take (default 1)")
-    parser.add_argument("--max-requests", type=int, default=256, help="answers under way before clients are asked to come again (default 256)")
-    parser.add_argument("--history", default=HISTORY, help=f"file of the page's chats (default {HISTORY})")
+    add = parser.add_argument
+    what = "an export, experiment, GGUF file or Hugging Face directory; may be repeated (default: all that are here)"
+    add("--model", action="append", default=[], help=what)
+    add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
+    add("--port", type=int, default=8080, help="default 8080; 0 for any that is free")
+    add("--api-key-file", help=f"file with the key that clients must send (or the variable {KEY_VARIABLE})")
+    add("--memory", type=float, help="GiB that all loaded models may take (default: half of what is free)")
+    add("--rows", type=int, default=64, help="answers that a model makes side by side (default 64)")
+    add("--cache", type=float, default=1.0, help="GiB of keys and values that a model may take (default 1)")
+    what = "answers under way before clients are asked to come again (default 256)"
+    add("--max-requests", type=int, default=256, help=what)
+    add("--history", default=HISTORY, help=f"file of the page's chats (default {HISTORY})")
     return parser.parse_args(arguments)
 
 
