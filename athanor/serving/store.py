@@ -189,6 +189,8 @@ class Store:
             old = self._message_row(db, message)
             if old["role"] != "assistant":
                 raise InputError(f"message {message} is a question", where="feedback", fix="judge an answer")
+            if correction is not None and correction.strip() == old["content"].strip():
+                raise InputError("the correction is the answer itself", where="correction", fix="write what it should have said")
             status = None if correction is None else "candidate"
             if correction is not None and correction == old["correction"]:
                 status = old["status"]

@@ -220,7 +220,7 @@ def test_chats_are_searched_renamed_exported_and_deleted_with_undo(reader):
     for item, read in (
         ("Export as Markdown", lambda text: CODE[1] in text and text.startswith("# Sums in Python")),
         ("Export as JSON", lambda text: json.loads(text)["title"] == "Sums in Python"),
-        ("Export as messages", lambda text: [m["content"] for m in json.loads(text)["messages"]] == list(CODE)),
+        ("Export for training (JSONL)", lambda text: [m["content"] for m in json.loads(text)["messages"]] == list(CODE)),
     ):
         with page.expect_download() as download:
             menu(reader, "Sums in Python", item)
@@ -256,9 +256,10 @@ def test_settings_and_the_system_prompt_reach_the_model_and_stay_with_the_chat(r
     assert (chat["system"], chat["sampling"]) == ("Be brief.", expected)
     reader.reload()
     page.click("#settings")
+    expect(page.locator("#settings")).to_have_class(re.compile("changed"))  # a dot tells, also when they are closed
     expect(page.locator("#system")).to_have_value("Be brief.")
     expect(page.locator("#set-seed")).to_have_value("7")
-    page.get_by_role("button", name="Back to the model's own").click()
+    page.get_by_role("button", name="Reset sampling").click()
     expect(page.locator("#set-temperature")).to_have_value("0")
     page.keyboard.press("Escape")
     expect(page.locator("dialog")).to_have_count(0)
@@ -277,7 +278,9 @@ def test_a_correction_is_stored_and_can_be_accepted_or_rejected(reader):
     expect(page.get_by_role("button", name="Good answer")).to_have_attribute("aria-pressed", "true")
     page.get_by_role("button", name="Bad answer").click()
     expect(page.locator(".better textarea")).to_be_focused()
+    expect(page.get_by_role("button", name="Keep", exact=True)).to_be_disabled()  # the answer itself is no correction
     page.fill(".better textarea", "It is **seven**.")
+    expect(page.get_by_role("button", name="Keep", exact=True)).to_be_enabled()
     page.get_by_role("button", name="Keep", exact=True).click()
     expect(page.locator(".answer .stats")).to_contain_text("corrected")
     stored = reader.chat()["messages"][-1]["feedback"]
@@ -347,7 +350,7 @@ def test_no_attack_runs_whether_streamed_or_from_history_in_any_place(reader):
         page.evaluate(
             """([chat, message, title]) => {
               const headers = { "Content-Type": "application/json" };
-              const vote = { verdict: "down", correction: title };
+              const vote = { verdict: "down", correction: `${title} again` };
               return Promise.all([
                 fetch(`/api/chats/${chat}`, { method: "PATCH", headers, body: JSON.stringify({ title }) }),
                 fetch(`/api/messages/${message}/feedback`, { method: "PUT", headers, body: JSON.stringify(vote) })]);
@@ -435,6 +438,30 @@ def test_code_without_a_fence_keeps_its_indentation(reader, text, code):
         text,
     )
     assert found == [code, code]
+
+
+def test_underscores_of_python_names_are_kept(reader):
+    text = "iterator.__next__() of __init__.py, __name__ and snake_case"
+    shown = reader.page.evaluate(
+        """async (text) => {
+          const { render } = await import("/page/markdown.js");
+          const element = document.createElement("div");
+          element.append(render(text));
+          return [element.textContent.trim(), element.querySelectorAll("strong, em").length];
+        }""",
+        text,
+    )
+    assert shown == [text, 0]
+
+
+def test_a_new_chat_is_ready_to_be_typed_into(reader):
+    page = reader.page
+    page.click("#to-corrections")
+    expect(page.locator("#view.corrections")).to_be_visible()
+    page.keyboard.press("Control+Shift+O")
+    expect(page.locator("#question")).to_be_focused()
+    page.keyboard.type("typed at once?")
+    expect(page.locator("#question")).to_have_value("typed at once?")
 
 
 # -- what goes wrong ---------------------------------------------------------------

@@ -380,6 +380,7 @@ def test_a_correction_is_a_candidate_until_it_is_settled_and_again_when_it_chang
     assert store.feedback(answer, None)["feedback"] is None
     for call, words in [
         (lambda: store.feedback(answer, "up", "1"), "thumb down"),
+        (lambda: store.feedback(answer, "down", " 2 "), "the answer itself"),
         (lambda: store.feedback(first, "up"), "is a question"),
         (lambda: store.settle(answer, "accepted"), "no correction"),
         (lambda: store.settle(answer, "good"), "no status"),

@@ -3,8 +3,12 @@
 import { answers, getJson, Problem, send } from "./api.js";
 import { announce, toast } from "./dom.js";
 import { setDraft } from "./drafts.js";
-import { changed, chosenModels, emptyChat, loadModels, patchChat, remember, state } from "./state.js";
+import { changed, chosenModels, emptyChat, loadModels, modelOf, patchChat, remember, state } from "./state.js";
 import { newestUnder, pathTo, variants, withMessage } from "./tree.js";
+
+let leaving = false;
+addEventListener("pagehide", () => (leaving = true));
+addEventListener("pageshow", () => (leaving = false));
 
 /** Show the chat of this id; null is a new one. */
 export async function openChat(id) {
@@ -20,6 +24,7 @@ export async function openChat(id) {
     state.chat = chat;
   }
   changed("view", "chat", "models", "thread", "composer", "chats");
+  if (id === null) changed("fresh");
 }
 
 export const live = () => state.lives.get(state.chat.id) ?? null;
@@ -53,7 +58,8 @@ export async function answerAgain(message) {
   const models = compared ? chosenModels() : [chosenModels()[0] ?? message.model];
   await run(chat, { user: message.parent }, models, () => {});
   const now = chat.messages.find((other) => other.id === chat.leaf);
-  if (!compared && now && now.id !== message.id && now.model === message.model && now.content === before) {
+  const heat = chat.sampling.temperature ?? modelOf(message.model)?.defaults?.temperature;
+  if (!compared && !heat && now && now.id !== message.id && now.model === message.model && now.content === before) {
     toast("The same answer again. A temperature above 0, under Settings, brings variety.");
   }
 }
@@ -162,7 +168,9 @@ function finish(now, problem, giveBack) {
   loadModels().catch(() => {});
   changed("answered");
   const failed = slots.filter((slot) => slot.problem);
-  const lost = now.request.content !== undefined && !done?.user;
+  // Who reloads the page stops the answer, and the server keeps what was said with its question.
+  const kept = leaving && slots.some((slot) => slot.text);
+  const lost = now.request.content !== undefined && !done?.user && !kept;
   if (problem?.name === "AbortError") problem = null;
   if (!problem && failed.length) {
     const several = slots.length > 1;

@@ -28,6 +28,7 @@ export function start() {
   $("stop").addEventListener("click", () => (stop(), field.focus()));
   addEventListener("resize", fit);
   on("composer", refresh);
+  on("fresh", () => matchMedia("(pointer: fine)").matches && field.focus({ preventScroll: true }));
   on("models", buttons);
   refresh();
 }

@@ -14,6 +14,13 @@ const ADDRESS = /^(?:https?:\/\/|mailto:)/i;
 marked.use({
   gfm: true,
   breaks: true,
+  tokenizer: {
+    // Only asterisks are strong: iterator.__next__() is a name, and these models speak of Python.
+    emStrong(source) {
+      const [run] = /^__+/.exec(source) ?? [];
+      return run ? { type: "text", raw: run, text: run, escaped: false } : false;
+    },
+  },
   renderer: {
     html: ({ text, block }) => block ? `<p>${escaped(text.trim()).replaceAll("\n", "<br>")}</p>` : escaped(text),
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),

@@ -1,7 +1,7 @@
 // Elements of single messages and of what stands around them.
 
 import { answerAgain, askAnew, feedback, flip, live, pick, retry } from "./chat.js";
-import { announce, copyText, h, icon, iconButton } from "./dom.js";
+import { copyText, h, icon, iconButton, toast } from "./dom.js";
 import { Growing, render } from "./markdown.js";
 import { changed, state } from "./state.js";
 import { variants } from "./tree.js";
@@ -100,25 +100,30 @@ function voted(message, kind) {
 
 function correction(message) {
   const field = h("textarea", { id: `better-${message.id}`, rows: "4", value: state.correcting.text, "data-key": "better" });
-  field.addEventListener("input", () => (state.correcting.text = field.value));
+  const same = () => !field.value.trim() || field.value.trim() === message.content.trim();
+  field.addEventListener("input", () => {
+    state.correcting.text = field.value;
+    keep.disabled = same();
+  });
   const close = () => {
     state.correcting = null;
     changed("thread");
     document.querySelector(`[data-key="down-${message.id}"]`)?.focus();
   };
   const save = async () => {
-    if (!field.value.trim()) return field.focus();
+    if (same()) return field.focus();
     await feedback(message, "down", field.value.trim());
     if (state.chat.messages.find((one) => one.id === message.id)?.feedback?.correction) {
       close();
-      announce("The correction is kept");
+      toast("Kept. It waits for you under Corrections.");
     }
   };
   field.addEventListener("keydown", (event) => event.key === "Escape" && (event.stopPropagation(), close()));
+  const keep = h("button", { type: "button", class: "primary", onclick: save, disabled: same() }, "Keep");
   return h("div", { class: "better" }, h("label", { for: field.id }, "What should it have said?"), field,
     h("div", { class: "end" }, h("span", { class: "muted grow" }, "Kept as a candidate for training, under Corrections."),
       h("button", { type: "button", class: "plain", onclick: close }, "Not now"),
-      h("button", { type: "button", class: "primary", onclick: save }, "Keep")));
+      keep));
 }
 
 function stats(message, label) {

@@ -2,7 +2,7 @@
 
 import { tell } from "./chat.js";
 import { $, h, iconButton, openDialog } from "./dom.js";
-import { chosenModels, modelOf, patchChat, state } from "./state.js";
+import { chosenModels, modelOf, on, patchChat, state } from "./state.js";
 
 // name, label, help, lowest, highest of the slider, step, value where the model tells none
 const FIELDS = [
@@ -16,6 +16,14 @@ const FIELDS = [
 
 export function start() {
   $("settings").addEventListener("click", open);
+  on("chat", mark);
+  on("thread", mark);
+}
+
+/** A dot on the button tells that this chat has settings of its own. */
+function mark() {
+  const { system, sampling } = state.chat;
+  $("settings").classList.toggle("changed", Boolean(system || Object.keys(sampling).length));
 }
 
 export function open() {
@@ -38,6 +46,7 @@ export function open() {
     clearTimeout(timer);
     timer = setTimeout(flush, 400);
     reset.hidden = !Object.keys(chat.sampling).length;
+    mark();
   };
   const set = (name, value) => {
     const sampling = { ...chat.sampling };
@@ -49,7 +58,7 @@ export function open() {
   system.addEventListener("input", () => save({ system: system.value.trim() }));
   const rows = h("div", { class: "fields" });
   const fill = () => rows.replaceChildren(...FIELDS.map((field) => row(field, chat, defaults, limit, set)), seed(chat, set));
-  const reset = h("button", { type: "button", class: "plain", onclick: () => (save({ sampling: {} }), fill()) }, "Back to the model's own");
+  const reset = h("button", { type: "button", class: "plain", onclick: () => (save({ sampling: {} }), fill()) }, "Reset sampling");
   reset.hidden = !Object.keys(chat.sampling).length;
   fill();
   const dialog = openDialog("Settings of this chat", "drawer",

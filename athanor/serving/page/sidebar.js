@@ -153,7 +153,7 @@ function renameField(chat) {
   return field;
 }
 
-const exports = (id) => [["markdown", "Export as Markdown"], ["json", "Export as JSON"], ["messages", "Export as messages"]]
+const exports = (id) => [["markdown", "Export as Markdown"], ["json", "Export as JSON"], ["messages", "Export for training (JSONL)"]]
   .map(([format, label]) => ({ label, icon: "download", run: () => tell(() => download(id, format)) }));
 
 function remove(chat) {
