@@ -87,6 +87,7 @@ def ask(page: Page, text: str) -> None:
 
 def take(page: Page, path: Path) -> None:
     page.mouse.move(640, 5)
+    page.wait_for_selector(".toast", state="detached")
     page.wait_for_timeout(400)  # for the end of a transition; no test depends on it
     page.screenshot(path=path)
     print(f"{path} {path.stat().st_size / 1000:.0f} kB")
