@@ -6,7 +6,8 @@ Run in a checkout after `make repro`. Two ratios, each taken in pairs of
 alternating order, so that a slow drift of the machine counts for neither:
 
 battery   ids per second of the whole battery in batches, over those of a
-          sample of it, one prompt at a time and without a cache (greedy both)
+          sample of it, one prompt at a time on one thread and without a cache
+          (greedy both)
 single    ids per second of one answer through torch, over llama.cpp's own
           figure on the same weights as fp32, at one thread each and at all
 
@@ -74,9 +75,9 @@ def battery(export: Path, items_path: Path, pairs: int, sample: int, threads: in
     few = random.Random(1).sample(prompts, min(sample, len(prompts)))
     stops, limit = end_ids(tokenizer), 96
 
-    def together() -> float:
+    def together(count: int) -> float:
         began = time.perf_counter()
-        made = generate(Folded(model), prompts, max_new_tokens=limit, stop_ids=stops, threads=threads)
+        made = generate(Folded(model), prompts, max_new_tokens=limit, stop_ids=stops, threads=count)
         return sum(len(one.ids) + 1 for one in made) / (time.perf_counter() - began)
 
     @torch.inference_mode()
@@ -93,7 +94,9 @@ def battery(export: Path, items_path: Path, pairs: int, sample: int, threads: in
         return count / (time.perf_counter() - began)
 
     print(f"battery: {len(prompts)} prompts in batches, {len(few)} of them alone", flush=True)
-    tell("batched / one by one", "ids/s", ratios(together, alone, pairs))
+    for count in sorted({1, threads}):
+        rows = ratios(lambda: together(count), alone, pairs)  # noqa: B023
+        tell(f"batched, {count} thread{'s' if count > 1 else ''} / alone", "ids/s", rows)
 
 
 class LlamaCpp:

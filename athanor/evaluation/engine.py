@@ -91,8 +91,10 @@ class Engine:
         """
         if len(answers) > self.free:
             raise ValueError(f"{len(answers)} answers for {self.free} free rows")
-        for _, prompt, _, _ in answers:
+        for _, prompt, limit, _ in answers:
             check_prompt(prompt, self.cache.capacity)
+            if limit < 1:
+                raise ValueError(f"an answer of at most {limit} ids")
         if not answers:
             return []
         prompts = [prompt for _, prompt, _, _ in answers]

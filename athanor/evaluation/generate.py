@@ -11,6 +11,7 @@ import torch
 from athanor.evaluation.engine import Decodes, Engine, check_prompt
 from athanor.evaluation.sampling import GREEDY, Sampling
 
+LANES = 8  # parts that the prompts are dealt to on a CPU, however many cores it has: they decide who is batched with whom
 REFILL_SHARE = 0.25  # so many of the rows have to be free before the next prompts are read, in one pass
 
 
@@ -78,8 +79,9 @@ def generate(
 
     # Prompts of like length are neighbours, so that little is padded; the longest, whose steps cost most, come first.
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))[::-1]
-    workers = threads if model.head_weight.device.type == "cpu" and torch.get_num_threads() == 1 else 1
-    shares = [share for part in range(workers) if (share := order[part::workers])]
+    on_cpu = model.head_weight.device.type == "cpu"
+    workers, lanes = (threads if on_cpu and torch.get_num_threads() == 1 else 1), (LANES if on_cpu else 1)
+    shares = [share for part in range(lanes) if (share := order[part::lanes])]
     with ThreadPoolExecutor(workers, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
         for _ in pool.map(decode, shares) if workers > 1 else map(decode, shares):
             pass

@@ -19,6 +19,7 @@ from torch import Tensor
 from athanor.errors import InputError
 
 TOP_IDS = 64
+LEAST_HEAT, MOST_PENALTY = 1e-6, 100.0
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,14 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        good = self.temperature >= 0 and self.top_k >= 0 and 0 < self.top_p <= 1 and 0 <= self.min_p <= 1
-        if not good or not self.repetition_penalty > 0:
+        heat, penalty = self.temperature, self.repetition_penalty
+        good = self.top_k >= 0 and 0 < self.top_p <= 1 and 0 <= self.min_p <= 1
+        # Beyond these a logit overflows, and nothing is left to choose from.
+        if not (good and (heat == 0 or LEAST_HEAT <= heat < math.inf) and 1 / MOST_PENALTY <= penalty <= MOST_PENALTY):
             raise InputError(
                 f"impossible sampling settings {asdict(self)}",
-                fix="use temperature ≥ 0, top_k ≥ 0, 0 < top_p ≤ 1, 0 ≤ min_p ≤ 1 and repetition_penalty > 0",
+                fix=f"use temperature 0 or ≥ {LEAST_HEAT:g}, top_k ≥ 0, 0 < top_p ≤ 1, 0 ≤ min_p ≤ 1 and "
+                f"repetition_penalty from {1 / MOST_PENALTY:g} to {MOST_PENALTY:g}",
             )
 
     @classmethod
@@ -75,8 +79,8 @@ def pick(logits_BV: Tensor, sampling: Sequence[Sampling], draws: Sequence[random
     top = wide_BV.topk(min(TOP_IDS + 1, wide_BV.shape[-1]))
     where = "cpu" if logits_BV.device.type == "mps" else logits_BV.device  # the former has no fp64
     heat_B1 = torch.tensor([[sampling[row].temperature] for row in hot], dtype=torch.float64, device=where)
-    norm_B1 = wide_BV.to(where, torch.float64).div_(heat_B1).logsumexp(-1, keepdim=True)
-    probs_BK = top.values.to(where, torch.float64).div_(heat_B1).sub_(norm_B1).exp_()
+    norm_B1 = wide_BV.to(where).to(torch.float64, copy=True).div_(heat_B1).logsumexp(-1, keepdim=True)
+    probs_BK = top.values.to(where).to(torch.float64, copy=True).div_(heat_B1).sub_(norm_B1).exp_()
     for row, probs, ids in zip(hot, probs_BK.tolist(), top.indices.tolist(), strict=True):
         draw = draws[row].random()
         token = _among_likeliest(probs, ids, logits_BV.shape[-1], sampling[row], draw)
@@ -125,8 +129,8 @@ def _mass(ranked: list[tuple[float, int]], whole: bool) -> float:
 
 def filtered(logits_V: Tensor, setting: Sampling) -> tuple[Tensor, Tensor]:
     """Probabilities after temperature and filters, likeliest first, with their ids (equal ones by id)."""
-    # fp64 on the CPU: the same draw gives the same id on every device.
-    scaled_V = logits_V.double().cpu() / setting.temperature
+    # fp64: the same draw gives the same id on every device.
+    scaled_V = logits_V.cpu().double() / setting.temperature  # in this order: not every device has fp64
     probs_V, ids_V = torch.sort(scaled_V.softmax(-1), descending=True, stable=True)
     if setting.top_k:
         probs_V, ids_V = probs_V[: setting.top_k], ids_V[: setting.top_k]

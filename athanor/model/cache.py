@@ -81,12 +81,6 @@ class KVCache:
             values[rows_B1, :, self._slots_BT] = v_BKTE.transpose(1, 2).to(values.dtype)
         return keys.narrow(2, 0, self.length), values.narrow(2, 0, self.length)
 
-    def keep(self, rows: list[int] | Tensor) -> None:
-        """Keep only these rows, in this order; a row named twice is copied."""
-        index = torch.as_tensor(rows, dtype=torch.int64, device=self.keys_LBKSE.device)
-        self.keys_LBKSE = self.keys_LBKSE[:, index]
-        self.values_LBKSE = self.values_LBKSE[:, index]
-
     def head(self, rows: int, length: int) -> KVCache:
         """The first rows as a cache of their own that shares their memory, `length` tokens placed in the longest."""
         if not (0 < rows <= self.batch and 0 <= length <= self.capacity):
@@ -106,12 +100,6 @@ class KVCache:
         rows, length = slice(first, first + other.batch), other.length
         self.keys_LBKSE[:, rows, :, :length] = other.keys_LBKSE[:, :, :, :length]
         self.values_LBKSE[:, rows, :, :length] = other.values_LBKSE[:, :, :, :length]
-
-    def truncate(self, length: int) -> None:
-        """Forget what lies at `length` and after, in every row."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot truncate a cache of {self.length} tokens to {length}")
-        self.length = length
 
     def _visible(self, positions_BT: Tensor) -> Tensor:
         slots_S = torch.arange(self.length, device=positions_BT.device)

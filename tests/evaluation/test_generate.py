@@ -92,6 +92,21 @@ def test_sampling_depends_on_the_seed_and_not_on_the_batch(tokenizer):
     assert first != generate(model, asked, max_new_tokens=12, stop_ids=(), sampling=Sampling(temperature=3.0, seed=99))
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=2.0, seed=3)], ids=["greedy", "sampled"])
+def test_neither_threads_nor_cores_change_a_result(tokenizer, sampling):
+    model, asked = Folded(make_model(tokenizer)), prompts(tokenizer.vocab_size, 90)
+    settings = {"max_new_tokens": 12, "stop_ids": range(0, 512, 17), "sampling": sampling, "batch_rows": 8}
+    assert torch.get_num_threads() == 1
+    found = [generate(model, asked, **settings, threads=threads) for threads in (1, 3, 16)]
+    assert found[0] == found[1] == found[2] and len(found[0]) == len(asked)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1e-6), Sampling(temperature=1.0, repetition_penalty=100.0)])
+def test_settings_at_their_bounds_still_choose(tokenizer, sampling):
+    model, asked = make_model(tokenizer), prompts(tokenizer.vocab_size, 4)
+    assert all(len(g.ids) == 20 for g in generate(model, asked, max_new_tokens=20, stop_ids=(), sampling=sampling))
+
+
 def test_one_batch_may_mix_settings(tokenizer):
     model, prompt = make_model(tokenizer), prompts(tokenizer.vocab_size, 1)[0]
     settings = [GREEDY, Sampling(temperature=5.0, seed=1), GREEDY, Sampling(temperature=5.0, top_k=1)]
@@ -177,6 +192,9 @@ def test_sampled_shares_match_the_probabilities():
         {"min_p": 2.0},
         {"top_k": -1},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1e-38},  # the logit overflowed, and every answer of the batch failed
+        {"temperature": 3e-308},
+        {"temperature": float("inf")},
     ],
 )
 def test_impossible_settings_are_refused(bad):

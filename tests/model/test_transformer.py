@@ -148,7 +148,8 @@ def test_cache_with_rows_of_unequal_length(side):
     rows = [0, 1, 2]
     for step in range(8):
         if step == 4:  # a finished row leaves
-            cache.keep([0, 2])
+            cache.move(2, 1)
+            cache = cache.head(2, cache.length)
             rows, at = [0, 2], at[[0, 2]]
         out = model(ids[rows, at][:, None], positions_BT=at[:, None], cache=cache)
         assert torch.allclose(out[:, 0], whole[rows, at], atol=1e-5, rtol=0)
@@ -156,15 +157,16 @@ def test_cache_with_rows_of_unequal_length(side):
 
 
 @torch.no_grad()
-def test_truncated_cache_takes_another_continuation():
+def test_the_head_of_a_cache_takes_another_continuation():
     model, ids, other = make(), some_ids(rows=1), some_ids(rows=1, seed=9)
     cache = KVCache(CONFIG, 1, 24)
     model(ids, cache=cache)
-    cache.truncate(10)
+    cache = cache.head(1, 10)
     joined = torch.cat((ids[:, :10], other[:, :6]), 1)
     assert torch.allclose(model(other[:, :6], cache=cache), model(joined)[:, 10:], atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match="truncate"):
-        cache.truncate(20)
+    for rows, length in ((2, 10), (0, 10), (1, 25)):
+        with pytest.raises(ValueError, match="rows of"):
+            cache.head(rows, length)
 
 
 @torch.no_grad()

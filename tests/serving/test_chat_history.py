@@ -7,6 +7,7 @@ import pytest
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
 from athanor.evaluation.sampling import GREEDY, Sampling
+from athanor.serving.answers import prepare
 from athanor.serving.chat import Chat
 from athanor.tokenizer.chat import prompt_ids, render
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -30,6 +31,15 @@ def test_a_character_in_several_tokens_arrives_whole(tokenizer):
         text = tokenizer.decode(spelled[:count])
         assert "".join(pieces).startswith(text if count == 4 else "\ufffd")
         assert all(piece for piece in pieces)
+
+
+@pytest.mark.parametrize(("limit", "room"), [(400, 128), (100, 100), (128, 128)])
+def test_up_to_a_quarter_of_the_context_is_kept_free_for_the_answer(tokenizer, limit, room):
+    turns = [Message(role, f"{role} {n}") for n in range(200) for role in ("user", "assistant")]
+    prompt = prepare(tokenizer, [*turns, Message("user", "?")], context_tokens=512, max_new_tokens=limit)
+    exchange = len(prompt_ids(tokenizer, [*turns[:2], Message("user", "?")])) - len(prompt_ids(tokenizer, [Message("user", "?")]))
+    assert room <= 512 - len(prompt.ids) < room + exchange + 4 and prompt.room == min(limit, 512 - len(prompt.ids))
+    assert 0 < prompt.forgotten < 200
 
 
 class Spelling(Tokenizer):

@@ -32,7 +32,7 @@ from athanor.serving.backends.shared import settings
 from athanor.serving.discover import gguf_problem, tokenizer_beside
 from athanor.serving.gguf_header import read_header
 from athanor.tokenizer.chat import prompt_ids
-from athanor.tokenizer.prompting import fit
+from athanor.tokenizer.prompting import end_ids, fit
 from athanor.tokenizer.tokenizer import Tokenizer
 
 INSTALL = "pip install xllamacpp"
@@ -238,7 +238,7 @@ class _Job:
 
     def _read(self, response: http.client.HTTPResponse, stops: Stops) -> str:
         """Pass the text on; why the answer ended."""
-        ends = set(self.backend.tokenizer.control_ids.values()) if self.backend.tokenizer else set()
+        ends = set(end_ids(self.backend.tokenizer)) if self.backend.tokenizer else set()
         for row in _rows(response):
             if "error" in row:
                 raise Refused(str(row["error"].get("message", row["error"])), int(row["error"].get("code", 500)))
@@ -250,7 +250,6 @@ class _Job:
                     self.tokens = made
                     self._say(stops.add(HALF))
                 return "stop" if row["stop_type"] == "eos" else "length"
-            # A control id that can only begin something else ends the answer, as in athanor.evaluation.generate.
             if ends.intersection(row["tokens"]):
                 return "stop"
             self.tokens = made
