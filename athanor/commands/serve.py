@@ -14,6 +14,7 @@ import errno
 import contextlib
 import ipaddress
 import os
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -90,7 +91,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_key(path: str | None) -> str:
-    """The API key from a file, else from the environment, else none. InputError for an empty or missing file."""
+    """The API key from a file, else from the environment, else none. InputError for an empty, missing or odd one."""
+    key = _key(path)
+    if key and not re.fullmatch("[!-~]+", key):  # all that every client sends alike in a header
+        where = KEY_VARIABLE if path is None else path
+        raise InputError("a key has ASCII letters, digits and signs, no blanks", where=where, fix="take another key")
+    return key
+
+
+def _key(path: str | None) -> str:
     if path is None:
         return os.environ.get(KEY_VARIABLE, "").strip()
     file = Path(path)

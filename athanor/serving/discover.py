@@ -84,9 +84,10 @@ def materialise(root: Path, found: Found) -> None:
         raise InputError(_absent(found))
     with new_dir(target) as folder:
         for name, path in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(path, folder / name)
+            except FileExistsError:  # never written through: it may be a link into the cache
+                raise
             except OSError:  # another file system, or one without links
                 shutil.copyfile(path, folder / name)
 
@@ -111,6 +112,8 @@ def problem_of(root: Path, found: Found) -> str:
         return _own_problem(files) if found.backend == TORCH else _foreign_problem(files)
     except (AthanorError, OSError) as error:
         return str(error)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"{path.name} is no file of a model ({type(error).__name__}: {error})"
 
 
 # -- this checkout and paths ------------------------------------------------------
@@ -143,7 +146,7 @@ def _directory(folder: Path, source: str, place: str) -> Found:
 
 def _gguf(path: Path, source: str, place: str) -> Found:
     name = path.stem
-    with contextlib.suppress(AthanorError, OSError):
+    with contextlib.suppress(AthanorError, OSError, KeyError):
         header = read_header(path)
         if "athanor.file" in header:  # model-q8_0.gguf: the name of the model is inside
             name = f"{header['general.name']}-{path.stem.removeprefix('model-')}"

@@ -67,9 +67,9 @@ def cached(cache: Path, md5: str) -> dict[str, Path] | None:
         places = {row["relpath"]: row["md5"] for row in rows}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    inside = f"{HF_DIR}/"
+    # The list may be somebody else's: an export's files lie side by side, and each has the hash of its content.
     return {
-        name.removeprefix(inside): cache / one[:2] / one[2:]
+        name.removeprefix(f"{HF_DIR}/"): cache / one[:2] / one[2:]
         for name, one in places.items()
-        if name.startswith(inside) and ".." not in Path(name).parts
+        if re.fullmatch(rf"{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", one)
     }

@@ -23,7 +23,7 @@ def read_header(path: str | Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _keys(data)
-    except (struct.error, KeyError, ValueError, UnicodeDecodeError) as error:
+    except (struct.error, KeyError, OverflowError, ValueError) as error:
         raise InputError(f"not a whole GGUF file ({error})", where=str(path), fix="fetch or export it again") from None
 
 

@@ -270,6 +270,8 @@ class Models:
             return False
         slot = min(idle, key=lambda one: one.used)
         worker, size, slot.worker = slot.worker, slot.held(), None
+        if slot.measured > self.memory_bytes:
+            slot.measured = 0  # it grew while it answered; loaded anew it may well fit
         self._leaving += size
         try:
             await worker.close()

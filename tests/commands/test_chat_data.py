@@ -199,6 +199,27 @@ def test_items_are_added_to_a_file_and_none_twice(store, athanor):
     assert "That names one file, now battery/own.jsonl" in athanor("item", number, "--reject", "9")[1]
 
 
+def test_conversations_of_ones_own_are_not_overwritten(store, athanor):
+    number = corrected(store, "Is water wet?", "no", "yes")
+    athanor("accept", number)
+    Path("corpus").mkdir()
+    mine = Path("corpus/mine.jsonl")
+    mine.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    before = mine.read_text()
+    status, told = athanor("export", "corpus/mine.jsonl")
+    assert status == 1 and "would be lost" in told and mine.read_text() == before
+    for _ in range(2):  # its own file it writes again
+        assert athanor("export", "corpus/own.jsonl")[0] == 0
+
+
+def test_when_all_are_left_out_the_reason_is_told(store, athanor):
+    first = corrected(store, "What is 3 + 4?", "8", "7")
+    second = corrected(store, "And 4 + 4?", "9", "8", after=(store.correction(first)["chat"], first))
+    athanor("accept", second)
+    status, told = athanor("export", "corpus/corrections.jsonl")
+    assert status == 1 and "left out" in told and "thumb down" in told
+
+
 def test_a_chat_of_several_turns_is_a_prompt_but_not_for_a_choice(store, athanor):
     first = corrected(store, "My number is four. What is yours?", "I have none.", "Five.")
     number = corrected(store, "And mine?", "five", "four", after=(store.correction(first)["chat"], first))
@@ -213,7 +234,7 @@ def test_a_chat_of_several_turns_is_a_prompt_but_not_for_a_choice(store, athanor
     ("answer", "correction", "words", "told"),
     [
         ("no", "yes", [], "needs 2 wrong answers"),
-        ("yes", "yes ", ["--reject", "no"], "takes a rejected"),
+        ("It is 7.", "7", ["--kind", "numeric", "--reject", "5"], "takes a rejected"),
         ("no", "none at all", ["--kind", "numeric", "--reject", "5"], "is not a number"),
         ("no", "yes", ["--kind", "format", "--reject", "maybe"], "--check goes with"),
         ("no", "yes", ["--kind", "format", "--reject", "maybe", "--check", "rhymes"], "unknown check"),

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ import pytest
 from athanor.artifacts import read_json, write_json
 from athanor.errors import InputError
 from athanor.serving.discover import discover, materialise, problem_of
+from athanor.serving.experiments import cached
+from athanor.serving.gguf_header import read_header
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.models_tiny import write_export
 
@@ -106,11 +109,11 @@ def test_exports_and_experiments_are_found_and_equal_models_are_listed_once(repo
     assert not (repo / ".athanor" / "served").exists()
 
 
-def test_the_newest_comes_first(repo):
+def test_the_newest_comes_first_and_exact_weights_before_what_was_made_from_them(repo):
     for number, name in enumerate(("hf/athanor.json", "model-f16.gguf", "model-q8_0.gguf")):
         os.utime(repo / "models" / "export" / name, (4e9 + number, 4e9 + number))
     found = discover(repo, [])
-    assert [one.id for one in found[:3]] == ["tiny-q8_0", "tiny-f16", "tiny"]
+    assert [one.id for one in found[:3]] == ["tiny", "tiny-f16", "tiny-q8_0"]
     assert [one.created for one in found] == sorted((one.created for one in found), reverse=True)
 
 
@@ -215,6 +218,35 @@ def test_paths_are_told_apart_by_what_is_in_them(exports, tmp_path):
     words = ["", "pickle", "", "", "config.json is missing", "tokenizer is not beside it", "no .gguf file"]
     for one, word in zip(found, words, strict=True):
         assert (word in one.problem) if word else not one.problem, one
+
+
+@pytest.mark.parametrize("name", ["hf//etc/passwd", "hf/../../x", "hf/./a", "hf/a/b", "/hf/a", "hf/.hidden", "hf/"])
+def test_a_list_of_files_from_elsewhere_names_no_other_place(tmp_path, name):
+    md5, good = "0" * 32, "1" * 32
+    (tmp_path / "00").mkdir()
+    listing = tmp_path / "00" / f"{'0' * 30}.dir"
+    rows = [{"relpath": name, "md5": good}, {"relpath": "hf/config.json", "md5": good}, {"relpath": "hf/b", "md5": "../x"}]
+    listing.write_text(json.dumps(rows))
+    assert set(cached(tmp_path, md5)) == {"config.json"}
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"x"', "{"])
+def test_an_odd_file_is_a_problem_of_its_model_alone(repo, text):
+    folder = repo / "models/export/hf"
+    folder.chmod(0o755)
+    (folder / "athanor.json").unlink()
+    (folder / "athanor.json").write_text(text)
+    found = {one.path: one for one in discover(repo, [])}
+    assert found[str(folder)].problem and any(not one.problem for one in found.values())
+
+
+def test_a_header_with_an_endless_text_is_torn(tmp_path):
+    path = tmp_path / "endless.gguf"
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", 2**64 - 1) + b"x" * 40)
+    with pytest.raises(InputError, match="not a whole GGUF file"):
+        read_header(path)
+    (one,) = discover(tmp_path, [str(path)])
+    assert one.problem
 
 
 def test_without_git_or_any_model_nothing_is_found(tmp_path):

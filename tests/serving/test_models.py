@@ -230,6 +230,21 @@ def test_a_model_larger_than_the_bound_says_so_before_and_after_loading(world):
     run(body())
 
 
+def test_a_model_that_outgrew_the_bound_can_be_asked_again(world):
+    async def body():
+        base = RUNTIME_BYTES // MIB
+        models, workers = world(base + 20, a=base)
+        await ask(models, "a")
+        workers.sizes["a"] *= 2
+        await ask(models, "a")
+        await until(lambda: workers.closed == ["a"])
+        workers.sizes["a"] //= 2  # as a fresh process has it
+        assert kinds(await ask(models, "a"))[-1] == "end"
+        await models.close()
+
+    run(body())
+
+
 def test_a_model_that_grew_is_cut_back_after_the_answer(world):
     async def body():
         base = RUNTIME_BYTES // MIB

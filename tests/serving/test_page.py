@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -440,6 +441,25 @@ def test_code_without_a_fence_keeps_its_indentation(reader, text, code):
     assert found == [code, code]
 
 
+@pytest.mark.parametrize("text", [">>> " * 1000, "- " * 2000])
+def test_what_markdown_cannot_take_is_shown_as_written(reader, text):
+    shown = reader.page.evaluate(
+        """async (text) => {
+          const { Growing, render } = await import("/page/markdown.js");
+          const [once, slowly] = [document.createElement("div"), document.createElement("div")];
+          once.append(render(text));
+          const growing = new Growing(slowly);
+          for (const part of ["so", text, text]) {
+            growing.text = part;
+            growing.draw();
+          }
+          return [once.textContent, slowly.textContent];
+        }""",
+        text,
+    )
+    assert shown == [text, text]
+
+
 def test_underscores_of_python_names_are_kept(reader):
     text = "iterator.__next__() of __init__.py, __name__ and snake_case"
     shown = reader.page.evaluate(
@@ -464,7 +484,48 @@ def test_a_new_chat_is_ready_to_be_typed_into(reader):
     expect(page.locator("#question")).to_have_value("typed at once?")
 
 
+def test_a_kept_correction_is_opened_again_and_not_lost(reader):
+    page = reader.page
+    reader.ask(PLAIN[0])
+    page.get_by_role("button", name="Bad answer").click()
+    page.fill(".better textarea", "It is seven.")
+    page.get_by_role("button", name="Keep", exact=True).click()
+    expect(page.locator(".better")).to_have_count(0)
+    page.get_by_role("button", name="Bad answer").click()
+    expect(page.locator(".better textarea")).to_have_value("It is seven.")
+    page.get_by_role("button", name="Not now").click()
+    assert reader.chat()["messages"][-1]["feedback"]["correction"] == "It is seven."
+    page.get_by_role("button", name="Good answer").click()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(".answer .stats")).to_contain_text("corrected")
+    assert reader.chat()["messages"][-1]["feedback"]["correction"] == "It is seven."
+
+
 # -- what goes wrong ---------------------------------------------------------------
+
+
+def test_what_is_typed_while_an_answer_fails_is_kept_beside_the_question(reader):
+    page = reader.page
+    page.click("#model-0")
+    page.locator(".menu button", has_text="broken").click()
+    held = []
+    page.route("**/answers", lambda route: held.append(route))
+    reader.ask("First question", wait=False)
+    reader.until("!document.querySelector('#stop').hidden")
+    page.fill("#question", "typed meanwhile")
+    deadline = time.monotonic() + PATIENCE / 1000
+    while not held and time.monotonic() < deadline:
+        page.wait_for_timeout(20)
+    held[0].continue_()
+    expect(page.locator(".problem")).to_be_visible()
+    expect(page.locator("#question")).to_have_value("First question\n\ntyped meanwhile")
+    page.unroute("**/answers")
+    choose_model(reader, "parrot")
+    page.get_by_role("button", name="Try again").click()
+    reader.answered()
+    expect(page.locator("#question")).to_have_value("typed meanwhile")
+    page.fill("#question", "")
+
 
 
 def test_a_model_that_fails_says_why_and_the_question_is_not_lost(reader):

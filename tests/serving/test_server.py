@@ -343,7 +343,7 @@ def test_every_answer_has_the_policy_and_none_lets_other_pages_read_it(server):
 
 @pytest.mark.parametrize("source", ["file", "environment"])
 def test_a_key_is_asked_where_models_and_chats_are(exports, tmp_path, source):
-    key, words, more = "schlüssel 7", (), {}
+    key, words, more = "key-7!~", (), {}
     if source == "file":
         (tmp_path / "key").write_text(key + "\n")
         words = ("--api-key-file", str(tmp_path / "key"))
@@ -387,11 +387,14 @@ def test_another_loopback_address_answers_to_its_own_name(exports, tmp_path):
         (["--host", "300.1.1.1"], "300.1.1.1"),
         (["--port", "70000"], "70000"),
         (["--api-key-file", "missing"], "missing: no key in this file. Fix: write the key into it"),
+        (["--api-key-file", "cyrillic"], "cyrillic: a key has ASCII letters, digits and signs, no blanks"),
         (["--history", "/proc/nothing/chat.sqlite3"], "/proc/nothing"),
     ],
     ids=lambda value: "-".join(value).strip("-") if isinstance(value, list) else "",
 )
 def test_what_cannot_be_started_says_why_in_one_line(exports, words, told):
+    if "cyrillic" in words:  # what a header cannot carry
+        (exports / "cyrillic").write_text("ключ\n", encoding="utf-8")
     done = serve(exports, *([] if "--port" in words else ["--port", "0"]), *words)
     assert done.returncode == 1, done
     assert told in done.stderr and "Fix: " in done.stderr

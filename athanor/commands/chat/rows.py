@@ -91,7 +91,7 @@ def write(store: Store, args: argparse.Namespace) -> int:
     if out.suffix != ".jsonl":
         raise InputError("the rows are JSON lines", where=str(out), fix="let the name end in .jsonl")
     _check_ours(out)
-    lines: dict[str, None] = {}
+    rows: dict[str, dict[str, Any]] = {}
     left_out, accepted = [], store.corrections("accepted")
     for row in accepted:
         messages = [*row["prompt"], {"role": "assistant", "content": row["correction"]}]
@@ -105,13 +105,17 @@ def write(store: Store, args: argparse.Namespace) -> int:
         except InputError as error:
             left_out.append(f"left out: {error}")
             continue
-        lines[json.dumps({"messages": messages}, ensure_ascii=False)] = None
-    if not lines:
+        # The number tells on the next export that the row came from here; the training reads the messages alone.
+        rows.setdefault(json.dumps(messages), {"messages": messages, "correction": row["id"]})
+    if accepted and not rows:
+        told = "; ".join(left_out)
+        raise InputError(f"every accepted correction was left out, nothing was written ({told})", where=str(out))
+    if not rows:
         fix = "athanor chat list shows the corrections, athanor chat accept ID takes them"
         raise InputError("no correction is accepted, nothing was written", where=str(out), fix=fix)
-    write_text(out, "".join(f"{line}\n" for line in lines))
-    copies = len(accepted) - len(left_out) - len(lines)
-    print(f"{out}: {len(lines)} rows" + (f", {copies} accepted corrections say the same as another" if copies else ""))
+    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values()))
+    copies = len(accepted) - len(left_out) - len(rows)
+    print(f"{out}: {len(rows)} rows" + (f", {copies} accepted corrections say the same as another" if copies else ""))
     for line in left_out:
         print(line)
     print(f"\nTo train on them, in params.yaml\n{SOURCE.format(path=json.dumps(out.as_posix(), ensure_ascii=False))}")
@@ -121,10 +125,10 @@ def write(store: Store, args: argparse.Namespace) -> int:
 
 
 def _check_ours(out: Path) -> None:
-    """InputError if the file is there and holds anything else than such rows."""
+    """InputError if the file is there and holds anything else than rows of an export, a hand-written one, say."""
     try:
         text = out.read_text(encoding="utf-8")
-        ours = all(set(json.loads(line)) == {"messages"} for line in text.split("\n") if line)
+        ours = all("correction" in json.loads(line) for line in text.split("\n") if line)
     except FileNotFoundError:
         return
     except (ValueError, TypeError):

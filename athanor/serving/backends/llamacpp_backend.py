@@ -182,7 +182,7 @@ class _Job:
             self._fail("request" if error.status < 500 else "model", str(error))
         except AthanorError as error:
             self._fail("request", str(error))
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+        except Exception as error:  # an answer that ends without a last event would be waited for without end
             self._fail("model", f"llama.cpp broke off the answer ({type(error).__name__}: {error})")
         finally:
             self.backend.done(self.request.id)

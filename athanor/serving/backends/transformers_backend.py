@@ -89,7 +89,7 @@ class HuggingFace:
                     job.run()
             except AthanorError as error:
                 job.end({"type": "error", "kind": "request", "message": str(error)})
-            except (RuntimeError, ValueError, IndexError, MemoryError) as error:
+            except Exception as error:  # a template or a model of others; the next answer may do better
                 what = f"transformers broke off the answer ({type(error).__name__}: {error})"
                 job.end({"type": "error", "kind": "model", "message": what})
             finally:

@@ -125,7 +125,8 @@ function askKey(wrong) {
     const dialog = openDialog("Key of the server", "box", form);
     dialog.addEventListener("close", () => {
       asking = null;
-      if (field.value) sessionStorage.setItem(KEY, field.value);
+      const key = field.value.replace(/[^!-~]/g, ""); // what a header can carry; a key has nothing else
+      if (key) sessionStorage.setItem(KEY, key);
       resolve(Boolean(field.value));
     });
   });

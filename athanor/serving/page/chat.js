@@ -2,7 +2,7 @@
 
 import { answers, getJson, Problem, send } from "./api.js";
 import { announce, toast } from "./dom.js";
-import { setDraft } from "./drafts.js";
+import { draft, setDraft } from "./drafts.js";
 import { changed, chosenModels, emptyChat, loadModels, modelOf, patchChat, remember, state } from "./state.js";
 import { newestUnder, pathTo, variants, withMessage } from "./tree.js";
 
@@ -43,7 +43,7 @@ async function question(text, instead) {
   const { chat } = state;
   const giveBack = (id) => {
     if (instead) state.editing = { id: instead.id, text };
-    else setDraft(id, text);
+    else setDraft(id, [text, draft(id)].filter(Boolean).join("\n\n")); // what was typed meanwhile stays, too
   };
   state.editing = null;
   const request = { content: text, parent: instead ? instead.parent : chat.leaf };
@@ -70,10 +70,13 @@ export async function retry(problem) {
   state.problems.delete(chat.id);
   if (problem.request.user !== undefined) return run(chat, problem.request, chosenModels(), () => {});
   const text = problem.request.content;
-  setDraft(chat.id, "");
+  // It was given back to where it came from; what else stands there is not part of it.
+  const typed = draft(chat.id);
+  if (typed === text || typed.startsWith(`${text}\n\n`)) setDraft(chat.id, typed.slice(text.length).trimStart());
+  if (state.editing?.text === text) state.editing = null;
   changed("composer");
-  if (state.editing) return askAnew(chat.messages.find((message) => message.id === state.editing.id), text);
-  return ask(text);
+  const giveBack = () => setDraft(chat.id, [text, draft(chat.id)].filter(Boolean).join("\n\n"));
+  return run(chat, { ...problem.request }, chosenModels(), giveBack);
 }
 
 async function store(chat) {

@@ -55,7 +55,18 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
 
 /** Safe elements of one Markdown text. */
 export function render(text) {
-  return finish(DOMPurify.sanitize(marked.parser(blocks(text)), PROSE));
+  try {
+    return finish(DOMPurify.sanitize(marked.parser(blocks(text)), PROSE));
+  } catch {
+    return plain(text);
+  }
+}
+
+/** As written: nested a thousand times, Markdown is more than its parser can take, and a chat must open all the same. */
+function plain(text) {
+  const fragment = new DocumentFragment();
+  fragment.append(h("pre", { class: "as-written" }, text));
+  return fragment;
 }
 
 const DEFINITION = /^(?:async def|def|class) .*:[ \t]*(?:\n|$)/;
@@ -136,7 +147,17 @@ export class Growing {
   }
 
   draw() {
+    try {
+      this.drawBlocks();
+    } catch {
+      this.blocks = [];
+      this.element.replaceChildren(plain(this.text));
+    }
+  }
+
+  drawBlocks() {
     const tokens = blocks(this.text);
+    if (!this.blocks.length) this.element.replaceChildren();
     const { links } = tokens;
     // An address that is told at the end is that of links in blocks before it.
     const known = Object.keys(links).length;

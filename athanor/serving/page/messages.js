@@ -90,12 +90,14 @@ export function answerMessage(message, { column = false, failed = null } = {}) {
 }
 
 function voted(message, kind) {
-  const off = message.feedback?.verdict === kind;
-  const text = message.feedback?.correction ?? message.content;
-  state.correcting = !off && kind === "down" ? { id: message.id, text } : null;
+  const kept = message.feedback?.correction;
+  const off = message.feedback?.verdict === kind && !kept;
+  state.correcting = !off && kind === "down" ? { id: message.id, text: kept ?? message.content } : null;
   changed("thread");
   document.querySelector(".better textarea")?.focus();
-  feedback(message, off ? null : kind, off ? null : message.feedback?.correction ?? null);
+  if (kept && kind === "down") return; // it is open to be written anew; nothing is lost by a look
+  feedback(message, off ? null : kind);
+  if (kept) toast("The correction is gone.", { label: "Undo", run: () => feedback(message, "down", kept) });
 }
 
 function correction(message) {
