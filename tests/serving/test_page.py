@@ -441,7 +441,7 @@ def test_code_without_a_fence_keeps_its_indentation(reader, text, code):
     assert found == [code, code]
 
 
-@pytest.mark.parametrize("text", [">>> " * 1000, "- " * 2000])
+@pytest.mark.parametrize("text", [">>> " * 1000, "- " * 2000 + "x"], ids=["quotes", "lists"])
 def test_what_markdown_cannot_take_is_shown_as_written(reader, text):
     shown = reader.page.evaluate(
         """async (text) => {

@@ -69,6 +69,7 @@ function plain(text) {
   return fragment;
 }
 
+const DEEP = /^(?:[ \t]*(?:>|[-*+][ \t]|\d{1,9}[.)][ \t])){60}/m;
 const DEFINITION = /^(?:async def|def|class) .*:[ \t]*(?:\n|$)/;
 
 /**
@@ -77,6 +78,7 @@ const DEFINITION = /^(?:async def|def|class) .*:[ \t]*(?:\n|$)/;
  * indented after it belongs to it.
  */
 function blocks(text) {
+  if (DEEP.test(text)) throw new RangeError("nested too deep"); // elements nested so deep lose what is in them
   const tokens = marked.lexer(text);
   const found = [];
   for (const token of tokens) {
