@@ -183,7 +183,9 @@ def test_two_models_answer_side_by_side_and_one_is_picked_to_go_on_with(reader):
     assert [body["models"] for body in reader.sent] == [["parrot", "polly"], ["polly"]]
     picked = next(message for message in chat["messages"] if message["model"] == "polly")
     assert chat["messages"][-2]["parent"] == picked["id"]
-    assert page.locator(".answer .arrows").all_inner_texts() == ["2/2"]
+    # Variants go by their age, and of two that were made at once either may be the older.
+    both = sorted(message["id"] for message in chat["messages"] if message["parent"] == picked["parent"])
+    assert page.locator(".answer .arrows").all_inner_texts() == [f"{both.index(picked['id']) + 1}/2"]
 
 
 # -- history ----------------------------------------------------------------------
@@ -846,14 +848,14 @@ def test_nothing_to_serve_says_how_to_make_a_model(open_reader, tmp_path):
 
 def test_a_server_with_a_key_asks_for_it_until_it_is_right_and_keeps_it_for_the_tab(open_reader, models, tmp_path):
     key = tmp_path / "key"
-    key.write_text("open sesame", encoding="utf-8")
+    key.write_text("open-sesame", encoding="utf-8")
     with running(tmp_path / "server", models[:1], f"--api-key-file={key}") as server:
         reader = open_reader(server, wait=False)
         page = reader.page
         page.fill("#key", "wrong")
         page.keyboard.press("Enter")
         expect(page.get_by_text("That key was not right")).to_be_visible()
-        page.fill("#key", "open sesame")
+        page.fill("#key", "open-sesame")
         page.keyboard.press("Enter")
         expect(page.locator("#model-0")).to_contain_text("parrot")
         reader.ask(PLAIN[0])
