@@ -139,9 +139,9 @@ def test_files_that_the_cache_lacks_are_a_problem_with_the_command_that_gets_the
 
 
 def test_a_cache_elsewhere_is_found_where_dvc_s_configuration_says(repo, tmp_path):
-    (repo / ".dvc" / "cache").rename(tmp_path / "shared")
+    (repo / ".dvc" / "cache").rename(tmp_path / "elsewhere")
     assert "not in DVC's cache" in by_id(discover(repo, []))["wider-noted"].problem
-    (repo / ".dvc" / "config.local").write_text("[cache]\n    dir = ../../shared\n")
+    (repo / ".dvc" / "config.local").write_text("[cache]\n    dir = ../../elsewhere\n")
     found = by_id(discover(repo, []))
     assert not found["wider-noted"].problem
     materialise(repo, found["wider-noted"])
