@@ -7,13 +7,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
-from playwright.sync_api import Browser, Error, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwright
 
 from tests.serving.browser import DESKTOP, PATIENCE, PHONE, Reader, Server, find_chromium, running
 from tests.serving.parrot import CODE, LONG, MARKDOWN, PLAIN, WHO, XSS, asking, write_export
@@ -77,6 +78,26 @@ def choose_model(reader: Reader, name: str, slot: int = 0) -> None:
     expect(reader.page.locator(f"#model-{slot}")).to_contain_text(name)
 
 
+@contextmanager
+def held(page: Page, address: str) -> Iterator[Callable[[], None]]:
+    """Requests to this address wait until what this yields is called."""
+    waiting: list[Route] = []
+    page.route(address, lambda route: route.continue_() if released else waiting.append(route))
+    released = False
+
+    def release() -> None:
+        nonlocal released
+        deadline = time.monotonic() + PATIENCE / 1000
+        while not waiting:
+            assert time.monotonic() < deadline, f"nothing asked for {address}"
+            page.wait_for_timeout(20)
+        released = True
+        for route in waiting:
+            route.continue_()
+
+    yield release
+
+
 def menu(reader: Reader, title: str, item: str) -> None:
     row = reader.page.locator("#chats li", has_text=title).first
     row.hover()
@@ -118,6 +139,7 @@ def test_a_stopped_answer_keeps_what_was_said(reader, how):
     # On a busy machine the browser may be slower than the model: then once more.
     for _ in range(10):
         reader.new_chat()
+        reader.page.evaluate("window.lengths.length = 0")
         if how == "button":
             reader.page.evaluate("window.stopAtOnce = true")
             reader.ask(LONG[0])
@@ -148,7 +170,8 @@ def test_answering_again_and_asking_in_other_words_make_variants_to_leaf_through
     expect(page.locator(".user .arrows")).to_have_text("2/2")
     reader.answered()
     assert (reader.questions(), reader.answers()) == ([WHO[0]], [WHO[1]])
-    page.locator(".user .arrows").get_by_role("button", name="Variant before").click()
+    with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+        page.locator(".user .arrows").get_by_role("button", name="Variant before").click()
     expect(page.locator(".bubble")).to_have_text(PLAIN[0])
     reader.reload()
     assert (reader.questions(), reader.answers()) == ([PLAIN[0]], [PLAIN[1]])
@@ -198,15 +221,79 @@ def test_a_reload_and_the_back_button_show_the_chats_that_the_address_names(read
     reader.ask(WHO[0])
     assert re.search(r"#/chat/\w+$", reader.page.url) and reader.page.url != first
     reader.reload()
-    assert reader.answers() == [WHO[1]]
+    expect(reader.page.locator(".answer .prose")).to_have_text(WHO[1])
     reader.page.go_back()
     expect(reader.page).to_have_url(first)
     expect(reader.page.locator(".answer .prose")).to_have_text(PLAIN[1])
 
 
+def test_until_a_chat_is_there_nothing_is_done_to_another_and_what_is_typed_stays(reader):
+    page = reader.page
+    reader.ask(PLAIN[0])
+    chat = page.url.rsplit("/")[-1]
+    with held(page, f"**/api/chats/{chat}") as release:
+        page.reload()
+        expect(page.locator("#chats .title").first).to_be_visible()
+        expect(page.locator("#question")).to_be_focused()
+        page.goto(reader.url + "#/corrections")
+        expect(page.locator("#question")).to_be_hidden()
+        page.go_back()
+        expect(page.locator("#question")).to_be_visible()
+        page.fill("#question", WHO[0])
+        page.press("#question", "Enter")
+        expect(page.locator("#send")).to_be_disabled()
+        expect(page.locator("#settings")).to_be_disabled()
+        expect(page.locator("#compare")).to_be_disabled()
+        expect(page.locator(".card")).to_have_count(0)
+        release()
+    expect(page.locator(".answer .prose")).to_have_text(PLAIN[1])
+    expect(page.locator("#question")).to_have_value(WHO[0])
+    page.press("#question", "Enter")
+    reader.answered()
+    assert page.url.endswith(chat) and reader.answers() == [PLAIN[1], WHO[1]]
+
+
+def test_a_chat_that_could_not_be_opened_opens_when_the_server_is_back(reader):
+    page = reader.page
+    reader.ask(PLAIN[0])
+    here = page.url
+    lost = []
+    page.route("**/api/chats/*", lambda route: (lost.append(route.request.url), route.abort()))
+    page.reload()
+    expect(page.locator("#chats .title").first).to_be_visible()
+    while not lost:
+        page.wait_for_timeout(20)
+    page.unroute("**/api/chats/*")
+    expect(page.locator(".answer .prose")).to_have_text(PLAIN[1])
+    assert page.url == here
+
+
+def test_what_is_typed_and_set_while_a_new_chat_is_stored_stays(reader):
+    page = reader.page
+    with held(page, "**/api/chats") as release:
+        reader.ask(PLAIN[0], wait=False)
+        page.fill("#question", "and then")
+        page.click("#settings")
+        page.fill("#system", "Be brief.")
+        page.fill("#set-seed", "7")
+        page.keyboard.press("Escape")
+        expect(page.locator("dialog")).to_have_count(0)
+        release()
+    reader.answered()
+    expect(page.locator(".answer .prose")).to_have_text(PLAIN[1])
+    expect(page.locator("#question")).to_have_value("and then")
+    chat = reader.chat()
+    assert (chat["system"], chat["sampling"]) == ("Be brief.", {"seed": 7})
+    reader.reload()
+    expect(page.locator("#question")).to_have_value("and then")
+    reader.new_chat()
+    expect(page.locator("#question")).to_have_value("")
+
+
 def test_chats_are_searched_renamed_exported_and_deleted_with_undo(reader):
     page = reader.page
     reader.ask(CODE[0])
+    expect(page.locator("#chats .current .title")).to_have_text(CODE[0])
     menu(reader, CODE[0], "Rename")
     page.fill(".rename", "Sums in Python")
     page.press(".rename", "Enter")
@@ -236,6 +323,23 @@ def test_chats_are_searched_renamed_exported_and_deleted_with_undo(reader):
     menu(reader, "Sums in Python", "Delete")
     reader.reload()  # leaving the page makes it final
     expect(page.locator("#chats .title", has_text="Sums in Python")).to_have_count(0)
+
+
+def test_a_title_being_typed_is_kept_while_the_list_is_drawn_anew(reader):
+    page = reader.page
+    reader.ask(CODE[0])
+    expect(page.locator("#chats .current .title")).to_have_text(CODE[0])
+    with held(page, "**/api/chats") as release:
+        reader.ask(PLAIN[0])
+        menu(reader, CODE[0], "Rename")
+        page.fill(".rename", "Sums")
+        with page.expect_response("**/api/chats"):
+            release()
+        page.wait_for_timeout(200)  # for what an answer may set off
+        page.keyboard.type(" in Python")
+    page.keyboard.press("Enter")
+    expect(page.locator("#chats .current .title")).to_have_text("Sums in Python")
+    assert reader.chat()["title"] == "Sums in Python"
 
 
 # -- settings ---------------------------------------------------------------------
@@ -510,24 +614,18 @@ def test_what_is_typed_while_an_answer_fails_is_kept_beside_the_question(reader)
     page = reader.page
     page.click("#model-0")
     page.locator(".menu button", has_text="broken").click()
-    held = []
-    page.route("**/answers", lambda route: held.append(route))
-    reader.ask("First question", wait=False)
-    reader.until("!document.querySelector('#stop').hidden")
-    page.fill("#question", "typed meanwhile")
-    deadline = time.monotonic() + PATIENCE / 1000
-    while not held and time.monotonic() < deadline:
-        page.wait_for_timeout(20)
-    held[0].continue_()
+    with held(page, "**/answers") as release:
+        reader.ask("First question", wait=False)
+        reader.until("!document.querySelector('#stop').hidden")
+        page.fill("#question", "typed meanwhile")
+        release()
     expect(page.locator(".problem")).to_be_visible()
     expect(page.locator("#question")).to_have_value("First question\n\ntyped meanwhile")
-    page.unroute("**/answers")
     choose_model(reader, "parrot")
     page.get_by_role("button", name="Try again").click()
     reader.answered()
     expect(page.locator("#question")).to_have_value("typed meanwhile")
     page.fill("#question", "")
-
 
 
 def test_a_model_that_fails_says_why_and_the_question_is_not_lost(reader):
@@ -567,8 +665,9 @@ def test_a_server_that_dies_in_the_middle_is_told_and_costs_neither_text_nor_his
     with running(tmp_path, models[:1]) as server:
         reader = open_reader(server)
         page = reader.page
-        reader.ask(PLAIN[0])
         for _ in range(20):
+            reader.new_chat()
+            reader.ask(PLAIN[0])
             page.evaluate("window.lengths.length = 0")
             reader.ask(LONG[0], wait=False)
             reader.until("window.lengths.at(-1) > 0")

@@ -23,6 +23,9 @@ function report(reached) {
 }
 
 async function request(path, { method = "GET", body, signal } = {}) {
+  const text = body === undefined ? undefined : JSON.stringify(body);
+  // A change outlives the page that made it, where browsers allow: 64 KiB on their way at a time.
+  const keepalive = ["PATCH", "PUT"].includes(method) && text.length < 10_000;
   for (;;) {
     const headers = {};
     const key = sessionStorage.getItem(KEY);
@@ -30,7 +33,7 @@ async function request(path, { method = "GET", body, signal } = {}) {
     if (body !== undefined) headers["Content-Type"] = "application/json";
     let answer;
     try {
-      answer = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+      answer = await fetch(path, { method, headers, signal, keepalive, body: text });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       report(false);

@@ -2,7 +2,7 @@
 
 import { answers, getJson, Problem, send } from "./api.js";
 import { announce, toast } from "./dom.js";
-import { draft, setDraft } from "./drafts.js";
+import { draft, moveDraft, setDraft } from "./drafts.js";
 import { changed, chosenModels, emptyChat, loadModels, modelOf, patchChat, remember, state } from "./state.js";
 import { newestUnder, pathTo, variants, withMessage } from "./tree.js";
 
@@ -14,13 +14,20 @@ addEventListener("pageshow", () => (leaving = false));
 export async function openChat(id) {
   state.view = "chat";
   state.editing = null;
+  state.opening = null;
   if (id === null) {
     if (state.chat.id !== null) state.chat = { ...emptyChat(), models: chosenModels() };
   } else if (state.lives.has(id)) {
     state.chat = state.lives.get(id).chat;
-  } else if (state.chat.id !== id) {
+  } else if (state.chat.id !== id || state.chat.unread) {
+    state.opening = id;
+    if (state.chat.unread) {
+      state.chat = emptyChat(id);
+      changed("view", "thread", "composer");
+    }
     const chat = await getJson(`/api/chats/${id}`);
-    if (location.hash !== `#/chat/${id}`) return; // another one was asked for meanwhile
+    if (state.opening !== id) return; // another one was asked for meanwhile
+    state.opening = null;
     state.chat = chat;
   }
   changed("view", "chat", "models", "thread", "composer", "chats");
@@ -81,9 +88,15 @@ export async function retry(problem) {
 
 async function store(chat) {
   const models = chosenModels();
-  const stored = await send("POST", "/api/chats", { system: chat.system, models, sampling: chat.sampling });
-  Object.assign(chat, { ...stored, models, sampling: chat.sampling });
-  if (state.chat === chat) history.replaceState(null, "", `#/chat/${chat.id}`);
+  const { system, sampling } = chat;
+  const stored = await send("POST", "/api/chats", { system, models, sampling });
+  const now = { system: chat.system, sampling: chat.sampling }; // the settings may have been changed meanwhile
+  Object.assign(chat, { ...stored, models, ...now });
+  if (state.chat === chat) {
+    moveDraft(null, chat.id);
+    history.replaceState(null, "", `#/chat/${chat.id}`);
+  }
+  if (now.system !== system || now.sampling !== sampling) await send("PATCH", `/api/chats/${chat.id}`, now);
 }
 
 /** Before a question: the chat must be in the server, and known as the server has it. */

@@ -71,7 +71,7 @@ function buttons() {
   $("send").disabled = !$("question").value.trim() || !chosenModels().length;
   if (stopHad && !answering) $("question").focus();
   const models = chosenModels().length;
-  $("question").placeholder = state.known && !models ? "No model yet" : models === 2 ? "Ask both models" : "Ask something";
+  $("question").placeholder = state.known && !state.models.length ? "No model yet" : models === 2 ? "Ask both models" : "Ask something";
   $("dock").hidden = state.view !== "chat";
   $("main").classList.toggle("aside", state.view !== "chat");
 }

@@ -25,3 +25,9 @@ export function setDraft(id, text) {
     // Kept in memory then.
   }
 }
+
+/** A new chat has got its id; what was typed meanwhile goes with it. */
+export function moveDraft(from, to) {
+  setDraft(to, draft(from));
+  setDraft(from, "");
+}

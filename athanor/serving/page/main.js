@@ -9,7 +9,7 @@ import * as keys from "./keys.js";
 import * as models from "./models.js";
 import * as settings from "./settings.js";
 import * as sidebar from "./sidebar.js";
-import { changed, loadModels, recall, remember, state } from "./state.js";
+import { addressed, changed, loadModels, recall, remember, state } from "./state.js";
 import * as thread from "./thread.js";
 
 const THEMES = { auto: ["auto", "as the system has it"], light: ["sun", "light"], dark: ["moon", "dark"] };
@@ -32,19 +32,22 @@ function nextTheme() {
 
 /** The address says what is shown: #/ a new chat, #/chat/ID, #/corrections. */
 async function route() {
-  const [, page, id] = location.hash.split("/");
-  if (page === "corrections") {
+  if (location.hash === "#/corrections") {
     state.view = "corrections";
+    state.opening = null;
     changed("view", "composer");
     return;
   }
   try {
-    await openChat(page === "chat" && id ? decodeURIComponent(id) : null);
+    await openChat(addressed());
   } catch (error) {
     if (error.status === 404) {
       toast("That chat is not there any more.");
       location.hash = "#/";
-    } else if (error.kind !== "gone") {
+    } else if (error.kind === "gone") {
+      const wanted = state.opening;
+      setTimeout(() => wanted !== null && state.opening === wanted && route(), RETRY_MS);
+    } else {
       toast(error.message);
     }
   }

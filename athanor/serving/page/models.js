@@ -46,7 +46,7 @@ function draw() {
   $("compare").setAttribute("aria-pressed", String(comparing));
   $("compare").setAttribute("aria-label", text);
   $("compare").title = text;
-  $("compare").disabled = state.models.length < 2 || Boolean(live());
+  $("compare").disabled = state.models.length < 2 || !chosen.length || Boolean(live());
 }
 
 function choose(button, slot) {

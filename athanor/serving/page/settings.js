@@ -18,16 +18,18 @@ export function start() {
   $("settings").addEventListener("click", open);
   on("chat", mark);
   on("thread", mark);
+  mark();
 }
 
 /** A dot on the button tells that this chat has settings of its own. */
 function mark() {
   const { system, sampling } = state.chat;
   $("settings").classList.toggle("changed", Boolean(system || Object.keys(sampling).length));
+  $("settings").disabled = state.chat.unread;
 }
 
 export function open() {
-  if (document.querySelector("dialog.drawer")) return;
+  if (document.querySelector("dialog.drawer") || state.chat.unread) return;
   const { chat } = state;
   const defaults = modelOf(chosenModels()[0])?.defaults ?? {};
   const limit = modelOf(chosenModels()[0])?.context_tokens;
@@ -38,7 +40,7 @@ export function open() {
     if (!waiting) return;
     const values = waiting;
     waiting = null;
-    if (state.chat === chat) tell(() => patchChat(values));
+    tell(() => patchChat(values, chat));
   };
   const save = (values) => {
     Object.assign(chat, values); // counts for the next question even before the server has it

@@ -96,6 +96,14 @@ function group(chat) {
 export const titleOf = (chat) => chat.title || "New chat";
 
 function draw() {
+  // A field that somebody types a title into stays as it is; its end draws the list.
+  if (renaming === null || !$("chats").querySelector(".rename")) drawList();
+  $("to-corrections").toggleAttribute("aria-current", state.view === "corrections");
+  const title = state.chats.find((chat) => chat.id === state.chat.id)?.title;
+  document.title = state.view === "corrections" ? "Corrections · Athanor" : title ? `${title} · Athanor` : "Athanor";
+}
+
+function drawList() {
   const shown = state.chats.filter((chat) => chat.messages > 0 && !leaving.has(chat.id));
   const groups = new Map();
   for (const chat of shown) groups.set(group(chat), [...(groups.get(group(chat)) ?? []), chat]);
@@ -105,9 +113,6 @@ function draw() {
   $("chats").replaceChildren(...parts);
   if (renaming) $("chats").querySelector("input")?.focus();
   else if (focused) $("chats").querySelector(`[data-chat="${CSS.escape(focused)}"] a`)?.focus();
-  $("to-corrections").toggleAttribute("aria-current", state.view === "corrections");
-  const title = state.chats.find((chat) => chat.id === state.chat.id)?.title;
-  document.title = state.view === "corrections" ? "Corrections · Athanor" : title ? `${title} · Athanor` : "Athanor";
 }
 
 function entry(chat) {

@@ -7,11 +7,17 @@ export const state = {
   defaultModel: null,
   known: false, // whether the server has told its models yet
   chats: [],
-  chat: emptyChat(), // the shown one; id null: not stored yet
+  chat: emptyChat(addressed()), // the shown one
+  opening: null, // id of a chat that was asked for and is not here yet
   view: "chat", // or "corrections"
   lives: new Map(), // chat id -> answer that is being made (chat.js)
   problems: new Map(), // chat id or null -> what went wrong last
 };
+
+/** Id of the chat that the address names; null is a new one. */
+export function addressed() {
+  return /^#\/chat\/(\w+)$/.exec(location.hash)?.[1] ?? null;
+}
 
 const listeners = new Map();
 
@@ -23,8 +29,9 @@ export function changed(...names) {
   for (const name of names) for (const listener of listeners.get(name) ?? []) listener();
 }
 
-export function emptyChat() {
-  return { id: null, title: "", system: "", models: [], sampling: {}, leaf: null, messages: [] };
+/** A new chat, not stored yet; with an id one of which nothing else is known yet, so that nothing can be done to it. */
+export function emptyChat(id = null) {
+  return { id, unread: id !== null, title: "", system: "", models: [], sampling: {}, leaf: null, messages: [] };
 }
 
 /** Something remembered in this browser; lost without harm where storage is off. */
@@ -49,6 +56,7 @@ export const modelOf = (id) => state.models.find((model) => model.id === id) ?? 
 
 /** The models the next question goes to: those of the chat that exist, else the last used one, else the newest. */
 export function chosenModels() {
+  if (state.chat.unread) return [];
   const known = state.chat.models.filter(modelOf);
   if (known.length) return known;
   const last = recall("model");
@@ -69,10 +77,9 @@ export async function loadModels() {
   }
 }
 
-/** Change the shown chat, in the server too once it is stored there. */
-export async function patchChat(values) {
-  Object.assign(state.chat, values);
+/** Change a chat, in the server too once it is stored there. */
+export async function patchChat(values, chat = state.chat) {
+  Object.assign(chat, values);
   changed("chat", "models");
-  const { id } = state.chat;
-  if (id !== null) await send("PATCH", `/api/chats/${id}`, values);
+  if (chat.id !== null) await send("PATCH", `/api/chats/${chat.id}`, values);
 }

@@ -102,7 +102,7 @@ function columns(answers, hint) {
 }
 
 function welcome() {
-  if (!state.known) return [];
+  if (!state.known || state.chat.unread) return [];
   if (!state.models.length) {
     return [h("div", { class: "welcome" }, h("img", { src: "/page/icon.svg", alt: "", width: "56", height: "56" }),
       h("h1", {}, "There is no model yet"),
