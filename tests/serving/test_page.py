@@ -607,6 +607,23 @@ def test_a_kept_correction_is_opened_again_and_not_lost(reader):
     assert reader.chat()["messages"][-1]["feedback"]["correction"] == "It is seven."
 
 
+def test_a_correction_stays_with_its_chat_when_another_is_opened_meanwhile(reader):
+    page = reader.page
+    reader.ask(PLAIN[0])
+    page.get_by_role("button", name="Bad answer").click()
+    page.fill(".better textarea", "It is seven.")
+    with held(page, "**/feedback") as release:
+        page.get_by_role("button", name="Keep", exact=True).click()
+        reader.new_chat()
+        release()
+        expect(page.locator(".toast", has_text="Kept.")).to_be_visible()
+    choose_model(reader, "polly")
+    expect(page.locator("#export")).to_be_disabled()  # a new chat holds nothing
+    page.go_back()
+    expect(page.locator(".answer .stats")).to_contain_text("corrected")
+    expect(page.locator(".better")).to_have_count(0)
+
+
 # -- what goes wrong ---------------------------------------------------------------
 
 

@@ -233,10 +233,12 @@ export async function pick(message) {
   changed("thread", "composer", "picked");
 }
 
+/** Keep a verdict, and maybe what the answer should have been. True if the server has it. */
 export async function feedback(message, verdict, correction = null) {
-  await tell(async () => {
+  const { chat } = state;
+  return tell(async () => {
     const stored = await send("PUT", `/api/messages/${message.id}/feedback`, { verdict, correction });
-    state.chat.messages = withMessage(state.chat, stored).messages;
+    chat.messages = withMessage(chat, stored).messages;
     changed("thread");
   });
 }

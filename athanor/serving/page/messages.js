@@ -114,11 +114,9 @@ function correction(message) {
   };
   const save = async () => {
     if (same()) return field.focus();
-    await feedback(message, "down", field.value.trim());
-    if (state.chat.messages.find((one) => one.id === message.id)?.feedback?.correction) {
-      close();
-      toast("Kept. It waits for you under Corrections.");
-    }
+    if (!(await feedback(message, "down", field.value.trim()))) return;
+    if (state.correcting?.id === message.id) close();
+    toast("Kept. It waits for you under Corrections.");
   };
   field.addEventListener("keydown", (event) => event.key === "Escape" && (event.stopPropagation(), close()));
   const keep = h("button", { type: "button", class: "primary", onclick: save, disabled: same() }, "Keep");
