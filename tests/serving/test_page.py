@@ -278,16 +278,39 @@ def test_what_is_typed_and_set_while_a_new_chat_is_stored_stays(reader):
         page.fill("#set-seed", "7")
         page.keyboard.press("Escape")
         expect(page.locator("dialog")).to_have_count(0)
-        release()
+        choose_model(reader, "polly")
+        with held(page, "**/api/chats/*") as release_settings:
+            release()
+            page.wait_for_url("**/#/chat/*")
+            expect(page.locator("#stop")).to_be_visible()
+            expect(page.locator("#send")).to_be_hidden()
+            release_settings()
     reader.answered()
     expect(page.locator(".answer .prose")).to_have_text(PLAIN[1])
     expect(page.locator("#question")).to_have_value("and then")
     chat = reader.chat()
-    assert (chat["system"], chat["sampling"]) == ("Be brief.", {"seed": 7})
+    assert (chat["system"], chat["sampling"], chat["models"]) == ("Be brief.", {"seed": 7}, ["polly"])
+    expect(page.locator("#model-0")).to_contain_text("polly")
     reader.reload()
     expect(page.locator("#question")).to_have_value("and then")
     reader.new_chat()
     expect(page.locator("#question")).to_have_value("")
+
+
+def test_settings_that_could_not_be_stored_with_a_new_chat_leave_no_answer_behind(reader):
+    page = reader.page
+    page.route("**/api/chats/*", lambda route: route.abort())
+    with held(page, "**/api/chats") as release:
+        reader.ask(PLAIN[0], wait=False)
+        choose_model(reader, "polly")
+        release()
+    expect(page.locator(".problem")).to_be_visible()
+    expect(page.locator("#question")).to_have_value(PLAIN[0])
+    page.unroute("**/api/chats/*")
+    reader.new_chat()
+    expect(page.locator("#stop")).to_be_hidden()
+    reader.ask(WHO[0])
+    assert reader.answers() == [WHO[1]]
 
 
 def test_chats_are_searched_renamed_exported_and_deleted_with_undo(reader):

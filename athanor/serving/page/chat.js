@@ -86,26 +86,29 @@ export async function retry(problem) {
   return run(chat, { ...problem.request }, chosenModels(), giveBack);
 }
 
+/** Store a new chat; returns what was set meanwhile, which the server does not know yet. */
 async function store(chat) {
-  const models = chosenModels();
   const { system, sampling } = chat;
-  const stored = await send("POST", "/api/chats", { system, models, sampling });
-  const now = { system: chat.system, sampling: chat.sampling }; // the settings may have been changed meanwhile
-  Object.assign(chat, { ...stored, models, ...now });
+  const before = { system, sampling, models: chat.models };
+  const models = chosenModels();
+  const stored = await send("POST", "/api/chats", { system, sampling, models });
+  const since = Object.fromEntries(Object.keys(before).filter((name) => chat[name] !== before[name]).map((name) => [name, chat[name]]));
+  Object.assign(chat, stored, { sampling, models }, since);
   if (state.chat === chat) {
     moveDraft(null, chat.id);
     history.replaceState(null, "", `#/chat/${chat.id}`);
   }
-  if (now.system !== system || now.sampling !== sampling) await send("PATCH", `/api/chats/${chat.id}`, now);
+  return since;
 }
 
 /** Before a question: the chat must be in the server, and known as the server has it. */
 async function prepare(now) {
   const { chat, request } = now;
   if (chat.id === null) {
-    await store(chat);
+    const since = await store(chat);
     state.lives.delete(null);
     state.lives.set(chat.id, now);
+    if (Object.keys(since).length) await patchChat(since, chat);
   } else if (chat.stale) {
     const before = chat.leaf;
     Object.assign(chat, await getJson(`/api/chats/${chat.id}`), { stale: false });
