@@ -25,6 +25,7 @@ from typing import Any
 from athanor.artifacts import read_json
 from athanor.errors import AthanorError, InputError
 from athanor.params.strict import read_yaml
+from athanor.pipeline import dvc_lock
 from athanor.pipeline.facts import flatten, git
 from athanor.pipeline.store import delivery
 
@@ -126,7 +127,7 @@ def _read(folder: Path, name: str, rev: str) -> Side:
         read_yaml(folder / "params.yaml"),
         {path.stem: read_json(path) for path in sorted((folder / "metrics").glob("*.json"))},
         leaves,
-        read_yaml(folder / "dvc.lock").get("stages", {}) if (folder / "dvc.lock").is_file() else {},
+        dvc_lock.stages(folder / dvc_lock.LOCK),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from athanor.artifacts import read_json, write_text
 from athanor.commands import probe_chart, side
 from athanor.params.strict import read_yaml
+from athanor.pipeline import dvc_lock
 from athanor.pipeline.closure import SIDE
 from athanor.pipeline.facts import flatten
 from athanor.pipeline.run import PARAMS
@@ -61,7 +62,7 @@ def _current(root: Path) -> bool:
     """Whether the probe was made with the recipe and the data of now, as far as DVC's files tell without hashing."""
     if not (root / side.LOCK).is_file() or not (root / "dvc.lock").is_file():
         return False
-    locked = (read_yaml(root / side.LOCK).get("stages") or {}).get(STAGE, {})
+    locked = dvc_lock.stages(root / side.LOCK).get(STAGE, {})
     probed = dict(flatten(locked.get("params", {}).get(PARAMS.name, {})))
     values = read_yaml(root / PARAMS)
     now = dict(flatten({section: values.get(section) for section in ("model", "pretrain", "probe_lr")}))
@@ -70,8 +71,7 @@ def _current(root: Path) -> bool:
         k: v for k, v in now.items() if not k.startswith(skipped)
     }:
         return False
-    stages = read_yaml(root / "dvc.lock").get("stages") or {}
-    made = {out["path"]: out.get("md5") for stage in stages.values() for out in stage.get("outs", [])}
+    made = dvc_lock.outputs(root / dvc_lock.LOCK)
     data = {dep["path"]: dep.get("md5") for dep in locked.get("deps", []) if dep["path"] in made}
     return all(made[path] == md5 for path, md5 in data.items())
 

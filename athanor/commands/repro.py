@@ -25,7 +25,7 @@ from athanor.commands import side, summary
 from athanor.commands.data import report
 from athanor.errors import ParamsError
 from athanor.params.sft import SCRATCH
-from athanor.pipeline import ship
+from athanor.pipeline import dvc_lock, ship
 from athanor.pipeline.closure import FOREIGN
 from athanor.pipeline.guards import UNTIL
 from athanor.pipeline.run import PARAMS
@@ -51,10 +51,13 @@ def main() -> int:
         return 1
     foreign = base != SCRATCH
     stages = ("download", *FOREIGN_STAGES) if foreign else None
+    for text in dvc_lock.mend(root):
+        print(text, file=sys.stderr)
     since_ms, before = int(time.time() * 1000), summary.runs(root, stages)
     call = side.outlive()
     with foreign_graph(root, base) if foreign else contextlib.nullcontext():
         status = call([*side.DVC, *(in_graph(words) if foreign else words)], env={**os.environ, **until})
+    dvc_lock.keep(root)
     page = None if status or foreign else report.refresh(root)
     left = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
     sys.stdout.write(summary.text(root, before, since_ms, stages))

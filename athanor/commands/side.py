@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from athanor.errors import InputError
-from athanor.pipeline import ship
+from athanor.pipeline import dvc_lock, ship
 from athanor.pipeline.closure import SIDE
 from athanor.pipeline.facts import Graph
 from athanor.pipeline.locks import try_lock
 
-DVC_FILE, LOCK = Path(SIDE) / "dvc.yaml", Path(SIDE) / "dvc.lock"
+DVC_FILE, LOCK = Path(SIDE) / "dvc.yaml", Path(SIDE) / dvc_lock.LOCK
 SHIP_SECONDS = 60.0
 DVC = (sys.executable, "-m", "dvc", "repro")
 
@@ -26,6 +26,8 @@ def repro(root: Path, file: Path, stage: str, force: bool) -> int:
     if not (root / file).is_file():
         raise InputError("file not found", where=file.as_posix(), fix=f"git checkout {file.as_posix()}")
     (root / ".athanor").mkdir(exist_ok=True)
+    for text in dvc_lock.mend(root):
+        print(text, file=sys.stderr)
     with try_lock(root / ".athanor" / "probe.lock") as free:
         if not free:
             raise InputError("another probe or synthesize is at work here", where=str(root), fix="wait for it")

@@ -12,6 +12,7 @@ from typing import Any
 
 from athanor.artifacts import digest
 from athanor.params.strict import read_yaml
+from athanor.pipeline import dvc_lock
 from athanor.pipeline.closure import graphs
 
 PACKAGES = ("torch", "numpy", "dvc", "mlflow", "sentencepiece", "pyarrow", "datasets", "transformers", "peft")
@@ -117,15 +118,8 @@ class Graph:
 
     def input_hashes(self, stage: str) -> dict[str, str]:
         """DVC's hash of every data dependency of a stage, from the lock entries of the stages before it."""
-        path = self.root / "dvc.lock"
-        if stage not in self._known or not path.is_file():
-            return {}
-        locked = {
-            out["path"]: out.get("md5", "")
-            for entry in read_yaml(path).get("stages", {}).values()
-            for out in entry.get("outs", [])
-        }
-        return {dep: locked[dep] for dep in self._known[stage].get("deps", []) if dep in locked}
+        locked = dvc_lock.outputs(self.root / dvc_lock.LOCK) if stage in self._known else {}
+        return {dep: locked[dep] for dep in self._known.get(stage, {}).get("deps", []) if dep in locked}
 
 
 def params_digest(values: Any) -> str:

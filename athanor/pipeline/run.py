@@ -21,7 +21,7 @@ from athanor.artifacts import read_json, rounded, write_json, write_text
 from athanor.corpus.work import Work
 from athanor.errors import Interrupted, ParamsError
 from athanor.params.strict import build, read_yaml
-from athanor.pipeline import facts
+from athanor.pipeline import dvc_lock, facts
 from athanor.pipeline.beginning import Beginning
 from athanor.pipeline.closure import code_digest
 from athanor.pipeline.executor import from_machine
@@ -308,6 +308,8 @@ class Run:
         self._watch.begin()
         for text in self._guards.stale():
             print(f"{self.stage}: {text}", file=sys.stderr, flush=True)
+        if self.main and self.root == self.anchor:  # a temporary checkout has a dvc.lock that nobody will miss
+            dvc_lock.keep(self.root)
         self._beginning = Beginning.now(self.root, self.module)
         self.code = self._beginning.code
 

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from athanor.errors import InputError
+from athanor.pipeline import dvc_lock
+from athanor.pipeline.locks import try_lock
 from tests.pipeline.toy_pipeline import SAVE_EVERY, STEPS, Toy, end, gone, until
 
 HOLD = 6  # between two checkpoints
@@ -111,6 +114,82 @@ def test_a_second_repro_is_refused_and_the_first_unharmed(toy: Toy) -> None:
     toy.release()
     assert job.wait() == 0, job.text()
     assert toy.steps() == ALL and toy.trainers() == [stage] and toy.lock_has("count", "report")
+
+
+# -- dvc.lock -------------------------------------------------------------------
+
+# DVC truncates the file and dumps into it; this leaves it in a chosen state for long enough to aim at.
+SLOW_WRITE = """
+import builtins, os, pathlib, time
+plain, control = builtins.open, pathlib.Path(os.environ["TOY_CONTROL"])
+def slow(path, mode="r", *args, **how):
+    plan = control / "tear"
+    if not (str(path).endswith("dvc.lock") and "w" in mode and plan.exists()):
+        return plain(path, mode, *args, **how)
+    before = plain(path).read() if os.path.exists(path) else ""
+    file = plain(path, mode, *args, **how)
+    file.write(before[: int(plan.read_text())])
+    file.flush()
+    (control / "torn").touch()
+    time.sleep(600)
+builtins.open = slow
+"""
+
+
+def tear(toy: Toy, characters: int, *targets: str) -> None:
+    """SIGKILL of `dvc repro` and its stage at the moment when dvc.lock holds its first `characters` only."""
+    (toy.control / "sitecustomize.py").write_text(SLOW_WRITE)
+    (toy.control / "tear").write_text(str(characters))
+    job = toy.start("repro", *targets)
+    until(lambda: (toy.control / "torn").exists(), "DVC is writing dvc.lock", toy)
+    job.kill_group(signal.SIGKILL)
+    job.wait()
+    (toy.control / "tear").unlink()
+    (toy.control / "torn").unlink()
+
+
+@pytest.mark.parametrize("characters", [0, len("schema: '2.0'\nstages:\n  count:\n")], ids=["empty", "torn"])
+def test_dvc_killed_while_it_writes_its_lock_file(toy: Toy, characters: int) -> None:
+    toy.dvc("repro", "count")
+    whole = (toy.path / "dvc.lock").read_bytes()
+    tear(toy, characters)
+    assert (toy.path / "dvc.lock").stat().st_size == characters and toy.steps("report") == [0]
+    assert toy.dvc("repro", check=False).returncode == 255
+    plan = toy.run(sys.executable, "-m", "athanor", "plan", check=False)
+    assert plan.returncode == 1 and "Fix: python -m athanor doctor --fix" in plan.stderr
+    assert "record" in kinds(toy)
+    if characters:
+        assert "record" in mended(toy) and (toy.path / "dvc.lock").read_bytes() == whole
+        toy.dvc("repro")
+    else:
+        done = toy.run(sys.executable, "-m", "athanor", "repro")
+        assert "the copy from before is back" in done.stderr
+    assert toy.steps() == ALL and toy.lock_has("count", "report") and kinds(toy) == []
+    assert (toy.path / "data/report/text").read_text() == f"counted 1 {sum(ALL)}\n"
+    assert toy.dvc("repro").stdout.count("didn't change, skipping") == 2
+
+
+def test_dvc_killed_while_it_writes_its_first_lock_file(toy: Toy) -> None:
+    """No copy of a dvc.lock that never was whole: it goes, and the run-cache has what was done."""
+    tear(toy, 0, "count")
+    assert "record" in mended(toy) and not (toy.path / "dvc.lock").exists()
+    toy.dvc("repro")
+    assert toy.steps() == ALL and toy.lock_has("count", "report")
+
+
+def test_a_lock_file_that_can_be_read_or_merged_is_never_replaced(toy: Toy) -> None:
+    toy.dvc("repro")  # a copy is kept at the start of each stage
+    lock = toy.path / "dvc.lock"
+    for text in ("schema: '2.0'\nstages: {}\n", "schema: '2.0'\n<<<<<<< HEAD\nstages:\n"):
+        lock.write_text(text)
+        toy.run(sys.executable, "-m", "athanor", "doctor", "--fix", check=False)
+        assert dvc_lock.mend(toy.path) == [] and lock.read_text() == text
+    with pytest.raises(InputError, match="Git conflict"):
+        dvc_lock.stages(lock)
+    lock.write_text("")
+    with try_lock(toy.path / dvc_lock.GUARD):  # DVC is writing
+        assert dvc_lock.mend(toy.path) == [] and lock.read_text() == ""
+        assert "record" not in kinds(toy)
 
 
 # -- locks of processes that are no more ----------------------------------------

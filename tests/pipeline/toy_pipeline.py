@@ -136,7 +136,7 @@ class Toy:
     def environment(self) -> dict[str, str]:
         who = {f"GIT_{role}_{what}": "t@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         return environment(
-            PYTHONPATH=str(ROOT),
+            PYTHONPATH=f"{self.control}{os.pathsep}{ROOT}",  # a test may put a sitecustomize.py into the first
             ATHANOR_TRACKING="off",
             TOY_CONTROL=str(self.control),
             DVC_SITE_CACHE_DIR=str(self.control / "site"),

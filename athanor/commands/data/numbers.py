@@ -25,7 +25,7 @@ from athanor.commands.data.read import (
 )
 from athanor.commands.data.show import size
 from athanor.corpus.sweep import SCORES
-from athanor.params.strict import read_yaml
+from athanor.pipeline import dvc_lock
 from athanor.pipeline.facts import params_digest
 
 SHORT = 12  # digits of a digest
@@ -63,8 +63,7 @@ def head(facts: Facts) -> Html:
 
 
 def _digests(root: Path) -> list[tuple[Any, ...]]:
-    lock = read_yaml(root / "dvc.lock").get("stages", {}) if (root / "dvc.lock").is_file() else {}
-    outs = {out["path"]: out.get("md5", "") for stage in lock.values() for out in stage.get("outs", [])}
+    outs = dvc_lock.outputs(root / dvc_lock.LOCK)
     rows = []
     for path in (RAW, CLASSIFIERS, CLEAN, TOKENIZER, SHARDS):
         if (root / path / "manifest.json").is_file():

@@ -23,6 +23,7 @@ from athanor.corpus.sweep import SCORES
 from athanor.errors import AthanorError, InputError
 from athanor.params.clean import CleanParams
 from athanor.params.strict import build, read_yaml
+from athanor.pipeline import dvc_lock
 
 RAW, CLEAN, SHARDS = Path("data/raw"), Path("data/clean"), Path("data/shards")
 TOKENIZER, CLASSIFIERS, ITEMS = Path("models/tokenizer"), Path("models/classifiers"), Path("data/battery/items.jsonl")
@@ -256,11 +257,9 @@ def _scores(row: Mapping[str, Any]) -> dict[str, float]:
 
 def built_params(root: Path, stage: str) -> dict[str, Any]:
     """The sections of params.yaml that a stage was last run with (dvc.lock), else those of params.yaml now."""
-    lock = root / "dvc.lock"
-    if lock.is_file():
-        found = (read_yaml(lock).get("stages", {}).get(stage) or {}).get("params", {}).get("params.yaml")
-        if found:
-            return dict(found)
+    found = dvc_lock.stages(root / dvc_lock.LOCK).get(stage, {}).get("params", {}).get("params.yaml")
+    if found:
+        return dict(found)
     return dict(read_yaml(root / "params.yaml")) if (root / "params.yaml").is_file() else {}
 
 

@@ -21,8 +21,7 @@ from athanor.commands import slots
 from athanor.commands.doctor.main import FIX, Finding
 from athanor.commands.doctor.processes import Place, author, holder
 from athanor.errors import AthanorError
-from athanor.params.strict import read_yaml
-from athanor.pipeline import ship
+from athanor.pipeline import dvc_lock, ship
 from athanor.pipeline.facts import Graph, git
 from athanor.pipeline.journal import alive
 from athanor.pipeline.locks import locked, try_lock
@@ -59,6 +58,16 @@ def locks(place: Place) -> Iterator[Finding]:
         if path.is_file() and not place.owned(path):
             what = "left by a killed git or dvc; Git refuses to work"
             yield Finding("lock", str(path), what, FIX, lambda path=path: _unlink(path))
+
+
+def torn_records(place: Place) -> Iterator[Finding]:
+    """A dvc.lock that DVC was killed in the midst of."""
+    for path in dvc_lock.torn(place.root) if not locked(place.root / dvc_lock.GUARD) else ():
+        where = path.relative_to(place.root).as_posix()
+        what = "empty or torn: DVC was killed while it wrote it; every dvc command fails"
+        repair = (lambda: "; ".join(dvc_lock.mend(place.root)) or "it is whole again") if place.trusted else None
+        command = FIX if repair else f"when no DVC runs anywhere: rm {where}"
+        yield Finding("record", where, what, command, repair)
 
 
 def _rwlock(place: Place, path: Path) -> Iterator[Finding]:
@@ -234,8 +243,8 @@ def space(place: Place) -> Iterator[Finding]:
         size = slots.size(sum(slot.bytes for slot in done))
         what = f"{len(done)} finished slots that made nothing in the workspace, {size}"
         yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune --days 0", note=True)
-    lock = read_yaml(place.root / "dvc.lock") if (place.root / "dvc.lock").is_file() else {}
-    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in lock.get("stages", {}).values()]
+    recorded = dvc_lock.stages(place.root / dvc_lock.LOCK).values()
+    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in recorded]
     need = max((slot.bytes for slot in found), default=0) + max(sizes, default=0)
     for path in {os.stat(folder).st_dev: folder for folder in (cache_folder(place.root), place.root)}.values():
         disk = os.statvfs(path)
@@ -262,9 +271,8 @@ def cache_folder(root: Path) -> Path:
 def cache(place: Place) -> Iterator[Finding]:
     """Objects of dvc.lock whose bytes are not what their name says, for instance written to through a hard link."""
     folder = cache_folder(place.root) / "files" / "md5"
-    lock = read_yaml(place.root / "dvc.lock") if (place.root / "dvc.lock").is_file() else {}
     seen: dict[str, bool] = {}
-    for stage, row in lock.get("stages", {}).items():
+    for stage, row in dvc_lock.stages(place.root / dvc_lock.LOCK).items():
         for out in row.get("outs", ()):
             for name, md5 in _objects(folder, out["path"], out.get("md5", "")):
                 path = folder / md5[:2] / md5[2:]

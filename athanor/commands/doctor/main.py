@@ -64,6 +64,7 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
     rules: list[tuple[str, Check]] = [
         ("process", lambda: checks.unseen(place)),
         ("lock", lambda: checks.locks(place)),
+        ("record", lambda: checks.torn_records(place)),
         ("head", lambda: experiments.head(place)),
         ("queue", lambda: experiments.queue(place)),
         ("queue", lambda: experiments.waiting(place)),

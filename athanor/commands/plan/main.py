@@ -44,6 +44,7 @@ from athanor.commands.plan.work import STAGES, training_of
 from athanor.errors import AthanorError, ParamsError
 from athanor.hardware.shape import advice
 from athanor.params.sft import SCRATCH
+from athanor.pipeline import dvc_lock
 from athanor.pipeline.closure import code_digest, stage_module
 from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import duration
@@ -86,6 +87,7 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     # First, because it names the line of a slip, which DVC does not.
     ours = (root / "dvc.yaml").is_file() and "python -m stages." in (root / "dvc.yaml").read_text(encoding="utf-8")
     built: Mapping[str, Any] = check_file(root / "params.yaml") if ours else {}
+    dvc_lock.stages(root / dvc_lock.LOCK)  # for its message, should a kill have torn the file
     repo = open_repo(root)
     steps = simulate(repo, targets)
     memory = Memory(repo, anchor()) if any(step.runs for step in steps) else None

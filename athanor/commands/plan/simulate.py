@@ -21,7 +21,7 @@ from typing import Any
 
 from athanor.commands.plan.results import Results
 from athanor.errors import InputError
-from athanor.params.strict import read_yaml
+from athanor.pipeline import dvc_lock
 from athanor.pipeline.facts import flatten
 
 KEEP, RESTORE, RUN, FOLLOWS = "keep", "restore", "run", "follows"
@@ -302,8 +302,7 @@ def param_changes(dep: Any) -> Iterator[Change]:
 def _locked_command(stage: Any) -> str | None:
     if not getattr(stage, "name", None):
         return None
-    lock = Path(stage.dvcfile._lockfile.path)
-    return read_yaml(lock).get("stages", {}).get(stage.name, {}).get("cmd") if lock.is_file() else None
+    return dvc_lock.stages(Path(stage.dvcfile._lockfile.path)).get(stage.name, {}).get("cmd")
 
 
 def _inside(path: str, folder: str) -> bool:
