@@ -45,14 +45,14 @@ def outputs(path: Path) -> dict[str, str]:
 
 def torn(root: Path) -> Iterator[Path]:
     """Each dvc.lock of the checkout, its side graphs' included,, that DVC cannot read."""
-    for path in _files(root):
+    for path in files(root):
         if path.is_file() and _parsed(data := path.read_bytes()) is None and not _conflict(data):
             yield path
 
 
 def keep(root: Path) -> None:
     """Copy what is whole, for a time when it is not."""
-    for path in _files(root):
+    for path in files(root):
         copy = _copy(root, path)
         if path.is_file() and (data := path.read_bytes()) and _parsed(data) is not None:
             if not copy.is_file() or copy.read_bytes() != data:
@@ -78,7 +78,8 @@ def mend(root: Path) -> list[str]:
     return done
 
 
-def _files(root: Path) -> list[Path]:
+def files(root: Path) -> list[Path]:
+    """Where DVC writes one: beside the graph, and beside those of side stages and of a foreign base."""
     return [root / LOCK, *(root / folder / LOCK for folder in (SIDE, FOREIGN))]
 
 

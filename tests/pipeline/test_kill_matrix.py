@@ -184,6 +184,7 @@ def test_a_lock_file_that_can_be_read_or_merged_is_never_replaced(toy: Toy) -> N
         lock.write_text(text)
         toy.run(sys.executable, "-m", "athanor", "doctor", "--fix", check=False)
         assert dvc_lock.mend(toy.path) == [] and lock.read_text() == text
+    assert "record" in kinds(toy)  # a conflict is named, and left
     with pytest.raises(InputError, match="Git conflict"):
         dvc_lock.stages(lock)
     lock.write_text("")

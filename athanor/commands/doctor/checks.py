@@ -20,7 +20,7 @@ from athanor.artifacts import read_json, write_text
 from athanor.commands import slots
 from athanor.commands.doctor.main import FIX, Finding
 from athanor.commands.doctor.processes import Place, author, holder
-from athanor.errors import AthanorError
+from athanor.errors import AthanorError, InputError
 from athanor.pipeline import dvc_lock, ship
 from athanor.pipeline.facts import Graph, git
 from athanor.pipeline.journal import alive
@@ -61,13 +61,26 @@ def locks(place: Place) -> Iterator[Finding]:
 
 
 def torn_records(place: Place) -> Iterator[Finding]:
-    """A dvc.lock that DVC was killed in the midst of."""
-    for path in dvc_lock.torn(place.root) if not locked(place.root / dvc_lock.GUARD) else ():
-        where = path.relative_to(place.root).as_posix()
-        what = "empty or torn: DVC was killed while it wrote it; every dvc command fails"
-        repair = (lambda: "; ".join(dvc_lock.mend(place.root)) or "it is whole again") if place.trusted else None
-        command = FIX if repair else f"when no DVC runs anywhere: rm {where}"
-        yield Finding("record", where, what, command, repair)
+    """A dvc.lock that DVC cannot read, because it was killed in the midst of it or Git has left its marks."""
+    if locked(place.root / dvc_lock.GUARD):
+        return  # DVC may be writing it
+    torn = list(dvc_lock.torn(place.root))
+    for path in dvc_lock.files(place.root):
+        try:
+            dvc_lock.stages(path)
+        except InputError as error:
+            where = path.relative_to(place.root).as_posix()
+            mend = lambda: "; ".join(dvc_lock.mend(place.root)) or "it is whole again"  # noqa: E731
+            repair = mend if place.trusted and path in torn else None
+            command = error.fix if repair or path not in torn else f"when no DVC runs anywhere: rm {where}"
+            yield Finding("record", where, f"{error.what}; every dvc command fails", command, repair)
+
+
+def _recorded(place: Place) -> dict[str, Any]:
+    """The stages of dvc.lock; none when it cannot be read, for which there is a finding."""
+    with contextlib.suppress(InputError):
+        return dvc_lock.stages(place.root / dvc_lock.LOCK)
+    return {}
 
 
 def _rwlock(place: Place, path: Path) -> Iterator[Finding]:
@@ -243,8 +256,7 @@ def space(place: Place) -> Iterator[Finding]:
         size = slots.size(sum(slot.bytes for slot in done))
         what = f"{len(done)} finished slots that made nothing in the workspace, {size}"
         yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune --days 0", note=True)
-    recorded = dvc_lock.stages(place.root / dvc_lock.LOCK).values()
-    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in recorded]
+    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in _recorded(place).values()]
     need = max((slot.bytes for slot in found), default=0) + max(sizes, default=0)
     for path in {os.stat(folder).st_dev: folder for folder in (cache_folder(place.root), place.root)}.values():
         disk = os.statvfs(path)
@@ -272,7 +284,7 @@ def cache(place: Place) -> Iterator[Finding]:
     """Objects of dvc.lock whose bytes are not what their name says, for instance written to through a hard link."""
     folder = cache_folder(place.root) / "files" / "md5"
     seen: dict[str, bool] = {}
-    for stage, row in dvc_lock.stages(place.root / dvc_lock.LOCK).items():
+    for stage, row in _recorded(place).items():
         for out in row.get("outs", ()):
             for name, md5 in _objects(folder, out["path"], out.get("md5", "")):
                 path = folder / md5[:2] / md5[2:]
