@@ -21,6 +21,8 @@ from tests.serving.parrot import CODE, LONG, MARKDOWN, PLAIN, WHO, XSS, asking, 
 
 expect.set_options(timeout=PATIENCE)
 
+pytestmark = pytest.mark.extra
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -109,6 +111,11 @@ def menu(reader: Reader, title: str, item: str) -> None:
 
 
 def test_an_answer_grows_in_steps_and_ends_as_the_model_said_it(reader):
+    """Over a slow line: a busy machine may have made most of an answer before the page looks once."""
+    line = reader.context.new_cdp_session(reader.page)
+    line.send("Network.enable")
+    slow = {"offline": False, "latency": 0, "downloadThroughput": 8000, "uploadThroughput": -1}
+    line.send("Network.emulateNetworkConditions", slow)
     reader.ask(LONG[0])
     assert reader.answers() == [LONG[1]]
     lengths = reader.page.evaluate("window.lengths")

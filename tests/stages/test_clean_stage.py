@@ -263,6 +263,7 @@ def test_missing_and_broken_inputs_are_told(world):
         run_stage()
 
 
+@pytest.mark.extra
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: requirements-cluster.txt")
 def test_a_ray_cluster_gives_the_same_bytes(world, monkeypatch):
     monkeypatch.setenv("ATHANOR_WORKERS", "1")
