@@ -43,6 +43,9 @@ def run(run: Run) -> None:
             started = time.monotonic()
             for name, (tally, facts) in get.fetch(source, pairs if wanted and not pairs else None).items():
                 tallies[name], provenance[name] = tally, facts
+                if "unreadable" in facts:
+                    reasons = ", ".join(f"{count:,} {reason}" for reason, count in facts["unreadable"].items())
+                    run.note(f"{name}: files left out, because they cannot be read: {reasons}")
             run.fact(**{f"{source.names[0]}_seconds": round(time.monotonic() - started, 2)})
         counts = {name: asdict(tally) for name, tally in tallies.items()}
         write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance)

@@ -111,14 +111,16 @@ class PackagesSource:
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Local .txt, .md, .jsonl and .parquet files, the text kinds also as .gz or .zst, found by `globs`.
+    """Local files found by `globs`: text, Markdown, source code, .html, .ipynb, .pdf, .jsonl (these also as .gz or .zst), .parquet.
 
-    A text file is one document; a JSONL or Parquet row is one, in
+    A file is one document; of JSONL and Parquet each row is one, in
     `text_column`, or in `text_template` filled in: `{question}` stands for the
     column of that name, and a row where one is empty is left out. A document
     larger than `max_document_bytes` is an error, so that nothing is cut
     silently. One shorter than `min_chars` is counted and left out. `select`
-    null takes every row; text files have no columns to select by.
+    null takes every row; other files have no columns to select by.
+    `on_unreadable`: files that cannot be read are told together and end the
+    stage (refuse), or are counted and left out, each as a whole (skip).
     """
 
     type: Literal["files"]
@@ -133,6 +135,7 @@ class FilesSource:
     min_chars: int = param(min=1, max=100_000, default=1)
     min_documents: int = param(min=1, max=MAX, default=1)
     min_bytes: int = param(min=1, max=MAX, default=1)
+    on_unreadable: str = param(choices=("refuse", "skip"), default="refuse")
 
     def __post_init__(self) -> None:
         if not self.globs:

@@ -108,7 +108,7 @@ def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
         ("a.jsonl.gz", gzip.compress(jsonl(["a" * 99]), mtime=0)[:-9], "a.jsonl.gz: cannot be read"),
         ("a.jsonl.zst", b"no zstandard", "a.jsonl.zst: cannot be read"),
         ("a.parquet", b"PAR1 but no more", "a.parquet: cannot be read"),
-        ("a.docx", b"x", "a.docx: unknown file type '.docx'.*Fix: use .txt.*narrow the glob"),
+        ("a.docx", b"x", "a.docx: unknown file type '.docx'.*Fix: use text.*narrow the glob"),
     ],
 )
 def test_defects_are_told_with_their_place(tmp_path, name, data, message):

@@ -143,6 +143,7 @@ def test_only_local_files_may_leave_keys_out():
         "FilesSource.text_template": None,
         "FilesSource.select": None,
         "FilesSource.max_document_bytes": 64_000_000,
+        "FilesSource.on_unreadable": "refuse",
         "FilesSource.min_chars": 1,
         "FilesSource.min_documents": 1,
         "FilesSource.min_bytes": 1,

@@ -102,6 +102,20 @@ def content(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.is_file()}
 
 
+def test_unreadable_files_end_the_stage_or_are_counted(workspace, monkeypatch, capsys):
+    folder, values = workspace(), params()
+    for name, data in {"bad.md": b"\xff", "worse.md": b"\0"}.items():
+        (folder / "corpus" / name).write_bytes(data)
+    with pytest.raises(InputError, match="2 of 11 files cannot be read: 1 holds zero bytes.*1 not valid UTF-8"):
+        execute(folder, monkeypatch, values)
+    values["download"]["sources"][0]["on_unreadable"] = "skip"
+    execute(folder, monkeypatch, values)
+    assert read_json("metrics/download.json")["sources"]["notes"]["left_out"] == {"unreadable": 2}
+    facts = read_manifest("data/raw", "raw", 1)["sources"]["notes"]
+    assert facts["unreadable"] == {"holds zero bytes: UTF-16, or no text at all": 1, "not valid UTF-8": 1}
+    assert "notes: files left out, because they cannot be read: 1 holds zero bytes" in capsys.readouterr().err
+
+
 def test_outputs_manifests_and_determinism(workspace, monkeypatch):
     first, second = workspace("one"), workspace("another/place")
     execute(first, monkeypatch, params())

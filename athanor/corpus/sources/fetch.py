@@ -92,8 +92,10 @@ class Fetcher:
     def _files(self, source: FilesSource) -> tuple[Tally, Facts]:
         found = rows.find(source.globs)
         facts = {"files": len(found), "files_sha256": rows.digest_of(found), "license": source.license}
+        unreadable = files.Unreadable()
         with self.progress(sum(path.stat().st_size for _, path in found), source.name, "B") as bar:
-            return self._write_files(source, found, bar), facts
+            tally = self._write_files(source, found, bar, unreadable)
+        return tally, facts | ({"unreadable": unreadable.counts} if unreadable.errors else {})
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
         with self.slot(web.__name__, {"type": source.type, "urls": [file.url for file in source.urls]}) as folder:
@@ -102,9 +104,16 @@ class Fetcher:
             with self.progress(sum(path.stat().st_size for _, path in found), f"{source.name}, reading", "B") as bar:
                 return self._write_files(source, found, bar), web.facts(source, found)
 
-    def _write_files(self, source: FilesSource | HttpSource, found: list[tuple[str, Path]], bar: Bar) -> Tally:
+    def _write_files(
+        self,
+        source: FilesSource | HttpSource,
+        found: list[tuple[str, Path]],
+        bar: Bar,
+        unreadable: files.Unreadable | None = None,
+    ) -> Tally:
         with self._writer(source.name, source) as writer:
-            for document in files.documents(source, found, self.val_fraction, bar.update, writer.tally.leave_out):
+            take = (bar.update, writer.tally.leave_out, unreadable)
+            for document in files.documents(source, found, self.val_fraction, *take):
                 self._check_stop()
                 writer.add(document)
         return writer.tally

@@ -1,4 +1,4 @@
-"""Rows of local data files: text, Markdown, JSON lines and Parquet, plain or compressed.
+"""Rows of local data files: text, source code, pages, notebooks, PDF, JSON lines and Parquet, plain or compressed.
 
 Reads bytes and decodes strictly: what cannot be read is an InputError that
 names the file and the line or row, never a row less.
@@ -21,12 +21,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.artifacts import sha256_bytes, sha256_file
+from athanor.corpus.sources import convert
 from athanor.errors import InputError
 
-TEXT = (".txt", ".md", ".markdown")
+TEXT = frozenset(".txt .text .md .markdown .rst .adoc .org .tex".split())
+CODE = frozenset(
+    ".py .pyi .pyx .ipy .c .h .cc .cpp .cxx .hh .hpp .hxx .cu .cuh .m .mm .rs .go .java .kt .kts .scala .groovy .clj"
+    " .cs .fs .vb .js .mjs .cjs .jsx .ts .tsx .vue .svelte .css .scss .less .php .rb .pl .pm .lua .r .jl .swift .dart"
+    " .hs .ml .mli .elm .ex .exs .erl .lisp .el .scm .rkt .nim .zig .d .pas .f .f90 .f95 .asm .s .v .sv .vhd .vhdl"
+    " .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql .cmake .mk .gradle .tf .nix .yaml .yml .toml .ini .cfg".split()
+)
+NAMED = frozenset(("makefile", "dockerfile", "readme", "license", "changelog"))  # text files that have no ending
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 COMPRESSED = (".gz", ".zst")
+NOT_WALKED = frozenset(("node_modules", "__pycache__", "site-packages"))
+VIRTUAL_ENVIRONMENT = "pyvenv.cfg"  # a folder that holds this is one
+BATCH_ROWS, BATCH_BYTES = 256, 64 << 20
+# A column that unpacks to more than both is no text: that of books repeated a hundred times packs 300 to 1.
+UNPACKED_BYTES, UNPACKED_FACTOR = 256 << 20, 1000
 JSON_ESCAPE_BYTES = 6  # a byte of text takes at most this many in a JSON string: \u0000
 
 
@@ -39,9 +52,9 @@ def find(globs: Sequence[str]) -> list[tuple[str, Path]]:
 
     The name is relative to the part of the glob before its first wildcard, so
     that an absolute glob leaves no trace of the machine. Wildcards match no
-    hidden names and follow no links to folders. InputError for a glob that
-    matches nothing, for a file of an unknown type, and for a link that leads
-    to files which no one else would see change.
+    hidden names, follow no links to folders, and enter no virtual environment
+    and none of NOT_WALKED. InputError for a glob that matches nothing, and for
+    a link that leads to files which no one else would see change.
     """
     found: list[tuple[str, Path]] = []
     seen: set[Path] = set()
@@ -55,7 +68,6 @@ def find(globs: Sequence[str]) -> list[tuple[str, Path]]:
                 fix = f"it is a folder; name the files in it, for example {pattern.rstrip('/')}/**/*.md"
             raise InputError("no file matches", where=pattern, fix=fix)
         for match in matches:
-            _kind(match)
             if match.resolve() not in seen:
                 seen.add(match.resolve())
                 found.append((match.relative_to(base).as_posix(), match))
@@ -70,25 +82,26 @@ def digest_of(files: Sequence[tuple[str, Path]]) -> str:
 def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of one file as (where, row). `where` is `file:line`, or `file row N` for Parquet.
 
-    A text file is one row, its text under `columns[0]`. Only `columns` are
-    read; one that is missing is an InputError.
+    A file that is not of rows is one row, its text under `columns[0]`. Only
+    `columns` are read; one that is missing is an InputError.
     """
     kind = _kind(path)
     try:
         if kind == PARQUET:
-            yield from _parquet_rows(path, columns)
+            yield from _parquet_rows(path, columns, max_document_bytes)
             return
         with _open(path) as file:
-            if kind in TEXT:
-                yield str(path), {columns[0]: _text(file, path, max_document_bytes)}
-            else:
+            if kind in JSON_LINES:
                 yield from _json_rows(file, path, columns, max_document_bytes)
+            else:
+                yield str(path), {columns[0]: _text(file, path, kind, max_document_bytes)}
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise InputError(f"cannot be read ({error})", where=str(path), fix="repair or replace the file") from None
-    except Exception as error:
-        if type(error).__name__ == "ZstdError":
-            raise InputError(f"cannot be read ({error})", where=str(path), fix="repair or replace the file") from None
-        raise
+
+
+def of_rows(path: Path) -> bool:
+    """Whether a file holds one document on each row, and is not one document itself."""
+    return _kind(path) in (*JSON_LINES, PARQUET)
 
 
 def check_text(value: Any, where: str, column: str, max_document_bytes: int) -> str:
@@ -152,6 +165,8 @@ def _matches(folder: Path, parts: Sequence[str], base: Path) -> Iterator[Path]:
             if part != "**" and not rest and entry.is_file():
                 yield path
         elif part == "**" or rest:
+            if part in ("*", "**") and (entry.name in NOT_WALKED or (path / VIRTUAL_ENVIRONMENT).exists()):
+                continue
             if not entry.is_symlink():
                 yield from _matches(path, parts if part == "**" else rest, base)
             elif part != "**" or not path.resolve().is_relative_to(base):  # else its files are found where they lie
@@ -166,10 +181,11 @@ def _kind(path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED and suffixes[-2:-1] != [PARQUET]:
         suffixes.pop()
-    kind = suffixes[-1] if suffixes else ""
-    if kind not in (*TEXT, *JSON_LINES, PARQUET):
-        allowed = ", ".join((*TEXT, *JSON_LINES, PARQUET))
-        fix = f"use {allowed} (text also .gz or .zst), or narrow the glob"
+    kind = suffixes[-1] if suffixes else ".txt" if path.name.lower() in NAMED else ""
+    if kind not in (TEXT | CODE) and kind not in (*convert.RAW_FACTOR, *JSON_LINES, PARQUET):
+        fix = "use text, source code, .html, .ipynb, .pdf, .jsonl (these also .gz or .zst) or .parquet; or narrow the glob"
+        if kind in (".json", ".csv"):
+            fix = "write its rows as JSON lines (.jsonl): one JSON object on each line"
         raise InputError(f"unknown file type '{kind}'", where=str(path), fix=fix)
     return kind
 
@@ -177,20 +193,26 @@ def _kind(path: Path) -> str:
 def _open(path: Path) -> IO[bytes]:
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rb")
-    if path.suffix.lower() == ".zst":
-        import zstandard
-
-        return io.BufferedReader(zstandard.open(path, "rb"), 1 << 20)
+    if path.suffix.lower() == ".zst":  # the reader of zstandard takes a cut file for a shorter one
+        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"), 1 << 20)
     return open(path, "rb")
 
 
-def _text(file: IO[bytes], path: Path, max_document_bytes: int) -> str:
-    data = file.read(max_document_bytes + 4)  # a byte order mark does not count
-    if (place := data.find(0)) >= 0:  # UTF-16 of English text is valid UTF-8
-        where = f"{path}:{1 + data.count(10, 0, place)}"
-        what = "holds zero bytes: UTF-16, or no text at all"
-        raise InputError(what, where=where, fix="convert it (iconv -f UTF-16 -t UTF-8) or leave it out of the glob")
-    text = _decode(data.removeprefix(b"\xef\xbb\xbf"), str(path), 1)
+def _text(file: IO[bytes], path: Path, kind: str, max_document_bytes: int) -> str:
+    limit = max_document_bytes * convert.RAW_FACTOR.get(kind, 1)
+    data = file.read(limit + 4)  # a byte order mark does not count
+    if kind in convert.RAW_FACTOR and len(data) > limit:
+        raise too_large(str(path), max_document_bytes)
+    if kind == ".pdf":
+        text = convert.to_text(kind, data, str(path), max_document_bytes)
+    else:
+        if (place := data.find(0)) >= 0:  # UTF-16 of English text is valid UTF-8
+            where = f"{path}:{1 + data.count(10, 0, place)}"
+            what = "holds zero bytes: UTF-16, or no text at all"
+            raise InputError(what, where=where, fix="convert it (iconv -f UTF-16 -t UTF-8) or leave it out of the glob")
+        text = _decode(data.removeprefix(b"\xef\xbb\xbf"), str(path), 1)
+        if kind in convert.RAW_FACTOR:
+            text = convert.to_text(kind, text, str(path), max_document_bytes)
     return check_text(text, str(path), "text", max_document_bytes)
 
 
@@ -233,21 +255,45 @@ def _json_rows(
         yield where, {column: row[column] for column in columns}
 
 
-def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_rows(
+    path: Path, columns: Sequence[str], max_document_bytes: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
     file = pq.ParquetFile(path)
     for column in columns:
         if column not in file.schema_arrow.names:
             raise _no_column(column, file.schema_arrow.names, str(path))
     number = 0
-    for batch in file.iter_batches(batch_size=256, columns=list(columns)):
-        try:
-            rows = batch.to_pylist()
-        except UnicodeDecodeError as error:
-            where = f"{path} rows {number + 1} to {number + batch.num_rows}"
-            raise InputError(f"not valid UTF-8 ({error})", where=where, fix="write the file again") from None
-        for row in rows:
-            number += 1
-            yield f"{path} row {number}", row
+    for group in range(file.num_row_groups):
+        size = _batch_rows(file.metadata.row_group(group), columns, f"{path} row group {group}", max_document_bytes)
+        for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=list(columns)):
+            held = dict(zip(batch.schema.names, batch.columns, strict=True))
+            for place in range(batch.num_rows):
+                number += 1
+                where = f"{path} row {number}"
+                try:
+                    yield where, {column: held[column][place].as_py() for column in columns}
+                except UnicodeDecodeError as error:
+                    raise InputError(f"not valid UTF-8 ({error})", where=where, fix="write the file again") from None
+
+
+def _batch_rows(group: Any, columns: Sequence[str], where: str, max_document_bytes: int) -> int:
+    """How many rows of a row group may be read at once, by what its header says; InputError for one that is a bomb.
+
+    A dictionary's value may come back in each row, so there the whole column stands for one value.
+    """
+    row_bytes = 1
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.path_in_schema.split(".")[0] not in columns:
+            continue
+        size, packed = column.total_uncompressed_size, column.total_compressed_size
+        if size > max(UNPACKED_BYTES, UNPACKED_FACTOR * packed):
+            what = f"{packed:,} bytes of a column unpack to {size:,}"
+            raise InputError(what, where=where, fix="look at what wrote the file; no text is packed like that")
+        if size > group.num_rows * max_document_bytes + (1 << 20):
+            raise too_large(where, max_document_bytes)
+        row_bytes += size if column.has_dictionary_page else -(-size // max(group.num_rows, 1))
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
 
 
 def _no_column(column: str, present: Sequence[str], where: str) -> InputError:
