@@ -90,7 +90,7 @@ def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
             yield held.path
             held.mark_done()
 
-    return Fetcher(raw, val_fraction, run.progress, run.stop_requested, slot)
+    return Fetcher(raw, val_fraction, run.progress, run.stop_requested, slot, run.fact)
 
 
 def converse(

@@ -153,17 +153,19 @@ class RemoteFile:
     """One file on a web server.
 
     `sha256` null takes what the server sends and keeps it, whatever it sends
-    later; the manifest records what came.
+    later; the manifest records what came, and the address without its query.
+    An address that holds a login, signature or key is refused, because
+    params.yaml, dvc.lock and Git would keep it.
     """
 
     url: str
     sha256: str | None
 
     def __post_init__(self) -> None:
-        if re.match(r"\w+://[^/]*@", self.url):  # manifests and journals name the address
+        if re.match(r"\w+://[^/]*@", self.url):
             raise ParamsError("holds a login", where="url", fix="fetch the file by hand and use a source of type files")
         if not re.match(r"https?://[^/\s]+/\S+$", self.url):
-            raise ParamsError(f"'{self.url}' is no address of a file", where="url", fix="begin it with https://")
+            raise ParamsError(f"'{without_query(self.url)}' is no address of a file", where="url", fix="begin it with https://")
         if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             raise ParamsError("not a SHA-256", where="sha256", fix="use 64 lower-case hex digits, or null")
 
@@ -279,6 +281,11 @@ def template_columns(template: str) -> tuple[str, ...]:
     if not all(re.fullmatch(r"\w[\w.-]*", column) for column in columns) or "{" in re.sub(r"\{[^{}]*\}", "", template):
         raise ParamsError("not a usable template", where="text_template", fix="only column names in braces: {question}")
     return tuple(dict.fromkeys(columns))
+
+
+def without_query(url: str) -> str:
+    """The address without what follows its path: a query may hold a secret of any name."""
+    return url.partition("#")[0].partition("?")[0]
 
 
 def is_local(dataset: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from athanor.errors import ParamsError
 from athanor.params.sft import SCRATCH
 from athanor.params.strict import build, read_yaml
+from athanor.pipeline.redact import redact
 
 
 FOREIGN_STAGES = ("lora-data", "lora", "lora-export")
@@ -85,6 +86,11 @@ def check_together(sections: Mapping[str, Any]) -> None:
         fix = "set it to 0: the text that a foreign base was trained on is not here"
         raise ParamsError("a foreign base has no pretraining text to replay", where="sft_data.replay_share", fix=fix)
     given = [name for source in sections["download"].sources for name in source.names]
+    for number, source in enumerate(sections["download"].sources):
+        for place, file in enumerate(getattr(source, "urls", ())):
+            if redact(file.url) != file.url:
+                where, fix = f"download.sources[{number}].urls[{place}].url", "fetch the file by hand and use a source of type files"
+                raise ParamsError("holds a signature, key or password", where=where, fix=fix)
     _same("mixture.sources", mixture.sources, "download.sources", given, "add it, with share 0 to leave it out")
     for wanted in sections["clean"].source_priority:
         if wanted not in given:

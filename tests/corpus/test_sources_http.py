@@ -7,17 +7,21 @@ import functools
 import gzip
 import hashlib
 import http.server
+import io
 import json
 import resource
 import threading
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
+import requests
 
 from athanor.corpus.sources import files, web
 from athanor.errors import InputError, Interrupted, ParamsError
 from athanor.params.download import HttpSource
-from athanor.params.strict import build
+from athanor.params.strict import build, read_yaml
+from athanor.pipeline.schema import check_together, schemas
 
 DATA = "".join(json.dumps({"text": f"line {number} {'x' * (number % 90)}"}) + "\n" for number in range(9000)).encode()
 CUT = 150_000
@@ -121,6 +125,13 @@ def source(server, *paths, sha256=None, **changes):
     return build(HttpSource, values | changes, "download.sources[0]")
 
 
+SECURE = {
+    "type": "http", "name": "web", "kind": "web", "license": "MIT", "text_column": "text", "select": None,
+    "max_document_bytes": 10**6, "min_chars": 1, "min_documents": 1, "min_bytes": 1,
+}  # fmt: skip
+ROOT = Path(__file__).resolve().parents[2]
+
+
 def sha256(data=DATA):
     return hashlib.sha256(data).hexdigest()
 
@@ -143,7 +154,7 @@ def test_whole_file_and_its_documents(server, tmp_path):
     assert content(found) == DATA * 2 and sum(ticks) == sum(sizes) == 2 * len(DATA) and waits == []
     documents = list(files.documents(made, found, 0.1))
     assert len(documents) == 9001 and documents[0].text == "line 0 "
-    assert documents[7].meta == {"file": f"{server.url}/a/data.jsonl?x=1", "row": 7}
+    assert documents[7].meta == {"file": f"{server.url}/a/data.jsonl", "row": 7}
     notes = {"url": f"{server.url}/b/notes.md", "bytes": len(DATA), "sha256": sha256()}
     assert web.facts(made, found)["urls"][1] == notes
     fetch(made, tmp_path)
@@ -212,7 +223,9 @@ def test_busy_servers_are_asked_again_when_they_say(server, tmp_path):
     server.failures = [(503, {}), (503, {"Retry-After": "7"}), (429, {"Retry-After": formatdate(0, usegmt=True)})]
     found, waits = fetch(source(server), tmp_path)
     assert content(found) == DATA and sum(waits) == 1 + 7 and max(waits) <= 1
-    assert web.retry_after("junk") is None and 50 < web.retry_after(formatdate(2**33, usegmt=True))
+    for odd in ("junk", "²", "٣", "9" * 5000, "-1", ""):
+        assert web.retry_after(odd) is None
+    assert web.retry_after(" 7 ") == 7.0 and 50 < web.retry_after(formatdate(2**33, usegmt=True))
 
 
 def test_pauses_double_and_end(server, tmp_path):
@@ -294,6 +307,101 @@ def test_a_disk_that_fills_up_names_the_file_and_keeps_what_came(server, tmp_pat
     assert caught.value.errno == errno.EFBIG and str(caught.value.filename).endswith("data.jsonl.part")
     assert content(fetch(source(server, sha256=sha256()), tmp_path)[0]) == DATA
     assert server.requests[1][1] == f"bytes={CUT}-"
+
+
+def test_odd_digits_in_a_length_are_no_length(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(Handler, "send_header", odd_length(Handler.send_header))
+    server.failures = [(503, {"Retry-After": "\u00b2"})]
+    assert content(fetch(source(server), tmp_path)[0]) == DATA
+
+
+def odd_length(plain):
+    def send_header(self, key, value):
+        plain(self, key, "\u00b2" if key == "Content-Length" and value != "0" else value)
+        if key == "Content-Length":
+            self.close_connection = True
+
+    return send_header
+
+
+QUERY = "?X-Amz-Date=20260101&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE&t=opensesame"
+
+
+def test_queries_never_reach_what_is_written_or_told(server, tmp_path, monkeypatch):
+    """Signatures of presigned addresses stood in manifests and in the meta of every document."""
+    made = source(server, "/a/data.jsonl" + QUERY)
+    found, _ = fetch(made, tmp_path)
+    (document, *_) = files.documents(made, found, 0.1)
+    told = [str(web.facts(made, found)), str(document.meta), str(web.final_addresses(found))]
+    told += [path.read_text() for path in tmp_path.glob("*.json")]
+    for status in (404, 500):
+        server.failures = [(status, {})] * 9
+        with pytest.raises(InputError) as caught:
+            fetch(source(server, "/b" + QUERY), tmp_path)
+        told.append(str(caught.value))
+    server.failures = []
+    with pytest.raises(Interrupted) as stopped:
+        fetch(source(server, "/c" + QUERY), tmp_path, stop=lambda: True)
+    with pytest.raises(InputError) as unreachable:
+        fetch(source(server, urls=[{"url": f"http://127.0.0.1:1/d{QUERY}", "sha256": None}]), tmp_path)
+    told += [str(stopped.value), str(unreachable.value)]
+    assert not [text for text in told if "AKIA" in text or "opensesame" in text or "X-Amz" in text]
+    assert len(server.requests) > 3 and all(path.endswith(QUERY) for path, _, _ in server.requests)  # but they are sent
+
+
+def test_an_address_with_a_signature_is_refused_with_the_file(server):
+    """dvc.lock would keep it."""
+    values = read_yaml(ROOT / "params.yaml")
+    values["download"]["sources"].append({**vars(source(server)), "urls": [{"url": "https://h/a.txt" + QUERY, "sha256": None}]})
+    values["mixture"]["sources"]["web"] = {"share": 0.1, "max_epochs": 1.0}
+    sections = {name: build(schema, values[name], name) for name, schema in schemas().items()}
+    with pytest.raises(ParamsError, match=r"sources\[1\].urls\[0\].url: holds a signature, key or password") as caught:
+        check_together(sections)
+    assert "AKIA" not in str(caught.value)
+
+
+def test_provenance_names_where_a_redirect_led(server, tmp_path):
+    server.failures = [(302, {"Location": "/mirror/x.jsonl?sig=1"})]
+    found, _ = fetch(source(server, "/a/data.jsonl"), tmp_path)
+    assert content(found) == DATA
+    assert web.final_addresses(found) == {f"{server.url}/a/data.jsonl": f"{server.url}/mirror/x.jsonl"}
+    fetch(source(server, "/a/data.jsonl"), tmp_path)
+    assert web.final_addresses(found)  # also of what was fetched before
+
+
+@pytest.mark.parametrize("target", ["http://host/b.txt?sig=1", "HTTP://host/b.txt", "//host/b.txt"])
+def test_a_redirect_from_https_to_http_is_refused(tmp_path, monkeypatch, target):
+    """It was followed: whoever sits on the way could send any corpus."""
+    asked = []
+
+    def send(self, request, **_):
+        asked.append(request.url)
+        reply = requests.Response()
+        reply.status_code, reply.url, reply.request = (302 if len(asked) == 1 else 404), request.url, request
+        reply.headers["Location"], reply.raw = target, io.BytesIO()
+        return reply
+
+    monkeypatch.setattr("requests.adapters.HTTPAdapter.send", send)
+    made = build(HttpSource, {**SECURE, "urls": [{"url": "https://host/a.txt", "sha256": None}]}, "s")
+    follows = target.startswith("//")
+    told = "https://host/a.txt: HTTP 404" if follows else r"host/a.txt: the server leads from https to [htpHTP]+://host/b.txt, "
+    with pytest.raises(InputError, match=told):
+        web.fetch(made, tmp_path)
+    assert len(asked) == 1 + follows
+
+
+def test_a_body_of_unknown_length_leaves_room_on_the_disk(server, tmp_path, monkeypatch):
+    """Nothing but the disk bounded it."""
+    import shutil
+
+    server.chunked = True
+    monkeypatch.setattr(web, "LOOK_BYTES", 100_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**10, 10**10, 10**8))
+    with pytest.raises(InputError, match=r"data.jsonl: 1\d\d,\d{3} bytes came without .*, and 100,000,000 are free"):
+        fetch(source(server), tmp_path)
+    assert not list(tmp_path.glob("*.part"))
+    monkeypatch.undo()
+    assert content(fetch(source(server), tmp_path)[0]) == DATA
 
 
 def test_params(server):

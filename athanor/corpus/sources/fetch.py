@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from athanor.artifacts import digest
 from athanor.corpus.instruct import docstrings
 from athanor.corpus.sources import files, huggingface, packages, python, rows, stdlib, web
 from athanor.corpus.sources.collect import SourceWriter, Tally
@@ -21,6 +22,7 @@ from athanor.params.download import (
     PackagesSource,
     PythonSource,
     is_local,
+    without_query,
 )
 from athanor.params.instruct import InstructParams, MessagesSource
 
@@ -40,7 +42,8 @@ class Fetcher:
     """`progress(total, what, unit)` shows a bar; `slot(module, inputs)` is a folder that outlives the process.
 
     The folder belongs to the inputs and the code of `module`: progress of a
-    source is kept under any change of other sources and of the stage.
+    source is kept under any change of other sources and of the stage. `fact`
+    writes down what may differ between runs that give the same.
     """
 
     raw: Path
@@ -48,6 +51,7 @@ class Fetcher:
     progress: Callable[[float | None, str, str], AbstractContextManager[Bar]]
     stop: Callable[[], bool]
     slot: Callable[[str, Facts], AbstractContextManager[Path]]
+    fact: Callable[..., None]
 
     def fetch(self, source: DocumentSource, pairs: list[docstrings.Pair] | None) -> dict[str, tuple[Tally, Facts]]:
         """Write the source's documents; returns tally and provenance of each name it feeds.
@@ -98,11 +102,14 @@ class Fetcher:
         return tally, facts | ({"unreadable": unreadable.counts} if unreadable.errors else {})
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
-        with self.slot(web.__name__, {"type": source.type, "urls": [file.url for file in source.urls]}) as folder:
+        with self.slot(web.__name__, _http_inputs(source)) as folder:
             with self.progress(None, source.name, "B") as bar:
                 found = web.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
             with self.progress(sum(path.stat().st_size for _, path in found), f"{source.name}, reading", "B") as bar:
-                return self._write_files(source, found, bar), web.facts(source, found)
+                tally = self._write_files(source, found, bar)
+            if ends := web.final_addresses(found):  # mirrors come and go: no part of the result
+                self.fact(**{f"{source.name}_redirected_to": ends})
+            return tally, web.facts(source, found)
 
     def _write_files(
         self,
@@ -138,6 +145,11 @@ class Fetcher:
     def _check_stop(self) -> None:
         if self.stop():
             raise Interrupted("stopped; what was downloaded is kept, run again to continue")
+
+
+def _http_inputs(source: HttpSource) -> Facts:
+    urls = [file.url for file in source.urls]
+    return {"type": source.type, "urls": [without_query(url) for url in urls], "digest": digest(urls)}
 
 
 def check_pinned(download: DownloadParams, instruct: InstructParams) -> None:
