@@ -53,6 +53,9 @@ def run(run: Run) -> None:
         texts=params.parity_texts,
         windows=params.parity_windows,
     )
+    if len(probe.windows) < params.parity_windows or len(probe.prompts) < params.parity_prompts:
+        have = f"{len(probe.windows)} held-out documents and {len(probe.prompts)} held-out prompts"
+        run.note(f"{have} are all there are to compare the runtimes on")
     counts = {"parameters": source.config.parameter_count()}
     # Nothing appears under models/export before every check has passed.
     with new_dir(OUT) as folder:

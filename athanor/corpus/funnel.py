@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from athanor.corpus.rules import SETTINGS
+from athanor.corpus.rules import NOT_ENGLISH, SETTINGS
 from athanor.errors import GateError
 
 IN, NORMALISED, REDACTED, OUT = "in", "normalised", "redacted", "out"
@@ -77,7 +77,10 @@ class Funnel:
             if not documents:
                 worst = max(dropped, key=lambda row: (row[1], row[0]), default=("nothing", 0, 0))
                 fix = "look at the source; without duplicates and traces of the battery it has no text"
-                if worst[0] in SETTINGS:
+                if worst[0] == NOT_ENGLISH:
+                    keys = "english_only: false and min_stop_word_fraction: null"
+                    fix = f"for text in another language set {keys} in clean.rules for the source's kind of text"
+                elif worst[0] in SETTINGS:
                     fix = f"relax {SETTINGS[worst[0]]} in clean.rules for the source's kind of text, or fix the source"
                 raise GateError(
                     "every source survives",

@@ -107,31 +107,33 @@ def make_probe(
     texts: int,
     windows: int,
 ) -> Probe:
-    """Build the probe from held-out documents and held-out prompts; InputError if there are too few of them."""
+    """Build the probe from held-out documents and held-out prompts.
+
+    Where a small corpus has fewer of them than are asked for, it takes what is there; InputError only without any.
+    """
     taken: list[str] = []
     found: list[list[int]] = []
+    short: list[list[int]] = []  # compared only where there are not enough others
     for document in documents:
         ids = [tokenizer.bos, *tokenizer.encode(document), tokenizer.eos][:context_tokens]
         taken.append(document[:2000])
-        if len(ids) >= min(16, context_tokens):
-            found.append(ids)
+        (found if len(ids) >= min(16, context_tokens) else short).append(ids)
         if len(found) == windows:
             break
-    if len(found) < windows:
-        raise InputError(
-            f"only {len(found)} held-out documents for {windows} windows",
-            where="data/clean/val.parquet",
-            fix=f"set export.parity_windows to {max(1, len(found))} or add text",
-        )
+    found += short[: windows - len(found)]
+    if not found:
+        fix = "raise download.val_fraction, or add documents"
+        raise InputError("no held-out document", where="data/clean/val.parquet", fix=fix)
     usable = [list(messages) for messages in conversations if not any(has_control(m.content) for m in messages)]
     encoded = [(messages, prompt_ids(tokenizer, messages)) for messages in usable]
     fitting = [(messages, ids) for messages, ids in encoded if len(ids) < context_tokens - 1]
-    if len(fitting) < prompts:
+    if not fitting:
         raise InputError(
-            f"only {len(fitting)} held-out prompts fit into the context, {prompts} are wanted",
+            f"none of {len(conversations)} held-out prompts fits into the context of {context_tokens} tokens",
             where="data/eval/battery.jsonl",
-            fix=f"set export.parity_prompts to {max(1, len(fitting))} or add items",
+            fix="raise model.context_tokens, or add items to battery.categories",
         )
+    prompts = min(prompts, len(fitting))
     # Spread over the whole list: it is sorted by category.
     chosen = [fitting[number * len(fitting) // prompts] for number in range(prompts)]
     strings = fuzz_texts(texts)

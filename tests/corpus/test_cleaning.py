@@ -141,6 +141,13 @@ def test_an_empty_source_names_the_rule_that_emptied_it():
         clean(raw, [ITEM], PARAMS)
 
 
+def test_a_source_in_another_language_is_told_both_settings_that_let_it_in():
+    text = "Der alte Mann sieht den kleinen Hund im Garten, weil er es gestern nicht wusste. " * 2
+    raw = {**corpus(), "de": [document(f"{text} Nummer {number} steht am Fluss und wartet.", "de") for number in range(5)]}
+    with pytest.raises(GateError, match="source de.*not_english.*english_only: false and min_stop_word_fraction: null"):
+        clean(raw, [ITEM], PARAMS)
+
+
 def test_a_stripped_indent_turns_the_gate_red(monkeypatch):
     text = "def f(x):\n    return x\n\x00" * 20
     clean({"code": [document(text, "code", "code")]}, [], relaxed())

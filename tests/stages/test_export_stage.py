@@ -248,9 +248,16 @@ def test_model_of_another_tokenizer_is_one_clear_error(project):
         execute(project, "off")
 
 
-def test_too_few_prompts_name_the_number_that_would_do(project):
+def test_a_small_corpus_is_exported_with_the_documents_and_prompts_that_there_are(project, capsys):
+    """After all training is no time to ask for eight documents: the runtimes are compared on what is there."""
+    short = Document("def f(): pass", "docs", "prose", "PSF-2.0", "val", {})
+    write_documents(project / "data" / "clean" / "val.parquet", [short])
     path = project / "data" / "eval" / "battery.jsonl"
     rows = [line for line in path.read_text().splitlines() if asdict(items()[0])["category"] in line]
     path.write_text("\n".join(rows[:6]) + "\n")
-    with pytest.raises(InputError, match=r"only 3 held-out prompts.*parity_prompts to 3"):
+    execute(project, "off")
+    assert "1 held-out documents and 3 held-out prompts are all there are" in capsys.readouterr().err
+    assert read_json(project / "models" / "export" / "parity.json")["transformers"]["perplexity_tokens"] == 62
+    write_documents(project / "data" / "clean" / "val.parquet", [])
+    with pytest.raises(InputError, match="no held-out document"):
         execute(project, "off")

@@ -193,8 +193,11 @@ def train(examples: Examples, inverse_l2: float) -> Linear:
     fitted, apart = examples.at(TRAIN), examples.at(CALIBRATION)
     for where in (fitted, apart, examples.at(TEST)):
         if len(set(examples.positive[where])) < 2:
-            what = f"{int(where.sum())} documents of one side of the split, and not of both classes"
-            fix = "raise classifiers.sample_bytes, add documents, or widen the labels' limits"
+            what = (
+                f"{len(examples.side)} examples (of equal texts one counts) are too few: they are divided into three parts, to fit, to calibrate"
+                " and to test, and one part has none of one class"
+            )
+            fix = "bring about fifty documents (a long text as one file for each chapter), or widen the labels' limits"
             raise InputError(what, where="classifiers", fix=fix)
     weights, bias = fit(examples.rows[fitted], examples.positive[fitted], inverse_l2, examples.least_share)
     slope, offset = calibrate(examples.rows[apart] @ weights + bias, examples.positive[apart])
