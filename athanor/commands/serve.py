@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from athanor.serving.app import LOOPBACK, build_app
     from athanor.serving.discover import discover
+    from athanor.serving.experiments import unexported
     from athanor.serving.memory import GIB, default_memory_bytes
     from athanor.serving.models import Models
     from athanor.serving.running import Server
@@ -80,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     told = [f"  {one.id:<24} {one.label}{f'  (cannot be served: {one.problem})' if one.problem else ''}" for one in found]
     print("\n".join(["models:", *told] if found else ["no model yet: make repro makes one, or name one with --model"]))
+    if lacking := unexported(root) if not options.model else []:
+        print(f"experiments without an export of their own, not served: {', '.join(lacking)}")
+        print(f"  to serve one: dvc exp apply {lacking[0]}, then dvc repro export")
     if not is_loopback(options.host) and not key:
         print(f"anyone who reaches {options.host} can use this server: set {KEY_VARIABLE}", file=sys.stderr)
     address = f"http://{shown(options.host)}:{listener.getsockname()[1]}"

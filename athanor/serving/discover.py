@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from athanor.artifacts import new_dir, read_json
+from athanor.artifacts import MANIFEST, manifest_digest, new_dir, read_json
 from athanor.errors import AthanorError, InputError
-from athanor.serving.experiments import EXPORT, HF_DIR, cache_of, cached, export_of, recorded
+from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF, cache_of, cached, export_of, recorded, unexported
 from athanor.serving.gguf_header import read_header
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
-LORA, SERVED = "models/lora-export", ".athanor/served"
+SERVED = ".athanor/served"
 OWN, CONFIG, WEIGHTS, INDEX = "athanor.json", "config.json", "model.safetensors", "model.safetensors.index.json"
 TORCH, LLAMA_CPP, TRANSFORMERS = "torch", "llama.cpp", "transformers"
 PACKAGES = {LLAMA_CPP: "xllamacpp", TRANSFORMERS: "transformers"}
@@ -67,6 +67,12 @@ def discover(root: Path, given: Sequence[str]) -> list[Found]:
         return found
     known = {one.path: one for one in found}
     by_name = {one.id: one for one in found} | {name: known[path] for name, path in names.items()}
+    lacking = [] if set(given) <= set(by_name) else unexported(root)
+    for value in given:
+        if value in lacking and value not in by_name:
+            what = "this experiment has no export of its own: its dvc.lock names one made from other weights, or none"
+            fix = f"dvc exp apply {value}, then dvc repro export"
+            raise InputError(what, where=f"--model {value}", fix=fix)
     chosen = [by_name[value] if value in by_name else _named_path(value, sorted(by_name)) for value in given]
     return _unique(dict.fromkeys(chosen))
 
@@ -99,6 +105,8 @@ def problem_of(root: Path, found: Found) -> str:
         return f"the package {package} cannot be imported. Fix: pip install {package}"
     path = Path(found.path)
     try:
+        if found.source == "export" and (stale := _of_other_weights(path.parent)):
+            return stale
         if found.backend == LLAMA_CPP:
             return gguf_problem(path)
         if found.fetch and not path.is_dir():
@@ -121,7 +129,7 @@ def problem_of(root: Path, found: Found) -> str:
 
 def _local(root: Path) -> list[Found]:
     found = []
-    for place in (EXPORT, LORA):
+    for place in WEIGHTS_OF:
         folder = root / place / HF_DIR
         if folder.is_dir():
             found.append(_directory(folder, "export", place))
@@ -130,6 +138,20 @@ def _local(root: Path) -> list[Found]:
     # As old as the exact weights they were made from, which come first.
     exact = [one.created for one in found if Path(one.path).parent == root / EXPORT]
     return found + [replace(one, created=exact[0]) if exact else one for one in made]
+
+
+def _of_other_weights(folder: Path) -> str:
+    """Why a checkout's export is not one of the weights beside it, "" if it is or cannot be compared."""
+    root = folder.parents[1]
+    weights = WEIGHTS_OF[folder.relative_to(root).as_posix()]
+    if not (root / weights / MANIFEST).is_file() or not (folder / MANIFEST).is_file():
+        return ""
+    parents = read_json(folder / MANIFEST)["parents"]
+    name = Path(weights).name
+    if parents.get(name) == manifest_digest(root / weights):
+        return ""
+    fix = f"athanor repro, or name it all the same: --model {folder.relative_to(root)}"
+    return f"it was made from other weights than those in {weights}. Fix: {fix}"
 
 
 def _directory(folder: Path, source: str, place: str) -> Found:
@@ -269,8 +291,8 @@ def _withrecorded(root: Path, local: list[Found]) -> tuple[list[Found], dict[str
     cache = cache_of(root)
     seen: dict[str, Found] = {}
     mine = root / EXPORT / HF_DIR
-    if (mine / OWN).is_file():
-        here = next(one for one in local if one.path == str(mine))
+    here = next((one for one in local if one.path == str(mine) and not one.problem), None)
+    if here is not None and (mine / OWN).is_file():
         seen[hashlib.md5((mine / OWN).read_bytes(), usedforsecurity=False).hexdigest()] = here
         lock = root / "dvc.lock"
         out = export_of(lock.read_text(encoding="utf-8")) if lock.is_file() else None
@@ -278,7 +300,10 @@ def _withrecorded(root: Path, local: list[Found]) -> tuple[list[Found], dict[str
             seen[out[0]] = here
     names: dict[str, str] = {}
     told: dict[str, list[str]] = {}
-    for name, revision, created, (folder, size) in experiments:
+    for name, revision, created, out in experiments:
+        if out is None:
+            continue
+        folder, size = out
         files = cached(cache, folder)
         # athanor.json holds the hashes of the files beside it, so equal ones mean equal models.
         key = folder if files is None or OWN not in files else files[OWN].parent.name + files[OWN].name

@@ -11,13 +11,16 @@ from athanor.errors import InputError
 from athanor.pipeline.facts import git
 
 EXPORT, HF_DIR = "models/export", "hf"
+WEIGHTS_OF = {EXPORT: "models/sft", "models/lora-export": "models/lora"}  # an export and the weights it is made from
 _NAMED = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 # DVC writes dvc.lock in one form only, and parsing the YAML of one takes a good part of a second.
-_OUT = re.compile(rf"^ *- path: {EXPORT}\n((?: +(?!- )\S.*\n?)*)", re.MULTILINE)
+_STAGES = re.compile(r"^  (?! ).*\n((?:   .*\n?)*)", re.MULTILINE)
+_PARTS = re.compile(r"^    (deps|outs):\n((?:    [- ] .*\n?)*)", re.MULTILINE)
+_ROWS = re.compile(r"^    - path: (.*)\n((?:      .*\n?)*)", re.MULTILINE)
 
 
-def recorded(root: Path) -> list[tuple[str, str, float, tuple[str, int]]]:
-    """(name, commit, Unix time, (MD5 of the export, bytes)), newest first; only those that came to an export."""
+def recorded(root: Path) -> list[tuple[str, str, float, tuple[str, int] | None]]:
+    """(name, commit, Unix time, (MD5 of its export, bytes)), newest first; None for one that came to no export."""
     form = "--format=%(objectname) %(committerdate:unix) %(refname)"
     rows = git(root, "for-each-ref", form, "refs/exps").splitlines()
     named = [(match[1], *row.split(" ", 2)[:2]) for row in rows if (match := _NAMED.fullmatch(row.split(" ", 2)[2]))]
@@ -35,17 +38,38 @@ def recorded(root: Path) -> list[tuple[str, str, float, tuple[str, int]]]:
             size = int(words[2])
             out = export_of(done.stdout[place : place + size].decode("utf-8", "replace"))
             place += size + 1
-            if out:
-                found.append((name, commit, float(seconds), out))
+            found.append((name, commit, float(seconds), out))
     return found
 
 
+def unexported(root: Path) -> list[str]:
+    """Names of the experiments that have no export of their own."""
+    return [name for name, _, _, out in recorded(root) if out is None]
+
+
 def export_of(lock: str) -> tuple[str, int] | None:
-    """MD5 (without .dir) and bytes of the export that a dvc.lock names."""
-    match = _OUT.search(lock)
-    md5 = match and re.search(r"\bmd5: ([0-9a-f]{32})\.dir", match[1])
-    size = match and re.search(r"\bsize: (\d+)", match[1])
-    return (md5[1], int(size[1]) if size else 0) if md5 else None
+    """MD5 (without .dir) and bytes of the export that a dvc.lock names; None where it was made from other weights.
+
+    An experiment that ends before the export stage keeps that stage's entry of the commit it began from.
+    """
+    weights, made_from = WEIGHTS_OF[EXPORT], None
+    outs: dict[str, str] = {}
+    for stage in _STAGES.finditer(lock):
+        parts = {part[1]: {row[1]: row[2] for row in _ROWS.finditer(part[2])} for part in _PARTS.finditer(stage[1])}
+        here = parts.get("outs", {})
+        outs |= here
+        if EXPORT in here:
+            made_from = parts.get("deps", {}).get(weights)
+    md5 = _md5(outs.get(EXPORT))
+    if md5 is None or (made_from and weights in outs and _md5(made_from) != _md5(outs[weights])):
+        return None
+    size = re.search(r"\bsize: (\d+)", outs[EXPORT])
+    return md5, int(size[1]) if size else 0
+
+
+def _md5(facts: str | None) -> str | None:
+    match = re.search(r"\bmd5: ([0-9a-f]{32})\.dir", facts or "")
+    return match[1] if match else None
 
 
 def cache_of(root: Path) -> Path:

@@ -14,23 +14,45 @@ from pathlib import Path
 
 import pytest
 
-from athanor.artifacts import read_json, write_json
+from athanor.artifacts import read_json, write_json, write_manifest
 from athanor.errors import InputError
 from athanor.serving.discover import discover, materialise, problem_of
-from athanor.serving.experiments import cached
+from athanor.serving.experiments import cached, unexported
 from athanor.serving.gguf_header import read_header
+from athanor.serving.models import Models
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.models_tiny import write_export
 
 NOBODY = {f"GIT_{role}_{what}": "t@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-# A stage that "exports" the model which params.yaml names; `note` changes the parameters and not the result.
+# Stages that "train", and "export" the model which params.yaml names; `note` changes the parameters and not the result.
 STAGE = """
-import shutil
+import json, shutil, sys
+from pathlib import Path
 from ruamel.yaml import YAML
-shutil.copytree(YAML(typ="safe").load(open("params.yaml"))["export"]["model"], "models/export")
+from athanor.artifacts import manifest_digest, write_manifest
+params = YAML(typ="safe").load(open("params.yaml"))
+if sys.argv[1] == "sft":
+    Path("models/sft").mkdir(parents=True)
+    write_manifest("models/sft", kind="sft", version=1, counts={"lr": params["sft"]["lr"]})
+if sys.argv[1] == "eval":
+    Path("eval.json").write_text("{}")
+if sys.argv[1] == "export":
+    shutil.copytree(params["export"]["model"], "models/export")
+    write_manifest("models/export", kind="export", version=1, counts={}, parents={"sft": manifest_digest("models/sft")})
 """
-EXPORT = {"cmd": "python stage.py", "deps": ["stage.py"], "params": ["export"], "outs": ["models/export"]}
-GRAPH = {"stages": {"export": EXPORT}}
+
+
+def stage(name, deps, params, out):
+    return {"cmd": f"python stage.py {name}", "deps": ["stage.py", *deps], "params": params, "outs": [out]}
+
+
+GRAPH = {
+    "stages": {
+        "sft": stage("sft", [], ["sft"], "models/sft"),
+        "eval": stage("eval", ["models/sft"], [], "eval.json"),
+        "export": stage("export", ["models/sft"], ["export"], "models/export"),
+    }
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +74,7 @@ def made(exports, tmp_path_factory):
 
     def run(*command):
         environment = os.environ | NOBODY | {"DVC_NO_ANALYTICS": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
 
@@ -62,7 +85,7 @@ def made(exports, tmp_path_factory):
     dvc("init", "-q")
     (root / "stage.py").write_text(STAGE)
     (root / "dvc.yaml").write_text(json.dumps(GRAPH))
-    (root / "params.yaml").write_text(json.dumps({"export": {"model": str(exports / "one"), "note": 0}}))
+    (root / "params.yaml").write_text(json.dumps({"export": {"model": str(exports / "one"), "note": 0}, "sft": {"lr": 1}}))
     (root / ".gitignore").write_text("/models/*\n/.athanor/\n")
     dvc("repro", "-q")
     run("git", "add", "-A")
@@ -71,9 +94,11 @@ def made(exports, tmp_path_factory):
         ("same", "export.note=1"),
         ("wider", f"export.model={exports / 'two'}"),
         ("wider-noted", "export.note=2"),
+        ("swept-1", "sft.lr=2"),
+        ("swept-2", "sft.lr=3"),
         ("lost", f"export.model={exports / 'three'}"),
     ):
-        dvc("exp", "run", "-q", "-n", name, "-S", change)
+        dvc("exp", "run", "-q", "-n", name, "-S", change, *(["eval"] if name.startswith("swept") else []))
     run("git", "checkout", "-q", "--", "params.yaml", "dvc.lock")
     dvc("checkout", "-q")
     # The cache loses what only `lost` has.
@@ -128,6 +153,27 @@ def test_an_experiment_comes_out_of_the_cache_when_it_is_wanted(repo, exports):
     materialise(repo, found)
     assert before == (files["model.safetensors"].stat().st_mtime_ns, Path(found.path).stat().st_ino)
     assert problem_of(repo, found) == "" and by_id(discover(repo, []))["wider-noted"] == found
+
+
+def test_a_sweep_that_ends_at_eval_serves_nothing_under_its_names(repo):
+    # Its entry of the export in dvc.lock is that of the experiment before it, whose weights are others.
+    found = discover(repo, [])
+    assert not [one for one in found if "swept" in one.id + one.label]
+    assert unexported(repo) == ["swept-2", "swept-1"]
+    with pytest.raises(InputError, match="no export of its own.*dvc exp apply swept-1"):
+        discover(repo, ["swept-1"])
+
+
+def test_a_checkout_s_export_of_other_weights_is_no_default(repo):
+    write_manifest(repo / "models/sft", kind="sft", version=1, counts={"lr": 7})  # trained again, not exported yet
+    found = by_id(discover(repo, []))
+    local = [one for one in found.values() if one.source == "export"]
+    assert len(local) == 3 and all("other weights than those in models/sft" in one.problem for one in local)
+    # What the experiment holds under its own name is its own, though the bytes are those of the checkout's export.
+    assert not found["same"].problem and found["same"].source == "experiment"
+    assert Models(list(found.values()), memory_bytes=1).default() not in {one.id for one in local}
+    (named,) = discover(repo, [str(repo / "models/export")])
+    assert not named.problem
 
 
 def test_files_that_the_cache_lacks_are_a_problem_with_the_command_that_gets_them(repo):
