@@ -113,7 +113,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("file not found", where=str(path), fix="run the stage that makes it: dvc repro") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not valid JSON ({error})", where=str(path), fix="delete it and run dvc repro") from None
 
 

@@ -20,7 +20,7 @@ from athanor.tokenizer.foreign import CONFIG as TOKENIZER_CONFIG
 from athanor.tokenizer.foreign import ForeignTokenizer
 from athanor.training import lora
 from athanor.training.foreign import load_foreign
-from athanor.training.foreign_files import COPIED, INDEX, weight_files
+from athanor.training.foreign_files import COPIED, INDEX, files_of, weight_files
 from athanor.training.lora import LoraSettings
 from athanor.training.tensorfile import read_tensors, write_tensors
 
@@ -36,7 +36,7 @@ def write_merged(
 ) -> None:
     """Write the directory. Equal inputs make equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    left = lora.pairs(adapters)
+    files, left = files_of(base), lora.pairs(adapters)
     size = 0
     for name in weight_files(base):
         weights = read_tensors(base / name)
@@ -52,8 +52,8 @@ def write_merged(
         raise GateError("mapped weights", f"the base has no weight for '{min(left)}'", where=str(base))
     if (base / INDEX).is_file():
         write_json(folder / INDEX, {**read_json(base / INDEX), "metadata": {"total_size": size}})
-    for path in sorted(base.iterdir()):
-        if path.is_file() and COPIED.fullmatch(path.name):
+    for path in files:
+        if COPIED.fullmatch(path.name):
             write_bytes(folder / path.name, path.read_bytes())
     write_json(folder / "config.json", {**read_json(base / "config.json"), "dtype": dtype, "torch_dtype": dtype})
     write_json(folder / "generation_config.json", generation_config(base, tokenizer))

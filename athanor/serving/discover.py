@@ -30,6 +30,7 @@ SERVED = ".athanor/served"
 OWN, CONFIG, WEIGHTS, INDEX = "athanor.json", "config.json", "model.safetensors", "model.safetensors.index.json"
 TORCH, LLAMA_CPP, TRANSFORMERS = "torch", "llama.cpp", "transformers"
 PACKAGES = {LLAMA_CPP: "xllamacpp", TRANSFORMERS: "transformers"}
+MOST_BYTES = 64 << 20  # of a file that is read whole while looking; the largest, a tokenizer, has some megabytes
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -120,7 +121,7 @@ def problem_of(root: Path, found: Found) -> str:
         return _own_problem(files) if found.backend == TORCH else _foreign_problem(files)
     except (AthanorError, OSError) as error:
         return str(error)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
         return f"{path.name} is no file of a model ({type(error).__name__}: {error})"
 
 
@@ -146,7 +147,7 @@ def _of_other_weights(folder: Path) -> str:
     weights = WEIGHTS_OF[folder.relative_to(root).as_posix()]
     if not (root / weights / MANIFEST).is_file() or not (folder / MANIFEST).is_file():
         return ""
-    parents = read_json(folder / MANIFEST)["parents"]
+    parents = read_json(_bounded(folder / MANIFEST))["parents"]
     name = Path(weights).name
     if parents.get(name) == manifest_digest(root / weights):
         return ""
@@ -194,9 +195,16 @@ def _named_path(value: str, names: Sequence[str]) -> Found:
 
 def _own_name(path: Path) -> str:
     try:
-        return str(read_json(path).get("name") or "")
+        return str(read_json(_bounded(path)).get("name") or "")
     except (AthanorError, AttributeError):
         return ""
+
+
+def _bounded(path: Path) -> Path:
+    """The path; InputError for a file that is too large to be what its name says."""
+    if path.stat().st_size > MOST_BYTES:
+        raise InputError(f"it has more than {MOST_BYTES >> 20} MiB", where=str(path), fix="export or fetch it again")
+    return path
 
 
 def _slug(name: str) -> str:
@@ -223,7 +231,7 @@ def _own_problem(files: Mapping[str, Path]) -> str:
     for name in (OWN, CONFIG, MODEL_FILE, WEIGHTS):
         if name not in files or not files[name].is_file():
             return f"{name} is missing. Fix: export it again: dvc repro export"
-    facts = read_json(files[OWN])
+    facts = read_json(_bounded(files[OWN]))
     return _strangers(facts.get("tokenizer_digest"), facts.get("template_hash"), files[MODEL_FILE])
 
 
@@ -249,7 +257,7 @@ def tokenizer_beside(path: Path) -> Path | None:
 
 
 def _strangers(tokenizer: str | None, template: str | None, path: Path) -> str:
-    here, rendered = identity(path.read_bytes())
+    here, rendered = identity(_bounded(path).read_bytes())
     if tokenizer != here:
         return f"it was trained with another tokenizer ({tokenizer}) than the one beside it ({here})"
     if template != rendered:

@@ -89,7 +89,7 @@ def cached(cache: Path, md5: str) -> dict[str, Path] | None:
     try:
         rows = json.loads(path.read_bytes())
         places = {row["relpath"]: row["md5"] for row in rows}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     # The list may be somebody else's: an export's files lie side by side, and each has the hash of its content.
     return {

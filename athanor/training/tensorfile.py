@@ -35,6 +35,7 @@ _NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _MAX_HEADER_BYTES = 100_000_000
+_MAX_DIMENSIONS, _MAX_ITEMS = 64, 2**59  # what NumPy and torch can count
 
 
 def write_tensors(
@@ -82,21 +83,34 @@ def read_header(path: str | os.PathLike[str]) -> tuple[dict[str, dict], dict[str
             header = json.loads(file.read(length))
     except FileNotFoundError:
         raise InputError("file not found", where=str(path), fix="run the stage that makes it: dvc repro") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _broken(path, "its header is not JSON") from None
-    metadata = header.pop("__metadata__", {})
+    try:
+        metadata = dict(header.pop("__metadata__", {}))
+        offset = _checked(path, header)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _broken(path, f"its header has another form ({type(error).__name__})") from None
+    if 8 + length + offset != size:
+        raise _broken(path, f"it has {size} bytes where its header promises {8 + length + offset}")
+    return header, metadata, 8 + length
+
+
+def _checked(path: Path, header: dict[str, dict]) -> int:
+    """The bytes that all tensors take, after a look at every entry; raises for one that torch could not hold."""
     offset = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise _broken(path, f"tensor {name} has unknown type {entry['dtype']}")
-        begin, end = entry["data_offsets"]
-        if begin != offset or end - begin != math.prod(entry["shape"]) * dtype.itemsize:
+        (begin, end), shape = entry["data_offsets"], entry["shape"]
+        if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in (begin, end, *shape)):
+            raise _broken(path, f"tensor {name} has a shape or a byte range that no tensor can have")
+        if math.prod(max(1, n) for n in shape) > _MAX_ITEMS:
+            raise _broken(path, f"tensor {name} has a shape that no tensor can have")
+        if begin != offset or end - begin != math.prod(shape) * dtype.itemsize:
             raise _broken(path, f"the byte range of tensor {name} does not fit its shape")
         offset = end
-    if 8 + length + offset != size:
-        raise _broken(path, f"it has {size} bytes where its header promises {8 + length + offset}")
-    return header, metadata, 8 + length
+    return offset
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:

@@ -295,6 +295,57 @@ def test_a_header_with_an_endless_text_is_torn(tmp_path):
     assert one.problem
 
 
+def gguf(*keys):
+    """A GGUF file of keys, each (name, type, bytes of the value)."""
+    rows = [struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value for name, kind, value in keys]
+    return struct.pack("<4sIQQ", b"GGUF", 3, 0, len(keys)) + b"".join(rows)
+
+
+NESTED = gguf((b"a", 9, struct.pack("<IQ", 9, 1) * 5000 + struct.pack("<IQI", 4, 1, 7)))
+HUGE = 300 << 20
+CRAFTED = {
+    "nested arrays": (NESTED, 0),
+    "many numbers": (gguf((b"a", 9, struct.pack("<IQ", 0, HUGE - 100))), HUGE),
+    "many texts": (gguf((b"a", 9, struct.pack("<IQ", 8, HUGE // 8))), HUGE),
+    "a long text": (gguf((b"a", 8, struct.pack("<Q", HUGE - 100))), HUGE),
+    "many keys": (struct.pack("<4sIQQ", b"GGUF", 3, 0, 2**63), HUGE),
+    "beyond the end": (gguf((b"a", 9, struct.pack("<IQ", 12, 2**61))), 0),
+}
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_a_crafted_gguf_costs_little_and_hides_no_other(repo, name):
+    content, size = CRAFTED[name]
+    path = repo / "models/export/crafted.gguf"
+    path.write_bytes(content)
+    if size:
+        os.truncate(path, size)  # a few KB on the disk
+    code = (
+        "import resource, sys, time; from pathlib import Path; from athanor.serving.discover import discover;"
+        "discover(Path(sys.argv[1]), [sys.argv[1] + '/models/export']);"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; began = time.process_time();"
+        "found = discover(Path(sys.argv[1]), []);"
+        "assert any(not one.problem for one in found) and len(found) == 6;"
+        "print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code, str(repo)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seconds, kib = map(float, done.stdout.split())
+    assert seconds < 8 and kib < 400 << 10
+
+
+@pytest.mark.parametrize("file", ["athanor.json", "config.json", "tokenizer.model"])
+def test_deep_and_huge_files_of_a_model_are_a_problem_of_it_alone(repo, file):
+    path = repo / "models/export/hf" / file
+    path.unlink()
+    path.write_text("[" * 200_000)
+    assert any(not one.problem for one in discover(repo, []))
+    os.truncate(path, 8 << 30)
+    found = {one.path: one for one in discover(repo, [])}
+    assert any(not one.problem for one in found.values())
+
+
 def test_without_git_or_any_model_nothing_is_found(tmp_path):
     assert discover(tmp_path, []) == []
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from athanor.errors import InputError
 from athanor.model.config import ModelConfig
@@ -71,6 +75,48 @@ def broken(header, data=b"\0" * 16):
 def test_damage_is_an_input_error(tmp_path, content):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(InputError, match="not a whole safetensors file"):
+        read_tensors(tmp_path / "x")
+
+
+ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_subnormal=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+ODD_ENTRY = st.fixed_dictionaries(
+    {}, optional={
+        "dtype": st.sampled_from(["F32", "U8"]) | ODD,
+        "shape": st.lists(st.sampled_from([-4, -1, 0, 1, 2, 4, 2**31, 2**62, 2.0, True]), max_size=4) | ODD,
+        "data_offsets": st.sampled_from([[0, 16], [16, 0], [0], [0, 16.0], [0, 0]]) | ODD,
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.text(max_size=3) | st.just("__metadata__"), ODD_ENTRY | ODD, max_size=3) | ODD)
+@example({"a": {**ENTRY, "shape": [-2, -2]}})
+@example({"a": {**ENTRY, "shape": "ab"}})
+@example({"a": {**ENTRY, "dtype": []}})
+@example({"a": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}})
+@example({"a": {"dtype": "F32", "shape": [1] * 100, "data_offsets": [0, 4]}})
+@example({"a": ENTRY, "__metadata__": 3})
+@example([])
+def test_any_header_gives_tensors_or_an_input_error(header):
+    with tempfile.TemporaryDirectory() as folder:
+        for content in (broken(header), broken(header, b"")):
+            Path(folder, "x").write_bytes(content)
+            try:
+                read_tensors(Path(folder, "x"))
+            except InputError as error:
+                assert "not a whole safetensors file" in str(error)
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 50_000, b'{"a":' + b"9" * 5000 + b"}", b"\xff{}"],
+                         ids=["deep list", "deep mapping", "long number", "no text"])  # fmt: skip
+def test_a_header_that_no_parser_takes_is_an_input_error(tmp_path, text):
+    (tmp_path / "x").write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(InputError, match="not JSON"):
         read_tensors(tmp_path / "x")
 
 
