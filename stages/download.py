@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from athanor.artifacts import new_dir, write_manifest
 from athanor.corpus.conversations import Conversation, check_messages, write_rows
 from athanor.corpus.exercises.build import battery_items, training_conversations
 from athanor.corpus.instruct import docstrings, identity, leaks, messages
+from athanor.corpus.sources import preflight
 from athanor.corpus.sources.collect import Tally
 from athanor.corpus.sources.fetch import Fetcher, check_pinned
 from athanor.errors import GateError, Interrupted
@@ -32,6 +33,7 @@ def run(run: Run) -> None:
     download, instruct = run.params("download", DownloadParams), run.params("instruct", InstructParams)
     battery = run.params("battery", BatteryParams)
     check_pinned(download, instruct)
+    open_sources(run, download, instruct)
     with new_dir("data/raw") as raw, new_dir("data/instruct") as chats, new_dir("data/battery") as held_out:
         tallies: dict[str, Tally] = {}
         provenance: dict[str, Facts] = {}
@@ -81,16 +83,23 @@ def run(run: Run) -> None:
     )
 
 
+def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -> None:
+    """Nothing is fetched before every source has been opened."""
+    free = shutil.disk_usage(run.root).free
+    look = fetcher(run, Path(), download.val_fraction).look
+    with run.progress(None, "opening the sources", "sources") as bar:
+        needed = preflight.check(download, instruct, look, free, tick=bar.update, stop=run.stop_requested)
+    if needed > 1e8:
+        run.note(f"all sources can be read; about {needed / 1e9:,.1f} GB are to come, the disk has {free / 1e9:,.1f} GB free")
+
+
 def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
-    @contextmanager
-    def slot(module: str, inputs: Facts) -> Iterator[Path]:
+    def place(module: str, inputs: Facts) -> Slot:
         # Not run.slot(): that one ends with any change to this stage's code, and days of download with it.
         facts = {**inputs, "code": code_digest(run.root, module)}
-        with Slot(run.anchor / ".athanor" / "slots" / run.name, facts) as held:
-            yield held.path
-            held.mark_done()
+        return Slot(run.anchor / ".athanor" / "slots" / run.name, facts)
 
-    return Fetcher(raw, val_fraction, run.progress, run.stop_requested, slot, run.fact)
+    return Fetcher(raw, val_fraction, run.progress, run.stop_requested, place, run.fact)
 
 
 def converse(

@@ -116,6 +116,14 @@ def test_unreadable_files_end_the_stage_or_are_counted(workspace, monkeypatch, c
     assert "notes: files left out, because they cannot be read: 1 holds zero bytes" in capsys.readouterr().err
 
 
+def test_no_source_is_fetched_before_all_were_opened(workspace, monkeypatch):
+    folder, values = workspace(), params()
+    values["download"]["sources"].append(values["download"]["sources"][1] | {"name": "last", "text_column": "body"})
+    with pytest.raises(InputError, match=r"download.sources\[2\] \(last\): .*column 'body' is missing"):
+        execute(folder, monkeypatch, values)
+    assert not (folder / ".athanor" / "slots").exists()
+
+
 def test_outputs_manifests_and_determinism(workspace, monkeypatch):
     first, second = workspace("one"), workspace("another/place")
     execute(first, monkeypatch, params())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,21 @@ def find(source: MessagesSource) -> list[tuple[str, Path]]:
     tails = [f"**/*{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")]
     present = [tail for tail in tails if any(path.glob(tail))] or tails[:1]
     return rows.find([str(path / tail) for tail in present])
+
+
+def look(source: MessagesSource) -> float:
+    """Open the source and read its first rows; InputError where none of them can be used. It takes next to no disk: 0."""
+    unusable, first = 0, ""
+    rows_ = list(itertools.islice(_rows(source), huggingface.FIRST_ROWS))
+    for where, row in rows_ if source.shape != "tree" else ():
+        try:
+            _take(source, row, where)
+        except MalformedRow as error:
+            unusable, first = unusable + 1, first or str(error)
+    if rows_ and unusable == len(rows_):
+        what = f"none of the first {unusable} rows can be read, the first: {first}"
+        raise InputError(what, where=source.hub_id or source.files or "", fix="correct shape and columns in params.yaml")
+    return 0.0
 
 
 def _take(source: MessagesSource, row: Mapping[str, Any], where: str) -> tuple[Message, ...] | str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,8 +27,21 @@ from athanor.params.download import (
 from athanor.params.instruct import InstructParams, MessagesSource
 
 Facts = dict[str, Any]
+PACKED = 0.4  # bytes on the disk of a byte of text; English prose takes 0.36
 # What may change without what was fetched becoming another: gates, and how often progress is saved.
 GATES = frozenset(("min_documents", "min_bytes", "checkpoint_documents", "max_malformed_fraction"))
+
+
+class Place(Protocol):
+    """A folder for progress, locked while it is entered."""
+
+    path: Path
+
+    def __enter__(self) -> Place: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def mark_done(self) -> None: ...
 
 
 class Bar(Protocol):
@@ -39,7 +52,7 @@ class Bar(Protocol):
 
 @dataclass(frozen=True)
 class Fetcher:
-    """`progress(total, what, unit)` shows a bar; `slot(module, inputs)` is a folder that outlives the process.
+    """`progress(total, what, unit)` shows a bar; `place(module, inputs)` is a folder that outlives the process.
 
     The folder belongs to the inputs and the code of `module`: progress of a
     source is kept under any change of other sources and of the stage. `fact`
@@ -50,7 +63,7 @@ class Fetcher:
     val_fraction: float
     progress: Callable[[float | None, str, str], AbstractContextManager[Bar]]
     stop: Callable[[], bool]
-    slot: Callable[[str, Facts], AbstractContextManager[Path]]
+    place: Callable[[str, Facts], Place]
     fact: Callable[..., None]
 
     def fetch(self, source: DocumentSource, pairs: list[docstrings.Pair] | None) -> dict[str, tuple[Tally, Facts]]:
@@ -67,6 +80,17 @@ class Fetcher:
         if isinstance(source, HttpSource):
             return {source.name: self._http(source)}
         return {source.name: self._hub(source)}
+
+    def look(self, source: DocumentSource) -> float:
+        """Open a source without fetching it; returns the bytes that it will take on the disk from now on."""
+        if isinstance(source, HuggingFaceSource):
+            text, there = huggingface.look(source, self.place(huggingface.__name__, self._hub_inputs(source)).path)
+            return PACKED * (2 * text - there)  # the parts it comes in, and the shards made of them
+        if isinstance(source, HttpSource):
+            return (1 + PACKED) * web.probe(source, self.place(web.__name__, _http_inputs(source)).path)
+        if isinstance(source, FilesSource):
+            return PACKED * sum(path.stat().st_size for _, path in rows.find(source.globs))
+        return 0.0
 
     def python(
         self, source: PythonSource | None, pairs: list[docstrings.Pair] | None
@@ -102,7 +126,7 @@ class Fetcher:
         return tally, facts | ({"unreadable": unreadable.counts} if unreadable.errors else {})
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
-        with self.slot(web.__name__, _http_inputs(source)) as folder:
+        with self._slot(web.__name__, _http_inputs(source)) as folder:
             with self.progress(None, source.name, "B") as bar:
                 found = web.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
             with self.progress(sum(path.stat().st_size for _, path in found), f"{source.name}, reading", "B") as bar:
@@ -125,10 +149,14 @@ class Fetcher:
                 writer.add(document)
         return writer.tally
 
-    def _hub(self, source: HuggingFaceSource) -> tuple[Tally, Facts]:
-        local = huggingface.local_digest(source.dataset)
+    def _hub_inputs(self, source: HuggingFaceSource) -> Facts:
         inputs = {key: value for key, value in asdict(source).items() if key not in GATES}
-        with self.slot(huggingface.__name__, inputs | {"val_fraction": self.val_fraction, "local": local}) as folder:
+        return inputs | {"val_fraction": self.val_fraction, "local": huggingface.local_digest(source.dataset)}
+
+    def _hub(self, source: HuggingFaceSource) -> tuple[Tally, Facts]:
+        inputs = self._hub_inputs(source)
+        local = inputs["local"]
+        with self._slot(huggingface.__name__, inputs) as folder:
             with self.progress(source.max_bytes, source.name, "B") as bar:
                 read = huggingface.fetch(source, folder, self.val_fraction, tick=bar.update, stop=self.stop)
             with self._writer(source.name, source) as writer:
@@ -141,6 +169,12 @@ class Fetcher:
     def _writer(self, name: str, source: DocumentSource) -> SourceWriter:
         least = {"min_documents": source.min_documents, "min_bytes": source.min_bytes}
         return SourceWriter(self.raw, name, min_chars=source.min_chars, **least)
+
+    @contextmanager
+    def _slot(self, module: str, inputs: Facts) -> Iterator[Path]:
+        with self.place(module, inputs) as held:
+            yield held.path
+            held.mark_done()
 
     def _check_stop(self) -> None:
         if self.stop():

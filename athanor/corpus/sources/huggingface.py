@@ -10,6 +10,7 @@ damaged one is fetched again.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from athanor.errors import InputError, Interrupted
 from athanor.params.download import HuggingFaceSource, is_local
 
 STATE = "state.json"
+UNREACHABLE = "the hub cannot be reached"
+FIRST_ROWS = 8
 POSITION = ("documents", "bytes", "rows", "left_out", "first_malformed", "stream")
 
 
@@ -53,6 +56,7 @@ def fetch(
         check(ended=True)  # the tolerance may be another than when it was fetched
         return _counts(state)
     stream = _stream_of(source)
+    stream = stream.skip(source.skip_documents) if source.skip_documents else stream
     if state["stream"] is not None:
         stream.load_state_dict(state["stream"])
     part: list[Document] = []
@@ -87,21 +91,53 @@ def fetch(
             raise Interrupted(f"stopped after {state['documents']:,} documents of {source.name}; run again to continue")
         if pending >= source.checkpoint_documents:
             save(done=False)
-    if not state["rows"]:  # the client library says nothing of a pattern that matches no file
-        fix = "correct json_lines or skip_documents in params.yaml"
-        raise InputError("no row was found", where=source.json_lines or source.dataset, fix=fix)
+    _check_any(source, state["rows"])
     check(ended=True)
     save(done=True)
     return _counts(state)
 
 
+def look(source: HuggingFaceSource, folder: Path) -> tuple[int, int]:
+    """Bytes of text that the source will have, and those of them in `folder` already.
+
+    Unless all are there, the data set is opened and its first rows are read;
+    InputError where none of them can be used. Where nothing says how much
+    there will be, the source's minimum is taken.
+    """
+    state = _load_state(folder)
+    if state["done"]:
+        return state["bytes"], state["bytes"]
+    stream, first = _stream_of(source), _start()
+    unusable = 0
+    for row in itertools.islice(rows_of(stream, source.dataset, lambda: first["rows"]), FIRST_ROWS):
+        first["rows"] += 1
+        unusable += _document(source, row, first["rows"], first, 0.0) == "malformed"
+    _check_any(source, first["rows"])
+    if unusable == first["rows"]:
+        what = f"none of the first {unusable} rows can be read, the first: {first['first_malformed']}"
+        raise InputError(what, where=source.dataset, fix="correct the columns in params.yaml")
+    sizes = [size for size in (source.max_bytes, _announced(source, stream)) if size is not None]
+    return max(min(sizes, default=source.min_bytes), state["bytes"]), state["bytes"]
+
+
+def _announced(source: HuggingFaceSource, stream: Any) -> int | None:
+    """Bytes of a whole data set, where all of it is taken and its card tells them."""
+    if source.select is not None or source.max_documents is not None or source.json_lines is not None:
+        return None
+    splits = getattr(getattr(stream, "info", None), "splits", None) or {}
+    return getattr(splits.get(source.split), "num_bytes", None) or None
+
+
+def _check_any(source: HuggingFaceSource, rows: int) -> None:
+    if not rows:  # the client library says nothing of a pattern that matches no file
+        fix = "correct json_lines or skip_documents in params.yaml"
+        raise InputError("no row was found", where=source.json_lines or source.dataset, fix=fix)
+
+
 def _stream_of(source: HuggingFaceSource) -> Any:
-    where = (source.dataset, source.config, source.split, source.revision)
     if source.json_lines is not None:
-        stream = open_lines(source.dataset, source.revision, source.json_lines)
-    else:
-        stream = open_stream(*where, select.columns(source))
-    return stream.skip(source.skip_documents) if source.skip_documents else stream
+        return open_lines(source.dataset, source.revision, source.json_lines)
+    return open_stream(source.dataset, source.config, source.split, source.revision, select.columns(source))
 
 
 def _document(
@@ -131,11 +167,16 @@ def local_digest(dataset: str) -> str | None:
     """Digest of the files of a local data set, None for one of the hub (whose revision says it all)."""
     if not is_local(dataset):
         return None
+    base = _folder(dataset)
+    files = sorted(path for path in base.rglob("*") if path.is_file())
+    return digest([[path.relative_to(base).as_posix(), sha256_file(path)] for path in files])
+
+
+def _folder(dataset: str) -> Path:
     base = Path(dataset).expanduser()
     if not base.is_dir():
         raise InputError("no such directory", where=dataset, fix="correct the dataset in params.yaml, or use a hub id")
-    files = sorted(path for path in base.rglob("*") if path.is_file())
-    return digest([[path.relative_to(base).as_posix(), sha256_file(path)] for path in files])
+    return base
 
 
 def open_stream(
@@ -171,7 +212,8 @@ def open_lines(dataset: str, revision: str | None, pattern: str) -> Any:
 def _load(dataset: str, split_: str, *arguments: Any, **options: Any) -> Any:
     import datasets
 
-    local_digest(dataset)  # a clear error for a directory that does not exist
+    if is_local(dataset):
+        _folder(dataset)
     datasets.disable_progress_bars()
     try:
         token = os.environ.get("HF_TOKEN") or False
@@ -201,7 +243,7 @@ def explain(error: Exception, dataset: str, split: str, after: int | None = None
     resume = "" if after is None else "; what was downloaded is kept, run dvc repro again to continue"
     # Offline before missing: the client reports an unreachable hub as a missing data set or a plain ConnectionError.
     if names & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError", "ConnectTimeout", "LocalEntryNotFoundError"}:
-        return InputError(f"the hub cannot be reached ({text})", where=where, fix=f"check the network{resume}")
+        return InputError(f"{UNREACHABLE} ({text})", where=where, fix=f"check the network{resume}")
     # The client's words for a missing repository speak of gated ones too.
     missing = "RepositoryNotFoundError" in names
     if "GatedRepoError" in names or ("gated" in text.lower() and not missing):

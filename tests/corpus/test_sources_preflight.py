@@ -1,0 +1,137 @@
+"""Every source is opened before the first is fetched, and all that is wrong is told at once."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from athanor.corpus.sources import huggingface, preflight
+from athanor.corpus.sources.fetch import Fetcher
+from athanor.errors import InputError, Interrupted
+from athanor.params.download import DownloadParams
+from athanor.params.instruct import InstructParams
+from athanor.params.strict import build
+
+COMMON = {"kind": "web", "license": "MIT", "select": None, "max_document_bytes": 10_000, "min_chars": 1}
+COMMON |= {"min_documents": 1, "min_bytes": 1}
+HUB = {"type": "huggingface", "config": None, "split": "train", "revision": None, "json_lines": None}
+HUB |= {"text_column": "text", "text_template": None, "max_malformed_fraction": 0.5, "skip_documents": 0}
+HUB |= {"max_documents": None, "max_bytes": None, "checkpoint_documents": 5} | COMMON
+CHATS = {"type": "messages", "hub_id": None, "hub_config": None, "revision": None, "hub_split": "train", "select": None}
+CHATS |= {"shape": "messages", "columns": ["messages"], "max_malformed_fraction": 0.5, "max_rows": 9, "min_rows": 1}
+CHATS |= {"license": "MIT"}
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+
+
+class Place:
+    """Where a source's progress would lie."""
+
+    def __init__(self, path):
+        self.path = path
+
+
+def check(tmp_path, documents, chats=(), free=10**12, **options):
+    download = build(DownloadParams, {"val_fraction": 0.1, "sources": documents}, "download")
+    identity = {"type": "identity", "name": "identity", "repeats": 1, "min_rows": 1}
+    instruct = build(InstructParams, {"seed": 1, "val_fraction": 0.1, "sources": [identity, *chats]}, "instruct")
+    place = lambda module, inputs: Place(tmp_path / "slots" / inputs.get("name", "web"))  # noqa: E731
+    fetcher = Fetcher(tmp_path, 0.1, None, lambda: False, place, lambda **_: None)
+    return preflight.check(download, instruct, fetcher.look, free, **options)
+
+
+@pytest.fixture
+def sets(tmp_path):
+    for name in ("good", "lines"):
+        (tmp_path / name).mkdir()
+    pq.write_table(pa.table({"text": ["some text"] * 40, "n": [1] * 40}), tmp_path / "good" / "a.parquet")
+    (tmp_path / "lines" / "a.jsonl").write_text("".join(json.dumps({"body": "x"}) + "\n" for _ in range(20)))
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": TURNS}) + "\n")
+    return {name: HUB | {"name": name, "dataset": str(tmp_path / name)} for name in ("good", "lines")}
+
+
+def test_all_that_is_wrong_is_told_before_anything_is_fetched(tmp_path, sets):
+    """A wrong column in the ninth source showed after the first eight had come."""
+    notes = {"type": "files", "name": "notes", "globs": [str(tmp_path / "*.md")]}
+    wrong = [sets["good"], sets["good"] | {"name": "b", "text_column": "body"}, notes]
+    wrong += [sets["lines"] | {"json_lines": "*.jsonl"}, sets["good"] | {"name": "c", "dataset": str(tmp_path / "no")}]
+    chats = [CHATS | {"name": "chats", "files": str(tmp_path / "chats.jsonl"), "shape": "turns"}]
+    with pytest.raises(InputError) as caught:
+        check(tmp_path, wrong, chats)
+    told = str(caught.value)
+    assert told.startswith("5 things are wrong with the sources; nothing was fetched: download.sources[1] (b): ")
+    for part in (
+        "column 'body' is missing. Fix: name one of: n, text", "sources[2] (notes): ", "no file matches",
+        "sources[3] (lines): ", "none of the first 8 rows can be read, the first: ", "column 'text' is missing",
+        "sources[4] (c): ", "no such directory", "instruct.sources[1] (chats): ", "none of the first 1 rows",
+    ):  # fmt: skip
+        assert part in told, part
+    assert not (tmp_path / "slots").exists()
+
+
+def test_one_problem_keeps_its_own_words(tmp_path, sets):
+    with pytest.raises(InputError, match=r"^download.sources\[0\] \(good\): .*/good: column 'x' is missing. Fix: name"):
+        check(tmp_path, [sets["good"] | {"text_column": "x"}])
+
+
+def test_room_on_the_disk_is_asked_for_all_together(tmp_path, sets):
+    sources = [sets["good"] | {"max_bytes": 10**9}, sets["good"] | {"name": "b", "max_bytes": 2 * 10**9}]
+    assert check(tmp_path, sources) == pytest.approx(3e9 * 0.8)
+    with pytest.raises(InputError, match="about 2.4 GB on the disk, which has room for 2.0 GB. Fix: free some space"):
+        check(tmp_path, sources, free=2 * 10**9)
+
+
+def test_what_is_there_already_is_neither_opened_nor_counted_twice(tmp_path, sets):
+    made = build(DownloadParams, {"val_fraction": 0.1, "sources": [sets["good"]]}, "download").sources[0]
+    huggingface.fetch(made, tmp_path / "slots" / "good", 0.1)
+    (tmp_path / "good" / "a.parquet").unlink()  # the hub cannot be reached, as it were
+    assert check(tmp_path, [sets["good"]]) == pytest.approx(0.4 * 40 * len("some text"))
+
+
+def test_an_unreachable_hub_is_told_once(tmp_path, sets, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    away = [HUB | {"name": name, "dataset": f"owner/{name}", "revision": "0" * 40} for name in "ab"]
+    with pytest.raises(InputError, match="^owner/a: the hub cannot be reached") as caught:
+        check(tmp_path, [sets["good"], *away])
+    assert "owner/b" not in str(caught.value)
+
+
+def test_a_stop_is_heard_between_two_sources(tmp_path, sets):
+    seen = []
+    with pytest.raises(Interrupted, match="nothing was fetched"):
+        check(tmp_path, [sets["good"], sets["lines"]], tick=seen.append, stop=lambda: bool(seen))
+    assert seen == [1]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):  # noqa: N802
+        gone = self.path.startswith("/gone")
+        self.send_response(404 if gone else 503 if self.path.startswith("/busy") else 200)
+        self.send_header("Content-Length", "0" if gone else "1000000")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_servers_are_asked_for_each_file(tmp_path):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        def source(*paths):
+            urls = [{"url": f"http://127.0.0.1:{server.server_port}{path}", "sha256": None} for path in paths]
+            return {"type": "http", "name": "web", "text_column": "text", "urls": urls} | COMMON
+
+        assert check(tmp_path, [source("/a.txt", "/busy.txt", "/b.txt")]) == pytest.approx(1.4 * 2e6)
+        with pytest.raises(InputError, match=r"gone.txt: HTTP 404 Not Found. Fix: correct the url"):
+            check(tmp_path, [source("/a.txt", "/gone.txt")])
+    finally:
+        server.shutdown()
+        server.server_close()
