@@ -114,7 +114,8 @@ def _examples(pairs: Iterable[tuple[str, Tag]], origins: dict[str, str], name: s
         rules.append(heuristics.score(texts, tokens)[keep])
         tags += [batch[number] for number in keep]
     if not tags:
-        raise InputError(f"no document to train the {name} classifier on", where="data/raw", fix="add documents")
+        what = f"no document of {min_words} words or more to train the {name} classifier on"
+        raise InputError(what, where="data/raw", fix="bring about fifty documents, or put very short ones together")
     side, source, _, positive, how = (np.array(column) for column in zip(*tags, strict=True))
     return Examples(vstack(blocks, format="csr"), positive, side, source, how, np.concatenate(rules), origins)
 

@@ -1,0 +1,145 @@
+"""What people bring first is small, or odd: it is trained on, or refused before any training with what to change.
+
+The stages themselves, one after another in one process, with the micro preset and short trainings. A test ends with
+the export, or with an error of a stage before `pretrain`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sysconfig
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+import yaml
+
+from athanor.errors import AthanorError
+from athanor.pipeline.run import Run
+from tests.e2e.clone import ROOT
+
+STAGES = (
+    ("download", "train-classifiers", "clean", "train-tokenizer", "shard", "sft-data", "pretrain", "sft", "eval", "export")
+)
+PROSE = [text for text in topics.values() if len(text) > 1500]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "pretrain": {"tokens": 16384, "warmup_tokens": 2048},
+    "sft": {"epochs": 0.1},
+    "shard": {"train_tokens": 60000},
+    "export": {"llama_cpp": "off", "gguf_types": ["f16"]},
+}
+
+
+class Project:
+    """A directory with the micro preset in which `corpus/own` is the only source of documents."""
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("athanor", "stages", "battery", "dvc.yaml"):
+            (folder / name).symlink_to(ROOT / name)
+        self.corpus = folder / "corpus" / "own"
+        self.corpus.mkdir(parents=True)
+        self.params = yaml.safe_load((ROOT / "presets" / "micro.yaml").read_text())
+        self.source = {"type": "files", "name": "own", "globs": ["corpus/own/**/*"]}
+        self.params["download"]["sources"] = [self.source]
+        self.params["mixture"]["sources"] = {"own": {"share": 1.0, "max_epochs": 4.0}}
+        for section, values in SETTINGS.items():
+            self.params[section] |= values
+
+    def write(self, files: dict[str, str]) -> None:
+        for name, text in files.items():
+            (self.corpus / name).write_text(text, encoding="utf-8")
+
+    def run(self) -> Iterator[str]:
+        """Run one stage after another; yields the name of each that is done."""
+        Path("params.yaml").write_text(json.dumps(self.params))
+        for stage in STAGES:
+            run = Run(stage, "stages.evaluate" if stage == "eval" else f"stages.{stage.replace('-', '_')}")
+            importlib.import_module(run.module).run(run)
+            run.finish()
+            yield stage
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    monkeypatch.setenv("ATHANOR_THREADS", "1")
+    monkeypatch.setenv("ATHANOR_WORKERS", "1")
+    monkeypatch.chdir(tmp_path)
+    return Project(tmp_path)
+
+
+def german(count: int) -> dict[str, str]:
+    """German function words between words made of syllables: as varied as text, and as foreign to the rules."""
+    rng = random.Random(1)
+    small = "der die das und nicht mit auf ein eine ist von zu im den dem sich auch als noch nach bei wie über".split()
+    parts = "haus garten wald ver be ge stell fahr zeit ung lich schaft tisch buch berg land schreib heit sonn".split()
+
+    def sentence() -> str:
+        words = ["".join(rng.sample(parts, rng.randint(1, 3))) for _ in range(rng.randint(5, 9))]
+        return " ".join(f"{rng.choice(small)} {word}" for word in words).capitalize() + "."
+
+    return {f"{n}.txt": "\n\n".join(" ".join(sentence() for _ in range(6)) for _ in range(5)) for n in range(count)}
+
+
+def one_line() -> str:
+    rng, words = random.Random(1), [word for text in PROSE for word in text.split()]
+    return " ".join(rng.choices(words, k=1_000_000))[:5_000_000]
+
+
+REFUSED: dict[str, tuple[Callable[[], dict[str, str]], str]] = {
+    "one document": (lambda: {"one.md": PROSE[0][:5000]}, "too few.*about fifty documents"),
+    "ten tiny ones": (
+        lambda: {f"{n}.md": f"The lamp number {n} stands in the cellar beside the stove.\n" for n in range(10)},
+        "no document of 20 words or more.*put very short ones together",
+    ),
+    "3 kB": (lambda: {f"{n}.md": PROSE[n][:1000] for n in range(3)}, "too few.*about fifty documents"),
+    "all duplicates": (lambda: {f"{n}.md": PROSE[3][:4000] for n in range(60)}, "of equal texts one counts"),
+    "one line of 5 MB": (lambda: {"line.txt": one_line()}, "too few.*one file for each chapter"),
+    "another language": (lambda: german(80), "english_only: false and min_stop_word_fraction: null"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_trained_on_is_refused_before_any_training_with_what_to_change(name, project):
+    files, message = REFUSED[name]
+    project.write(files())
+    done: list[str] = []
+    with pytest.raises(AthanorError, match=f"(?s){message}"):
+        done.extend(project.run())
+    assert "pretrain" not in done
+
+
+def test_another_language_ends_well_with_the_two_settings(project):
+    project.write(german(80))
+    project.params["clean"]["rules"]["prose"] |= {"english_only": False, "min_stop_word_fraction": None}
+    project.params["sft_data"]["max_pad_share"] = 0.15  # English exercises are long in the tokens of another language
+    assert list(project.run())[-1] == "export"
+
+
+def test_a_folder_of_code_alone_ends_well(project):
+    library = Path(sysconfig.get_paths()["stdlib"])
+    modules = islice((path for path in sorted(library.glob("*.py")) if path.stat().st_size < 30_000), 80)
+    project.write({path.name: path.read_text(encoding="utf-8") for path in modules})
+    project.source["kind"] = "code"
+    assert list(project.run())[-1] == "export"
+
+
+def test_a_book_of_markdown_and_scripts_ends_well(project):
+    """Chapters and the scripts between them, in folders: two sources of one tree."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for number, text in enumerate(PROSE):
+        chapter = project.corpus / f"chapter-{number % 9}"
+        chapter.mkdir(exist_ok=True)
+        (chapter / f"{number}.md").write_text(f"# Section {number}\n\n{text}\n", encoding="utf-8")
+    for path in sorted(library.glob("json/*.py")) + sorted(library.glob("email/*.py")):
+        (project.corpus / "chapter-1" / f"{path.parent.name}-{path.name}").write_bytes(path.read_bytes())
+    project.source["globs"] = ["corpus/own/**/*.md"]
+    project.params["mixture"]["sources"]["scripts"] = {"share": 0.3, "max_epochs": 4.0}
+    scripts = {"type": "files", "name": "scripts", "kind": "code", "globs": ["corpus/own/**/*.py"]}
+    project.params["download"]["sources"].append(scripts)
+    assert list(project.run())[-1] == "export"
