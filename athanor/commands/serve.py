@@ -25,6 +25,7 @@ from athanor.pipeline.machine import anchor, machine
 
 HISTORY = ".athanor/chat.sqlite3"
 KEY_VARIABLE = "ATHANOR_API_KEY"
+OTHERS = 512  # connections beside those of answers; with the default limit below the 1,024 files that a process may open
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -33,6 +34,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what = "an export, experiment, GGUF file or Hugging Face directory; may be repeated (default: all that are here)"
     add("--model", action="append", default=[], help=what)
     add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
+    what = "a name by which clients reach this server; may be repeated. Without a key no other name is answered"
+    add("--allow-host", action="append", default=[], metavar="NAME", help=what)
     add("--port", type=int, default=8080, help="default 8080; 0 for any that is free")
     add("--api-key-file", help=f"file with the key that clients must send (or the variable {KEY_VARIABLE})")
     add("--memory", type=float, help="GiB that all loaded models may take (default: half of what is free)")
@@ -53,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"{value} is no number above 0", where=told, fix="athanor serve --help tells its unit")
     import uvicorn
 
-    from athanor.serving.app import LOOPBACK, build_app
+    from athanor.serving.app import HOST_NAME, LOOPBACK, build_app
     from athanor.serving.discover import discover
     from athanor.serving.experiments import unexported
     from athanor.serving.memory import GIB, default_memory_bytes
@@ -70,25 +73,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rows": options.rows,
         "cache_bytes": int(options.cache * GIB),
     }
-    hosts = tuple(dict.fromkeys([*LOOPBACK, shown(options.host).lower()])) if is_loopback(options.host) else ()
+    for name in options.allow_host:
+        if not HOST_NAME.fullmatch(name):
+            fix = "name it as in an address, without port: my-machine.local"
+            raise InputError("no name of a host", where=f"--allow-host {name}", fix=fix)
+    local = is_loopback(options.host)
+    hosts = tuple(dict.fromkeys([*LOOPBACK, *(one.lower() for one in (shown(options.host), *options.allow_host))]))
+    hosts = hosts if local or not key else ()
     listener = listen(options.host, options.port)
     memory = default_memory_bytes() if options.memory is None else int(options.memory * GIB)
     store = Store(root / options.history)
 
     def app() -> object:  # inside the event loop, to which the models belong
         models = Models(found, memory_bytes=memory, root=root, spec=spec)
-        return build_app(models, store, key=key, hosts=hosts, most_waiting=options.max_requests)
+        return build_app(models, store, key=key, hosts=hosts, addresses=not local, most_waiting=options.max_requests)
 
     told = [f"  {one.id:<24} {one.label}{f'  (cannot be served: {one.problem})' if one.problem else ''}" for one in found]
     print("\n".join(["models:", *told] if found else ["no model yet: make repro makes one, or name one with --model"]))
     if lacking := unexported(root) if not options.model else []:
         print(f"experiments without an export of their own, not served: {', '.join(lacking)}")
         print(f"  to serve one: dvc exp apply {lacking[0]}, then dvc repro export")
-    if not is_loopback(options.host) and not key:
+    if not local and not key:
         print(f"anyone who reaches {options.host} can use this server: set {KEY_VARIABLE}", file=sys.stderr)
     address = f"http://{shown(options.host)}:{listener.getsockname()[1]}"
     print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
-    config = uvicorn.Config(app, factory=True, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none")
+    config = uvicorn.Config(
+        app, factory=True, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none",
+        limit_concurrency=options.max_requests + OTHERS,
+    )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, told again when all has ended
         Server(config).run(sockets=[listener])
     return 0

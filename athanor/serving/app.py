@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import ipaddress
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,12 +22,13 @@ from athanor.serving.metrics import Metered
 from athanor.serving.models import Models
 from athanor.serving.openai_api import openai_router
 from athanor.serving.page_api import page_router
-from athanor.serving.requests import problem
+from athanor.serving.requests import Limit, problem
 from athanor.serving.store import Store
 
 logger = logging.getLogger(__name__)
 PAGE = Path(__file__).parent / "page"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,250}[a-z0-9_])?", re.I)
 # The page is all there is: nothing from elsewhere, nothing inline, and HTML only through the sanitiser's policy.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -44,12 +48,13 @@ Receive, Send = Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[
 class Gate:
     """What a request passes before any route: the host it names, and the key, if there is one.
 
-    On loopback only loopback names are answered: a page elsewhere whose name
-    was turned to 127.0.0.1 (DNS rebinding) would otherwise be the same origin.
+    A page elsewhere whose name was turned to this server's address (DNS
+    rebinding) would otherwise be the same origin. It always sends a name, so
+    `addresses` may be answered as well as the names of `hosts`.
     """
 
-    def __init__(self, app: Any, *, key: str, hosts: tuple[str, ...]) -> None:
-        self.app, self.key, self.hosts = app, key, hosts
+    def __init__(self, app: Any, *, key: str, hosts: tuple[str, ...], addresses: bool) -> None:
+        self.app, self.key, self.hosts, self.addresses = app, key, hosts, addresses
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,14 +69,18 @@ class Gate:
                     headers["Cache-Control"] = "no-cache"
             await send(message)
 
+        # Nobody needs a part of the page's files, and Starlette answers a faulty wish for one in a form of its own.
+        scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         refusal = self._refusal(Headers(scope=scope), scope["path"])
         await (refusal or self.app)(scope, receive, guarded)
 
     def _refusal(self, headers: Headers, path: str) -> Response | None:
         host = headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self.hosts and name.lower() not in self.hosts:
-            return problem(403, f"this server answers to {', '.join(self.hosts)} only. Fix: athanor serve --host ADDRESS")
+        if self.hosts and name.lower() not in self.hosts and not (self.addresses and _is_address(name)):
+            known = ", ".join((*self.hosts, "addresses") if self.addresses else self.hosts)
+            fix = f"athanor serve --allow-host {name if HOST_NAME.fullmatch(name) else 'NAME'}"
+            return problem(403, f"this server answers to {known} only. Fix: {fix}")
         if self.key and path != "/" and not path.startswith(FREE):
             kind, _, given = headers.get("authorization", "").partition(" ")
             # The bytes as sent: headers are read as Latin-1.
@@ -81,17 +90,25 @@ class Gate:
         return None
 
 
+def _is_address(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(name.strip("[]")))
+    return False
+
+
 def build_app(
     models: Models,
     store: Store,
     *,
     key: str = "",
     hosts: tuple[str, ...] = LOOPBACK,
+    addresses: bool = False,
     most_waiting: int = 256,
     version: str = "",
 ) -> FastAPI:
-    """The application. `key`: asked of every route but the page's files. `hosts`: names it answers to, () for any."""
-    metered = Metered(models)
+    """The application. `key`: asked of every route but the page's files. `hosts`: names it answers to, () for any;
+    `addresses`: and to numeric ones. `most_waiting`: requests for answers under way."""
+    metered, limit = Metered(models), Limit(most_waiting)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -99,8 +116,8 @@ def build_app(
         await models.close()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)  # their pages load from a CDN
-    app.include_router(openai_router(metered, most_waiting=most_waiting))
-    app.include_router(page_router(store, metered, version=version))
+    app.include_router(openai_router(metered, limit))
+    app.include_router(page_router(store, metered, limit, version=version))
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -124,5 +141,5 @@ def build_app(
     async def broken(request: Request, error: Exception) -> Response:
         return problem(500, f"{type(error).__name__}; the server's log has more")
 
-    app.add_middleware(Gate, key=key, hosts=hosts)
+    app.add_middleware(Gate, key=key, hosts=hosts, addresses=addresses)
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -41,6 +42,24 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         END""",
     ),
 )
+
+
+# File systems of other machines, as the kernel names them, in FUSE's case after the dot.
+NETWORK = re.compile(
+    r"nfs\d?|cifs|smb\d?|smbfs|afs|9p|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|ocfs2|gfs2|panfs|wekafs|davfs"
+    r"|fuse\.(sshfs|glusterfs|rclone|s3fs|goofys|gcsfuse|juicefs|davfs2?|ceph(-fuse)?|beegfs|mount-s3)"
+)
+
+
+def on_network(path: Path, mounts: str = "/proc/self/mounts") -> bool:
+    """Whether a file lies on another machine's disk, as far as the table of mounts tells."""
+    with suppress(OSError, UnicodeDecodeError):
+        rows = [line.split(" ") for line in Path(mounts).read_text(encoding="utf-8").splitlines()]
+        here = path.resolve()
+        places = [(Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), row[1])), row[2]) for row in rows]
+        over = [(len(place.parts), number, kind) for number, (place, kind) in enumerate(places) if here.is_relative_to(place)]
+        return bool(over) and NETWORK.fullmatch(max(over)[2]) is not None  # the deepest, of equal ones the last
+    return False
 
 
 class Unusable(InputError):
@@ -88,8 +107,10 @@ class Database:
                 raise Unusable(what, where=str(self.path), fix="update the checkout, or name another file")
             with suppress(OSError):  # somebody else's, who lets us write: theirs to guard
                 os.chmod(self.path, 0o600)
-            db.execute("PRAGMA journal_mode = WAL")  # readers and a writer do not wait for each other
+            # With WAL readers and a writer do not wait for each other, but all of them have to be on one machine.
+            db.execute(f"PRAGMA journal_mode = {'DELETE' if on_network(self.path) else 'WAL'}")
             db.execute("PRAGMA foreign_keys = ON")
+            db.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten in the file
         while self._version() < newest:
             with self.write():
                 version = self._version()  # again: another process may have been quicker
@@ -101,6 +122,11 @@ class Database:
 
     def _version(self) -> int:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    def forget(self) -> None:
+        """Take what was deleted out of the log beside the file, too, unless somebody is reading there."""
+        with self._lock, suppress(sqlite3.Error):  # what was deleted stays deleted, and the next one takes it out
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
         with self._lock:

@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -21,11 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from athanor.corpus.conversations import Message
 from athanor.serving.metrics import Metered
-from athanor.serving.requests import ApiRoute, Busy, ModelFailed, Refused, read
+from athanor.serving.requests import ApiRoute, Limit, ModelFailed, Refused, read
 
 ROLES = {"developer": "system"}  # OpenAI's newer name of the same
 MAX_MESSAGES, MAX_STOPS, MAX_CHARS = 10_000, 16, 1_000_000
-SEND_SECONDS = 60.0  # for a client to take what is there for it
 # Options of the protocol that are not there, with the values that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -135,9 +134,9 @@ class ChatCompletion(BaseModel):
         return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-def openai_router(models: Metered, *, most_waiting: int) -> APIRouter:
-    """The routes; beyond `most_waiting` answers under way a request is told to come again (429)."""
-    router, under_way = APIRouter(prefix="/v1", route_class=ApiRoute), set[object]()
+def openai_router(models: Metered, limit: Limit) -> APIRouter:
+    """The routes; beyond `limit` a request is told to come again (429)."""
+    router = APIRouter(prefix="/v1", route_class=ApiRoute)
 
     @router.get("/models")
     async def listed() -> dict[str, Any]:
@@ -153,8 +152,6 @@ def openai_router(models: Metered, *, most_waiting: int) -> APIRouter:
     @router.post("/chat/completions")
     async def complete(request: Request) -> Response:
         asked = await read(request, ChatCompletion, invalid=400)
-        if len(under_way) >= most_waiting:
-            raise Busy(f"{most_waiting} answers are under way", fix="ask again in a moment")
         name = asked.model or models.default()
         events = models.answer(
             name,
@@ -164,24 +161,23 @@ def openai_router(models: Metered, *, most_waiting: int) -> APIRouter:
             stop=asked.stops(),
         )
         answer = _Answer(name, events)
-        under_way.add(answer)
+        limit.begin()
         try:
             gone = asyncio.create_task(_gone(request))
             try:
                 await _unless(gone, answer.start())
-                if not asked.stream:
-                    return JSONResponse(await _unless(gone, answer.whole()))
+                whole = None if asked.stream else JSONResponse(await _unless(gone, answer.whole()))
             finally:
                 gone.cancel()
         except BaseException:
-            under_way.discard(answer)
+            limit.end()
             await answer.close()
             raise
-        finally:
-            if not asked.stream:
-                under_way.discard(answer)
+        if whole is not None:
+            limit.end()
+            return whole
         usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        return _Stream(answer, usage, lambda: under_way.discard(answer))
+        return _Stream(answer, usage, limit)
 
     return router
 
@@ -255,21 +251,16 @@ class _Answer:
 class _Stream(StreamingResponse):
     """A streamed answer; stopped, and no longer counted, when it has ended or the client has gone."""
 
-    def __init__(self, answer: _Answer, usage: bool, done: Any) -> None:
-        self.answer, self.done = answer, done
+    def __init__(self, answer: _Answer, usage: bool, limit: Limit) -> None:
+        self.answer, self.limit = answer, limit
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(answer.chunks(usage), media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def in_time(message: Any) -> None:
-            async with asyncio.timeout(SEND_SECONDS):
-                await send(message)
-
         try:
-            with suppress(TimeoutError):  # it takes nothing any more; the connection is closed
-                await super().__call__(scope, receive, in_time)
+            await super().__call__(scope, receive, send)
         finally:
-            self.done()
+            self.limit.end()
             await self.body_iterator.aclose()
             await self.answer.close()
 

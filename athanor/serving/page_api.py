@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.types import Receive, Scope, Send
 
 from athanor.errors import InputError
-from athanor.serving.requests import ApiRoute, read
+from athanor.serving.requests import ApiRoute, Limit, read
 from athanor.serving.store import Store, Unknown
 from athanor.serving.turns import Answerer, Turn, Turns
 
@@ -103,8 +103,8 @@ def number(text: str) -> int:
 class TurnResponse(StreamingResponse):
     """A turn as server-sent events. When the client goes, in whatever way, the turn is stopped; it stores by itself."""
 
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+    def __init__(self, turn: Turn, limit: Limit) -> None:
+        self.turn, self.limit = turn, limit
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(_lines(turn), media_type="text/event-stream", headers=headers)
 
@@ -112,6 +112,7 @@ class TurnResponse(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
+            self.limit.end()
             self.turn.stop()
 
 
@@ -120,7 +121,7 @@ async def _lines(turn: Turn) -> AsyncIterator[str]:
         yield f"data: {json.dumps(event)}\n\n"
 
 
-def page_router(store: Store, models: Answerer, *, version: str = "") -> APIRouter:
+def page_router(store: Store, models: Answerer, limit: Limit, *, version: str = "") -> APIRouter:
     """The routes over a store and the models. On shutdown what is being answered is stopped and stored."""
     turns = Turns(store, models)
 
@@ -193,7 +194,12 @@ def page_router(store: Store, models: Answerer, *, version: str = "") -> APIRout
         body = await read(request, AnswersBody)
         question = body.user if body.user is not None else (body.parent, body.content)
         sampling = body.sampling.given() if body.sampling else None
-        return TurnResponse(await turns.start(chat, question, names=body.models, sampling=sampling))
+        limit.begin()
+        try:
+            return TurnResponse(await turns.start(chat, question, names=body.models, sampling=sampling), limit)
+        except BaseException:
+            limit.end()
+            raise
 
     @router.post("/chats/{chat}/stop")
     async def stop(chat: str, request: Request) -> Response:

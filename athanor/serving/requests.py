@@ -40,6 +40,22 @@ class Busy(AthanorError):
     status = 429
 
 
+class Limit:
+    """How many requests for answers are under way, of the page and of OpenAI's clients together."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.count = most, 0
+
+    def begin(self) -> None:
+        """One more; Busy if there are as many as may be. Every `begin` wants its `end`."""
+        if self.count >= self.most:
+            raise Busy(f"{self.most} answers are under way", fix="ask again in a moment")
+        self.count += 1
+
+    def end(self) -> None:
+        self.count -= 1
+
+
 class ModelFailed(AthanorError):
     """The model could not be loaded, or failed in the middle of the answer."""
 

@@ -132,6 +132,7 @@ class Store:
         with self._file.write() as db:
             self._row(db, chat)
             db.execute("DELETE FROM chats WHERE id = ?", (chat,))
+        self._file.forget()
 
     # Messages
 

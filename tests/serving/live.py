@@ -40,10 +40,12 @@ def serve(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess
 class Live:
     """A server in `folder`, started with `words`; leave the context to end it."""
 
+    command: tuple[str, ...] = ("-m", "athanor", "serve")
+
     def __init__(self, folder: Path, *words: str, **more: str) -> None:
         self.errors = (folder / "stderr.txt").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "athanor", "serve", "--port", "0", *words],
+            [sys.executable, *self.command, "--port", "0", *words],
             cwd=folder,
             env=environment(**more),
             stdout=subprocess.PIPE,
@@ -113,10 +115,10 @@ class Live:
         one.connect((self.host, self.port))
         return one
 
-    def raw(self, body: Any, **more: Any) -> bytes:
+    def raw(self, body: Any, path: str = "/v1/chat/completions") -> bytes:
         """A request to complete a chat, as bytes for `connect`."""
         data = json.dumps(body).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n"
         return f"{head}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
 
 

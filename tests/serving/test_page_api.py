@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from athanor.corpus.conversations import Message, check_messages
 from athanor.errors import InputError
+from athanor.serving.requests import Limit
 from athanor.serving.page_api import CONTENT_CHARS, file_name, page_router
 from athanor.serving.requests import MAX_BODY_BYTES
 from athanor.serving.store import Store
@@ -101,7 +102,7 @@ class World:
     def __init__(self, folder, **options) -> None:
         self.store, self.models = Store(folder / "chat.sqlite3"), Scripted()
         app = FastAPI()
-        app.include_router(page_router(self.store, self.models, version="1.2"))
+        app.include_router(page_router(self.store, self.models, Limit(256), version="1.2"))
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, **options)
         self.server = uvicorn.Server(config)
         # With its protocol named: of others asyncio does not switch off the delay that gathers small packets.
