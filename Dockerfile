@@ -27,6 +27,7 @@ USER athanor
 # tools/install.py keeps a torch that the base image already has.
 COPY --chown=athanor requirements.txt ./
 COPY --chown=athanor tools/install.py tools/
+# Of a public index: a build argument stays in the image's history, so none with a password belongs here.
 ARG TORCH_INDEX=
 RUN TORCH_INDEX=${TORCH_INDEX} python3 tools/install.py
 

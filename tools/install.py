@@ -6,7 +6,8 @@ Torch is handled apart from the rest. One that the interpreter already has is
 used as it is; on a machine without a GPU a CPU build is taken whenever the
 configured package sources offer one, because the default Linux build pulls
 gigabytes of CUDA packages. TORCH_INDEX names an extra package index to look
-for torch in (a CPU, CUDA or ROCm one, see pytorch.org).
+for torch in (a CPU, CUDA or ROCm one, see pytorch.org). It may hold a password:
+pip reads it from the environment, so that no list of processes shows it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -53,13 +56,15 @@ def gpu() -> str:
 
 def pip(*args: str, check: bool = True, index: bool = False) -> subprocess.CompletedProcess[str]:
     command = [str(PYTHON), "-m", "pip", *args]
-    extra = os.environ.get("TORCH_INDEX")
-    if index and extra:
-        command += ["--extra-index-url", extra]
-    done = subprocess.run(command, capture_output=True, text=True)
+    requirements = ""
+    if index and os.environ.get("TORCH_INDEX"):
+        command += ["-r", "/dev/stdin"]
+        requirements = "--extra-index-url ${TORCH_INDEX}\n"
+    done = subprocess.run(command, capture_output=True, text=True, input=requirements)
     if check and done.returncode:
         errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()[-5:]
-        sys.exit("installation failed:\n" + "\n".join(errors) + f"\ncommand: {' '.join(command)}")
+        told = re.sub(r"(://)[^\s/@]+@", r"\1***@", "\n".join(errors))
+        sys.exit(f"installation failed:\n{told}\ncommand: {' '.join(command)}")
     return done
 
 
@@ -99,7 +104,7 @@ def install_torch() -> None:
 def write_launcher() -> None:
     """`athanor` for `python -m athanor`: runs the code of the directory it is called in, as stages do."""
     launcher = PYTHON.parent / "athanor"
-    launcher.write_text(f'#!/bin/sh\nexec "{PYTHON}" -m athanor "$@"\n')
+    launcher.write_text(f'#!/bin/sh\nexec {shlex.quote(str(PYTHON))} -m athanor "$@"\n')
     launcher.chmod(0o755)
 
 

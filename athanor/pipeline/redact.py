@@ -29,27 +29,31 @@ MIN_CHARS = 8  # a shorter value would match by chance
 # TOKENIZERS_PARALLELISM is no token.
 SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL", re.I)
 COUNT_NAME = re.compile(r"TOKENS(_|$)", re.I)  # MAX_TOKENS and its like hold numbers
-URL_USER = re.compile(r"(?P<keep>\b[a-z][a-z0-9+.\-]*://)[^\s/?#\"'<>]+@", re.I)
-URL_PASSWORD = re.compile(r"\b[a-z][a-z0-9+.\-]*://[^\s/?#:@]*:(?P<password>[^\s/?#]+)@", re.I)
+# Every run that can begin at many places is bounded, or a long text without a secret would take quadratic time.
+URL_USER = re.compile(r"(?P<keep>\b[a-z][a-z0-9+.\-]{0,31}://)[^\s/?#\"'<>]+@", re.I)
+URL_PASSWORD = re.compile(r"\b[a-z][a-z0-9+.\-]{0,31}://[^\s/?#:@]*:(?P<password>[^\s/?#]+)@", re.I)
 QUERY = re.compile(
-    r"(?P<keep>[?&;#][\w.\-%]*(?:token|key|keyid|secret|passw(?:or)?d|pwd|signature|sig|credentials?|auth)=)"
+    r"(?P<keep>[?&;#][\w.\-%]{0,64}(?:token|key|keyid|secret|passw(?:or)?d|pwd|signature|sig|credentials?|auth)=)"
     r"[^&;#\s\"'<>]+",
     re.I,
 )
 NAMED = re.compile(
-    r"(?P<keep>\b\w*(?:password|passwd|secret|api_?key|access_?key|(?:auth|access|refresh|hf|api)_?token)[\"']?"
-    r"\s*[=:]\s*[\"']?)[^\s\"',;&<>]{6,}",
+    r"(?P<keep>(?:password|passwd|secret|(?:api|access|account)[_\-]?key|"
+    r"(?:auth|access|refresh|hf|api)[_\-]?token)[\"']?\s{0,16}[=:]\s{0,16}[\"']?)[^\s\"',;&<>]{6,}",
     re.I,
 )
 HEADER = re.compile(
-    r"(?P<keep>\b(?:Bearer\s+|Authorization[\"']?\s*[:=]\s*[\"']?(?:Basic|Token)\s+))[\w.~+/=\-]{8,}", re.I
-)
+    r"(?P<keep>\b(?:Bearer\s{1,16}|Authorization[\"']?\s{0,16}[:=]\s{0,16}[\"']?(?:Basic|Token)\s{1,16}))"
+    r"[\w.~+/=\-]{8,}", re.I
+)  # fmt: skip
+COOKIE = re.compile(r"(?P<keep>\bCookie[\"']?\s{0,16}[:=]\s{0,16}[\"']?)[^\s=;\"']{1,256}=[^\r\n\"']+", re.I)
 SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"hf_[A-Za-z0-9]{16,}|sk-[\w\-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w\-]{16,}|"
     r"(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w\-]{35}|xox[abeprs]-[\w\-]{10,}|pypi-[\w\-]{32,}|"
-    r"eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]*|"
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"eyJ[\w\-]{8,1024}\.[\w\-]{8,}\.[\w\-]*|npm_[A-Za-z0-9]{20,}|dckr_pat_[\w\-]{16,}|"
+    r"[rs]k_(?:live|test)_[A-Za-z0-9]{10,}|ya29\.[\w\-]{20,}|hooks\.slack\.com/(?:services|workflows|triggers)/[\w/\-]{8,}|"
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
     r")",
     re.S,
 )
@@ -72,7 +76,7 @@ def _redact(value: Any, secrets: re.Pattern[str] | None) -> Any:
     if isinstance(value, str):
         if secrets is not None:
             value = secrets.sub(MASK, value)
-        for pattern in (URL_USER, QUERY, HEADER, NAMED):
+        for pattern in (URL_USER, QUERY, HEADER, COOKIE, NAMED):
             tail = "@" if pattern is URL_USER else ""
             value = pattern.sub(rf"\g<keep>{MASK}{tail}", value)
         return SHAPES.sub(MASK, value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -80,8 +81,8 @@ def collect(batch: Path, seen: set[str]) -> Iterator[tuple[str, dict]]:
 def _submitted(batch: Path, calls: Mapping[str, str], parts: int, arguments: Sequence[str]) -> Answers:
     """The answers of one job array, until all are there or no job is left."""
     lines = ["#!/bin/sh", *(f"export {name}={value}" for name, value in ONE_THREAD.items())]
-    work = f'-m athanor work "{batch}" --part "$SLURM_ARRAY_TASK_ID" --of {parts}'
-    write_text(batch / "job.sh", "\n".join([*lines, f'exec "{sys.executable}" {work}', ""]))
+    work = f'-m athanor work {shlex.quote(str(batch))} --part "$SLURM_ARRAY_TASK_ID" --of {parts}'
+    write_text(batch / "job.sh", "\n".join([*lines, f"exec {shlex.quote(sys.executable)} {work}", ""]))
     command = ["sbatch", "--parsable", "--wait", f"--array=0-{parts - 1}", "--ntasks=1", "--job-name=athanor"]
     command += [f"--chdir={Path.cwd()}", f"--output={batch}/log/%a.txt", *arguments, str(batch / "job.sh")]
     pipe = subprocess.PIPE

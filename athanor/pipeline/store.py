@@ -7,7 +7,6 @@ import fcntl
 import functools
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,17 +46,23 @@ def store_lock(uri: str) -> Iterator[None]:
     """Held while looking for and creating shared things (tables, the experiment, parents), by shippers of any checkout.
 
     An SQLite store is locked by its directory, so that every user who shares
-    the file shares the lock; another store by a file of this user's. Shippers
-    that share no lock can make two parents at once, which the tracker merges.
+    the file shares the lock; another store by a file in this user's home, where
+    nobody else can make it first. Shippers that share no lock can make two
+    parents at once, which the tracker merges.
     """
     path = database(uri)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path.resolve().parent, os.O_RDONLY)
     else:
-        name = f"athanor-{os.getuid()}-{hashlib.sha256(redact(uri).encode()).hexdigest()[:16]}.lock"
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        handle = os.open(os.path.join(tempfile.gettempdir(), name), flags, 0o600)
+        name = f"{hashlib.sha256(redact(uri).encode()).hexdigest()[:16]}.lock"
+        try:
+            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "athanor"
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except (OSError, RuntimeError):  # a user without a home
+            yield
+            return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

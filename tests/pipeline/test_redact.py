@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from ruamel.yaml import YAML
@@ -24,6 +25,11 @@ SHAPES = [  # parts, so that no scanner takes this file for a leak
     "github_pat_" + "A1b2_" * 9,
     "AKIA" + "IOSFODNN7EXAMPLE",
     "xoxb-" + "123456789012-abc",
+    "npm_" + "aB3" * 12,
+    "dckr_pat_" + "aB-3_" * 5,
+    "sk_live_" + "aB3" * 8,
+    "ya29." + "a0Af_B-" * 8,
+    "hooks.slack.com/" + "services/T0000/B0000/" + "aB3" * 8,
     "eyJ" + "hbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
 ]
 
@@ -41,6 +47,11 @@ SHAPES = [  # parts, so that no scanner takes this file for a leak
         ("'Authorization': 'Basic dXNlcjpwYXNz'", "'Authorization': 'Basic ***'"),
         ('{"password": "hunter22", "n": 1}', '{"password": "***", "n": 1}'),
         ("host=db api_key=0123abcd user=me", "host=db api_key=*** user=me"),
+        ("x-api-key: 0123abcd", "x-api-key: ***"),
+        ("GET /?a=1 X-Api-Key=0123abcd", "GET /?a=1 X-Api-Key=***"),
+        ("AccountKey=a+b/c1234==;Endpoint", "AccountKey=***;Endpoint"),
+        ("Set-Cookie: session=0a1b; Path=/\nnext: line", "Set-Cookie: ***\nnext: line"),
+        ("{'Cookie': 'a=b; session=0a1b'}", "{'Cookie': '***'}"),
         *[(f"got {shape} there", "got *** there") for shape in SHAPES],
     ],
 )
@@ -56,6 +67,7 @@ def test_secrets_are_masked_and_masking_again_changes_nothing(text, expected):
         "sqlite:////home/me/mlflow.db",
         "https://host/a?page=2&tokenizer=bpe&max_tokens=5",
         "risk-adjusted scores of tokens: 123456789, bearer of news, the secret garden",
+        "Cookie: a small biscuit; keyboard: 104 keys",
         "mail me@example.org about 3.2 bytes per token",
         "/data/sk-learn/hf_cache/eyJ",
         "",
@@ -63,6 +75,21 @@ def test_secrets_are_masked_and_masking_again_changes_nothing(text, expected):
 )
 def test_other_text_is_left_alone(text):
     assert redact(text) == text
+
+
+LONG = 64_000
+COSTLY = ["a.", "-sk-", "a-b://", "a://b:", "?key", "password", "password ", "api-key", "Bearer ", "Cookie: ", "cookie=a", "a@", "-eyJaaaaaaaa",
+          "eyJaaaaaaaa.", "-eyJaaaaaaaa.bbbbbbbb-", "-----BEGIN A", "-----BEGIN PRIVATE KEY-----", "xoxb-", "ya29.", "hooks.slack.com/services/",
+          "Authorization: ", "&a=", " ", "://", "hf_"]  # fmt: skip
+
+
+def test_time_grows_with_the_text_and_not_with_its_square():
+    for part in COSTLY:
+        text = (part * LONG)[:LONG]
+        for form in (text, text + "@", "x" + text + "="):
+            began = time.process_time()
+            redact(form)
+            assert time.process_time() - began < 1.0, part
 
 
 def test_values_of_secret_variables_are_masked_wherever_they_stand(monkeypatch):
