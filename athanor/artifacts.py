@@ -22,7 +22,7 @@ from typing import Any
 
 from athanor.errors import InputError
 
-MANIFEST = "manifest.json"
+MANIFEST, OLD = "manifest.json", ".old"
 
 
 def canonical_json(value: Any) -> str:
@@ -134,7 +134,9 @@ def new_dir(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Yields the temporary directory. When the block ends without an error its
     files are fsynced and it takes the place of `path`; on an error it is
-    removed and whatever stood at `path` before is untouched.
+    removed and whatever stood at `path` before is there again. Killed between
+    the two renames it leaves the old one as `.NAME.*.old`, and `athanor
+    doctor --fix` puts that back.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,9 +146,19 @@ def new_dir(path: str | os.PathLike[str]) -> Iterator[Path]:
         with naming(path):
             yield temporary
             fsync_tree(temporary)
-        if path.exists():
-            shutil.rmtree(path)
-        os.replace(temporary, path)
+        aside = None
+        try:
+            if path.exists():
+                aside = tempfile.mkdtemp(prefix=f".{path.name}.", suffix=OLD, dir=path.parent)
+                os.replace(path, aside)
+            os.replace(temporary, path)
+        except BaseException:
+            if aside is not None and not path.exists():
+                os.replace(aside, path)
+            raise
+        finally:
+            if aside is not None:
+                shutil.rmtree(aside, ignore_errors=True)
         fsync_dir(path.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

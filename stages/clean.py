@@ -41,7 +41,7 @@ def run(run: Run) -> None:
             funnel = cleaned.funnel.rows()
             write_manifest(
                 folder, kind="clean", version=1, counts=cleaned.counts, parents=parents, funnel=funnel,
-                contaminated_items=cleaned.items,
+                contaminated_items=cleaned.items, **run.codes(),
             )
         shutil.rmtree(work)
         sweeps.mark_done()

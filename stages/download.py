@@ -21,7 +21,6 @@ from athanor.errors import GateError, Interrupted
 from athanor.params.battery import BatteryParams
 from athanor.params.download import DownloadParams
 from athanor.params.instruct import DocstringsSource, ExercisesSource, IdentitySource, InstructParams, InstructSource
-from athanor.pipeline.closure import code_digest
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
 from athanor.pipeline.slots import Slot
@@ -50,7 +49,7 @@ def run(run: Run) -> None:
                     run.note(f"{name}: files left out, because they cannot be read: {reasons}")
             run.fact(**{f"{source.names[0]}_seconds": round(time.monotonic() - started, 2)})
         counts = {name: asdict(tally) for name, tally in tallies.items()}
-        write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance)
+        write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance, **run.codes())
 
         started = time.monotonic()
         if wanted and not pairs:
@@ -95,9 +94,9 @@ def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -
 
 def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
     def place(module: str, inputs: Facts) -> Slot:
-        # Not run.slot(): that one ends with any change to this stage's code, and days of download with it.
-        facts = {**inputs, "code": code_digest(run.root, module)}
-        return Slot(run.anchor / ".athanor" / "slots" / run.name, facts)
+        slot = run.part(module.rpartition(".")[2], module, inputs, {})
+        run.fact(**{f"slot_{slot.fingerprint}": slot.fingerprint})  # one part, and a slot for each source
+        return slot
 
     return Fetcher(raw, val_fraction, run.progress, run.stop_requested, place, run.fact)
 

@@ -93,7 +93,7 @@ def run(run: Run) -> None:
             scalars=lambda score: {"val_loss": score["loss"]},
             before_first_step=before_first_step,
         )
-        world.settle(config, load, device, slot.fingerprint, check=not slot.done)
+        world.settle(config, load, device, slot.identity, check=not slot.done)
         if world.sharded:
             fix = "parallel: ddp in machine.yaml, and checkpointing: on if memory is short"
             raise InputError("a LoRA is trained with the base whole in each process", where="machine.parallel", fix=fix)
@@ -110,14 +110,14 @@ def run(run: Run) -> None:
             lora.save_adapter(folder, dict(model.named_parameters()), settings, params.base)
             counts = {"base": config.base_count, "adapters": config.adapters}
             facts = {"files_of_base": digests, "template_hash": rows["template_hash"], **told}
-            facts |= {"skipped_ranges": result.skipped_ranges}
+            facts |= {"skipped_ranges": result.skipped_ranges, **result.trained_by}
             write_manifest(folder, kind=KIND, version=VERSION, counts=counts, parents=parents, **facts)
         slot.mark_done()
     chosen = {"epochs": sampler.epoch(result.tokens), "chosen_step": result.chosen_step, "adapters": config.adapters}
     run.metrics({**result.metrics(config), **chosen, "base_validation": before})
     run.plot("lora", result.curve)
     run.plot("lora_validation", result.validation_rows(lambda row: {name: row[name] for name in ("loss", "stop_rate")}))
-    run.fact(**timed(result.timings(config)))
+    run.fact(**result.trained_by, **timed(result.timings(config)))
 
 
 def check_ids(vocab_size: int, base: str) -> None:

@@ -100,7 +100,7 @@ def run(run: Run) -> None:
             before_first_step=before_first_step,
             on_sample=on_sample,
         )
-        world.settle(config, load, device, slot.fingerprint, check=not slot.done)
+        world.settle(config, load, device, slot.identity, check=not slot.done)
         model = Transformer.fresh(config, params.seed).to(device)
         with tuned(model, how, load, settings, wired, run.anchor / choices.COMPILED, not slot.done):
             result = train(model, sampler, adam, schedule, settings, slot.path, wired, trunk, world)
@@ -108,13 +108,13 @@ def run(run: Run) -> None:
             return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         parents = {"shards": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
-        save_model(OUT, model, config, {**facts, "skipped_ranges": result.skipped_ranges}, parents=parents)
+        save_model(OUT, model, config, {**facts, "skipped_ranges": result.skipped_ranges}, parents=parents, history=result.trained_by)
         slot.mark_done()
     run.metrics({**result.metrics(config), **sampler.epochs(result.tokens)})
     run.plot("pretrain", result.curve)
     names = sorted(result.validations[-1]["scores"])  # a resumed run has them sorted
     run.plot("pretrain_validation", result.validation_rows(lambda scores: {n: scores[n]["bpb"] for n in names}))
-    run.fact(**told(result.timings(config)))
+    run.fact(**result.trained_by, **told(result.timings(config)))
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def trained(run: Run, params: PretrainParams, ready: Prepared, slot: Slot, bar: 
     """Train to the end of the cooldown and score. A run that breaks off is a result, too: the rate is too high."""
     # Seeds the generators, too: every run starts as if it were alone.
     world, device, load, settings, how = placed(run, (slot,), params, ready.config, ready.schedule.total_tokens)
-    world.settle(ready.config, load, device, slot.fingerprint, check=True)
+    world.settle(ready.config, load, device, slot.identity, check=True)
     curve = f"loss.lr_{params.lr:g}"
 
     def on_replay(row: dict[str, float]) -> None:

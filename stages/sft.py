@@ -89,7 +89,7 @@ def run(run: Run) -> None:
             scalars=lambda score: {"val_loss": score["loss"]},
             before_first_step=before_first_step,
         )
-        world.settle(config, load, device, slot.fingerprint, check=not slot.done)
+        world.settle(config, load, device, slot.identity, check=not slot.done)
         model, _ = load_model(BASE, device)
         adam = OptimizerSettings.of(params)
         with tuned(model, how, load, settings, wired, run.anchor / choices.COMPILED, not slot.done):
@@ -98,13 +98,13 @@ def run(run: Run) -> None:
         if not world.main:
             return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
-        save_model(OUT, model, config, {**facts, "skipped_ranges": result.skipped_ranges}, parents=parents)
+        save_model(OUT, model, config, {**facts, "skipped_ranges": result.skipped_ranges}, parents=parents, history=result.trained_by)
         slot.mark_done()
     chosen = {"epochs": sampler.epoch(result.tokens), "chosen_step": result.chosen_step}
     run.metrics({**result.metrics(config), **chosen})
     run.plot("sft", result.curve)
     run.plot("sft_validation", result.validation_rows(lambda score: {name: score[name] for name in ("loss", "stop_rate")}))
-    run.fact(**told(result.timings(config)))
+    run.fact(**result.trained_by, **told(result.timings(config)))
 
 
 if __name__ == "__main__":

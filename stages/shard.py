@@ -63,6 +63,7 @@ def run(run: Run) -> None:
             val=held_out,
             **{**facts[TRAIN], "counts": {**facts[TRAIN]["counts"], **counts}},
             **{part: rows for part, rows in facts.items() if part != TRAIN},
+            **run.codes(),
         )
         slot.mark_done()
     metrics = {part: stream.metrics for part, stream in streams.items()}

@@ -46,6 +46,25 @@ def test_new_dir_publishes_whole_or_not_at_all(tmp_path):
     assert (out / "a").read_text() == "1" and os.listdir(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_new_dir_that_cannot_be_published_leaves_the_old_folder(tmp_path, monkeypatch, fails_at):
+    """The old one was deleted first: an error of the rename behind it, or a kill, lost both."""
+    out, real, calls = tmp_path / "out", os.replace, []
+    with new_dir(out) as folder:
+        (folder / "a").write_text("old")
+
+    def replace(source, target):
+        calls.append(source)
+        if len(calls) == fails_at:
+            raise OSError(5, "no")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError), new_dir(out) as folder:
+        (folder / "a").write_text("new")
+    assert (out / "a").read_text() == "old" and os.listdir(tmp_path) == ["out"]
+
+
 def test_canonical_json_refuses_nan_and_ignores_key_order():
     assert canonical_json({"b": 1, "a": 2}) == canonical_json({"a": 2, "b": 1})
     with pytest.raises(ValueError):

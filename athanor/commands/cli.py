@@ -39,7 +39,7 @@ COMMANDS = {
     "health": Command("athanor.commands.health", "[RUN] [--json]", "what went wrong in a training, and what to change"),
     "ui": Command("athanor.commands.ui", "[--port N]", "MLflow on the page that shows the runs"),
     "ship": Command("athanor.pipeline.ship", "[--wait S] [--rebuild]", "deliver journals to MLflow"),
-    "slots": Command("athanor.commands.slots", "[prune | pin ID | unpin ID]", "checkpoints of long stages"),
+    "slots": Command("athanor.commands.slots", "[prune | pin ID | adopt | drop ...]", "checkpoints of long stages"),
     "shrink": Command("athanor.commands.shrink", "SOURCE OUT [--dtype D]", "a checkpoint without the optimiser"),
     "stop": Command("athanor.commands.stop", "[--wait S]", "have the stages that run save and end"),
     "save": Command("athanor.commands.save", "[--wait S]", "have a training that runs write a checkpoint, and go on"),

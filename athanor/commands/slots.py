@@ -3,32 +3,41 @@
     python -m athanor slots                     list them
     python -m athanor slots prune [--days D] [--max-gib G] [--unfinished] [--dry-run]
     python -m athanor slots pin ID | unpin ID   keep one whatever prune is told
+    python -m athanor slots adopt [ID]          let the code of today go on with what other code began
+    python -m athanor slots drop [ID]           remove it: the next run begins anew
 
 A slot of a finished run only saves the last step of that run; a trunk is what
 a run with a larger token budget continues from, and pinned from the start.
 `prune` never touches a pinned slot, or one that a process works in.
+
+A stage whose code has changed stops at a slot that holds ten minutes of work or
+more, and asks. Without an ID, `adopt` and `drop` answer for the one slot that
+waits; `adopt` then also for the other parts of that stage's work that the same
+code began (the other sources of a download).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import read_json, write_text
+from athanor.artifacts import read_json
 from athanor.errors import InputError
 from athanor.pipeline.facts import flatten
 from athanor.pipeline.locks import locked, try_lock
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.progress import duration
-from athanor.pipeline.slots import DONE, PINNED
+from athanor.pipeline.slots import CODE, DONE, FACTS, PINNED, Record, steps
 from athanor.pipeline.watchdog import HEARTBEAT
 
 DAY = 86400.0
@@ -49,6 +58,7 @@ class Found:
     pinned: bool
     current: bool  # it made what lies in the workspace
     pulse: str = ""  # what the process that works in it said last
+    code: Record | None = None  # which code worked in it
 
     @property
     def id(self) -> str:
@@ -59,14 +69,24 @@ def find(root: Path) -> list[Found]:
     """Every slot below `root`, oldest first within its stage."""
     current = _current(root)
     slots = [_look(path, current) for path in (root / ".athanor" / "slots").glob("*/[!.]*") if path.is_dir()]
-    return sorted(slots, key=lambda slot: (slot.stage, slot.changed))
+    return sorted((slot for slot in slots if slot is not None), key=lambda slot: (slot.stage, slot.changed))
 
 
-def _look(path: Path, current: set[str]) -> Found:
-    facts = read_json(path / "facts.json") if (path / "facts.json").is_file() else {}
-    files = [file.stat() for file in _files(path)]
-    steps = [int(folder.name[5:]) for folder in path.glob("step_*") if folder.name[5:].isdigit()]
-    if busy(path):
+def _look(path: Path, current: set[str] = frozenset(), own: bool = False) -> Found | None:
+    """A slot as it lies there, or None when it has just been removed. `own`: this process has locked it."""
+    for tries_left in (2, 1, 0):
+        try:
+            facts = read_json(path / FACTS) if (path / FACTS).is_file() else {}
+            code = Record.read(path) if facts else None
+            empty = path.stat()
+            break
+        except (OSError, InputError):  # perhaps it is being removed, or begun
+            if path.is_dir() and not tries_left:
+                raise
+    else:
+        return None
+    files = list(_stats(path))
+    if not own and busy(path):
         state = "working"
     elif facts.get("part") == "trunk":
         state = "trunk"
@@ -77,12 +97,13 @@ def _look(path: Path, current: set[str]) -> Found:
         path.parent.name,
         facts,
         state,
-        max(steps, default=None),
+        max(steps(path), default=None),
         sum(stat.st_size for stat in files),
-        max((stat.st_mtime for stat in files), default=path.stat().st_mtime),
+        max((stat.st_mtime for stat in files), default=empty.st_mtime),
         (path / PINNED).is_file(),
         path.name in current,
         _pulse(path) if state == "working" else "",
+        code,
     )
 
 
@@ -97,8 +118,11 @@ def _pulse(path: Path) -> str:
         return ""
 
 
-def _files(path: Path) -> Iterable[Path]:
-    return [file for file in path.rglob("*") if file.is_file()]
+def _stats(path: Path) -> Iterable[os.stat_result]:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # the process that works there drops old checkpoints
+                yield os.stat(os.path.join(folder, name))
 
 
 def _current(root: Path) -> set[str]:
@@ -143,6 +167,7 @@ def table(slots: list[Found]) -> str:
     now = time.time()
     for slot in slots:
         marks = [word for word, on in (("current", slot.current), ("pinned", slot.pinned)) if on]
+        marks += ["waits for adopt or drop"] if waits(slot) else []
         marks += [slot.pulse] if slot.pulse else []
         step = "-" if slot.step is None else f"{slot.step:,}"
         line = f"{slot.id:<9} {slot.stage:<10} {slot.state:<11} {step:>9} {duration(now - slot.changed):>14}"
@@ -177,14 +202,71 @@ def prunable(
 
 
 def remove(slot: Found) -> bool:
-    """Delete a slot under its lock; False when a process took it in the meantime."""
+    """Delete a slot under its lock; False when a process took it, or worked in it, in the meantime."""
     with try_lock(slot.path / "lock") as free:
-        if free:
-            # Renamed first: a kill half-way must not leave a slot that looks whole.
-            scrap = slot.path.with_name(f".{slot.path.name}.removed.tmp")
-            os.rename(slot.path, scrap)
-            shutil.rmtree(scrap)
-        return free
+        now = _look(slot.path, own=True) if free else None
+        if now is None or (now.state, now.changed, now.pinned) != (slot.state, slot.changed, slot.pinned):
+            return False
+        # Renamed first: a kill half-way must not leave a slot that looks whole.
+        scrap = tempfile.mkdtemp(prefix=f".{slot.path.name}.", suffix=".tmp", dir=slot.path.parent)
+        os.rename(slot.path, scrap)
+    shutil.rmtree(scrap)
+    return True
+
+
+def pin(slot: Found, on: bool) -> None:
+    """Keep a slot from being pruned, or no longer. Under its lock, or while a stage has that for long."""
+    deadline = time.monotonic() + 1.0
+    while True:
+        with try_lock(slot.path / "lock") as free:
+            if not free and time.monotonic() < deadline and (slot.path / FACTS).is_file():
+                pass  # `prune` may have it, for a moment
+            elif not (slot.path / FACTS).is_file():
+                raise InputError("was removed just now", where=str(slot.path), fix="athanor slots lists what is there")
+            else:
+                (slot.path / PINNED).touch() if on else (slot.path / PINNED).unlink(missing_ok=True)
+                return
+        time.sleep(0.05)
+
+
+def waits(slot: Found) -> bool:
+    """Whether a stage with other code has asked what is to be done with a slot's work."""
+    return slot.code is not None and slot.code.refused is not None
+
+
+def asked(slots: list[Found], start: str) -> Found:
+    """The slot that waits for an answer: the one whose id begins with `start`, or the only one."""
+    waiting = [slot for slot in slots if waits(slot)]
+    if start:
+        return choose(slots, start)
+    if len(waiting) != 1:
+        fix = f"name one of: {', '.join(slot.id for slot in waiting)}" if waiting else "a stage asks when it has to"
+        raise InputError(f"{len(waiting)} slots wait for an answer", where="athanor slots", fix=fix)
+    return waiting[0]
+
+
+def adopt(slots: list[Found], start: str) -> list[Found]:
+    """Let the code that was refused go on in the slot; returns it, and the parts of the same work adopted with it."""
+    slot = asked(slots, start)
+    if slot.code is None or slot.code.refused is None:
+        fix = "run the stage: where its code has changed it stops, and waits for an answer"
+        raise InputError("no other code has asked for it", where=str(slot.path), fix=fix)
+    same = [other for other in slots if not start and _same_work(slot, other)]
+    new, taken = slot.code.refused, []
+    for one in [slot, *same]:
+        with try_lock(one.path / "lock") as free:
+            if free and (one.path / CODE).is_file():
+                Record(new, (*one.code.digests, new.digest)).write(one.path)
+                taken.append(one)
+    if slot not in taken:
+        raise InputError("a process is at work in it", where=str(slot.path), fix="stop it first: athanor stop")
+    return taken
+
+
+def _same_work(slot: Found, other: Found) -> bool:
+    """Whether another slot holds a part of the same stage's work, begun by the same code."""
+    parts = [one.facts.get("part", "trunk") != "trunk" and one.code is not None for one in (slot, other)]
+    return all(parts) and other != slot and other.stage == slot.stage and other.code.code == slot.code.code
 
 
 def choose(slots: list[Found], start: str) -> Found:
@@ -198,7 +280,7 @@ def choose(slots: list[Found], start: str) -> Found:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="checkpoint slots of long stages")
-    commands = parser.add_subparsers(dest="command", metavar="prune | pin | unpin")
+    commands = parser.add_subparsers(dest="command", metavar="prune | pin | unpin | adopt | drop")
     prune = commands.add_parser("prune", help="delete slots that are not needed")
     prune.add_argument("--days", type=float, help="those not changed for so many days (7 when --max-gib is not given)")
     prune.add_argument("--max-gib", type=float, help="oldest first, until all slots together are no larger")
@@ -206,17 +288,26 @@ def main() -> int:
     prune.add_argument("--dry-run", action="store_true", help="only say what would go")
     for name, text in (("pin", "never prune this slot"), ("unpin", "let prune take this slot")):
         commands.add_parser(name, help=text).add_argument("id")
+    for name, text in (("adopt", "go on with changed code"), ("drop", "remove what other code began")):
+        commands.add_parser(name, help=text).add_argument("id", nargs="?", default="")
     args = parser.parse_args()
     slots = find(anchor())
     if args.command == "prune":
         return _prune(slots, args)
     if args.command in ("pin", "unpin"):
         slot = choose(slots, args.id)
-        if args.command == "pin":
-            write_text(slot.path / PINNED, "")
-        else:
-            (slot.path / PINNED).unlink(missing_ok=True)
+        pin(slot, args.command == "pin")
         print(f"{slot.id} of {slot.stage} is {args.command}ned")
+        return 0
+    if args.command == "adopt":
+        for slot in adopt(slots, args.id):
+            print(f"{slot.id} of {slot.stage} is adopted: the next run goes on there, and its manifest names both codes")
+        return 0
+    if args.command == "drop":
+        slot = asked(slots, args.id)
+        if not remove(slot):
+            raise InputError("a process is at work in it", where=str(slot.path), fix="stop it first: athanor stop")
+        print(f"removed {slot.id} of {slot.stage}, {size(slot.bytes)}: the next run begins anew")
         return 0
     print(table(slots) if slots else "there are no slots: no long stage has run here")
     return 0

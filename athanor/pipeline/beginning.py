@@ -13,28 +13,28 @@ from typing import Any
 
 from athanor.artifacts import sha256_file
 from athanor.errors import InputError
-from athanor.pipeline.closure import closure, code_digest, digest_of
+from athanor.pipeline.closure import file_digests
 from athanor.pipeline.facts import flatten
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """`files`: path to SHA-256 of the code. `code`: digest of its syntax trees, for which comments do not count."""
+    """`files`: path to SHA-256 of the code. `code`: to the digest of its syntax tree, for which comments do not count."""
 
     root: Path
     module: str
     files: Mapping[str, str]
-    code: str
+    code: Mapping[str, str]
 
     @classmethod
     def now(cls, root: Path, module: str) -> Beginning:
-        files = closure(root, module)
-        return cls(root, module, {name: sha256_file(root / name) for name in files}, digest_of(root, files))
+        code = file_digests(root, module)
+        return cls(root, module, {name: sha256_file(root / name) for name in code}, code)
 
     def check(self, before: Mapping[str, Any], after: Mapping[str, Any], sections: Iterable[str]) -> None:
         """InputError naming the file, or the parameter of `sections`, that is another now."""
         files = [name for name, known in self.files.items() if _sha256(self.root / name) != known]
-        if files and code_digest(self.root, self.module) != self.code:
+        if files and file_digests(self.root, self.module) != self.code:
             raise _edited(", ".join(files))
         for section in sections:
             old, new = (dict(flatten({section: values.get(section)})) for values in (before, after))
@@ -50,5 +50,5 @@ def _edited(what: str) -> InputError:
     return InputError(
         "edited while the stage ran, so DVC would record it as what made these results",
         where=what,
-        fix="run dvc repro again; with the edit undone, a finished training is only written out",
+        fix="run dvc repro again; a finished training is only written out with the edit undone, or with `athanor slots adopt`",
     )

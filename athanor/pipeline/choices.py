@@ -69,7 +69,7 @@ def choose(
     """Choices and reasons: what was set, else what the first of `folders` that knows has, else the profile's."""
     local, root = machine(), anchor()
     device = prepare(local.device, local.threads)
-    kept = next((_read(folder / FILE) for folder in folders if (folder / FILE).is_file()), None)
+    kept = next((record for record in map(_kept, folders) if record is not None), None)
     asked = Asked(
         precision=precision,
         attention=local.attention,
@@ -104,7 +104,7 @@ def choose(
     if kept is not None:
         return choices, why
     _leave(folders, record)
-    first = _read(folders[0] / FILE)  # of two processes that began at once, one was first
+    first = _kept(folders[0]) or record  # of two processes that began at once, one was first
     return Choices(**first["choices"]), first["why"]
 
 
@@ -128,32 +128,43 @@ def _as_kept(asked: Asked, kept: dict[str, Any], device: str) -> tuple[Choices |
     return dataclasses.replace(choices, **by_hand), why
 
 
-def _read(path: Path) -> dict[str, Any]:
-    record = read_json(path)
+def _kept(folder: Path) -> dict[str, Any] | None:
+    """The record of a slot; None where there is none, or one that other code made in another form."""
+    try:
+        record = read_json(folder / FILE)
+    except InputError:
+        return None
     names = {field.name for field in dataclasses.fields(Choices)}
-    if not isinstance(record, dict) or set(record.get("choices", ())) != names or "device" not in record:
-        raise InputError("not understood", where=str(path), fix="delete it: the choices are then made anew")
-    return record
+    known = isinstance(record, dict) and "device" in record and set(record.get("choices", ())) == names
+    return record if known else None
 
 
 def _leave(folders: Sequence[Path], record: dict[str, Any]) -> None:
     """Write the record where there is none yet, whole or not at all."""
     for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / FILE).is_file():
-            continue
-        handle, temporary = tempfile.mkstemp(prefix=f".{FILE}.", suffix=".tmp", dir=folder)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(canonical_json(record))
-                file.flush()
-                os.fsync(file.fileno())
+        for tries_left in (2, 1, 0):
             try:
-                os.link(temporary, folder / FILE)
-            except FileExistsError:
-                pass
-            except OSError:  # a file system without links
+                folder.mkdir(parents=True, exist_ok=True)
+                if _kept(folder) is None:
+                    _write(folder, record)
+                break
+            except (FileNotFoundError, FileExistsError):  # `athanor slots prune` may have taken the folder away
+                if not tries_left:
+                    raise
+
+
+def _write(folder: Path, record: dict[str, Any]) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f".{FILE}.", suffix=".tmp", dir=folder)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(canonical_json(record))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, folder / FILE)
+        except OSError:  # a file system without links, or a record that is not understood
+            if _kept(folder) is None:
                 os.replace(temporary, folder / FILE)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,17 @@ def closure(root: Path, module: str) -> list[str]:
 
 def code_digest(root: Path, module: str) -> str:
     """Digest of the closure's syntax trees: comments, layout and docstrings do not count."""
-    return digest_of(root, closure(root, module))
+    return digest_of(file_digests(root, module))
 
 
-def digest_of(root: Path, files: list[str]) -> str:
-    return sha256_bytes("\n".join(f"{file} {file_digest(root / file)}" for file in files).encode())
+def file_digests(root: Path, module: str) -> dict[str, str]:
+    """Each file of a module's closure with the digest of its syntax tree."""
+    return {file: file_digest(root / file) for file in closure(root, module)}
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """One digest of all of `file_digests`."""
+    return sha256_bytes("\n".join(f"{file} {files[file]}" for file in sorted(files)).encode())
 
 
 def file_digest(path: Path) -> str:

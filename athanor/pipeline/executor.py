@@ -25,7 +25,7 @@ from athanor.artifacts import new_dir, read_json, write_json
 from athanor.corpus.work import Work
 from athanor.errors import InputError, Interrupted
 from athanor.pipeline.machine import Machine
-from athanor.pipeline.portable import call_text, item_of, pack_error, unpack, unpack_error
+from athanor.pipeline.portable import OWN, call_text, item_of, pack_error, unpack, unpack_error
 
 FACTS = "facts.json"
 POLL = 0.1  # s between two looks at the stop flag
@@ -141,7 +141,8 @@ def run_call(text: str) -> dict[str, Any]:
     call = json.loads(text)
     try:
         os.chdir(call["cwd"])
-        return {"facts": run_task(item_of(call["work"]), call["name"], unpack(call["task"]), Path(call["folder"]))}
+        task = unpack(call["task"], (*OWN, call["work"].partition(".")[0]))
+        return {"facts": run_task(item_of(call["work"]), call["name"], task, Path(call["folder"]))}
     except BaseException as error:
         return {"error": pack_error(error)}
 

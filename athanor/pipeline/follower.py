@@ -11,10 +11,24 @@ from athanor.pipeline.run import Run
 from athanor.pipeline.slots import Slot
 
 
+class _Elsewhere(Slot):
+    """A slot that another process has: here it is a name."""
+
+    def __enter__(self) -> Slot:
+        return self
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+    def mark_done(self) -> None:
+        """The main process does."""
+
+
 class Follower(Run):
     """A `Run` without journal, outputs and locks, for all processes of a stage but the main one."""
 
     main = False
+    _slot_kind = _Elsewhere
 
     def metrics(self, values: Mapping[str, Any]) -> None:
         """Nothing: the main process writes."""
@@ -44,17 +58,6 @@ class Follower(Run):
     def progress(self, total: float | None, desc: str = "", unit: str = "") -> Progress:
         self._watch.bar = _Silent()
         return self._watch.bar
-
-    def slot(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
-        return self._watched(_Elsewhere(self._slots(), self._slot_facts(params, inputs)))
-
-    def trunk(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
-        return self._watched(_Elsewhere(self._slots(), {**self._slot_facts(params, inputs), "part": "trunk"}))
-
-    def _watched(self, slot: Slot) -> Slot:
-        """The watchdog looks for life in slots, and finds in them where to leave stacks."""
-        self._guards.slots.append(slot.path)
-        return slot
 
     def on_signal(self, *_: object) -> None:
         self._stop = True
@@ -94,16 +97,3 @@ class _Silent(Progress):
 
     def update(self, amount: float, note: str = "") -> None:
         self.done += amount
-
-
-class _Elsewhere(Slot):
-    """A slot that another process has: here it is a name."""
-
-    def __enter__(self) -> Slot:
-        return self
-
-    def release(self) -> None:
-        """Nothing is held."""
-
-    def mark_done(self) -> None:
-        """The main process does."""

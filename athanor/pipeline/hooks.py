@@ -53,4 +53,5 @@ def hooks(
         on_note=run.note,
         should_stop=run.stop_requested,
         should_save=run.save_requested,
+        code=run.code,
     )

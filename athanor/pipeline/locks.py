@@ -5,16 +5,53 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+TRIES = 1000  # a folder that is removed as often while one tries to lock a file in it is no race any more
+
+
+def lock(path: Path, waiting: Callable[[str], None]) -> int:
+    """The handle of a file that this process has locked; its folder is made if need be.
+
+    `waiting` hears what the file says of another holder, then waits for it. A
+    file or folder that somebody removed meanwhile is no lock: others would
+    lock the new one of that name. Then it starts over.
+    """
+    for tries_left in reversed(range(TRIES)):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except (FileNotFoundError, FileExistsError):
+            if not tries_left:
+                raise
+            continue
+        try:
+            if not _taken(handle):
+                waiting(os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if _is_at(handle, path):
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+    raise FileNotFoundError(f"{path} is removed all the time")
 
 
 @contextlib.contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Yields True while holding the lock of a file, made if need be; False when another process has it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    """Yields True while holding the lock of a file, made if need be; False when another process has it.
+
+    False, too, where the file is removed meanwhile, or its folder is not there.
+    """
     try:
-        yield _taken(handle)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        yield _taken(handle) and _is_at(handle, path)
     finally:
         os.close(handle)
 
@@ -37,3 +74,11 @@ def _taken(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether an open file is still the one at its path."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False

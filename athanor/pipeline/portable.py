@@ -1,8 +1,8 @@
 """Functions, tasks and errors as JSON: what travels between the processes and machines of one run.
 
 One form for every way of running, so that what works in one process works on
-a cluster, and no pickle: an answer is read by a program that trusts only its
-own classes and fields.
+a cluster, and no pickle: an answer is read by a program that makes only its own
+dataclasses and exceptions of it, and calls nothing else that it names.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+
+OWN = ("athanor",)  # the packages whose dataclasses an answer may be made of
 
 
 def name_of(item: Any) -> str:
@@ -59,16 +62,21 @@ def pack(value: Any, where: str) -> Any:
     )
 
 
-def unpack(value: Any) -> Any:
+def unpack(value: Any, packages: tuple[str, ...] = OWN) -> Any:
+    """What was packed; ValueError for a class that is no dataclass of these packages."""
     if isinstance(value, list):
-        return [unpack(item) for item in value]
+        return [unpack(item, packages) for item in value]
     if not isinstance(value, dict):
         return value
     if "class" in value:
-        return item_of(value["class"])(**{name: unpack(item) for name, item in value["fields"].items()})
+        name = value["class"]
+        kind = item_of(name) if name.partition(".")[0] in packages else None
+        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+            raise ValueError(f"'{name}' is no dataclass of {', '.join(packages)}")
+        return kind(**{name: unpack(item, packages) for name, item in value["fields"].items()})
     if "tuple" in value:
-        return tuple(unpack(value["tuple"]))
-    return Path(value["path"]) if "path" in value else {key: unpack(item) for key, item in value["dict"].items()}
+        return tuple(unpack(value["tuple"], packages))
+    return Path(value["path"]) if "path" in value else {k: unpack(item, packages) for k, item in value["dict"].items()}
 
 
 def pack_error(error: BaseException) -> dict[str, Any]:
@@ -90,8 +98,15 @@ def pack_error(error: BaseException) -> dict[str, Any]:
 
 
 def unpack_error(packed: dict[str, Any]) -> BaseException:
-    """The error again: same type, message and fields. Where it happened stands in a note, below its traceback."""
-    kind, args = item_of(packed["class"]), unpack(packed["args"])
+    """The error again: same type, message and fields. Where it happened stands in a note, below its traceback.
+
+    One of a module that is not loaded here, or of no exception's type, is a RuntimeError.
+    """
+    name, args = packed["class"], unpack(packed["args"])
+    loaded = name.partition(".")[0] in OWN or name.partition(":")[0] in sys.modules
+    kind = item_of(name) if loaded else None
+    if not isinstance(kind, type) or not issubclass(kind, BaseException):
+        kind, args = RuntimeError, [f"{name}: {', '.join(map(str, args))}"]
     error = kind.__new__(kind, *args)  # not kind(...): our errors compose their message from keywords
     error.args = tuple(args[:2] if isinstance(error, OSError) else args)
     vars(error).update(unpack(packed["state"]))

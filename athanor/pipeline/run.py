@@ -23,14 +23,14 @@ from athanor.errors import Interrupted, ParamsError
 from athanor.params.strict import build, read_yaml
 from athanor.pipeline import dvc_lock, facts
 from athanor.pipeline.beginning import Beginning
-from athanor.pipeline.closure import code_digest
+from athanor.pipeline.closure import file_digests
 from athanor.pipeline.executor import from_machine
 from athanor.pipeline.guards import Guards
 from athanor.pipeline.journal import Journal, finished, now_ms
 from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import Progress, duration
 from athanor.pipeline.redact import redact
-from athanor.pipeline.slots import Slot
+from athanor.pipeline.slots import Code, Slot
 from athanor.pipeline.watchdog import Watch
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Run:
     """What a stage body gets to work with. Created by `stage_main`."""
 
     main = True  # False in processes that only help this one
+    _slot_kind = Slot
 
     def __init__(self, stage: str, module: str) -> None:
         self.stage, self.module = stage, module
@@ -58,7 +59,7 @@ class Run:
         self._facts: dict[str, Any] = {}
         self._metrics: dict[str, float] = {}
         self._journal: Journal | None = None
-        self._held: list[Slot] = []
+        self._slots: list[Slot] = []
         self._beginning: Beginning | None = None
         self._health: Health | None = None
         local = machine()
@@ -155,6 +156,8 @@ class Run:
     def stop_requested(self) -> bool:
         """True once a signal arrived or a guard says so: save and raise `Interrupted`. Cheap, to be asked often."""
         self._watch.beat()
+        for slot in self._slots:
+            slot.tick()
         if not self._stop and (stop := self._guards.stop()):
             if not stop.save:
                 raise Interrupted(f"{stop.why}; stopped without saving, for which there is no room. {GO_ON}")
@@ -171,33 +174,37 @@ class Run:
         return self._watch.lasting(phase, work)
 
     def slot(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
-        """The checkpoint slot for these result-deciding parameters, digests of inputs, and the stage's code.
+        """The checkpoint slot for these result-deciding parameters and digests of inputs.
 
         A resumed slot continues the journal it was begun with, so that the
         tracking UI shows one run however often it was interrupted. Its lock is
         held until the run has ended, journal and leaf file included: a process
         that waits for it must not find them half-written.
         """
-        slot = Slot(self._slots(), self._slot_facts(params, inputs), self._adopt_journal, held=True)
+        settings = {"held": True, "before_done": self.check_unchanged}
+        slot = self._slot(params, inputs, on_enter=self._adopt_journal, **settings)
         self._guards.slots.append(slot.path)
         self.fact(slot=slot.fingerprint)
-        self._held.append(slot)
         return slot
 
     def trunk(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
         """A slot for the part of the work that runs with other parameters share; pruning leaves it alone."""
-        slot = Slot(self._slots(), {**self._slot_facts(params, inputs), "part": "trunk"}, pinned=True)
+        slot = self._slot(params, inputs, "trunk", pinned=True, shared=True)
         self._guards.slots.append(slot.path)
         self.fact(trunk=slot.fingerprint)
         return slot
 
     def part(self, name: str, module: str, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
         """A slot for a part of the work that depends on less than the whole stage: these parameters, this module."""
-        code = self.code if module == self.module else code_digest(self.root, module)
-        told = {**self._slot_facts(params, inputs), "code": code, "part": name}
-        slot = Slot(self._slots(), told)
+        code = self._code if module == self.module else Code(module, file_digests(self.root, module))
+        slot = self._slot(params, inputs, name, code=code, shared=True)
         self.fact(**{f"slot_{name}": slot.fingerprint})
         return slot
+
+    def codes(self) -> dict[str, Any]:
+        """For a manifest: the digests of all code that worked in a slot of this run, where it was more than one."""
+        several = {slot.fingerprint: list(slot.digests) for slot in self._slots if len(slot.digests) > 1}
+        return {"codes": several} if several else {}
 
     def map_shards(
         self, work: Work, tasks: Mapping[str, Any], folder: Path, *, desc: str = "", sizes: Mapping[str, int] | None = None
@@ -211,17 +218,24 @@ class Run:
             run_shards = from_machine(local, bar.update, self.stop_requested, resumed=bar.resume_at)
             return run_shards(work, tasks, folder, desc=desc, sizes=sizes or dict.fromkeys(tasks, 1))
 
-    def _slots(self) -> Path:
-        return self.anchor / ".athanor" / "slots" / self.name
-
-    def _slot_facts(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
+    def _slot(
+        self, params: Mapping[str, Any], inputs: Mapping[str, str], part: str = "", code: Code | None = None, **settings: Any
+    ) -> Slot:
         # Apart, so that a parameter section and an input of one name cannot hide each other.
-        return {"params": dict(params), "inputs": dict(inputs), "code": self.code}
+        facts = {"params": dict(params), "inputs": dict(inputs), **({"part": part} if part else {})}
+        folder = self.anchor / ".athanor" / "slots" / self.name
+        slot = self._slot_kind(folder, facts, code=code or self._code, note=self.note, **settings)
+        self._slots.append(slot)
+        return slot
 
     @functools.cached_property
+    def _code(self) -> Code:
+        """The stage's code as it was when first asked for."""
+        return Code(self.module, file_digests(self.root, self.module))
+
+    @property
     def code(self) -> str:
-        """Digest of the stage's code as it was when first asked for."""
-        return code_digest(self.root, self.module)
+        return self._code.digest
 
     def _adopt_journal(self, slot: Slot) -> None:
         marker = slot.path / "run.json"
@@ -311,7 +325,7 @@ class Run:
         if self.main and self.root == self.anchor:  # a temporary checkout has a dvc.lock that nobody will miss
             dvc_lock.keep(self.root)
         self._beginning = Beginning.now(self.root, self.module)
-        self.code = self._beginning.code
+        self._code = Code(self.module, self._beginning.code)
 
     def check_unchanged(self) -> None:
         """InputError when code or parameters of the stage were edited while it ran."""
@@ -330,6 +344,7 @@ class Run:
             {
                 **leaf,
                 "code": self.code,
+                **self.codes(),
                 "host": hardware["host"],
                 "cpu": hardware["cpu"],
                 "python": hardware["python"],
@@ -361,5 +376,5 @@ class Run:
     def _release(self) -> None:
         self._guards.close()
         self._watch.close()
-        for slot in self._held:
+        for slot in self._slots:
             slot.release()

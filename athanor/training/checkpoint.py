@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from athanor.training.tensorfile import read_tensors, write_tensors
 TENSORS, STATE = "tensors.safetensors", "state.json"
 ANCHORS = "anchors"
 KEEP = 2
+UNREADABLE = (errno.EIO, errno.ESTALE, errno.EUCLEAN)  # a bad sector, a lost server, a broken file system
 _NAME = re.compile(r"step_(\d{8,})")
 
 
@@ -74,9 +77,10 @@ def load(path: Path) -> Checkpoint:
     """Read one checkpoint; InputError if any byte of it is missing or changed."""
     content = _state(path)
     tensors = path / TENSORS
-    if not tensors.is_file() or sha256_file(tensors) != content["tensors_sha256"]:
-        raise InputError("missing or damaged", where=str(tensors))
-    return Checkpoint(content["step"], read_tensors(tensors), content["state"], path)
+    with _unreadable_is_damaged(tensors):
+        if not tensors.is_file() or sha256_file(tensors) != content["tensors_sha256"]:
+            raise InputError("missing or damaged", where=str(tensors))
+        return Checkpoint(content["step"], read_tensors(tensors), content["state"], path)
 
 
 def latest(
@@ -101,7 +105,8 @@ def latest(
         except InputError as error:
             on_damaged(f"checkpoint ignored ({error}); using the one before it")
             # Out of the way, or it would count as one of the two that are kept; cleared at the next start.
-            os.replace(path, path.parent / f".{path.name}.damaged.tmp")
+            with contextlib.suppress(OSError):  # not where the disk cannot even do that
+                os.replace(path, path.parent / f".{path.name}.damaged.tmp")
             continue
         if usable(saved):
             return saved
@@ -126,11 +131,23 @@ def _write_state(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _state(path: Path) -> dict[str, Any]:
-    content = read_json(path / STATE)
+    with _unreadable_is_damaged(path / STATE):
+        content = read_json(path / STATE)
     claimed = content.pop("checksum", None) if isinstance(content, dict) else None
     if claimed is None or claimed != digest(content):
         raise InputError("damaged", where=str(path / STATE))
     return content
+
+
+@contextlib.contextmanager
+def _unreadable_is_damaged(path: Path) -> Iterator[None]:
+    """InputError for a file that the disk does not give back any more: then another checkpoint must do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        raise InputError(f"cannot be read ({error.strerror})", where=str(path)) from None
 
 
 def _pinned(path: Path) -> bool:

@@ -52,7 +52,7 @@ class Hooks:
 
     After a resume `on_replay` gets every step that the checkpoint knows, and
     `on_validation` every score: a record that was lost, or that another run
-    of the same trunk made, can be filled up. After `on_rollback` the run
+    of the same trunk made, can be filled up. `code` is the digest of the code that trains. After `on_rollback` the run
     stands at that step, and the later ones come again. `on_event` tells of
     forensics, refused_step and out_of_memory.
     """
@@ -73,6 +73,7 @@ class Hooks:
     on_note: Callable[[str], None] = lambda text: None
     should_stop: Callable[[], bool] = lambda: False
     should_save: Callable[[], bool] = lambda: False
+    code: str = ""
 
 
 class Trunk(Protocol):
@@ -150,7 +151,7 @@ class _Training:
         self.rank = rank
         self.stepper, self.world, self.meter = stepper, stepper.world, stepper.meter
         self.sampler, self.schedule, self.settings, self.hooks = sampler, schedule, settings, hooks
-        self.progress = RunState()
+        self.progress = RunState(hooks.code)
         # The last step that runs of other lengths share; the final one belongs to this length alone.
         before_cooldown = schedule.cooldown_start // settings.batch_tokens if schedule.shape == "wsd" else -1
         self.pin_step = min(before_cooldown, settings.steps - 1)
@@ -306,6 +307,7 @@ class _Training:
             self.meter.summary(),
             self.progress.best.step or self.progress.step,
             self.progress.ledger,
+            self.progress.codes,
         )
 
 

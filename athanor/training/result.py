@@ -31,6 +31,7 @@ class TrainResult:
     seconds: dict[str, float]
     chosen_step: int  # of the weights; the last one where nothing was selected
     skipped_ranges: list[dict[str, Any]] = field(default_factory=list)  # see ledger.py
+    codes: list[tuple[str, int]] = field(default_factory=list)  # digests of the code, each with the step it began at
 
     def flops(self, config: ModelConfig) -> float:
         """Operations of the whole run, counted for the documents that were really in its rows."""
@@ -49,6 +50,13 @@ class TrainResult:
             "train_loss": self.curve[-1]["loss"],
             "validation": self.chosen["scores"],
         }
+
+    @property
+    def trained_by(self) -> dict[str, Any]:
+        """For the manifest: which code trained which steps, where it was more than one."""
+        ends = [begin for _, begin in self.codes[1:]] + [self.steps]
+        rows = [{"code": c, "after_step": a, "to_step": b} for (c, a), b in zip(self.codes, ends, strict=True)]
+        return {"trained_by": rows} if len(rows) > 1 else {}
 
     @property
     def chosen(self) -> dict[str, Any]:

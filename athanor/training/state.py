@@ -20,7 +20,9 @@ from athanor.training.step import Stepper
 class RunState:
     """Where a run stands: everything that a checkpoint holds besides weights and optimiser."""
 
-    def __init__(self) -> None:
+    def __init__(self, code: str = "") -> None:
+        self.code = code  # the digest of what runs now
+        self.codes: list[tuple[str, int]] = [(code, 0)]  # all that trained, each with the step that it began at
         self.step = 0
         self.skipped = 0
         self.skipped_in_a_row = 0
@@ -35,7 +37,7 @@ class RunState:
 
     def state(self) -> dict[str, Any]:
         """The part that goes into JSON; the history and the best weights are tensors."""
-        kept = {name: value for name, value in vars(self).items() if name not in ("history", "best")}
+        kept = {name: value for name, value in vars(self).items() if name not in ("history", "best", "code")}
         return {**kept, "best": {"step": self.best.step, "rank": self.best.rank}}
 
     def go_back(self, state: dict[str, Any], history: History, best: Mapping[str, Tensor]) -> None:
@@ -46,6 +48,9 @@ class RunState:
     def load(self, state: dict[str, Any], history: History, best: Mapping[str, Tensor]) -> None:
         found = state.get("best") or {"step": 0, "rank": []}
         vars(self).update({**state, "history": history, "best": Best(found["step"], found["rank"], best)})
+        self.codes = [(code, step) for code, step in self.codes]
+        if self.codes[-1][0] != self.code:
+            self.codes.append((self.code, self.step))
 
 
 def run_tensors(stepper: Stepper, progress: RunState) -> dict[str, Tensor]:

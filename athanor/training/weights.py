@@ -32,17 +32,19 @@ def save_model(
     facts: Mapping[str, Any],
     *,
     parents: Mapping[str, str] | None = None,
+    history: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write a model artifact whole or not at all; returns its manifest.
 
     `facts` go into config.json beside the shape (tokenizer digest, template
-    hash, ...); equal weights and facts make equal bytes.
+    hash, ...); equal weights and facts make equal bytes. `history` goes into
+    the manifest alone.
     """
     with new_dir(folder) as temporary:
         write_tensors(temporary / WEIGHTS, model_tensors(model), {"format": "pt"})
         write_json(temporary / CONFIG, {"model": config.to_dict(), "facts": dict(facts)})
         counts = {"parameters": config.parameter_count()}
-        return write_manifest(temporary, kind=KIND, version=VERSION, counts=counts, parents=parents)
+        return write_manifest(temporary, kind=KIND, version=VERSION, counts=counts, parents=parents, **(history or {}))
 
 
 def load_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:

@@ -98,6 +98,20 @@ def test_works_when_dvc_does_not(toy: Toy, tmp_path: Path) -> None:
     assert done.returncode == 0 and "could not be checked" not in done.stdout
 
 
+def test_a_folder_whose_replacement_was_killed_is_put_back(toy: Toy) -> None:
+    """`new_dir` puts the old one aside first; killed between its two renames it leaves no other."""
+    kill = "import os, signal, athanor.artifacts as a; real = os.replace\n"
+    kill += "os.replace = lambda s, t: os.kill(os.getpid(), signal.SIGKILL) if str(t) == 'data/x' else real(s, t)\n"
+    kill += "with a.new_dir('data/x') as out: (out / 'a').write_text('new')"
+    (toy.path / "data/x").mkdir(parents=True)
+    (toy.path / "data/x/a").write_text("old")
+    assert toy.run(sys.executable, "-c", kill, check=False).returncode == -9
+    assert not (toy.path / "data/x").exists()
+    _, findings = toy.doctor("--fix")
+    assert any("whose replacement was killed" in found["what"] for found in findings)
+    assert (toy.path / "data/x/a").read_text() == "old" and os.listdir(toy.path / "data") == ["x"]
+
+
 def test_leftovers_go_when_nobody_can_own_them(toy: Toy) -> None:
     kept = [toy.path / name for name in ("data/count/sum", "models/base/w.bin", ".athanor/slots/pretrain/ab/step_1/w")]
     scraps = [toy.path / name for name in ("data/.count.abc.tmp", "metrics/.a.json.x.tmp", ".athanor/runs/r/.m.tmp")]

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from athanor.artifacts import write_json
+from athanor.artifacts import read_json, write_json
 from athanor.commands.plan.forecast import Memory, Past, backtest, estimate, forecast
 from athanor.commands.plan.simulate import RUN, Step, open_repo
-from athanor.commands.plan.work import Training, training_of
+from athanor.commands.plan.work import questions, Training, training_of
 from athanor.params.strict import read_yaml
-from athanor.pipeline.closure import code_digest
+from athanor.pipeline.closure import file_digests
 from athanor.pipeline.facts import flatten
 from athanor.pipeline.journal import Journal
 from athanor.pipeline.schema import check_file
-from athanor.pipeline.slots import Slot
+from athanor.pipeline.slots import Code, Slot
 from tests.commands import toy_pipeline as toy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,11 +193,12 @@ def slot_facts() -> dict[str, Any]:
     sections["model"]["vocab_size"] = 1024
     for name in ("sample_every_tokens", "sample_prompts"):
         del sections["pretrain"][name]
-    return {"params": sections, "inputs": DIGESTS, "code": code_digest(ROOT, "stages.pretrain")}
+    return {"params": sections, "inputs": DIGESTS}
 
 
 def slot(anchor: Path, facts: dict[str, Any], *steps: int, run: str | None = None) -> Path:
-    with Slot(anchor / ".athanor" / "slots" / "pretrain", facts) as found:
+    code = Code("stages.pretrain", file_digests(ROOT, "stages.pretrain"))
+    with Slot(anchor / ".athanor" / "slots" / "pretrain", facts, code=code) as found:
         for number in steps:
             (found.path / f"step_{number:08d}").mkdir()
         if run:
@@ -229,8 +230,15 @@ def test_a_slot_of_anything_else_is_not_continued(tmp_path, checkout, slot_facts
     assert begun(tmp_path, checkout, step(inputs=INPUTS, lr=1.0e-3)) is None
     assert begun(tmp_path, checkout, step(inputs={**INPUTS, "data/shards": "3" * 32 + ".dir"})) is None
     assert begun(tmp_path, checkout, step(inputs={**INPUTS, "data/shards": None})) is None
-    write_json(path / "facts.json", {**slot_facts, "code": "other"})
+    planned = step(inputs=INPUTS)
+    assert questions(planned, ROOT, tmp_path) == []
+    other = {**read_json(path / "code.json")["files"], "athanor/errors.py": "other"}
+    write_json(path / "code.json", {**read_json(path / "code.json"), "files": other})
+    (path / "seconds").write_text("3600")
+    (path / "step_00000024" / "state.json").write_text("{}")
     assert begun(tmp_path, checkout) is None
+    (text,) = questions(planned, ROOT, tmp_path)
+    assert "pretrain will stop and ask" in text and "athanor/errors.py. It holds 24 steps (49,152 tokens), 1 h" in text
 
 
 def test_a_trunk_is_continued_up_to_the_cooldown(tmp_path, checkout, slot_facts):

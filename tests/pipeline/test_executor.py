@@ -232,7 +232,7 @@ def test_errors_that_cannot_travel_tell_their_type_and_text(error: Exception) ->
 
 def test_tasks_travel_as_json() -> None:
     task = {"a": [1, 2.5, None, True], "path": Path("/x/y"), "tuple": ("ä", (1,)), "task": Task(Path("a"), Path("b"))}
-    back = unpack(json.loads(json.dumps(pack(task, "task"))))
+    back = unpack(json.loads(json.dumps(pack(task, "task"))), ("athanor", "tests"))
     assert back == task and type(back["tuple"]) is tuple and type(back["task"]) is Task
     assert unpack(pack({"dict": {"path": "x"}}, "t")) == {"dict": {"path": "x"}}
 
@@ -273,3 +273,22 @@ def test_settings_come_from_the_machine(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("ATHANOR_EXECUTOR", "rays")
     with pytest.raises(ParamsError, match="did you mean 'ray'"):
         machine()
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        {"class": "os:system", "fields": {"command": "touch OWNED"}},
+        {"class": "subprocess:Popen", "fields": {"args": ["touch", "OWNED"]}},
+        {"class": "athanor.pipeline.facts:git", "fields": {"root": {"path": "."}}},
+    ],
+)
+def test_an_answer_makes_dataclasses_of_ours_and_exceptions_and_calls_nothing(tmp_path: Path, monkeypatch, packed) -> None:
+    """An answer that named os.system once ran a command in the coordinator."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is no dataclass of athanor"):
+        unpack(packed)
+    error = {"class": packed["class"], "args": ["touch OWNED"], "state": {"dict": {}}, "trace": ""}
+    assert type(unpack_error(error)) is RuntimeError and not list(tmp_path.iterdir())
+    foreign = {"class": "no_such_module:Odd", "args": ["what", "where"], "state": {"dict": {}}, "trace": ""}
+    assert str(unpack_error(foreign)) == "no_such_module:Odd: what, where"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,6 +83,28 @@ def test_a_damaged_newest_is_passed_over(tmp_path, damage):
     assert newest(tmp_path)[0] is None
     saved(tmp_path, 5)  # the same step again takes the damaged one's place
     assert newest(tmp_path)[0] == 5
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EUCLEAN])
+@pytest.mark.parametrize("file", [checkpoint.TENSORS, checkpoint.STATE])
+def test_one_that_the_disk_does_not_give_back_is_passed_over(tmp_path, monkeypatch, number, file):
+    """A bad sector under the newest checkpoint once ended every start, though the one before it was whole."""
+    saved(tmp_path, 4, 5)
+    real = Path.read_text, checkpoint.sha256_file
+    bad = str(tmp_path / "step_00000005" / file)
+
+    def failing(read):
+        def reading(path, *words, **more):
+            if str(path) == bad:
+                raise OSError(number, "no", bad)
+            return read(path, *words, **more)
+
+        return reading
+
+    monkeypatch.setattr(Path, "read_text", failing(real[0]))
+    monkeypatch.setattr(checkpoint, "sha256_file", failing(real[1]))
+    step, notes = newest(tmp_path)
+    assert step == 4 and len(notes) == 1 and "cannot be read" in notes[0]
 
 
 def test_a_damaged_one_does_not_count_as_one_of_the_two_that_are_kept(tmp_path):

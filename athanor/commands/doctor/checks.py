@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from athanor.artifacts import read_json, write_text
+from athanor.artifacts import OLD, read_json, write_text
 from athanor.commands import slots
 from athanor.commands.doctor.main import FIX, Finding
 from athanor.commands.doctor.processes import Place, author, holder
@@ -148,7 +148,7 @@ def scraps(root: Path) -> list[Path]:
 
 
 def _scrap(name: str) -> bool:
-    return name.startswith(".") and name.endswith(".tmp")
+    return name.startswith(".") and name.endswith((".tmp", OLD))
 
 
 def leftovers(place: Place, found: list[Path]) -> Iterator[Finding]:
@@ -157,8 +157,22 @@ def leftovers(place: Place, found: list[Path]) -> Iterator[Finding]:
             if not place.owned(path):
                 size = slots.size(_bytes(path))
                 where = path.relative_to(place.root).as_posix()
-                what = f"{size} of an unfinished write; its process has ended"
-                yield Finding("leftover", where, what, FIX, lambda path=path, size=size: _remove(path, size))
+                what, repair = f"{size} of an unfinished write; its process has ended", _remove
+                if path.name.endswith(OLD) and not _replaced(path).exists():
+                    what, repair = f"the former {_replaced(path).name}, whose replacement was killed", _put_back
+                yield Finding("leftover", where, what, FIX, lambda path=path, size=size, do=repair: do(path, size))
+
+
+def _replaced(old: Path) -> Path:
+    """What stood aside as `.NAME.*.old` while it was replaced (athanor.artifacts.new_dir)."""
+    return old.with_name(old.name[1:].rsplit(".", 2)[0])
+
+
+def _put_back(path: Path, size: str) -> str:
+    if _replaced(path).exists():
+        return _remove(path, size)
+    path.rename(_replaced(path))
+    return f"{_replaced(path).name} is back, {size}"
 
 
 def _bytes(path: Path) -> int:

@@ -40,7 +40,7 @@ from athanor.commands.plan.forecast import Forecast, Memory, forecast
 from athanor.commands.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, busy, open_repo, simulate
 from athanor.commands.slots import size
 from athanor.commands.summary import leaf
-from athanor.commands.plan.work import STAGES, training_of
+from athanor.commands.plan.work import STAGES, questions, training_of
 from athanor.errors import AthanorError, ParamsError
 from athanor.hardware.shape import advice
 from athanor.params.sft import SCRATCH
@@ -106,6 +106,7 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     if built and any(step.stage == "pretrain" and step.runs for step in steps):
         plan.notes.extend(probe.warnings(root, built))
     plan.notes.extend(_shape(steps, built))
+    plan.notes.extend(text for step in steps if step.runs for text in questions(step, root, anchor()))
     only_comments = [step.stage for step in steps if _only_comments(step, root)]
     if only_comments:
         plan.notes.append(

@@ -15,8 +15,9 @@ from athanor.commands import slots
 from athanor.commands.plan.simulate import Step
 from athanor.errors import InputError
 from athanor.model.flops import training_flops
-from athanor.pipeline.closure import code_digest, stage_module
+from athanor.pipeline.closure import file_digests, stage_module
 from athanor.pipeline.facts import flatten
+from athanor.pipeline.slots import Code, question
 from athanor.training.schedule import Schedule, whole_steps
 
 STAGES = ("pretrain", "sft")
@@ -71,25 +72,42 @@ def _sft_tokens(step: Step, root: Path, epochs: float) -> int | None:
 def progress(step: Step, root: Path, anchor: Path, training: Training) -> int | None:
     """The step from which the stage will go on; None when it starts from nothing.
 
-    A slot fits when its parameters, the digests of its inputs and its code are
-    those of the planned run. Digests are taken from a slot whose run read
+    A slot fits when its parameters, the digests of its inputs and the code that
+    worked in it are those of the planned run. Digests are taken from a slot whose run read
     inputs with the hashes that DVC has for the planned ones.
     """
-    found = [slot for slot in slots.find(anchor) if slot.stage == step.stage]
-    digests = next((slot.facts.get("inputs") for slot in found if _read_the_same(slot, step, anchor)), None)
-    planned = dict(flatten(step.params))
-    fitting = [slot for slot in found if slot.facts.get("inputs") == digests and _fits(slot.facts, step.stage, planned)]
-    if digests is None or not fitting:
-        return None
-    code = code_digest(root, stage_module(step.command))
+    code = _code(step, root)
     at = [
         number
-        for slot in fitting
-        if slot.facts.get("code") == code
+        for slot in _fitting(step, anchor)
+        if slot.code is not None and slot.code.code.files == code.files
         for number in _steps(slot.path)
         if number <= (training.trunk_steps if slot.state == "trunk" or slot.facts.get("part") else training.steps)
     ]
     return max(at, default=None)
+
+
+def questions(step: Step, root: Path, anchor: Path) -> list[str]:
+    """What the stage will ask instead of going on, because its code has changed."""
+    if step.stage not in STAGES or not step.command:
+        return []
+    code, fitting = _code(step, root), [slot for slot in _fitting(step, anchor) if slot.code is not None]
+    asked = [(slot.id, question(slot.path, code, "part" in slot.facts)) for slot in fitting]
+    return [f"{step.stage} will stop and ask: slot {name} {text} (athanor slots adopt, drop)" for name, text in asked if text]
+
+
+def _code(step: Step, root: Path) -> Code:
+    module = stage_module(step.command)
+    return Code(module, file_digests(root, module))
+
+
+def _fitting(step: Step, anchor: Path) -> list[slots.Found]:
+    """The slots of the planned run's parameters and inputs, whatever code worked in them."""
+    found = [slot for slot in slots.find(anchor) if slot.stage == step.stage]
+    digests = next((slot.facts.get("inputs") for slot in found if _read_the_same(slot, step, anchor)), None)
+    planned = dict(flatten(step.params))
+    same = [slot for slot in found if slot.facts.get("inputs") == digests and _fits(slot.facts, step.stage, planned)]
+    return same if digests is not None else []
 
 
 def _read_the_same(slot: slots.Found, step: Step, anchor: Path) -> bool:

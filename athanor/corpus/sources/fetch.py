@@ -54,9 +54,9 @@ class Bar(Protocol):
 class Fetcher:
     """`progress(total, what, unit)` shows a bar; `place(module, inputs)` is a folder that outlives the process.
 
-    The folder belongs to the inputs and the code of `module`: progress of a
-    source is kept under any change of other sources and of the stage. `fact`
-    writes down what may differ between runs that give the same.
+    The folder belongs to the inputs, and asks when the code of `module` is
+    another: progress is kept under any change of other sources and of the stage.
+    `fact` writes down what may differ between runs that give the same.
     """
 
     raw: Path
