@@ -210,23 +210,20 @@ def remove(slot: Found) -> bool:
         # Renamed first: a kill half-way must not leave a slot that looks whole.
         scrap = tempfile.mkdtemp(prefix=f".{slot.path.name}.", suffix=".tmp", dir=slot.path.parent)
         os.rename(slot.path, scrap)
+        if os.path.exists(os.path.join(scrap, PINNED)) and not slot.pinned:
+            os.rename(scrap, slot.path)  # pinned a moment ago, which takes no lock
+            return False
     shutil.rmtree(scrap)
     return True
 
 
 def pin(slot: Found, on: bool) -> None:
-    """Keep a slot from being pruned, or no longer. Under its lock, or while a stage has that for long."""
-    deadline = time.monotonic() + 1.0
-    while True:
-        with try_lock(slot.path / "lock") as free:
-            if not free and time.monotonic() < deadline and (slot.path / FACTS).is_file():
-                pass  # `prune` may have it, for a moment
-            elif not (slot.path / FACTS).is_file():
-                raise InputError("was removed just now", where=str(slot.path), fix="athanor slots lists what is there")
-            else:
-                (slot.path / PINNED).touch() if on else (slot.path / PINNED).unlink(missing_ok=True)
-                return
-        time.sleep(0.05)
+    """Keep a slot from being pruned, or no longer."""
+    try:
+        (slot.path / PINNED).touch() if on else (slot.path / PINNED).unlink(missing_ok=True)
+    except FileNotFoundError:
+        fix = "athanor slots lists what is there"
+        raise InputError("was removed just now", where=str(slot.path), fix=fix) from None
 
 
 def waits(slot: Found) -> bool:

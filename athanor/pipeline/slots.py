@@ -238,9 +238,8 @@ def question(path: Path, code: Code, shared: bool) -> str:
 
 def steps(path: Path) -> Iterator[int]:
     """The steps of a slot's checkpoints, those from further back included."""
-    for folder in path.rglob("step_*"):
-        if folder.name[5:].isdigit():
-            yield int(folder.name[5:])
+    for _, folders, _ in os.walk(path):
+        yield from (int(name[5:]) for name in folders if name.startswith("step_") and name[5:].isdigit())
 
 
 def contents(path: Path) -> str:
