@@ -102,15 +102,21 @@ class Graph:
     def outputs(self, stage: str) -> list[str]:
         return [str(out) if isinstance(out, str) else next(iter(out)) for out in self.stages[stage].get("outs", [])]
 
+    def dependencies(self, stage: str) -> list[str]:
+        return [str(dep) for dep in self._known.get(stage, {}).get("deps", [])]
+
+    def maker(self, path: Path) -> str:
+        """The stage whose output `path` is, or is a part of; nothing for other files."""
+        outs = {out: name for name in self.stages for out in self.outputs(name)}
+        return next((outs[str(place)] for place in (path, *path.parents) if str(place) in outs), "")
+
     def upstream(self, stage: str) -> list[str]:
         """Every stage that `stage` depends on, directly or not, in dvc.yaml order."""
-        makers = {out: name for name in self.stages for out in self.outputs(name)}
         found: set[str] = set()
         queue = [stage] if stage in self._known else []
         while queue:
-            for dep in self._known[queue.pop()].get("deps", []):
-                # A dependency may be one file of an output directory.
-                maker = next((makers[str(path)] for path in (Path(dep), *Path(dep).parents) if str(path) in makers), "")
+            for dep in self.dependencies(queue.pop()):
+                maker = self.maker(Path(dep))
                 if maker and maker not in found:
                     found.add(maker)
                     queue.append(maker)
@@ -119,7 +125,7 @@ class Graph:
     def input_hashes(self, stage: str) -> dict[str, str]:
         """DVC's hash of every data dependency of a stage, from the lock entries of the stages before it."""
         locked = dvc_lock.outputs(self.root / dvc_lock.LOCK) if stage in self._known else {}
-        return {dep: locked[dep] for dep in self._known.get(stage, {}).get("deps", []) if dep in locked}
+        return {dep: locked[dep] for dep in self.dependencies(stage) if dep in locked}
 
 
 def params_digest(values: Any) -> str:

@@ -21,7 +21,7 @@ from athanor.artifacts import read_json, rounded, write_json, write_text
 from athanor.corpus.work import Work
 from athanor.errors import Interrupted, ParamsError
 from athanor.params.strict import build, read_yaml
-from athanor.pipeline import dvc_lock, facts
+from athanor.pipeline import dvc_lock, facts, intact
 from athanor.pipeline.beginning import Beginning
 from athanor.pipeline.closure import file_digests
 from athanor.pipeline.executor import from_machine
@@ -324,6 +324,8 @@ class Run:
             print(f"{self.stage}: {text}", file=sys.stderr, flush=True)
         if self.main and self.root == self.anchor:  # a temporary checkout has a dvc.lock that nobody will miss
             dvc_lock.keep(self.root)
+        if self.main:
+            self.fact(**intact.check(self._graph, self.stage, self._say))
         self._beginning = Beginning.now(self.root, self.module)
         self._code = Code(self.module, self._beginning.code)
 

@@ -32,7 +32,7 @@ PATIENCE = 120.0  # seconds; only a test that fails waits this long
 COUNT = f'''
 import os, time
 from pathlib import Path
-from athanor.artifacts import new_dir, read_json, write_json
+from athanor.artifacts import new_dir, read_json, write_json, write_manifest
 from athanor.errors import Interrupted
 from athanor.params.sft import SftParams
 from athanor.pipeline.process import stage_main
@@ -67,6 +67,7 @@ def run(run: Run) -> None:
                 raise Interrupted(f"stopped after step {{step}}")
         with new_dir("data/count") as out:
             (out / "sum").write_text(f"{{seed}} {{sum(range(step))}}\\n")
+            write_manifest(out, kind="count", version=1, counts={{}})
         slot.mark_done()
     run.metrics({{"steps": step}})
 

@@ -1,10 +1,9 @@
-"""Checks of `athanor doctor` on the checkout itself: locks, leftovers, journals, files, space, the cache."""
+"""Checks of `athanor doctor` on the checkout itself: locks, leftovers, journals, files, space."""
 
 from __future__ import annotations
 
 import configparser
 import contextlib
-import hashlib
 import json
 import os
 import shlex
@@ -76,11 +75,13 @@ def torn_records(place: Place) -> Iterator[Finding]:
             yield Finding("record", where, f"{error.what}; every dvc command fails", command, repair)
 
 
-def _recorded(place: Place) -> dict[str, Any]:
-    """The stages of dvc.lock; none when it cannot be read, for which there is a finding."""
-    with contextlib.suppress(InputError):
-        return dvc_lock.stages(place.root / dvc_lock.LOCK)
-    return {}
+def recorded(place: Place) -> dict[str, Any]:
+    """The stages of every dvc.lock; none of one that cannot be read, for which there is a finding."""
+    found: dict[str, Any] = {}
+    for path in dvc_lock.files(place.root):
+        with contextlib.suppress(InputError):
+            found |= dvc_lock.stages(path)
+    return found
 
 
 def _rwlock(place: Place, path: Path) -> Iterator[Finding]:
@@ -270,7 +271,7 @@ def space(place: Place) -> Iterator[Finding]:
         size = slots.size(sum(slot.bytes for slot in done))
         what = f"{len(done)} finished slots that made nothing in the workspace, {size}"
         yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune --days 0", note=True)
-    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in _recorded(place).values()]
+    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in recorded(place).values()]
     need = max((slot.bytes for slot in found), default=0) + max(sizes, default=0)
     for path in {os.stat(folder).st_dev: folder for folder in (cache_folder(place.root), place.root)}.values():
         disk = os.statvfs(path)
@@ -292,36 +293,3 @@ def cache_folder(root: Path) -> Path:
         config.read([root / ".dvc" / "config", root / ".dvc" / "config.local"], encoding="utf-8")
     folder = root / ".dvc" / config.get("cache", "dir", fallback="cache").strip("\"'")
     return folder if folder.is_dir() else root
-
-
-def cache(place: Place) -> Iterator[Finding]:
-    """Objects of dvc.lock whose bytes are not what their name says, for instance written to through a hard link."""
-    folder = cache_folder(place.root) / "files" / "md5"
-    seen: dict[str, bool] = {}
-    for stage, row in _recorded(place).items():
-        for out in row.get("outs", ()):
-            for name, md5 in _objects(folder, out["path"], out.get("md5", "")):
-                path = folder / md5[:2] / md5[2:]
-                if md5 not in seen:
-                    seen[md5] = not path.is_file() or _md5(path) == md5.removesuffix(".dir")
-                if not seen[md5]:
-                    what = f"the cache object of {name} is damaged: its MD5 is not its name"
-                    where = os.path.relpath(path, place.root)
-                    # The copy in the workspace may be the same inode, so both have to go before the stage runs.
-                    command = f"rm -r {where} {out['path']}, then dvc pull {out['path']} or dvc repro {stage}"
-                    yield Finding("cache", where, what, command)
-
-
-def _objects(folder: Path, name: str, md5: str) -> Iterator[tuple[str, str]]:
-    """(workspace path, MD5) of every file of an output; a directory is a cached list of its files."""
-    if md5:
-        yield name, md5
-    path = folder / md5[:2] / md5[2:]
-    if md5.endswith(".dir") and path.is_file():
-        with contextlib.suppress(ValueError):  # damaged: reported for the list itself
-            yield from ((f"{name}/{row['relpath']}", row["md5"]) for row in json.loads(path.read_bytes()))
-
-
-def _md5(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -6,7 +6,8 @@ Works from files and the process table: it takes no lock that DVC waits for,
 imports nothing of DVC and starts no DVC command, so that it can be asked while
 a stage trains and when DVC itself is broken. `--fix` repairs what is safe: it
 never deletes a result, a journal or a slot, and touches nothing that a living
-process may own. `--deep` also hashes every cache object that dvc.lock names.
+process may own. `--deep` also hashes every file that dvc.lock names, in the
+workspace and in the cache; with `--fix` the damaged ones go, and DVC makes them again.
 
 Exit status: 0 healthy, 1 a problem is left.
 """
@@ -56,7 +57,7 @@ Check = Callable[[], Iterable[Finding]]
 
 def examine(root: Path, deep: bool = False) -> list[Finding]:
     """Every finding in the checkout at `root`; a check that cannot be made is a finding, too."""
-    from athanor.commands.doctor import checks, experiments, measured
+    from athanor.commands.doctor import checks, content, experiments, measured
     from athanor.commands.doctor.processes import look
 
     scraps = checks.scraps(root)  # before the processes: what has no living owner then never gets one
@@ -77,7 +78,7 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
         ("profile", lambda: measured.hardware_profile(root)),
     ]
     if deep:
-        rules.append(("cache", lambda: checks.cache(place)))
+        rules.append(("cache", lambda: content.damaged(place)))
     findings: list[Finding] = []
     for kind, check in rules:
         try:
@@ -104,7 +105,7 @@ def fix(findings: Iterable[Finding]) -> list[Finding]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="find and repair what crashes left behind")
     parser.add_argument("--fix", action="store_true", help="repair what is safe")
-    parser.add_argument("--deep", action="store_true", help="also hash the cache objects of dvc.lock")
+    parser.add_argument("--deep", action="store_true", help="also hash all that dvc.lock names, in the workspace and in the cache")
     parser.add_argument("--json", action="store_true", help="for scripts")
     args = parser.parse_args()
     root = anchor()
