@@ -1,0 +1,303 @@
+"""What the errors are put into: the chat store, a journal, its way to MLflow, prune, and the stages."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from athanor.artifacts import read_json
+from athanor.commands.drill import compare
+from athanor.commands.drill.scratch import Scratch
+from athanor.errors import AthanorError
+from athanor.pipeline.closure import stage_module
+from athanor.pipeline.journal import Journal, live, rows
+
+ROWS = 40
+
+
+class Operation:
+    """Something to run again and again in one place, `work`, which `begin` makes as it is before the first run.
+
+    inside: the folder whose files count. `run` is called in a fork with `work` as its directory and returns its status.
+    `problems` says what is wrong with what a run with status 0 left behind, what it acknowledged included.
+    """
+
+    def __init__(self, name: str, base: Path) -> None:
+        self.name, self.base, self.work = name, base, base / "work"
+        self.inside, self.template = self.work, base / "template"
+        self.acknowledged = base / "acknowledged"
+        self.modules: list[str] = []
+
+    def prepare(self) -> None:
+        self.template.mkdir(parents=True)
+
+    def begin(self) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+        shutil.copytree(self.template, self.work, symlinks=True)
+        self.acknowledged.unlink(missing_ok=True)
+
+    def between(self, number: int) -> None:
+        """What may happen between two runs."""
+
+    def run(self) -> int:
+        raise NotImplementedError
+
+    def problems(self) -> str:
+        raise NotImplementedError
+
+    def acknowledge(self, **facts: Any) -> None:
+        with open(self.acknowledged, "a") as file:
+            file.write(json.dumps(facts) + "\n")
+
+    def told(self) -> list[dict[str, Any]]:
+        text = self.acknowledged.read_text() if self.acknowledged.is_file() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+
+class Store(Operation):
+    """Chats as people use them: what a call returned for is there afterwards, what was deleted is not."""
+
+    def run(self) -> int:
+        from athanor.serving.store import Store as Chats
+
+        failed = 0
+
+        def attempt(what: str, call: Callable[..., Any], *args: Any, **how: Any) -> Any:
+            nonlocal failed
+            try:
+                found = call(*args, **how)
+            except AthanorError as error:
+                failed += 1
+                with contextlib.suppress(OSError):
+                    print(error, file=sys.stderr)
+                return None
+            self.acknowledge(what=what, id=args[0] if args else found["id"], more=args[2:] if what == "answer" else [])
+            return found
+
+        try:
+            chats = Chats("chat.sqlite3")
+        except AthanorError as error:
+            with contextlib.suppress(OSError):
+                print(error, file=sys.stderr)
+            return 1
+        for number in range(3):
+            if (chat := attempt("create", chats.create, title=f"chat {number}")) is None:
+                continue
+            first = attempt("answer", chats.answer, chat["id"], (None, f"question {number}"), "an answer " * 300, model="m", stats={})
+            if first:
+                attempt("answer", chats.answer, chat["id"], first[0]["id"], "another answer", model="m", stats={})
+                attempt("feedback", chats.feedback, first[1]["id"], "down", "better")
+            attempt("update", chats.update, chat["id"], title=f"renamed {number}")
+            with contextlib.suppress(AthanorError):
+                chats.chats("answer")
+            if number == 1:
+                attempt("delete", chats.delete, chat["id"])
+        chats.close()
+        return 1 if failed else 0
+
+    def problems(self) -> str:
+        from athanor.serving.store import Store as Chats
+
+        told = self.told()
+        gone = {row["id"] for row in told if row["what"] == "delete"}
+        chats = Chats(self.work / "chat.sqlite3")
+        try:
+            kept = {chat["id"]: chats.chat(chat["id"]) for chat in chats.chats()}
+        finally:
+            chats.close()
+        with contextlib.closing(sqlite3.connect(self.work / "chat.sqlite3")) as file:
+            if (state := file.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
+                return f"integrity: {state}"
+        messages = {message["id"]: message for chat in kept.values() for message in chat["messages"]}
+        for row in told:
+            chat = kept.get(row["id"])
+            if row["what"] in ("create", "answer", "update") and row["id"] not in gone and chat is None:
+                return f"chat {row['id']} is lost"
+            if row["what"] == "answer" and chat and row["more"][0] not in [m["content"] for m in chat["messages"]]:
+                return f"an answer of chat {row['id']} is lost"
+            if row["what"] == "update" and chat and not chat["title"].startswith("renamed"):
+                return f"the title of chat {row['id']} is lost"
+            if row["what"] == "feedback" and not messages.get(row["id"], {"feedback": True})["feedback"]:
+                return f"the verdict on message {row['id']} is lost"
+        if back := gone & kept.keys():
+            return f"chat {back} is back"
+        ends = [chat["messages"][-1]["role"] for chat in kept.values() if chat["messages"]]
+        return "a question without an answer" if "user" in ends else ""
+
+
+class Journalled(Operation):
+    """A run that logs, is closed, and is continued by the next process when it was not."""
+
+    def run(self) -> int:
+        try:
+            journal = Journal(Path("runs/toy-1"))
+            for step in range(ROWS):
+                journal.scalars(step, {"loss": 1 / (1 + step), "norm": float(step)})
+                self.acknowledge(step=step)
+            journal.event("note", text="nearly done")
+            journal.close("FINISHED", metrics={"loss": 0.5})
+        except (OSError, AthanorError) as error:
+            with contextlib.suppress(OSError):
+                print(f"toy: {error}", file=sys.stderr)
+            return 1
+        return 0
+
+    def problems(self) -> str:
+        folder = self.work / "runs/toy-1"
+        if not (folder / "end.json").is_file() or read_json(folder / "end.json")["status"] != "FINISHED":
+            return "the run is not closed"
+        found = [(row["s"], row["m"]) for row in live(rows((folder / "journal.jsonl").read_bytes())) if "m" in row]
+        wanted = [(step, {"loss": 1 / (1 + step), "norm": float(step)}) for step in range(ROWS)]
+        merged: dict[int, dict[str, float]] = {}
+        for step, values in found:
+            if merged.get(step, {}).keys() & values.keys():
+                return f"step {step} is there twice"
+            merged.setdefault(step, {}).update(values)
+        return "" if sorted(merged.items()) == wanted else f"{len(merged)} steps of {ROWS}, or other values"
+
+
+class Shipped(Operation):
+    """Journals of finished stages, delivered to a database of MLflow."""
+
+    def __init__(self, name: str, base: Path, scratch: Scratch) -> None:
+        super().__init__(name, base)
+        self.scratch, self.wanted = scratch, ""
+
+    def prepare(self) -> None:
+        super().prepare()
+        runs = self.template / ".athanor" / "runs"
+        for folder in sorted((self.scratch.inputs / ".athanor" / "runs").glob("*"))[:2]:
+            shutil.copytree(folder, runs / folder.name)
+        os.environ.pop("ATHANOR_TRACKING", None)
+        from athanor.pipeline import ship
+
+        # The shipper waits for stages that go on and for servers that come back; here are none.
+        ship.POLL_SECONDS, ship.IDLE_SECONDS, ship.GIVE_UP_SECONDS = 0.01, 0.05, 0.1
+        held = sorted(runs.glob("*"))[1:]
+        self.begin()
+        for folder in held:  # the database has one run already, which must not suffer
+            (self.work / folder.relative_to(self.template)).rename(self.base / folder.name)
+        _in_fork(self.run, self.work)
+        for folder in held:
+            (self.base / folder.name).rename(self.work / folder.relative_to(self.template))
+        shutil.rmtree(self.template)
+        shutil.copytree(self.work, self.template)
+        _in_fork(self.run, self.work)
+        self.wanted = self.delivered()
+
+    def run(self) -> int:
+        from athanor.pipeline import ship
+
+        left = ship.ship_all(self.work)
+        return 0 if left == set() else 1
+
+    def delivered(self) -> str:
+        """Everything but MLflow's own ids and times."""
+        with contextlib.closing(sqlite3.connect(self.work / "mlflow.db")) as db:
+            name = "(SELECT name FROM runs WHERE runs.run_uuid = m.run_uuid)"
+            queries = (
+                f"SELECT {name}, key, step, value, is_nan, timestamp FROM metrics m ORDER BY 1, 2, 3, 4",
+                f"SELECT {name}, key, value FROM params m ORDER BY 1, 2",
+                "SELECT name, status, lifecycle_stage, end_time FROM runs ORDER BY 1, 2",
+            )
+            return json.dumps([db.execute(query).fetchall() for query in queries])
+
+    def problems(self) -> str:
+        found = self.delivered()
+        return "" if found == self.wanted else f"{len(found)} characters of {len(self.wanted)} in MLflow, or others"
+
+
+class Pruned(Operation):
+    """Slots that go, and some that must not."""
+
+    def __init__(self, name: str, base: Path, scratch: Scratch) -> None:
+        super().__init__(name, base)
+        self.scratch = scratch
+
+    def prepare(self) -> None:
+        super().prepare()
+        shutil.copytree(self.scratch.inputs / ".athanor" / "slots", self.template / ".athanor" / "slots")
+        (kept, *_) = sorted((self.template / ".athanor" / "slots").glob("*/*"))
+        (kept / "pinned").touch()
+        self.kept = kept.relative_to(self.template)
+
+    def run(self) -> int:
+        from athanor.commands.cli import main
+
+        sys.argv = ["athanor", "slots", "prune", "--days", "0"]
+        return main()
+
+    def problems(self) -> str:
+        left = [path.relative_to(self.work) for path in (self.work / ".athanor" / "slots").glob("*/*") if path.is_dir()]
+        if left != [self.kept]:
+            return f"left are {[path.name for path in left]}"
+        ours, theirs = ({p.name: p.read_bytes() for p in (base / self.kept).iterdir() if p.is_file() and p.name != "lock"}
+                        for base in (self.work, self.template))  # fmt: skip
+        return "" if ours == theirs else "the pinned slot is not as it was"
+
+
+class Stage(Operation):
+    """A stage on the inputs of a micro run; its outputs, metrics and plots must be those of that run."""
+
+    def __init__(self, name: str, base: Path, scratch: Scratch) -> None:
+        super().__init__(name, base)
+        self.scratch, self.inside = scratch, scratch.base.parent
+        module = stage_module(scratch.graph.stages[name]["cmd"])
+        self.body = importlib.import_module(module or "").run
+
+    def prepare(self) -> None:
+        self.scratch.folder(self.template, self.scratch.params, self.name)
+
+    def begin(self) -> None:
+        super().begin()
+        for name in self.scratch.graph.dependencies(self.name):  # metrics and manifests, which are no whole output
+            source, target = self.scratch.inputs / name, self.work / name
+            if source.is_file() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not target.resolve().exists():
+                    target.symlink_to(source)
+
+    def between(self, number: int) -> None:
+        if number % 2:  # DVC removes a stage's outputs before it runs it; a hand does not
+            for path in compare.files(self.work, self.scratch.results(self.name)).values():
+                path.unlink()
+
+    def run(self) -> int:
+        from athanor.pipeline.process import execute
+
+        return execute(self.name, self.body)
+
+    def problems(self) -> str:
+        names = self.scratch.results(self.name)
+        return "; ".join(compare.differing_files(compare.files(self.scratch.inputs, names), compare.files(self.work, names))[:2])
+
+
+def named(name: str, scratch: Scratch) -> Operation:
+    """An operation by its name, with a place of its own in the scratch directory."""
+    base = scratch.base.parent / name
+    kinds = {"ship": Shipped, "prune": Pruned}
+    if name in ("store", "journal"):
+        return (Store if name == "store" else Journalled)(name, base)
+    return kinds.get(name, Stage)(name, base, scratch)
+
+
+def _in_fork(run: Callable[[], int], folder: Path) -> None:
+    """So that threads and connections of a library do not end up in later forks."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.chdir(folder)
+            status = run()
+        finally:
+            os._exit(status)
+    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise AthanorError(f"a run without errors ended with {status}", where=str(folder), fix="mend that first")

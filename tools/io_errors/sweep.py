@@ -1,0 +1,202 @@
+"""One operation, and every call of it that can fail."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.io_errors.operations import Operation
+
+KINDS = {"read": 1, "write": 2, "fsync": 3, "rename": 4, "print": 5}
+SHORT = "half of the bytes"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """kind: of the call. error: its errno, 0 for a short write. stays: all later ones fail as well."""
+
+    kind: str
+    error: int
+    stays: bool
+
+    def __str__(self) -> str:
+        return f"{self.kind} {errno.errorcode.get(self.error, SHORT)}"
+
+
+FAULTS = (
+    Fault("read", errno.EIO, False),
+    Fault("write", errno.EIO, False),
+    Fault("write", errno.ENOSPC, True),
+    Fault("write", 0, False),
+    Fault("fsync", errno.EIO, False),
+    Fault("fsync", errno.ENOSPC, True),
+    Fault("rename", errno.EIO, False),
+    Fault("rename", errno.ENOSPC, True),
+    Fault("print", errno.EIO, False),
+    Fault("print", errno.EPIPE, True),
+    Fault("print", 0, False),
+)
+NO_TERMINAL = ("print",)  # nothing can be told where telling is what fails
+LIMIT_SECONDS = 300.0
+
+
+@dataclass
+class Tally:
+    """What came of the injections into an operation."""
+
+    name: str
+    injections: int = 0
+    at_once: int = 0
+    stopped: int = 0
+    ended: int = 0
+    healed: int = 0
+    hand: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def __add__(self, other: Tally) -> Tally:
+        sums = {n: getattr(self, n) + getattr(other, n) for n in ("injections", "at_once", "stopped", "ended", "healed", "hand")}
+        return Tally(self.name, **sums, problems=self.problems + other.problems)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    status: int
+    calls: int
+    failed: int
+    log: str
+
+
+def sweep(operation: Operation, most: int, faults: tuple[Fault, ...] = FAULTS) -> Tally:
+    """Inject each fault into each call of its kind, or into an even sample of `most`."""
+    tally, counted = Tally(operation.name), dict[str, int]()
+    operation.prepare()
+    for fault in faults:
+        if fault.kind not in counted:
+            operation.begin()
+            quiet = attempt(operation, Fault(fault.kind, errno.EIO, False), 0)
+            wrong = operation.problems()
+            if quiet.status or wrong:
+                tally.problems.append(f"{operation.name}: a quiet run ended with {quiet.status}; {wrong} {_last(quiet.log)}")
+                return tally
+            counted[fault.kind] = quiet.calls
+            _learn(operation)
+        for number in spread(counted[fault.kind], most):
+            inject(operation, fault, number, tally)
+    return tally
+
+
+def spread(calls: int, most: int) -> list[int]:
+    """1 ... calls, or `most` of them at even distances, the first and the last among them."""
+    if not most or calls <= most:
+        return list(range(1, calls + 1))
+    return sorted({1 + round(i * (calls - 1) / max(1, most - 1)) for i in range(most)})
+
+
+def inject(operation: Operation, fault: Fault, number: int, tally: Tally) -> None:
+    operation.begin()
+    hit = attempt(operation, fault, number)
+    if not hit.failed:
+        return  # this time there were fewer calls
+    tally.injections += 1
+    where = f"{operation.name}, {fault}, call {number}"
+    if hit.status not in (0, 1, 75):
+        tally.problems.append(f"{where}: ended with {hit.status}: {_last(hit.log)}")
+    elif hit.status and fault.kind not in NO_TERMINAL and ("Traceback" in hit.log or not hit.log.strip()):
+        tally.problems.append(f"{where}: not told in words: {_last(hit.log)}")
+    if hit.status == 0:
+        if wrong := operation.problems():
+            tally.problems.append(f"{where}: status 0, but {wrong}")
+        else:
+            tally.at_once += 1
+            return
+    elif hit.status == 75:
+        tally.stopped += 1
+    else:
+        tally.ended += 1
+    operation.between(number)
+    again = attempt(operation, fault, 0)
+    wrong = operation.problems()
+    if again.status == 0 and not wrong:
+        tally.healed += 1
+    else:
+        tally.hand += 1
+        tally.problems.append(f"{where}: the next plain run ended with {again.status}; {wrong} {_last(again.log)}")
+
+
+def attempt(operation: Operation, fault: Fault, number: int) -> Attempt:
+    """Run the operation in a fork, with the fault in its n-th call; 0 counts the calls and fails none."""
+    report, log = operation.base / "report.json", operation.base / "log"
+    report.unlink(missing_ok=True)
+    child = os.fork()
+    if not child:
+        _child(operation, fault, number, report, log)
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            ended = os.waitpid(child, 0)
+            break
+        time.sleep(0.002)
+    found = json.loads(report.read_text()) if report.is_file() else {"calls": 0, "failed": 1, "modules": []}
+    operation.modules = found["modules"]
+    return Attempt(os.waitstatus_to_exitcode(ended[1]), found["calls"], found["failed"], log.read_text(errors="replace"))
+
+
+def _child(operation: Operation, fault: Fault, number: int, report: Path, log: Path) -> None:
+    """Never returns."""
+    code, shim = 1, ctypes.CDLL(None)
+    try:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for target in (1, 2):
+            os.dup2(file, target)
+        os.chdir(operation.work)
+        os.environ["DVC_ROOT"] = str(operation.work)
+        shim.io_errors_arm(KINDS[fault.kind], ctypes.c_long(number), fault.error, int(fault.stays), os.fsencode(operation.inside))
+        code = _status(operation.run)
+    finally:
+        shim_seen = int(shim.io_errors_calls()), int(shim.io_errors_failed())
+        shim.io_errors_arm(0, ctypes.c_long(0), 0, 0, b"")
+        with suppress(BaseException):
+            sys.stderr.flush(), sys.stdout.flush()
+        names = [name for name in sys.modules if not name.startswith("__")]
+        report.write_text(json.dumps({"calls": shim_seen[0], "failed": shim_seen[1], "modules": names}))
+        os._exit(code)
+
+
+def _status(run: Callable[[], int]) -> int:
+    """As Python would end a process that runs this."""
+    try:
+        code = run()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        with suppress(OSError):
+            traceback.print_exc()
+        return 1
+    try:  # what a process does at its end
+        sys.stdout.flush()
+    except OSError:
+        return code or 120
+    return code
+
+
+def _learn(operation: Operation) -> None:
+    """Import what the operation imported while it ran, so that later forks find it in memory."""
+    for name in operation.modules:
+        with suppress(Exception):
+            importlib.import_module(name)
+
+
+def _last(log: str) -> str:
+    return (log.strip().splitlines() or ["no message"])[-1][:300]
