@@ -77,3 +77,10 @@ def main() -> int:
     except BrokenPipeError:  # the reader of a pipe left: nothing to tell anyone
         sys.stderr.close()
         return 0
+    except OSError as error:
+        from athanor.pipeline.disk_errors import in_words
+
+        if (told := in_words(error)) is None:
+            raise
+        print(told, file=sys.stderr)
+        return 1

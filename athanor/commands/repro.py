@@ -51,8 +51,7 @@ def main() -> int:
         return 1
     foreign = base != SCRATCH
     stages = ("download", *FOREIGN_STAGES) if foreign else None
-    for text in dvc_lock.mend(root):
-        print(text, file=sys.stderr)
+    side.mend(root)
     since_ms, before = int(time.time() * 1000), summary.runs(root, stages)
     call = side.outlive()
     with foreign_graph(root, base) if foreign else contextlib.nullcontext():

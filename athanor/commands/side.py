@@ -10,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from athanor.commands.doctor import checks
+from athanor.commands.doctor.main import fix
+from athanor.commands.doctor.processes import look
 from athanor.errors import InputError
 from athanor.pipeline import dvc_lock, ship
 from athanor.pipeline.closure import SIDE
@@ -26,14 +29,22 @@ def repro(root: Path, file: Path, stage: str, force: bool) -> int:
     if not (root / file).is_file():
         raise InputError("file not found", where=file.as_posix(), fix=f"git checkout {file.as_posix()}")
     (root / ".athanor").mkdir(exist_ok=True)
-    for text in dvc_lock.mend(root):
-        print(text, file=sys.stderr)
+    mend(root)
     with try_lock(root / ".athanor" / "probe.lock") as free:
         if not free:
             raise InputError("another probe or synthesize is at work here", where=str(root), fix="wait for it")
         status = _repro(root, file, stage, force)
     ship.wait(root, SHIP_SECONDS if not status else 5.0)
     return status
+
+
+def mend(root: Path) -> None:
+    """Put right what a kill may leave that keeps DVC from starting: its files dvc.lock and rwlock, torn."""
+    for text in dvc_lock.mend(root):
+        print(text, file=sys.stderr)
+    if checks.torn_rwlock(root):
+        for finding in fix(checks.locks(look(root))):
+            print(finding, file=sys.stderr)
 
 
 def _repro(root: Path, file: Path, stage: str, force: bool) -> int:

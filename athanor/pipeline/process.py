@@ -12,9 +12,7 @@ can be cached).
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -22,15 +20,10 @@ from pathlib import Path
 
 from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.pipeline import launch
+from athanor.pipeline.disk_errors import in_words
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.redact import excepthook, redact
 from athanor.pipeline.run import PARAMS, Run
-
-NO_ROOM = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk is full as far as the quota goes",
-    errno.EFBIG: "the file is larger than a limit allows (ulimit -f, or the file system)",
-}
 
 
 def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False) -> None:
@@ -78,14 +71,11 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
         text = InputError(f"out of memory ({error})" if str(error) else "out of memory", where=stage)
         return _report(run, stage, "FAILED", f"{text}. Fix: use smaller inputs or a smaller model", 1)
     except OSError as error:
-        if error.errno not in NO_ROOM:
-            _report(run, stage, "FAILED", repr(error), 1)
+        told = in_words(error)
+        code = _report(run, stage, "FAILED", told or repr(error), 1)
+        if told is None:
             raise
-        where = Path(error.filename or Path.cwd())
-        there = next(path for path in (where, *where.resolve().parents) if path.exists())
-        free = shutil.disk_usage(there).free / 2**20
-        fix = "Fix: free some space and run dvc repro again"
-        return _report(run, stage, "FAILED", f"{where}: {NO_ROOM[error.errno]} ({free:.0f} MiB free). {fix}", 1)
+        return code
     except BaseException as error:
         _report(run, stage, "FAILED", repr(error), 1)
         raise

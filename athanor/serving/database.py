@@ -121,7 +121,8 @@ class Database:
                     db.execute(f"PRAGMA user_version = {version + 1}")
 
     def _version(self) -> int:
-        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        with self._told():
+            return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def forget(self) -> None:
         """Take what was deleted out of the log beside the file, too, unless somebody is reading there."""

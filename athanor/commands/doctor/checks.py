@@ -44,9 +44,8 @@ def unseen(place: Place) -> Iterator[Finding]:
 
 def locks(place: Place) -> Iterator[Finding]:
     tmp = place.root / ".dvc" / "tmp"
-    for path in (tmp / "rwlock", tmp / "exps" / "rwlock"):
-        if path.is_file():
-            yield from _rwlock(place, path)
+    for path in _rwlocks(place.root):
+        yield from _rwlock(place, path)
     # A flock ends with its process. Only the hard links of core.hardlink_lock stay behind.
     for path in (tmp / "lock", tmp / "rwlock.lock"):
         if path.is_file() and path.stat().st_nlink > 1 and not place.dvc:
@@ -57,6 +56,21 @@ def locks(place: Place) -> Iterator[Finding]:
         if path.is_file() and not place.owned(path):
             what = "left by a killed git or dvc; Git refuses to work"
             yield Finding("lock", str(path), what, FIX, lambda path=path: _unlink(path))
+
+
+def torn_rwlock(root: Path) -> bool:
+    """Whether a kill tore a file of DVC's locks, so that no dvc command starts."""
+    for path in _rwlocks(root):
+        try:
+            _entries(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return True
+    return False
+
+
+def _rwlocks(root: Path) -> list[Path]:
+    tmp = root / ".dvc" / "tmp"
+    return [path for path in (tmp / "rwlock", tmp / "exps" / "rwlock") if path.is_file()]
 
 
 def torn_records(place: Place) -> Iterator[Finding]:
