@@ -225,9 +225,8 @@ class Pruned(Operation):
     def prepare(self) -> None:
         super().prepare()
         shutil.copytree(self.scratch.inputs / ".athanor" / "slots", self.template / ".athanor" / "slots")
-        (kept, *_) = sorted((self.template / ".athanor" / "slots").glob("*/*"))
-        (kept / "pinned").touch()
-        self.kept = kept.relative_to(self.template)
+        (pinned,) = (self.template / ".athanor" / "slots").glob("*/*/PINNED")  # the trunk that pretrain pins
+        self.kept = pinned.parent.relative_to(self.template)
 
     def run(self) -> int:
         from athanor.commands.cli import main
