@@ -74,9 +74,9 @@ def main() -> int:
     except AthanorError as error:
         print(error, file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader of a pipe left: nothing to tell anyone
+    except BrokenPipeError:  # the reader of a pipe left: nobody to tell, but the command may not be done
         sys.stderr.close()
-        return 0
+        return 1
     except OSError as error:
         from athanor.pipeline.disk_errors import in_words
 

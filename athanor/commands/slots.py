@@ -209,7 +209,11 @@ def remove(slot: Found) -> bool:
             return False
         # Renamed first: a kill half-way must not leave a slot that looks whole.
         scrap = tempfile.mkdtemp(prefix=f".{slot.path.name}.", suffix=".tmp", dir=slot.path.parent)
-        os.rename(slot.path, scrap)
+        try:
+            os.rename(slot.path, scrap)
+        except OSError:
+            os.rmdir(scrap)  # nothing of the slot is in it
+            raise
         if os.path.exists(os.path.join(scrap, PINNED)) and not slot.pinned:
             os.rename(scrap, slot.path)  # pinned a moment ago, which takes no lock
             return False

@@ -1,0 +1,115 @@
+"""A small sample of `python -m tools.io_errors`: one call of the C library fails, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from athanor.commands import cli, slots
+from athanor.pipeline.disk_errors import in_words
+from athanor.serving import database
+from tests.e2e.clone import ROOT, environment
+
+
+@pytest.mark.skipif(not (sys.platform.startswith("linux") and shutil.which("cc")), reason="needs Linux and a C compiler")
+def test_a_sample_of_failed_calls_in_store_and_journal(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "tools.io_errors", "--operations", "store,journal", "--most", "3"]
+    env = environment(TMPDIR=str(tmp_path))
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert int(last.split(" injections")[0]) >= 30 and "0 hand repairs, 0 problems" in last
+
+
+def test_a_chat_file_that_cannot_be_read_when_its_version_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's error came out raw there, with a traceback instead of the file's name."""
+    database.Database(tmp_path / "chat").close()
+
+    class Bad(sqlite3.Connection):
+        asked = 0
+
+        def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
+            if sql == "PRAGMA user_version":
+                self.asked += 1
+                if self.asked > 1:
+                    raise sqlite3.DatabaseError("database disk image is malformed")
+            return super().execute(sql, *values)
+
+    plain = sqlite3.connect
+    monkeypatch.setattr(database.sqlite3, "connect", lambda *args, **how: plain(*args, factory=Bad, **how))
+    with pytest.raises(database.Unusable, match="malformed"):
+        database.Database(tmp_path / "chat")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])
+def test_a_bad_disk_is_told_in_one_line(number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    def main() -> int:
+        raise OSError(number, os.strerror(number), "data/x")
+
+    monkeypatch.setattr("athanor.commands.slots.main", main)
+    monkeypatch.setattr(sys, "argv", ["athanor", "slots"])
+    assert cli.main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith("data/x: ") and "Fix: " in said and len(said.splitlines()) == 1
+    assert in_words(PermissionError(errno.EACCES, "no", "x")) is None
+
+
+def test_a_stage_tells_an_input_output_error_without_a_traceback(tmp_path: Path) -> None:
+    code = "\n".join(
+        [
+            "import errno",
+            "from athanor.pipeline.process import stage_main",
+            "def run(run): raise OSError(errno.EIO, 'Input/output error', 'data/x')",
+            "if __name__ == '__main__': stage_main('toy', run)",
+        ]
+    )
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "__init__.py").touch()
+    (tmp_path / "stages" / "toy.py").write_text(code)
+    shutil.copyfile(ROOT / "presets" / "micro.yaml", tmp_path / "params.yaml")
+    env = environment(PYTHONPATH=str(ROOT), ATHANOR_TRACKING="off")
+    done = subprocess.run([sys.executable, "-m", "stages.toy"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "data/x: the disk cannot be read or written here" in done.stderr and "Fix: see dmesg" in done.stderr
+
+
+def test_prune_that_cannot_rename_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder of a temporary name stayed, and no later prune took it."""
+    slot = tmp_path / ".athanor" / "slots" / "pretrain" / "ab12"
+    slot.mkdir(parents=True)
+    (slot / "DONE").touch()
+    (slot / "facts.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    (found,) = slots.find(tmp_path)
+
+    def rename(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", rename)
+        with pytest.raises(OSError):
+            slots.remove(found)
+    assert [path.name for path in slot.parent.iterdir()] == ["ab12"]
+    assert slots.remove(found) and list(slot.parent.iterdir()) == []
+
+
+def test_a_command_whose_reader_has_left_does_not_say_that_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`athanor slots prune | head -1` ended with 0 and had left slots."""
+
+    def main() -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("athanor.commands.slots.main", main)
+    monkeypatch.setattr(sys, "argv", ["athanor", "slots"])
+    monkeypatch.setattr(sys, "stderr", open(os.devnull, "w"))
+    assert cli.main() == 1
