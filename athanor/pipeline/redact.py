@@ -37,6 +37,7 @@ QUERY = re.compile(
     r"[^&;#\s\"'<>]+",
     re.I,
 )
+ADDRESS = re.compile(r"(?P<keep>\bhttps?://[^\s?#\"'<>]{1,2000}\?)[^\s\"'<>]+", re.I)
 NAMED = re.compile(
     r"(?P<keep>(?:password|passwd|secret|(?:api|access|account)[_\-]?key|"
     r"(?:auth|access|refresh|hf|api)[_\-]?token)[\"']?\s{0,16}[=:]\s{0,16}[\"']?)[^\s\"',;&<>]{6,}",
@@ -70,6 +71,12 @@ def hide(secret: str) -> None:
 def redact(value: Any) -> Any:
     """The text without secrets; in nested mappings and lists every text is treated, anything else is left as it is."""
     return _redact(value, _secrets())
+
+
+def redact_params(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As `redact`, and without the query of any address: that of a source may be a secret of any name."""
+    clean = redact(dict(values))
+    return {key: ADDRESS.sub(rf"\g<keep>{MASK}", value) if isinstance(value, str) else value for key, value in clean.items()}
 
 
 def _redact(value: Any, secrets: re.Pattern[str] | None) -> Any:

@@ -29,7 +29,7 @@ from athanor.pipeline.guards import Guards
 from athanor.pipeline.journal import Journal, finished, now_ms
 from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import Progress, duration
-from athanor.pipeline.redact import redact
+from athanor.pipeline.redact import redact, redact_params
 from athanor.pipeline.slots import Code, Slot
 from athanor.pipeline.watchdog import Watch
 
@@ -277,7 +277,7 @@ class Run:
             "stage": self.stage,
             "started_ms": self.started_ms,
             "resumed": -1,
-            "params": redact(dict(facts.flatten(values))),
+            "params": redact_params(dict(facts.flatten(values))),
             "inputs": self._graph.input_hashes(self.stage),
             "made_by": self._made_by(),
             "hardware": facts.hardware(),

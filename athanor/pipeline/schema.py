@@ -91,6 +91,12 @@ def check_together(sections: Mapping[str, Any]) -> None:
             if redact(file.url) != file.url:
                 where, fix = f"download.sources[{number}].urls[{place}].url", "fetch the file by hand and use a source of type files"
                 raise ParamsError("holds a signature, key or password", where=where, fix=fix)
+    for section in ("download", "instruct"):
+        for number, source in enumerate(sections[section].sources):
+            text = getattr(source, "license", "")
+            if redact(text) != text:  # it goes into every document and into the model card
+                where, fix = f"{section}.sources[{number}].license", "name the licence, or an address that everybody may have"
+                raise ParamsError("holds a signature, key or password", where=where, fix=fix)
     _same("mixture.sources", mixture.sources, "download.sources", given, "add it, with share 0 to leave it out")
     for wanted in sections["clean"].source_priority:
         if wanted not in given:

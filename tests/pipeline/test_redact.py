@@ -14,7 +14,10 @@ import time
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.pipeline.redact import Stream, hide, redact
+from athanor.errors import ParamsError
+from athanor.params.strict import build, read_yaml
+from athanor.pipeline.redact import Stream, hide, redact, redact_params
+from athanor.pipeline.schema import check_together, schemas
 from tests.pipeline.shippers import until
 from tests.pipeline.view import ROOT, environment
 
@@ -77,7 +80,7 @@ def test_other_text_is_left_alone(text):
     assert redact(text) == text
 
 
-LONG = 64_000
+LONG = 32_000
 COSTLY = ["a.", "-sk-", "a-b://", "a://b:", "?key", "password", "password ", "api-key", "Bearer ", "Cookie: ", "cookie=a", "a@", "-eyJaaaaaaaa",
           "eyJaaaaaaaa.", "-eyJaaaaaaaa.bbbbbbbb-", "-----BEGIN A", "-----BEGIN PRIVATE KEY-----", "xoxb-", "ya29.", "hooks.slack.com/services/",
           "Authorization: ", "&a=", " ", "://", "hf_"]  # fmt: skip
@@ -160,7 +163,7 @@ def test_planted_secrets_are_nowhere_on_disk_or_terminal(tmp_path):
     url = f"https://me:{planted['params']}@host/license?signature={planted['params']}"
     numbers = {name: 1 for name in ("min_chars", "min_documents", "min_bytes", "checkpoint_documents", "max_bytes")}
     params["download"]["sources"].append(
-        {"type": "huggingface", "name": "web", "kind": "web", "license": f"see {url}", "dataset": "a/b", "config": None,
+        {"type": "huggingface", "name": "web", "kind": "web", "license": "own", "dataset": "a/b", "config": f"see {url}",
          "split": "train", "revision": "0" * 40, "text_column": "text", "max_document_bytes": 1000, "skip_documents": 0,
          "max_documents": None, "json_lines": None, "text_template": None, "select": None, "max_malformed_fraction": 0.0,
          **numbers}
@@ -202,6 +205,21 @@ def test_planted_secrets_are_nowhere_on_disk_or_terminal(tmp_path):
     assert [secret for secret in planted.values() for text in told if secret in text] == []
     assert (tmp_path / "mlflow.db").is_file()
     shutil.rmtree(tmp_path)
+
+
+def test_the_query_of_an_address_in_parameters_is_a_secret_of_any_name():
+    values = {"a.url": "https://h/x.jsonl?ticket=0a1b&n=2", "b": ["?"], "c": "what? https://h/x is plain", "d": 1}
+    assert redact_params(values) == {**values, "a.url": "https://h/x.jsonl?***"}
+
+
+def test_a_licence_with_a_login_is_refused_without_showing_it():
+    values = read_yaml(ROOT / "presets" / "micro.yaml")
+    source = {"type": "files", "name": "notes", "globs": ["x.md"], "license": "see https://me:planted-1@host/x"}
+    values["download"]["sources"].append(source)
+    values["mixture"]["sources"]["notes"] = {"share": 0.0, "max_epochs": 1.0}
+    with pytest.raises(ParamsError, match="license: holds a signature") as refused:
+        check_together({name: build(kind, values[name], name) for name, kind in schemas().items()})
+    assert "planted-1" not in str(refused.value)
 
 
 def test_a_hidden_text_is_a_secret_whatever_its_variable_is_called():
