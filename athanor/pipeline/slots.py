@@ -62,7 +62,7 @@ class Record:
     @classmethod
     def read(cls, path: Path) -> Record:
         if not (path / CODE).is_file():  # removed by hand: nobody knows
-            return cls(Code(), ())
+            return cls(Code(), ("unknown",))
         content = read_json(path / CODE)
         refused = content["refused"] and Code(**content["refused"])
         return cls(Code(content["module"], content["files"]), tuple(content["digests"]), refused)
@@ -226,7 +226,8 @@ def seconds(path: Path) -> float | None:
 def question(path: Path, code: Code, shared: bool) -> str:
     """What this code has to ask before it goes on in a slot of other code; "" where it need not, or begins anew."""
     record, spent = Record.read(path), seconds(path)
-    if record.code.files == code.files or (not shared and (path / DONE).is_file()):
+    kept = shared or (path / PINNED).is_file()
+    if record.code.files == code.files or (not kept and (path / DONE).is_file()):
         return ""
     work = contents(path)
     if not work or (spent is not None and spent < LITTLE_SECONDS):

@@ -91,6 +91,13 @@ def test_little_or_finished_work_of_other_code_is_done_anew_and_that_is_said(tmp
     assert len(notes) == 1 and "begins anew" in notes[0] and "b.py, c.py" in notes[0]
 
 
+def test_a_finished_slot_that_somebody_pinned_is_not_done_anew_without_a_question(tmp_path):
+    path = worked(tmp_path, 7260, done=True)
+    (path / "PINNED").touch()
+    with pytest.raises(InputError, match="30 steps"), Slot(tmp_path, FACTS, code=NEW):
+        pass
+
+
 def test_a_slot_without_work_is_taken_over_without_a_word(tmp_path):
     with Slot(tmp_path, FACTS, code=OLD) as slot:
         (slot.path / "choices.json").write_text("{}")

@@ -91,7 +91,7 @@ def questions(step: Step, root: Path, anchor: Path) -> list[str]:
     """What the stage will ask instead of going on, because its code has changed."""
     if step.stage not in STAGES or not step.command:
         return []
-    code, fitting = _code(step, root), [slot for slot in _fitting(step, anchor) if slot.code is not None]
+    code, fitting = _code(step, root), [slot for slot in _fitting(step, anchor) if slot.code and slot.code.code.files]
     asked = [(slot.id, question(slot.path, code, "part" in slot.facts)) for slot in fitting]
     return [f"{step.stage} will stop and ask: slot {name} {text} (athanor slots adopt, drop)" for name, text in asked if text]
 
