@@ -53,7 +53,7 @@ def stage(**more):
 def test_killed_corrected_and_adopted_it_ends_and_tells_which_code_trained_which_steps(place):
     """An edited message once began the training again at step 0, in silence."""
     whole = dict(read_yaml(ROOT / "presets" / "micro.yaml"))
-    whole |= {"model": MODEL, "pretrain": PRETRAIN | {"schedule": "cosine", "tokens": 64 * 600}, "sft": SFT}
+    whole |= {"model": MODEL, "pretrain": PRETRAIN | {"schedule": "cosine", "tokens": 64 * 320}, "sft": SFT}
     YAML().dump(whole, Path("params.yaml"))
     victim = stage()
     while not list(Path(".athanor/slots").glob("pretrain/*/anchors/step_00000256")):
@@ -76,7 +76,7 @@ def test_killed_corrected_and_adopted_it_ends_and_tells_which_code_trained_which
     first, second = read_json(slot / "code.json")["digests"]
     rows = read_json("models/base/manifest.json")["trained_by"]
     assert [row["code"] for row in rows] == [first, second]
-    assert rows[0]["after_step"] == 0 < rows[0]["to_step"] == rows[1]["after_step"] < rows[1]["to_step"] == 600
+    assert rows[0]["after_step"] == 0 < rows[0]["to_step"] == rows[1]["after_step"] < rows[1]["to_step"] == 320
     leaf = read_json("metrics/runs/pretrain.json")
     assert leaf["code"] == second and leaf["codes"] == {slot.name: [first, second]} and leaf["facts"]["trained_by"] == rows
 
