@@ -22,8 +22,9 @@ from pathlib import Path
 
 from athanor.artifacts import read_json, write_text
 from athanor.commands import side, summary
+from athanor.commands.battery_gate import check_battery
 from athanor.commands.data import report
-from athanor.errors import ParamsError
+from athanor.errors import GateError, InputError, ParamsError
 from athanor.params.sft import SCRATCH
 from athanor.pipeline import dvc_lock, ship
 from athanor.pipeline.closure import FOREIGN
@@ -45,8 +46,11 @@ def main() -> int:
     # A moment and not an amount: the stages of one repro share what is left.
     until = {} if own.max_minutes is None else {UNTIL: f"{time.time() + 60 * own.max_minutes:.1f}"}
     try:
-        base = check_file(PARAMS)["sft"].base  # before DVC, which deletes a stage's outputs and only then starts it
-    except ParamsError as error:
+        built = check_file(PARAMS)  # before DVC, which deletes a stage's outputs and only then starts it
+        base = built["sft"].base
+        if base == SCRATCH:
+            check_battery(root, built["battery"])
+    except (ParamsError, InputError, GateError) as error:
         print(error, file=sys.stderr)
         return 1
     foreign = base != SCRATCH

@@ -101,22 +101,18 @@ def _scores(root: Path) -> list[str]:
 
 
 def _battery(metrics: dict[str, Any]) -> list[str]:
-    """The chat model's scores in two columns, best first, and below them what the categories cannot say."""
+    """The chat model's scores, best first, and below them what the categories cannot say."""
     scores = metrics["battery"]["sft"]
-    lines = ["", "Battery, share of right answers on test items [95 % interval], and the floor: the best without thought"]
-    cells = []
+    lines = ["", "Battery, share of right answers on test items [95 % interval], and the floor: the best answer without thought"]
+    marked = False
     for category, row in sorted(scores.items(), key=lambda pair: (pair[0] == "all", -pair[1]["score"], pair[0])):
         # "<" where the interval holds the floor: no better than an answer without thought.
         sign = "<" if row["low"] <= row["floor"] else " "
+        marked |= sign == "<"
         spread = f"[{100 * row['low']:3.0f},{100 * row['high']:4.0f}]"
-        floor = f"floor {100 * row['floor']:2.0f}"
-        cells.append(f"{category:<18}{100 * row['score']:4.0f} % {spread} {floor:<9} {sign}")
-    *cells, everything = cells
-    half = (len(cells) + 1) // 2
-    for place in range(half):
-        lines.append(f"  {'   '.join(cells[place::half])}".rstrip())
-    lines.append(f"  {everything}".rstrip() + f"   n {scores['all']['n']}")
-    if any(cell.endswith("<") for cell in cells):
+        score = f"{category:<18}{100 * row['score']:4.0f} % {spread} n {row['n']:<4}"
+        lines.append(f"  {score} floor {100 * row['floor']:3.0f} {sign} {row['floor_answer']}")
+    if marked:
         lines.append("  <: the interval reaches down to the floor")
     (name, pair), = metrics["paired"].items()
     pair = pair["all"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from athanor.errors import GateError
 
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
 SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 
 
@@ -43,6 +44,7 @@ def _sentences(text: str) -> int:
 CHECKS: dict[str, Callable[[str, str], bool]] = {
     "yes_no": lambda text, right: text in (right, f"{right}."),
     "one_of": lambda text, options: text.removesuffix(".") in options.split("|"),
+    "one_number": lambda text, right: [Decimal(number) for number in NUMBER.findall(text)] == [Decimal(right)],
     "words": lambda text, n: len(text.split()) == int(n),
     "max_words": lambda text, n: len(text.split()) <= int(n),
     "min_words": lambda text, n: len(text.split()) >= int(n),

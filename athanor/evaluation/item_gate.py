@@ -85,7 +85,8 @@ def planted(item: Item) -> Iterator[tuple[str, bool]]:
         # One form may read as the other: a list of one item, or an order that does not change when turned round.
         near = [text for text in near if read_list(text) != read_list(item.answer)]
     if item.kind == "code":
-        near += [CONSTANT_CODE, f"{item.accepted[0]}\nraise SystemExit", "# " + item.accepted[0].replace("\n", "\n# ")]
+        near += [CONSTANT_CODE, f"{item.accepted[0]}\n\n{CONSTANT_CODE}", f"{item.accepted[0]}\nf = lambda x: x"]
+        near += [f"{item.accepted[0]}\nraise SystemExit", "# " + item.accepted[0].replace("\n", "\n# ")]
     if item.kind != "format":
         near += JUNK
     yield from ((text, False) for text in near if text.strip() not in right)

@@ -19,12 +19,15 @@ def battery_markdown(
 ) -> str:
     """Scores with intervals and floors, the paired difference of the two models, bits per byte of accepted answers."""
     first, second = tables
-    head = ("category", "items", first, second, "floor", "difference", "p", "resolves", f"bits/byte {first}", second)
+    head = (
+        "category", "items", first, second, "floor", "reached by", "difference", "p", "resolves", f"bits/byte {first}", second,
+    )
     lines = [
         "# The battery",
         "",
-        "Shares of right answers on the items for testing, with 95 % bootstrap intervals. Floor: the best answer that",
-        "needs no thought; where that is 100 %, one answer passes all items, and the score shows a habit.",
+        "Shares of right answers on the items for testing, with 95 % bootstrap intervals. Floor: the best answer without",
+        "thought, found by a search on these items (a constant, a piece of the question, a template with one in it, a",
+        "place among choices), and which one it is.",
         f"Difference: {second} - {first} on the same items; p: exact McNemar test; resolves: the smallest",
         "difference that so many items show with 80 % power at the disagreement seen here. Bits/byte: of the accepted",
         "answers.",
@@ -39,7 +42,8 @@ def battery_markdown(
         costs = [f"{gold[model][category]['bpb']:.2f}" for model in (first, second)]
         row = tables[first][category]
         scores = [_share(tables[model][category]) for model in (first, second)]
-        lines.append(_row((category, row["n"], *scores, f"{row['floor']:.1%}", spread, f"{pair['p']:.2g}", resolves, *costs)))
+        floor = (f"{row['floor']:.1%}", row["floor_answer"])
+        lines.append(_row((category, row["n"], *scores, *floor, spread, f"{pair['p']:.2g}", resolves, *costs)))
     similar = compared[ALL]["resolves_similar"]
     if similar is not None:
         lines += ["", f"Two models that disagree on one item in ten: these items can resolve {100 * similar:.1f} points."]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from athanor.corpus.conversations import DIFFICULTIES, Item
 from athanor.corpus.instruct import habits
 from athanor.errors import GateError
 from athanor.evaluation import compression
-from athanor.evaluation.scoring import summarise
+from athanor.evaluation.floors import ALL, one_line, summarise
 from athanor.evaluation.statistics import interval, paired, standard_error
 
 REPEATS, LONGEST_NGRAM = 4, 8
-ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def score_table(items: Sequence[Item], answers: Sequence[Answer], seed: int) -> 
     if len(answers) != len(items) or set(right) != {item.id for item in items}:
         raise GateError("battery", f"{len(items)} items, {len(answers)} answers scored", fix="score every item once")
     results = [right[item.id] for item in items]
-    table = summarise(items, results) | summarise([replace(item, category=ALL) for item in items], results)
+    table = summarise(items, results)
     marks = grouped(answers, lambda answer: answer.correct)
     normalised = grouped((a for a in answers if a.correct_norm is not None), lambda answer: bool(answer.correct_norm))
     rows = {}
@@ -76,7 +75,7 @@ def score_table(items: Sequence[Item], answers: Sequence[Answer], seed: int) -> 
             "low": low,
             "high": high,
             "floor": row["floor"],
-            "floor_answer": row["strategy"] if row["floor"] else "none",
+            "floor_answer": one_line(str(row["strategy"])) or "none",
             "margin_stderrs": row["above_floor"],
         }
         if category in normalised:

@@ -109,13 +109,13 @@ def _scores(metrics: Mapping[str, Any]) -> list[str]:
         for name, row in (*sorted(metrics["bpb"]["sources"].items()), ("all", metrics["bpb"]["all"]))
     ]
     lines += ["", *_table(("source", "base", "sft", "gzip", "xz"), rows)]
-    lines += ["", "Held-out items, exact answers (± standard error). Floor: the best answer that needs no thought."]
+    lines += ["", "Held-out items, exact answers (± standard error). Floor: the best answer without thought."]
     battery = metrics["battery"]
     rows = []
     for category, row in sorted(battery["sft"].items(), key=lambda item: (item[0] == "all", item[0])):
         base = battery["base"][category]
-        rows.append((category, str(row["n"]), _share(base), _share(row), f"{row['floor']:.1%}"))
-    lines += ["", *_table(("category", "items", "base", "sft", "floor"), rows)]
+        rows.append((category, str(row["n"]), _share(base), _share(row), f"{row['floor']:.1%}", row["floor_answer"]))
+    lines += ["", *_table(("category", "items", "base", "sft", "floor", "reached by"), rows)]
     health = metrics.get("health", {}).get("sft", {})
     rates = {name: row for name, row in sorted(health.items()) if isinstance(row, Mapping)}
     rows = [(name.replace("_", " "), _share(row, "rate")) for name, row in rates.items()]

@@ -39,10 +39,11 @@ def test_all_is_the_sum_when_all_ran(root: Path) -> None:
 
 
 def scored(score: float, floor: float = 0.0) -> dict[str, float]:
-    return {"n": 36, "score": score, "low": max(0.0, score - 0.1), "high": min(1.0, score + 0.1), "floor": floor}
+    spread = {"low": max(0.0, score - 0.1), "high": min(1.0, score + 0.1)}
+    return {"n": 36, "score": score, **spread, "floor": floor, "floor_answer": "x" * 56}
 
 
-def test_the_battery_fits_one_screen_with_intervals_and_floors(root: Path) -> None:
+def test_the_battery_has_a_line_for_each_category_with_its_floor_and_what_reaches_it(root: Path) -> None:
     source = {"base": {"bpb": 1.8, "stderr": 0.1}, "sft": {"bpb": 1.9, "stderr": None}, "gzip": 2.3, "xz": 2.4}
     scores = {f"category_{n:02}": scored(n / 30, 0.4) for n in range(28)} | {"all": scored(0.5)}
     share = {"n": 800, "count": 792, "rate": 0.99, "stderr": 0.01}
@@ -57,8 +58,9 @@ def test_the_battery_fits_one_screen_with_intervals_and_floors(root: Path) -> No
     write_json(root / "metrics" / "eval.json", metrics)
     told = summary.text(root).partition("Battery")[2]
     lines = told.splitlines()
-    assert len(lines) < 24 and max(map(len, lines)) <= 120
+    assert len(lines) < 36 and max(map(len, lines)) <= 120
     assert all(f"category_{n:02}" in told for n in range(28))
-    assert "90 % [ 80, 100] floor 40" in told and "category_00" in lines[14] and lines[14].endswith("<")
+    assert f"90 % [ 80, 100] n 36   floor  40   {'x' * 56}" in told
+    assert "category_00" in lines[28] and f"floor  40 < {'x' * 56}" in lines[28]
     assert "sft minus base: +40.0 points [+35.0, +45.0], 330 won, 10 lost, p 1e-40" in told
     assert "two similar models: 3.1 points can be resolved" in told and "99.0% end by themselves" in told

@@ -87,13 +87,14 @@ def test_scores_stand_beside_floor_and_error(tokenizer):
     table = score_table(items(), said, 1)
     assert list(table) == ["code", "copy", "list", "sum", "all"]
     assert (table["sum"]["n"], table["sum"]["correct"], table["sum"]["score"]) == (2, 2, 1.0)
-    # "Repeat: cat" is answered by the question's last word, so that category proves nothing.
-    assert table["copy"]["floor"] == 1.0 and "word" in table["copy"]["floor_answer"]
+    # "Repeat: cat" is answered by what stands behind its colon, so that category proves nothing.
+    assert table["copy"]["floor"] == 1.0 and table["copy"]["floor_answer"] == "second piece cut at ':'"
     assert table["copy"]["margin_stderrs"] == 0
-    # "6" answers one of the two sums, and one function one of the two requests.
-    assert table["code"]["floor"] == table["sum"]["floor"] == 0.5
+    # "6" answers one of the two sums; name and number of the question, put into one template, make both functions.
+    assert table["sum"]["floor"] == 0.5 and table["code"]["floor"] == 1.0
+    assert table["code"]["floor_answer"].startswith(r"'def _(x):\n    return x + _' with ")
     assert all(row["stderr"] > 0 for row in table.values())  # 2 of 2 is not certainty
-    assert table["all"]["floor"] == 0.25 and table["all"]["score"] == 0.5
+    assert table["all"]["floor"] == 7 / 8 and table["all"]["score"] == 0.5
     rows = table_rows({"sft": table})
     assert len(rows) == 5 and all(list(row) == list(rows[0]) for row in rows)
     # Two categories all right and two all wrong: no chance within them, and yet two items each prove little.

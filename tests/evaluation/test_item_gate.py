@@ -125,8 +125,6 @@ CODE_FAULTS = {
     "it looks like code": lambda code, tests: "def " in code,
     "all pass": lambda code, tests: True,
     "none passes": lambda code, tests: False,
-    "Yes passes": lambda code, tests: code == "Yes" or sandbox.passes(code, tests),
-    "comments count": lambda code, tests: sandbox.passes(re.sub(r"(?m)^# ", "", code), tests),
 }
 
 
@@ -145,6 +143,14 @@ def test_a_fault_of_the_code_scorer_is_found(
     broken = CODE_FAULTS[fault]
     monkeypatch.setattr(scoring, "passes_many", lambda tasks, workers=2: [broken(code, tests) for code, tests in tasks])
     with pytest.raises(GateError, match="takes a rejected|refuses its accepted"):
+        item_gate.check_items(items["code"][:1])
+
+
+def test_a_scorer_that_lets_other_functions_stand_beside_the_asked_one_is_found(
+    items: dict[str, list[Item]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "defines_only", lambda code, tests: bool(code.strip()))
+    with pytest.raises(GateError, match="takes a rejected"):
         item_gate.check_items(items["code"][:1])
 
 

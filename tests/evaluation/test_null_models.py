@@ -1,91 +1,117 @@
-"""Models without thought through the real scoring path: what they score is what the floors say."""
+"""Models without thought through the real scoring path: what they score is what the floors say, and no more."""
 
 from __future__ import annotations
 
-import ast
+import random
+import re
+from collections.abc import Callable
 
 import pytest
 
-from athanor.corpus.conversations import Item
-from athanor.corpus.exercises.build import CATEGORIES, ONLY_ASKED, battery_items
+from athanor.corpus.conversations import Item, Message
+from athanor.corpus.exercises.build import battery_items
+from athanor.errors import GateError
+from athanor.evaluation import scoring
 from athanor.evaluation.battery import Output, judge
+from athanor.evaluation.floors import FLOOR_LIMIT, check_floors, null_answers, null_floors
 from athanor.evaluation.report import score_table
-from athanor.evaluation.scoring import null_answers, null_floors, score_many
+from athanor.evaluation.scoring import score_many
 from athanor.params.battery import BatteryParams
+from athanor.params.strict import load_section
 
 
 @pytest.fixture(scope="module")
 def items() -> list[Item]:
-    counts = {name: 1 if name == "python_functions" else 12 for name in {**CATEGORIES, **ONLY_ASKED}}
-    return battery_items(BatteryParams(2, 0.1, 0.25, "battery/written.jsonl", counts))
+    """The test items of the default preset."""
+    battery = load_section("presets/default.yaml", "battery", BatteryParams)
+    return [item for item in battery_items(battery) if item.split == "test"]
 
 
-def likelihoods(strategy: str, choices: tuple[str, ...]) -> tuple[float, ...]:
-    """What a model of that one idea would say of the choices."""
-    return {
-        "the first choice": tuple(-1.0 for _ in choices),
-        "the last choice": tuple(float(place - len(choices)) for place, _ in enumerate(choices)),
-        "the shortest choice": tuple(-float(len(choice)) for choice in choices),  # every character costs the same
-        "the longest choice": tuple(-1.0 / len(choice) for choice in choices),
-    }[strategy]
+def of(items: list[Item], category: str) -> list[Item]:
+    return [item for item in items if item.category == category]
 
 
-def output(item: Item, strategy: str) -> Output:
-    if item.choices:
-        return Output(log_likelihoods=likelihoods(strategy, item.choices))
-    if strategy.startswith("constant "):
-        return Output(text=ast.literal_eval(strategy.removeprefix("constant ")))
-    return Output(text=null_answers(item)[strategy])
+def behind(text: str, marks: str) -> str:
+    return [part for part in re.split(f"[{marks}]", text) if part.strip()][-1].strip()
 
 
-def answers(items: list[Item], strategy: str) -> dict[str, float]:
-    """Category to score of a model that follows one strategy, where the strategy has something to say."""
-    able = [item for item in items if strategy in null_answers(item)]
-    table = score_table(able, judge("null", able, [output(item, strategy) for item in able], workers=2), 1)
-    return {category: row["score"] for category, row in table.items() if category != "all"}
+def numbered(text: str) -> str:
+    return "\n".join(f"{place}. {word}" for place, word in enumerate(re.split(r",\s*|\s+and\s+|\s+", text), 1))
 
 
-def repeated(group: list[Item]) -> dict[str, float]:
-    """The share right of each answer that one of the items accepts, said to all of them and scored one by one."""
-    texts = dict.fromkeys(text for item in group for text in item.accepted)
-    return {f"constant {text!r}": sum(score_many(group, [text] * len(group))) / len(group) for text in texts}
+# A constant, and it defines most functions that any question asks for.
+ALL_NAMES = '''
+for n in range(100):
+    for name, f in {
+        "add": lambda x, n: x + n, "subtract": lambda x, n: x - n, "times": lambda x, n: x * n,
+        "modulo": lambda x, n: x % n, "divide_by": lambda x, n: x // n, "is_multiple_of": lambda x, n: x % n == 0,
+        "more_than": lambda x, n: x > n, "less_than": lambda x, n: x < n, "at_most": min, "at_least": max,
+        "first": lambda x, n: x[:n], "last": lambda x, n: x[-n:], "skip": lambda x, n: x[n:],
+        "every": lambda x, n: x[::n], "repeat": lambda x, n: x * n, "longer_than": lambda x, n: len(x) > n,
+    }.items():
+        globals()[f"{name}_{n}"] = lambda x, f=f, n=n: f(x, n) if n else None
+'''
+Null = Callable[[str, list[Item]], str]
+THOUGHTLESS: dict[str, tuple[str, Null]] = {
+    "the text behind the last colon": ("copying", lambda asked, group: asked.rpartition(":")[2].strip()),
+    "all accepted answers, one below the other": (
+        "python_functions", lambda asked, group: "\n".join(item.accepted[0] for item in group),
+    ),
+    "a program that puts every name into globals()": ("python_functions", lambda asked, group: ALL_NAMES),
+    "the list behind the colon, always numbered": (
+        "list_format", lambda asked, group: numbered(asked.rpartition(":")[2].strip()),
+    ),
+    "the list, always numbered, and no count": ("counting", lambda asked, group: numbered(behind(asked, ":?"))),
+    "the smallest number of the question": (
+        "comparison", lambda asked, group: min(re.findall(r"\d+", asked), key=int),
+    ),
+}
 
 
-def test_null_models_score_what_the_floors_say(items: list[Item]) -> None:
-    strategies = sorted({name for item in items for name in null_answers(item)})
-    assert len(strategies) > 15
-    scores = {strategy: answers(items, strategy) for strategy in strategies}
-    outputs = [Output(log_likelihoods=tuple(-1.0 for _ in item.choices)) for item in items]
-    table = score_table(items, judge("silent", items, outputs, workers=2), 1)
-    for category in sorted({item.category for item in items}):
-        found = {strategy: by.get(category, 0.0) for strategy, by in scores.items()}
-        found |= repeated([item for item in items if item.category == category])
-        row = table[category]
-        assert max(found.values()) == row["floor"], (category, found)
-        assert row["floor_answer"] == "none" or found[row["floor_answer"]] == row["floor"]
-    assert table["yes_no"]["floor"] >= 0.5 > table["copying"]["floor"]
+@pytest.mark.parametrize("null", THOUGHTLESS)
+def test_an_answer_without_thought_scores_no_more_than_the_printed_floor(items: list[Item], null: str) -> None:
+    category, answer = THOUGHTLESS[null]
+    group = of(items, category)
+    outputs = [Output(text=answer(item.prompt[-1].content, group)) for item in group]
+    row = score_table(group, judge("null", group, outputs, workers=2), 1)[category]
+    assert row["score"] <= row["floor"] <= FLOOR_LIMIT, row
 
 
-def test_the_floor_is_at_least_any_accepted_answer_repeated(items: list[Item]) -> None:
-    """Also one that no fixed list holds: the name passes every question for it."""
+def test_the_program_of_all_names_would_pass_if_only_its_calls_counted(items: list[Item]) -> None:
+    """So that its test above says something."""
+    asked = [item for item in of(items, "python_functions") if re.search(r"assert \w+_\d+\(", item.tests[0])][:4]
+    assert scoring.passes_many([(ALL_NAMES, item.tests) for item in asked]) == [True] * 4
+
+
+def test_no_category_of_the_default_battery_has_a_floor_above_one_half(items: list[Item]) -> None:
+    check_floors(items)
+    for category, row in null_floors(items).items():
+        assert row["floor"] <= FLOOR_LIMIT and bool(row["strategy"]) == (row["floor"] > 0), (category, row)
+
+
+def likelihoods(choices: tuple[str, ...], text: str) -> tuple[float, ...]:
+    return tuple(0.0 if choice == text else -1000.0 for choice in choices)
+
+
+def test_models_that_follow_the_winners_score_the_floors(items: list[Item]) -> None:
+    """Also that of all: such a model has one idea for each category."""
+    outputs: dict[str, Output] = {}
     floors = null_floors(items)
-    for category, row in floors.items():
-        found = repeated([item for item in items if item.category == category])
-        assert max(found.values()) <= row["floor"], category
-        assert found.get(row["strategy"], row["floor"]) == row["floor"]
-    assert floors["identity"]["floor"] == 1.0
-    assert floors["next_number"]["floor"] > 0 and floors["memory"]["floor"] > 0
+    for category in sorted({item.category for item in items}):
+        group = of(items, category)
+        for item, text in zip(group, null_answers(group)[str(floors[category]["strategy"])], strict=True):
+            outputs[item.id] = Output(text=text, log_likelihoods=likelihoods(item.choices, text))
+    table = score_table(items, judge("null", items, [outputs[item.id] for item in items], workers=2), 1)
+    assert {category: row["score"] for category, row in table.items()} == {c: row["floor"] for c, row in floors.items()}
+    assert all(row["floor_answer"] not in ("", "none") and row["margin_stderrs"] == 0 for row in table.values())
 
 
-def test_one_model_that_speaks_and_compares_scores_the_floor_of_all(items: list[Item]) -> None:
-    def score(strategies: list[str]) -> dict:
-        outputs = [output(item, strategies[bool(item.choices)]) for item in items]
-        return score_table(items, judge("null", items, outputs, workers=2), 1)["all"]
-
-    first = score(["the last word", "the first choice"])
-    assert first["floor"] >= first["score"]
-    best = first["floor_answer"].split("; ")  # how it speaks, and what it takes
-    assert len(best) == 2 and best[1].endswith("choice") and score(best)["score"] == first["floor"]
+def test_any_accepted_answer_said_to_all_stays_below_the_floor(items: list[Item]) -> None:
+    floors = null_floors(items)
+    for category in ("identity", "http_status", "next_number", "yes_no", "list_pick"):
+        group = of(items, category)
+        for text in {text for item in group for text in item.accepted}:
+            assert sum(score_many(group, [text] * len(group))) / len(group) <= floors[category]["floor"], (category, text)
 
 
 def test_an_always_equal_likelihood_takes_the_first_choice_both_ways(items: list[Item]) -> None:
@@ -97,6 +123,62 @@ def test_an_always_equal_likelihood_takes_the_first_choice_both_ways(items: list
     assert marks == [item.choices[0] == item.answer for item in asked]
 
 
-def test_the_echo_of_the_question_passes_little(items: list[Item]) -> None:
-    scores = answers(items, "the question")
-    assert {category for category, score in scores.items() if score} <= {"instructions", "lookup"}  # short forms, and a table whose last number is asked for
+WORDS = [a + b + c for a in ("ba", "do", "fi", "gu", "ke", "lo") for b in ("mi", "nu", "po", "ra", "se") for c in ("ck", "dle", "nt", "rm", "st")]
+
+
+def planted(name: str) -> list[Item]:
+    """Twenty items of a category that one answer without thought passes."""
+    rng, made = random.Random(name), []
+    for number in range(20):
+        words = rng.sample(WORDS, 3 + number % 3)
+        low, high = sorted(rng.sample(range(10, 99), 2))
+        prompts, kind, answer, checks = {
+            "a copy behind a colon": (("Repeat: {w}",), "exact", " ".join(words), ()),
+            "a copy at places that differ": (("Say {w} again", "Now the words {w}, please"), "exact", " ".join(words), ()),
+            "a count that takes any list": (("Count {l}", "How many? {l}", "The length of {l}?"), "numeric", str(len(words)), ()),
+            "one form of a list": (("Bullets, please: {l}", "Make bullets of {l}."), "list", "- " + "\n- ".join(words), ()),
+            "the smaller number": (("Which is less, {h} or {n}?", "The minimum of {n} and {h}?"), "numeric", str(low), ()),
+            "one sentence": (("Who wrote {w}?", "The author of {w}?"), "format", "I am Athanor.", ("contains Athanor",)),
+            "a name in a sentence": (("I like {w}. What?", "My taste is {w}! Which?"), "exact", f"You like {words[0]}.", ()),
+            "an object": (("As JSON: {p}", "Turn {p} into JSON."), "format", "", ()),
+            "in quotes": (("Quote {o}", "Put {o} into quotes."), "exact", f'"{words[0]}"', ()),
+            "three lines": (("Thrice {o}", "Write {o} thrice."), "exact", "\n".join([words[0]] * 3), ()),
+            "one function": (("Write f{n}.", "Define f{n}, please."), "code", f"def f{low}(x):\n    return x", ()),
+        }[name]
+        if name == "an object":
+            answer = f'{{"{words[0]}": "{words[1]}"}}'
+            checks = (f"json {answer}",)
+        said = {"w": " ".join(words), "l": ", ".join(words), "n": low, "h": high, "o": words[0], "p": " ".join(words[:2])}
+        ask = (Message("user", f"{prompts[number % len(prompts)].format(**said)}"),)
+        tests = (f"assert f{low}(1) == 1",) if kind == "code" else ()
+        made.append(Item("planted", ask, kind, answer, (answer,), ("x", "y"), tests, checks))
+    return made
+
+
+NAMES = (
+    "a copy behind a colon", "a copy at places that differ", "a count that takes any list", "one form of a list",
+    "the smaller number", "one sentence", "a name in a sentence", "an object", "in quotes", "three lines", "one function",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_search_finds_what_passes_without_thought(name: str) -> None:
+    """And the gate refuses such a category before anything is trained."""
+    made = planted(name)
+    assert null_floors(made)["planted"]["floor"] == 1.0, null_floors(made)
+    with pytest.raises(GateError, match="without thought.*right for 100%"):
+        check_floors(made)
+
+
+def test_a_few_items_may_agree_by_chance() -> None:
+    check_floors(planted("one sentence")[:9])
+    check_floors([])
+
+
+def test_a_joined_program_would_be_found_if_it_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "defines_only", lambda code, tests: True)
+    made = [
+        Item("code", (Message("user", f"{a}?"),), "code", "", (f"def {a}(x):\n    return {n}",), ("x", "y"), (f"assert {a}(1) == {n}",))
+        for n, a in enumerate(("ab", "cd", "ef"))
+    ]
+    assert null_floors(made)["code"] == {"floor": 1.0, "strategy": "all accepted answers, joined by '\\n'"}

@@ -9,7 +9,7 @@ import pytest
 
 from athanor.corpus.conversations import Item, Message
 from athanor.errors import GateError
-from athanor.evaluation import item_gate, scoring, statistics
+from athanor.evaluation import floors, item_gate, scoring, statistics
 from athanor.evaluation.formats import holds
 
 
@@ -88,6 +88,34 @@ def test_code_is_executed() -> None:
     assert scoring.score_many([made] * 4, answers) == [True, False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("code", "right"),
+    [
+        ("import math\n\nSTEP = 1\n\ndef f(x):\n    return x + STEP\n\nprint(f(3))", True),
+        ("f = lambda x: x + 1", True),
+        ("def f(x):\n    def g(y):\n        return y + 1\n    return g(x)", True),
+        ("def f(x):\n    return x + 1\n\ndef g(x):\n    return x + 2", False),
+        ("def f(x):\n    return x + 1\n\ng = lambda x: x + 2", False),
+        ("def f(x):\n    return x + 1\n\ndef f(x):\n    return x + 1", False),
+        ("f = g = lambda x: x + 1", False),
+        ("globals()['f'] = lambda x: x + 1", False),
+        ("exec('def f(x):\\n    return x + 1')", False),
+        ("if True:\n    def f(x):\n        return x + 1", False),
+        ("class f:\n    pass", False),
+    ],
+)
+def test_a_program_answers_with_the_asked_function_alone(code: str, right: bool) -> None:
+    made = item("code", "", ("def f(x):\n    return x + 1",), tests=("assert f(1) == 2",))
+    assert scoring.score(made, code) is right and scoring.score_many([made], [code]) == [right]
+
+
+def test_one_number_is_said_alone() -> None:
+    for text in ("4", "4.0", "There are 4 words."):
+        assert holds("one_number 4", text)
+    for text in ("3 or 4", "1. a\n2. b\n3. c\n4. d", "four", "44", "-4"):
+        assert not holds("one_number 4", text)
+
+
 def test_score_many_counts_every_item_and_keeps_order() -> None:
     made = [item("exact", "a"), item("code", "", ("x",), tests=("assert f() == 1",)), item("numeric", "3")]
     assert scoring.score_many(made, ["a", "def f(): return 1", "3"]) == [True, True, True]
@@ -97,16 +125,16 @@ def test_score_many_counts_every_item_and_keeps_order() -> None:
 
 
 def test_floors_show_what_constant_answers_score() -> None:
-    made = [item("exact", word, question=f"Which is better, {word} or 9?") for word in ("Yes", "Yes", "Yes", "No")]
+    made = [item("exact", word, question=f"{place}?") for place, word in enumerate(("Yes", "Yes", "Yes", "No"))]
     made += [dataclasses.replace(item("exact", "5", question="Which is larger, 5 or 3?"), category="d")]
-    floors = scoring.null_floors(made)
-    assert floors["c"] == {"floor": 0.75, "strategy": "constant 'Yes'"}
-    assert floors["d"]["floor"] == 1.0
+    found = floors.null_floors(made)
+    assert found["c"] == {"floor": 0.75, "strategy": "constant 'Yes'"}
+    assert found["d"]["floor"] == 1.0 and found["all"]["floor"] == 0.8
 
 
 def test_summary_has_n_error_and_floor() -> None:
     made = [item("exact", str(number), question=f"Number {number} of what?") for number in range(200, 250)]
-    table = scoring.summarise(made, [True] * 45 + [False] * 5)["c"]
+    table = floors.summarise(made, [True] * 45 + [False] * 5)["c"]
     assert (table["n"], table["right"], table["accuracy"]) == (50, 45, 0.9)
     assert 0.03 < table["stderr"] < 0.06 and table["above_floor"] < 0.9 / table["stderr"]
     assert math.isfinite(statistics.standard_error(50, 50)) and statistics.standard_error(50, 50) > 0.01

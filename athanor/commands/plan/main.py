@@ -36,12 +36,13 @@ from pathlib import Path
 from typing import Any
 
 from athanor.commands import probe
+from athanor.commands.battery_gate import check_battery
 from athanor.commands.plan.forecast import Forecast, Memory, forecast
 from athanor.commands.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, busy, open_repo, simulate
 from athanor.commands.slots import size
 from athanor.commands.summary import leaf
 from athanor.commands.plan.work import STAGES, questions, training_of
-from athanor.errors import AthanorError, ParamsError
+from athanor.errors import AthanorError, GateError, ParamsError
 from athanor.hardware.shape import advice
 from athanor.params.sft import SCRATCH
 from athanor.pipeline import dvc_lock
@@ -83,11 +84,13 @@ class Plan:
 
 
 def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
-    """ParamsError for a params.yaml that the stages would refuse, InputError where DVC cannot read the graph."""
+    """ParamsError or GateError for a params.yaml that the stages would refuse, InputError where DVC cannot read the graph."""
     # First, because it names the line of a slip, which DVC does not.
     ours = (root / "dvc.yaml").is_file() and "python -m stages." in (root / "dvc.yaml").read_text(encoding="utf-8")
     built: Mapping[str, Any] = check_file(root / "params.yaml") if ours else {}
     dvc_lock.stages(root / dvc_lock.LOCK)  # for its message, should a kill have torn the file
+    if built and built["sft"].base == SCRATCH:
+        check_battery(root, built["battery"])
     repo = open_repo(root)
     steps = simulate(repo, targets)
     memory = Memory(repo, anchor()) if any(step.runs for step in steps) else None
@@ -231,7 +234,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         plan = make_plan(Path.cwd(), args.targets)
-    except ParamsError as error:
+    except (ParamsError, GateError) as error:
         print(error, file=sys.stderr)
         return 2
     sys.stdout.write(as_json(plan) + "\n" if args.json else as_text(plan))

@@ -42,6 +42,12 @@ SMALLER = (
     "Give me the lesser of {x} and {y}.",
     "What is the minimum of {x} and {y}?",
 )
+SIGN = (  # without the signs: the first or the last of two that are named would be right in one half
+    "Which comparison sign belongs between {x} and {y}?",
+    "Put the right comparison sign between {x} and {y}. Only the sign, please.",
+    "Compare {x} with {y}. Answer with the sign alone.",
+    "Which sign compares {x} and {y}?",
+)
 GAIN = (
     "{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?",
     "There are {a} {things} in a box. {name} puts in {b} more. How many {things} are in the box?",
@@ -134,22 +140,27 @@ def worked_subtraction(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 def comparison(rng: random.Random, number: int, side: Side) -> Exercise:
-    """Two numbers of up to three digits, more often than not of equal length; either may stand first."""
+    """Two numbers of up to three digits, more often than not of equal length; either may stand first.
+
+    One half of the questions asks for the sign between them, the others for the larger or the smaller, so that no end,
+    no place and no sign answers more than a quarter.
+    """
     digits = rng.choice((1, 2, 2, 3, 3, 3))
     x = rng.randint(10 ** (digits - 1), 10**digits - 1)
     other = digits if rng.random() < 0.7 else rng.choice((1, 2, 3))
     y = rng.randint(10 ** (other - 1), 10**other - 1)
     if x == y:
         y += 1
-    # The answer's place alternates with the draw, so "always the first" scores one half.
     low, high = sorted((x, y))
-    want, wordings = (high, LARGER) if rng.random() < 0.5 else (low, SMALLER)
-    first, second = (want, low + high - want) if rng.random() < 0.5 else (low + high - want, want)
+    first, second = (low, high) if rng.random() < 0.5 else (high, low)
+    signs = ("<", ">") if first < second else (">", "<")
+    ends = ((LARGER, str(high), str(low)), (SMALLER, str(low), str(high)))
+    wordings, want, other = rng.choice((*ends, (SIGN, *signs), (SIGN, *signs)))
     prompt = rng.choice(wordings).format(x=first, y=second)
     # Easy where the lengths differ, hard where the first digit is the same and a later one decides.
     same = len(str(low)) == len(str(high))
     difficulty = level(same + (same and str(low)[0] == str(high)[0]), 1, 2)
-    return exact(prompt, str(want), f"compare:{low},{high}", (str(low + high - want), f"{low} and {high}"), difficulty)
+    return exact(prompt, want, f"compare:{low},{high}", (other, f"{low} and {high}"), difficulty)
 
 
 def word_problems(rng: random.Random, number: int, side: Side) -> Exercise:

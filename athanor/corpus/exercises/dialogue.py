@@ -42,7 +42,7 @@ def memory(rng: random.Random, number: int, side: Side) -> Exercise:
         # Short, so that no 13 words in a row leave out the name or the value: those would be a twin in training.
         Message("assistant", f"Hello {name}!"),
     )
-    if rng.random() < 0.5:
+    if rng.random() < 0.25:  # the name stands in every conversation, so "the name" may not answer most questions
         other = rng.choice([other for other in NAMES if other != name])
         question, reply = rng.choice(NAME_QUESTIONS), f"Your name is {name}."
         wrong, difficulty = (f"Your name is {other}.", "Your name is Athanor.", value), "easy"

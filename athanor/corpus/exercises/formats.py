@@ -10,11 +10,12 @@ from athanor.corpus.exercises.exercise import Exercise, Side, ask, level, numeri
 from athanor.corpus.exercises.words import CITIES, COLOURS, JOBS, NAMES, PETS, WORDS
 
 MEMBER = (
-    "Is {word} in this list: {list}? Answer yes or no.",
-    "Yes or no: does the list {list} hold {word}?",
-    "Here is a list: {list}. Is {word} one of its words? Yes or no.",
-    "Say yes or no. Is {word} among {list}?",
+    "Are {a} and {b} in this list: {list}? Answer yes or no for each.",
+    "Yes or no for each: does the list {list} hold {a} and {b}?",
+    "Here is a list: {list}. Are {a} and {b} among its words? Yes or no for each.",
+    "Say yes or no twice. Is {a} among {list}, and is {b}?",
 )
+BOTH = ("Yes, Yes", "Yes, No", "No, Yes", "No, No")
 RECORD = (
     "Write this as a JSON object: {pairs}",
     "Turn {pairs} into JSON.",
@@ -25,8 +26,8 @@ FIELDS = {"name": NAMES, "city": CITIES, "job": JOBS, "pet": PETS, "colour": COL
 LINES = (
     "Write {word} on {n} lines.",
     "Write the word {word} {n} times, each time on its own line.",
-    "Print {word} {n} times, one per line.",
-    "Give me {n} lines that each say {word}.",
+    "Print {word} and not {other} {n} times, one per line.",
+    "Instead of {other}, give me {n} lines that each say {word}.",
 )
 # Four equal lines are still no run of four equal n-grams with the line break after each, so no answer counts as stuck.
 COUNTS = {2: "two", 3: "three", 4: "four"}
@@ -43,13 +44,13 @@ def _form(prompt: str, reply: str, key: str, checks: tuple[str, ...], rejected: 
 
 
 def yes_no(rng: random.Random, number: int, side: Side) -> Exercise:
-    """Whether a word is in a list: in one half of the draws it is. Harder with longer lists."""
+    """Whether each of two words is in a list: the four answers are equally often right. Harder with longer lists."""
     words = rng.sample(WORDS, rng.randint(3, 6))
-    inside = rng.random() < 0.5
-    word = rng.choice(words) if inside else rng.choice([word for word in WORDS if word not in words])
-    reply, other = ("Yes", "No") if inside else ("No", "Yes")
-    prompt = rng.choice(MEMBER).format(word=word, list=", ".join(words))
-    wrong = (other, f"{reply}, {word} is {'' if inside else 'not '}in the list.", word)
+    inside, outside = rng.sample(words, 2), rng.sample([word for word in WORDS if word not in words], 2)
+    (a, first), (b, second) = (rng.choice(((yes, "Yes"), (no, "No"))) for yes, no in zip(inside, outside, strict=True))
+    reply = f"{first}, {second}"
+    prompt = rng.choice(MEMBER).format(a=a, b=b, list=", ".join(words))
+    wrong = (*(text for text in BOTH if text != reply), f"{reply}, as you see.", first, f"{a}, {b}")
     return _form(prompt, reply, lists._key(words), (f"yes_no {reply}",), wrong, level(len(words), 4, 6))
 
 
@@ -69,12 +70,12 @@ def json_object(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 def line_count(rng: random.Random, number: int, side: Side) -> Exercise:
-    """A word on two, three or four lines. Harder with more lines."""
+    """A word on two, three or four lines, at times with another that is not to be written. Harder with more lines."""
     word, n = rng.choice(WORDS), rng.choice(sorted(COUNTS))
     other = WORDS[(WORDS.index(word) + 1) % len(WORDS)]
     lines = [word] * n
     wrong = ("\n".join(lines[1:]), "\n".join([*lines, word]), "\n".join([*lines[1:], other]), " ".join(lines))
-    prompt = rng.choice(LINES).format(word=word, n=rng.choice((str(n), COUNTS[n])))
+    prompt = rng.choice(LINES).format(word=word, other=other, n=rng.choice((str(n), COUNTS[n])))
     checks = (f"lines {n}", f"each_line {word}")
     return _form(prompt, "\n".join(lines), f"lines:{word}:{n}", checks, wrong, level(n, 3, 4))
 

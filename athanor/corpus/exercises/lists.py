@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from athanor.corpus.exercises.exercise import Exercise, Side, ask, exact, level, numeric
+from athanor.corpus.exercises.exercise import Exercise, Side, ask, exact, level
 from athanor.corpus.exercises.words import WORDS
 
 COPY = (
@@ -17,6 +17,14 @@ COPY = (
     "Say exactly this: {text}",
     "Copy this text: {text}",
     "Write the following words again: {text}",
+)
+# What of a text is copied: wordings, and the words that are left. One part of the question answers one of them only.
+PARTS: tuple[tuple[tuple[str, ...], slice], ...] = (
+    (COPY, slice(None)),
+    (("Copy only the first two words: {text}", "Write just the first two words of: {text}"), slice(2)),
+    (("Copy only the last two words: {text}", "Write just the last two words of: {text}"), slice(-2, None)),
+    (("Repeat this without its first word: {text}", "Copy all words but the first: {text}"), slice(1, None)),
+    (("Repeat this without its last word: {text}", "Copy all words but the last: {text}"), slice(-1)),
 )
 COUNT = (
     "How many words are in this list: {list}?",
@@ -41,6 +49,12 @@ COMMAS = (
     "Join these words with commas: {spaced}",
     "Turn this into a comma-separated list: {spaced}",
     "Put commas between these words: {spaced}",
+)
+LINED = (
+    "Write {listed} on lines of their own.",
+    "Put each of {listed} on a new line.",
+    "One item per line, please: {list}",
+    "Give every word a line of its own: {list}",
 )
 REVERSE = (
     "Reverse this list: {list}",
@@ -76,16 +90,24 @@ def _listed(items: list[str]) -> str:
 
 
 def copying(rng: random.Random, number: int, side: Side) -> Exercise:
+    """A list of words, or a part of it; all of it, its first two words and so on are asked equally often."""
     words = _words(rng, 3, 6)
-    text = " ".join(words)
-    wrong = (" ".join(words[:-1]), " ".join(reversed(words)))
-    return exact(rng.choice(COPY).format(text=text), text, _key(words), wrong, level(len(words), 4, 6))
+    wordings, part = rng.choice(PARTS)
+    reply = " ".join(words[part])
+    wrong = (*(" ".join(words[other]) for _, other in PARTS), " ".join(reversed(words[part])))
+    return exact(rng.choice(wordings).format(text=" ".join(words)), reply, _key(words), wrong, level(len(words), 4, 6))
 
 
 def counting(rng: random.Random, number: int, side: Side) -> Exercise:
+    """How many words there are. One number has to be said: counting aloud, as a numbered list does, is no answer."""
     words = _words(rng, 2, 7)
-    prompt = rng.choice(COUNT).format(list=", ".join(words))
-    return numeric(prompt, str(len(words)), _key(words), len(words), level(len(words), 4, 6))
+    prompt, count = rng.choice(COUNT).format(list=", ".join(words)), len(words)
+    numbered = "\n".join(f"{place}. {word}" for place, word in enumerate(words, 1))
+    made = Exercise(
+        ask(prompt), str(count), _key(words), "format", str(count), (str(count), f"There are {count} words."),
+        (str(count + 1), f"There are {count + 10}.", numbered, ", ".join(words)), checks=(f"one_number {count}",),
+    )
+    return replace(made, difficulty=level(count, 4, 6))
 
 
 def list_format(rng: random.Random, number: int, side: Side) -> Exercise:
@@ -94,9 +116,10 @@ def list_format(rng: random.Random, number: int, side: Side) -> Exercise:
         "bullets": "\n".join(f"- {word}" for word in words),
         "numbers": "\n".join(f"{place}. {word}" for place, word in enumerate(words, 1)),
         "commas": ", ".join(words),
+        "lines": "\n".join(words),
     }
     form = rng.choice(sorted(forms))
-    wordings = {"bullets": BULLETS, "numbers": NUMBERED, "commas": COMMAS}[form]
+    wordings = {"bullets": BULLETS, "numbers": NUMBERED, "commas": COMMAS, "lines": LINED}[form]
     prompt = rng.choice(wordings).format(listed=_listed(words), list=", ".join(words), spaced=" ".join(words))
     reply = forms.pop(form)
     accepted = (reply, reply.replace("- ", "* ")) if form == "bullets" else (reply,)
@@ -115,12 +138,12 @@ def list_reverse(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 def list_pick(rng: random.Random, number: int, side: Side) -> Exercise:
-    words = _words(rng, 3, 5)
+    words = _words(rng, 4, 6)  # of three, the third is the last
     which = rng.choice(ORDINALS)
     answer = words[-1] if which == "last" else words[ORDINALS.index(which)]
     prompt = rng.choice(PICK).format(which=which, list=", ".join(words))
     others = tuple(word for word in words if word != answer)
-    return exact(prompt, answer, _key(words), (others[0], others[-1], " ".join(words)), level(len(words), 4, 5))
+    return exact(prompt, answer, _key(words), (others[0], others[-1], " ".join(words)), level(len(words), 5, 6))
 
 
 def sorting(rng: random.Random, number: int, side: Side) -> Exercise:

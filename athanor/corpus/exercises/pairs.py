@@ -1,8 +1,9 @@
 """Choices by log-likelihood that need no instruction tuning: agreement in minimal pairs, whole against broken Python.
 
-The pairs are made in the manner of BLiMP (Warstadt et al. 2020): two ways to
-go on that differ in one word, of which grammar allows one. Only the battery
-asks them; nothing is trained on them.
+Agreement is asked in the manner of BLiMP (Warstadt et al. 2020): ways to go on
+that differ in one word, of which grammar allows one. Here they differ at two
+places, which makes four of them, so that a guess is right in a quarter. Only
+the battery asks them; nothing is trained on them.
 """
 
 from __future__ import annotations
@@ -22,14 +23,10 @@ NOUNS = (
     ("table", "tables"), ("button", "buttons"), ("teacher", "teachers"), ("farmer", "farmers"), ("dog", "dogs"),
     ("horse", "horses"), ("doctor", "doctors"), ("pilot", "pilots"),
 )
-# What goes on after the subject, singular and plural.
+# What goes on after the subject, singular and plural, before a determiner and a noun.
 VERBS = (
-    ("is ready now.", "are ready now."),
-    ("was there before.", "were there before."),
-    ("has a new name.", "have a new name."),
-    ("does not matter here.", "do not matter here."),
-    ("needs more room.", "need more room."),
-    ("comes first.", "come first."),
+    ("is ready for", "are ready for"), ("was behind", "were behind"), ("has", "have"),
+    ("does not need", "do not need"), ("needs", "need"), ("comes before", "come before"),
 )
 BETWEEN = ("near", "behind", "beside", "next to", "in front of")
 DETERMINERS = (("this", "these"), ("that", "those"), ("every", "all"), ("one", "two"), ("each", "many"))
@@ -76,9 +73,11 @@ def agreement(rng: random.Random, number: int, side: Side) -> Exercise:
     context = f"The {subject[plural]}"
     if distance:
         context += f" {rng.choice(BETWEEN)} the {other[plural if distance == 1 else 1 - plural]}"
-    verb = rng.choice(VERBS)
-    right, wrong = verb[plural], verb[1 - plural]
-    return _choice(context, right, [wrong], number, rng, f"agreement:{context}:{right}", level(distance, 1, 2))
+    verb, (determiner, noun), end = rng.choice(VERBS), (rng.choice(DETERMINERS), rng.choice(NOUNS)), rng.randrange(2)
+    right, *wrong = (
+        f"{verb[v]} {determiner[end]} {noun[n]}." for v in (plural, 1 - plural) for n in (end, 1 - end)
+    )
+    return _choice(context, right, wrong, number, rng, f"agreement:{context}:{right}", level(distance, 1, 2))
 
 
 def determiners(rng: random.Random, number: int, side: Side) -> Exercise:
@@ -86,9 +85,10 @@ def determiners(rng: random.Random, number: int, side: Side) -> Exercise:
     plural, noun, adjective = rng.randrange(2), rng.choice(NOUNS), rng.choice(ADJECTIVES)
     start = rng.choice(LEADS).format(d=rng.choice(DETERMINERS)[plural])
     context = f"{start} {adjective}".strip()
-    right, wrong = (f"{noun[number]} today." for number in (plural, 1 - plural))
+    (also, other), end = (rng.choice(DETERMINERS), rng.choice(NOUNS)), rng.randrange(2)
+    right, *wrong = (f"{noun[n]} and {also[end]} {other[m]}." for n in (plural, 1 - plural) for m in (end, 1 - end))
     difficulty = level(len(adjective.split()), 1, 2)
-    return _choice(context, right, [wrong], number, rng, f"determiner:{context}:{right}", difficulty)
+    return _choice(context, right, wrong, number, rng, f"determiner:{context}:{right}", difficulty)
 
 
 def python_syntax(rng: random.Random, number: int, side: Side) -> Exercise:
