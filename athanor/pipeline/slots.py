@@ -250,7 +250,7 @@ def contents(path: Path) -> str:
     if step == 0 or not files:
         return ""
     if step is None:
-        return f"{len(files):,} files of {sum(map(os.path.getsize, files)) / 1e6:,.1f} MB"
+        return f"{len(files):,} file{'s' * (len(files) > 1)} of {sum(map(os.path.getsize, files)) / 1e6:,.1f} MB"
     batch = next((value for name, value in flatten(read_json(path / FACTS)) if name.endswith("batch_tokens")), None)
     return f"{step:,} steps" + (f" ({step * batch:,} tokens)" if batch else "")
 

@@ -17,6 +17,9 @@ from athanor.artifacts import read_json
 from athanor.commands import slots as command
 from athanor.errors import InputError, Interrupted
 from athanor.params.strict import read_yaml
+from athanor.pipeline.run import Run
+from athanor.pipeline.slots import Code, Slot
+from stages import download
 from tests.e2e.clone import environment
 from tests.stages import test_train_stages
 from tests.stages.test_train_stages import MODEL, PRETRAIN, ROOT, SFT, edit, execute, results, slots
@@ -129,8 +132,6 @@ def test_a_cooldown_branches_from_an_adopted_trunk_and_knows_who_trained_it(plac
 
 def test_an_edit_while_the_stage_runs_leaves_its_work_to_be_adopted(place, monkeypatch):
     """A training that ended with edited code once counted as done: the next start would have begun it anew."""
-    from athanor.pipeline.run import Run
-
     begin = Run.watch_health
 
     def late(self, *words, **more):
@@ -150,17 +151,41 @@ def test_an_edit_while_the_stage_runs_leaves_its_work_to_be_adopted(place, monke
     assert "trained_tokens" not in run._facts and len(read_json("models/base/manifest.json")["trained_by"]) == 2
 
 
+def test_what_was_downloaded_survives_an_edit_of_errors_py(place):
+    """The slot of a source had another name then: 58 GB were fetched again."""
+    Path("params.yaml").write_text("{}\n")
+
+    def source(url):
+        run = Run("download", "stages.download")
+        return run, download.fetcher(run, Path("data/raw"), 0.1).place("athanor.corpus.sources.web", {"urls": [url]})
+
+    with source("https://a")[1] as slot:
+        (slot.path / "file-0").write_bytes(b"bytes")
+    hours()
+    correct_a_message()
+    with pytest.raises(InputError, match="athanor/errors.py. It holds 1 file of 0.0 MB, 10 h"), source("https://a")[1]:
+        pass
+    with source("https://b")[1]:
+        pass  # has nothing yet to ask about
+    assert [one.path for one in command.adopt(command.find(place), "")] == [slot.path]
+    run, again = source("https://a")
+    with again:
+        assert again.path == slot.path and (slot.path / "file-0").read_bytes() == b"bytes"
+        assert run.codes() == {"codes": {slot.fingerprint: [slot.code.digest, again.code.digest]}}
+    run, other = source("https://b")
+    with other:
+        assert run.codes() == {}  # the manifest of one code has nothing that depends on the run
+
+
 def test_the_parts_of_a_download_are_adopted_together(tmp_path, monkeypatch):
     """Nine sources would be nine questions. Finished ones ask, too: an edit of errors.py fetched all of them again."""
-    from athanor.pipeline.slots import Code, Slot
-
     folder, old, new = tmp_path / ".athanor/slots/download", Code("web", {"e.py": "1"}), Code("web", {"e.py": "2"})
     for name in "abc":
         with Slot(folder, {"params": {"url": name}, "part": "web"}, code=old, shared=True) as slot:
             (slot.path / "file-0").write_bytes(b"x")
             slot.mark_done()
         (slot.path / "seconds").write_text("36000")
-    with pytest.raises(InputError, match="1 files of 0.0 MB"):
+    with pytest.raises(InputError, match="1 file of 0.0 MB"):
         with Slot(folder, {"params": {"url": "a"}, "part": "web"}, code=new, shared=True):
             pass
     assert "waits for adopt or drop" in command.table(command.find(tmp_path))
