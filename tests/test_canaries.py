@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import sqlite3
 import zlib
@@ -12,6 +13,7 @@ import pytest
 import zstandard
 
 from tools import canaries
+from tools.canary_search import contents, forms
 
 
 def test_planted_secrets_are_in_nothing_that_is_written(tmp_path, capsys):
@@ -49,8 +51,8 @@ def test_a_secret_is_found_in_every_form(tmp_path, how, form):
     planted = canaries.Planted()
     text = planted.new("one")
     if form != "plain":
-        text = canaries.base64.b64encode(b"u" * int(form[-1]) + text.encode() + b":p").decode()
+        text = base64.b64encode(b"u" * int(form[-1]) + text.encode() + b":p").decode()
     path = tmp_path / "file"
     WRITERS[how](path, f"before {text} after")
-    parts = list(canaries.contents(path, path.read_bytes()))
-    assert any(secret in part for part in parts for secret in planted.forms())
+    parts = list(contents(path, path.read_bytes()))
+    assert any(secret in part for part in parts for secret in forms(planted.cores))

@@ -12,9 +12,7 @@ lines of all processes while they run. Exit status 1 if anything is found.
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
-import gzip
 import http.client
 import http.server
 import json
@@ -22,20 +20,18 @@ import os
 import secrets
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import pyarrow.parquet as pq
-import zstandard
 from ruamel.yaml import YAML
+
+from tools.canary_search import contents, forms
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "A secret is found where it was planted, or it is found nowhere; this is line {} of the text that says so. "
@@ -59,16 +55,6 @@ class Planted:
         path.write_text(text)
         path.chmod(0o600)
         self.files[path] = path.read_bytes()
-
-    def forms(self) -> dict[bytes, str]:
-        """The bytes to look for: each secret in plain, and in base64 however it lies in there."""
-        found = {}
-        for name, core in self.cores.items():
-            found[core.encode()] = name
-            for before in range(3):
-                coded = base64.b64encode(b"x" * before + core.encode())
-                found[coded[4 if before else 0 : -4]] = name
-        return found
 
 
 def environment(planted: Planted, folder: Path) -> dict[str, str]:
@@ -110,13 +96,15 @@ def plant_files(planted: Planted, folder: Path) -> None:
     write(home / ".git-credentials", new("credentials of Git", "https://me:{}@git.example\n"))
     write(home / ".pypirc", new(".pypirc", "[pypi]\npassword = pypi-{}\n"))
     write(home / ".ssh/id_ed25519", new("SSH key", "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n"))
-    write(home / ".gitconfig", new("header of Git", '[http]\n\textraheader = "AUTHORIZATION: Basic {}"\n[user]\n\tname = me\n\temail = me@localhost\n'))
+    header = '[http]\n\textraheader = "AUTHORIZATION: Basic {}"\n[user]\n\tname = me\n\temail = me@localhost\n'
+    write(home / ".gitconfig", new("header of Git", header))
     write(checkout / ".env", new(".env", "API_TOKEN={}\n"))
     write(checkout / "server.key", new("TLS key", "-----BEGIN PRIVATE KEY-----\n{}\n"))
     write(checkout / "machine.yaml", f"# {new('note in machine.yaml')}\nslurm_args: [--export=API_TOKEN={new('slurm_args')}]\n")
     remote = "['remote \"store\"']\n    url = s3://bucket/x\n    secret_access_key = {}\n"
     web = "['remote \"web\"']\n    url = https://me:{}@dvc.example/x\n    password = "
-    write(checkout / ".dvc/config.local", new("secret of DVC's remote", remote) + new("login of DVC's remote", web) + new("password of DVC's remote") + "\n")
+    remotes = [new("secret of DVC's remote", remote), new("login of DVC's remote", web), new("password of DVC's remote")]
+    write(checkout / ".dvc/config.local", "".join(remotes) + "\n")
     config = checkout / ".git" / "config"
     write(config, config.read_text() + new("remote of Git", '[remote "origin"]\n\turl = https://me:{}@git.example/x.git\n'))
 
@@ -124,18 +112,19 @@ def plant_files(planted: Planted, folder: Path) -> None:
 def make_checkout(planted: Planted, folder: Path, port: int) -> Path:
     """The files that Git knows, with a source whose addresses are signed, committed; then the planted files."""
     checkout = folder / "checkout"
-    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=True)
-    for name in listed.stdout.splitlines():
+    command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"]
+    for name in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
         if (ROOT / name).is_file() and name != "dvc.lock" and not name.startswith(("metrics/", "plots/")):
             (checkout / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, checkout / name)
     shutil.copyfile(ROOT / "presets" / "micro.yaml", checkout / "params.yaml")
-    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "start"]):
-        subprocess.run(["git", *words], cwd=checkout, check=True, env={**os.environ, "HOME": str(folder)})
+    me = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "start"]):
+        subprocess.run(["git", *me, *words], cwd=checkout, check=True, env={**os.environ, "HOME": str(folder)})
     plant_files(planted, folder)
     for name in FILES:
-        source = {"type": "http", "name": "web", "kind": "prose", "text_column": "text", "select": None, "max_document_bytes": 10_000}
-        source |= {"min_chars": 100, "min_documents": 10, "min_bytes": 1000}
+        source = {"type": "http", "name": "web", "kind": "prose", "text_column": "text", "select": None}
+        source |= {"max_document_bytes": 10_000, "min_chars": 100, "min_documents": 10, "min_bytes": 1000}
         source["license"] = planted.new("licence", "see https://me:{}@host/x") if name == "licence.jsonl" else "own"
         signed = planted.new(f"query of {name}", "X-Amz-Expires=60&ticket={}")
         if name == "signed.jsonl":
@@ -195,9 +184,8 @@ class World:
                     self.lines.add("\0".join(one.cmdline()).encode())
 
     def run(self, name: str, *words: str, status: int | None = 0, **more: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", *words], cwd=self.checkout, env=self.env | more, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        command, pipe = [sys.executable, "-m", *words], subprocess.PIPE
+        done = subprocess.run(command, cwd=self.checkout, env=self.env | more, stdout=pipe, stderr=subprocess.STDOUT)
         (self.folder / "said" / f"{name}.txt").write_bytes(done.stdout)
         if status is not None and done.returncode != status:
             raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stdout[-3000:].decode(errors='replace')}")
@@ -206,14 +194,15 @@ class World:
     @contextlib.contextmanager
     def serving(self, *words: str) -> Iterator[int]:
         with open(self.folder / "said" / "serve.txt", "wb") as said:
-            server = subprocess.Popen([sys.executable, "-m", "athanor", "serve", "--port", "0", *words], cwd=self.checkout, env=self.env, stdout=said, stderr=subprocess.STDOUT)
+            command = [sys.executable, "-m", "athanor", "serve", "--port", "0", *words]
+            server = subprocess.Popen(command, cwd=self.checkout, env=self.env, stdout=said, stderr=subprocess.STDOUT)
             try:
                 end = time.monotonic() + 90
-                while not (found := [one.laddr.port for one in psutil.Process(server.pid).net_connections("tcp") if one.status == "LISTEN"]):
+                while not (found := listening(server.pid)):
                     if time.monotonic() > end or server.poll() is not None:
                         raise SystemExit("no server:\n" + (self.folder / "said" / "serve.txt").read_text())
                     time.sleep(0.1)
-                yield found[0]
+                yield found.pop()
             finally:
                 server.send_signal(signal.SIGTERM)
                 server.wait(60)
@@ -223,6 +212,10 @@ class World:
         self._watch.join()
         self.web.shutdown()
         (self.folder / "said" / "command lines").write_bytes(b"\n".join(sorted(self.lines)))
+
+
+def listening(pid: int) -> set[int]:
+    return {one.laddr.port for one in psutil.Process(pid).net_connections("tcp") if one.status == "LISTEN"}
 
 
 def ask(port: int, method: str, path: str, body: object = None, **headers: str) -> int:
@@ -252,7 +245,8 @@ def use(world: World, quick: bool) -> None:
         for words in (["plan"], ["summary"], ["health"], ["verify"], ["compare"], ["doctor"]):
             run(words[0], "athanor", *words, status=None)
         params = YAML().load(world.checkout / "params.yaml")
-        params["synthetic"] |= {"api": "openai", "base_url": f"http://127.0.0.1:{world.web.server_port}", "model": "m", "key_env": "SYNTHESIS_KEY"}
+        params["synthetic"] |= {"api": "openai", "base_url": f"http://127.0.0.1:{world.web.server_port}", "model": "m"}
+        params["synthetic"]["key_env"] = "SYNTHESIS_KEY"
         YAML().dump(params, world.checkout / "params.yaml")
         run("synthesize", "athanor", "synthesize", status=None)
     right = {"Authorization": f"Bearer {world.env['ATHANOR_API_KEY']}"}
@@ -265,7 +259,8 @@ def use(world: World, quick: bool) -> None:
         assert ask(port, "GET", "/v1/models", **right) == 200
         assert ask(port, "POST", "/api/chats", {"title": "a chat"}, **right) == 201
         if not quick:
-            question = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "max_tokens": 8, "user": new("user of a request")}
+            question = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "max_tokens": 8}
+            question["user"] = new("user of a request")
             assert ask(port, "POST", "/v1/chat/completions", question, **right) == 200
 
 
@@ -279,39 +274,15 @@ def image(world: World) -> Iterator[tuple[str, bytes]]:
             yield f"image: {name}", path.read_bytes()
 
 
-def contents(path: Path, data: bytes) -> Iterator[bytes]:
-    """A file's bytes, and what is packed in them."""
-    yield data
-    with contextlib.suppress(OSError, EOFError, zlib.error):
-        if data[:2] == b"\x1f\x8b":
-            yield gzip.decompress(data)
-        elif data[:1] == b"\x78":
-            yield zlib.decompress(data)
-    with contextlib.suppress(zstandard.ZstdError):
-        if data[:4] == b"\x28\xb5\x2f\xfd":
-            yield zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
-    if data[:4] == b"PAR1":
-        file = pq.ParquetFile(path)
-        yield str(file.schema_arrow.metadata).encode()
-        for batch in file.iter_batches(1000):
-            yield str(batch.to_pylist()).encode()
-    if data[:15] == b"SQLite format 3":  # a long text is spread over pages
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-            db.text_factory = bytes
-            for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-                for row in db.execute(f'SELECT * FROM "{table.decode()}"'):
-                    yield b"\n".join(value for value in row if isinstance(value, bytes))
-
-
 def search(world: World) -> tuple[list[tuple[str, str]], int, int]:
     """(secret, place) of each leak, files searched, bytes searched (unpacked)."""
-    forms, found, count, size = world.planted.forms(), set(), 0, 0
+    wanted, found, count, size = forms(world.planted.cores), set(), 0, 0
 
     def look(place: str, parts: Iterator[bytes]) -> int:
         seen = 0
         for part in parts:
             seen += len(part)
-            found.update((name, place) for form, name in forms.items() if form in part)
+            found.update((name, place) for form, name in wanted.items() if form in part)
         return seen
 
     for path in sorted(world.folder.rglob("*")):
@@ -338,7 +309,8 @@ def main(arguments: list[str] | None = None) -> int:
     found, count, size = search(world)
     for name, place in found:
         print(f"FOUND {name}: {place}")
-    print(f"{len(world.planted.cores)} secrets planted, {len(found)} found in {count:,} files, {size:,} bytes, {len(world.lines):,} command lines")
+    where = f"{count:,} files, {size:,} bytes, {len(world.lines):,} command lines"
+    print(f"{len(world.planted.cores)} secrets planted, {len(found)} found in {where}")
     return 1 if found else 0
 
 
