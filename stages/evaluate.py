@@ -16,9 +16,11 @@ from athanor.evaluation.compression import compression_rates
 from athanor.evaluation.conditions import GREEDY_NAME, chosen, condition_rows, findings
 from athanor.evaluation.sampling import Sampling
 from athanor.evaluation.item_gate import check_items
-from athanor.evaluation.pages import battery_markdown, samples_markdown
+from athanor.evaluation.pages import battery_markdown, left_out_line, samples_markdown
 from athanor.evaluation.report import Answer, answer_rows, table_rows
 from athanor.evaluation.results import battery_facts
+from athanor.evaluation.sandbox import isolation
+from athanor.evaluation.scoring import scorable
 from athanor.model.transformer import Transformer
 from athanor.params.eval import EvalParams
 from athanor.pipeline.machine import machine
@@ -42,7 +44,9 @@ def run(run: Run) -> None:
     clock = Clock(run)
 
     # No figure from a scorer that cannot tell right from wrong.
-    items = list(read_items(BATTERY / "items.jsonl"))
+    items, left_out = scorable(read_items(BATTERY / "items.jsonl"))
+    run.fact(code_isolation=isolation())
+    run.note(left_out_line(left_out) or f"walls around code answers: {isolation() or 'none'}")
     if not items:
         raise InputError("the battery has no items", where=str(BATTERY), fix="run dvc repro download")
     check_items(items, workers=settings.workers)
@@ -86,14 +90,14 @@ def run(run: Run) -> None:
     for text in findings(conditions, {key: c.repetition_penalty for key, c in p.conditions.items() if key in tried}):
         run.note(text)
     dropped = [read_json(path).get("contaminated_items") for path in (CLEAN / "manifest.json", SFT_DATA)]
-    facts = battery_facts(items, answers, p.seed, dropped[0] or {}, dropped[1])
+    facts = battery_facts(items, answers, p.seed, dropped[0] or {}, dropped[1], left_out)
     (pair,) = facts["paired"].values()
     said = [answer for name in MODELS for answer in answers[name]]
     pages = {
         "battery.jsonl": "".join(
             json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in answer_rows(items, said, *dropped)
         ),
-        "battery.md": battery_markdown(facts["battery"], pair, facts["gold"], conditions),
+        "battery.md": battery_markdown(facts["battery"], pair, facts["gold"], conditions, left_out),
         "samples.md": samples_markdown(items, said, p.samples_per_category),
     }
     write(pages, items, said)

@@ -16,6 +16,7 @@ def battery_markdown(
     compared: Mapping[str, Mapping[str, Any]],
     gold: Mapping[str, Mapping[str, Mapping[str, Any]]],
     conditions: Mapping[str, Mapping[str, Any]],
+    left_out: Mapping[str, int],
 ) -> str:
     """Scores with intervals and floors, the paired difference of the two models, bits per byte of accepted answers."""
     first, second = tables
@@ -44,6 +45,8 @@ def battery_markdown(
         scores = [_share(tables[model][category]) for model in (first, second)]
         floor = (f"{row['floor']:.1%}", row["floor_answer"])
         lines.append(_row((category, row["n"], *scores, *floor, spread, f"{pair['p']:.2g}", resolves, *costs)))
+    if left_out:
+        lines += ["", left_out_line(left_out)]
     similar = compared[ALL]["resolves_similar"]
     if similar is not None:
         lines += ["", f"Two models that disagree on one item in ten: these items can resolve {100 * similar:.1f} points."]
@@ -54,6 +57,13 @@ def battery_markdown(
             spread = f"{row['minus_greedy']['difference']:+.1%} ± {row['minus_greedy']['stderr']:.1%}"
             lines.append(_row((name, row["n"], _share(row), spread, f"{row['stop']['rate']:.1%}")))
     return "\n".join(lines) + "\n"
+
+
+def left_out_line(left_out: Mapping[str, int]) -> str:
+    """Which items have no score, and why; nothing if all have one."""
+    counts = ", ".join(f"{category} ({count})" for category, count in left_out.items())
+    why = "the machine has no system call filter (Linux, x86-64 or arm64), so code that a model wrote is not run"
+    return f"Left out: {counts}; {why}." if left_out else ""
 
 
 def _share(row: Mapping[str, Any]) -> str:

@@ -18,10 +18,12 @@ def battery_facts(
     seed: int,
     documents: Mapping[str, int],
     conversations: Mapping[str, int] | None,
+    left_out: Mapping[str, int],
 ) -> dict[str, Any]:
     """Blocks of the metrics. Scores, comparison and bits per byte are of the test split, rates of all answers.
 
-    `answers` holds the models in order; the comparison is of the last with the first.
+    `answers` holds the models in order; the comparison is of the last with the first. `left_out`: items by category
+    that this machine could not score; where there are none, nothing is said, so that all other machines write the same bytes.
     """
     tables, gold, difficulty, development = {}, {}, {}, {}
     kept: dict[str, list[Answer]] = {}
@@ -49,4 +51,5 @@ def battery_facts(
         "verbosity": {name: verbosity(said) for name, said in answers.items()},
         "truncation": {name: truncation(said) for name, said in answers.items()},
         "contamination": contamination(items, documents, conversations),
+        **({"left_out": dict(left_out)} if left_out else {}),
     }

@@ -1,68 +1,54 @@
 """Run a short Python function that a model wrote, and get its results without trusting it.
 
 The tests are asserts of the form `assert CALL == LITERAL`. Only the calls
-enter the child process; the expected values stay here and are compared here.
-So nothing the code prints, writes or patches can forge a pass: it would have
-to return the right values. The child is an isolated interpreter in a session
-of its own with limits on CPU time, memory, files and processes, an empty
-environment, no network, and a wall-clock limit after which the whole session
-is killed. This holds back what a small model can write by accident; it is
-not a wall against an expert attacker with a kernel exploit.
+enter the process that runs the code; the expected values stay here and are
+compared here. So nothing the code prints, writes or patches can forge a pass:
+it would have to return the right values.
+
+What keeps the code in is a system call filter (confined.py): it can compute
+and write its results, and the kernel refuses everything else. Around it, where
+bubblewrap works, stand namespaces of its own (files, processes, network, IPC,
+host name, for a plain user also users), and root becomes nobody. Where there
+is no filter, no model-written code is run. A process shows that its filter
+holds before it gets a task.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import inspect
 import json
 import os
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
-import tempfile
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from athanor.errors import InputError
+from athanor.evaluation import confined
 
-CPU_SECONDS = 3
-WALL_SECONDS = 10.0  # generous: a busy machine starts an interpreter slowly, and CPU time is limited already
-MEMORY_BYTES = 512 * 2**20
-RESULT_BYTES = 64 * 2**10
-
-# Runs in the child. Results go to a private duplicate of stdout; the code's own output goes nowhere.
-_RUNNER = f"""
-import sys, os, json, resource
-task = json.loads(sys.stdin.buffer.read())
-out = os.dup(1)
-null = os.open(os.devnull, os.O_RDWR)
-for handle in (0, 1, 2):
-    os.dup2(null, handle)
-os.close(null)
-if task["drop"]:
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-for name, limit in (("CPU", {CPU_SECONDS}), ("AS", {MEMORY_BYTES}), ("FSIZE", {RESULT_BYTES}), ("CORE", 0),
-                    ("NOFILE", 32), ("NPROC", 0)):
-    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
-BLOCKED = ("socket.", "subprocess.", "ctypes.", "os.fork", "os.exec", "os.posix_spawn", "os.spawn", "os.system",
-           "os.kill", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link",
-           "os.symlink", "os.truncate", "os.putenv", "shutil.", "pty.", "signal.")
-def guard(event, arguments, blocked=BLOCKED, read=os.O_RDONLY, write=os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-    if event.startswith(blocked) or event == "open" and arguments[2] & write:
-        raise PermissionError(event)
-sys.addaudithook(guard)
-space, results = {{"__name__": "answer"}}, []
-try:
-    exec(compile(task["code"], "answer", "exec"), space)
-    for call in task["calls"]:
-        results.append(repr(eval(call, space)))
-except BaseException:
-    pass
-os.write(out, json.dumps(results).encode())
-os._exit(0)
+_PYTHON = os.path.realpath(sys.executable)  # the one that a virtual environment points to: standard library only
+ANSWER_SECONDS = confined.WALL_SECONDS + 50  # confined.py keeps the time; this is for a busy machine, and the worst
+# With the filter, the kernel refuses even these three, of which Python's audit hears nothing.
+PROBE = """
+import os
+def refused():
+    number = os.getpid()
+    for act in (os.stat, os.mkfifo):
+        try:
+            act("/")
+        except PermissionError:
+            number -= 1
+    return number
 """
 
 
@@ -83,41 +69,63 @@ def parse_test(test: str) -> tuple[str, object]:
         raise InputError("a test must read `assert CALL == LITERAL`", where=test) from None
 
 
-@functools.cache
-def network_off() -> tuple[str, ...]:
-    """The command prefix that takes the network away, or () where unprivileged namespaces are not allowed."""
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        return ()
-    command = (unshare, "--map-root-user", "--net")
-    return command if subprocess.run((*command, "true"), capture_output=True).returncode == 0 else ()
+def isolation() -> str:
+    """What stands around model-written code on this machine, in words; "" where it is not run at all."""
+    wall = _wall()
+    return wall[1] if wall else ""
 
 
 def passes(code: str, tests: Sequence[str]) -> bool:
     """Whether every test's call returns a value of the expected type and equal to it."""
-    pairs = [parse_test(test) for test in tests]
-    if not pairs:
-        raise InputError("no tests", where=code[:60], fix="give at least one assert")
-    try:
-        ast.parse(code)  # spares a process for text that is no Python at all
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    results = _call(code, [call for call, _ in pairs])
-    if len(results) != len(pairs):
-        return False
-    return all(_same(text, expected) for text, (_, expected) in zip(results, pairs, strict=True))
+    return passes_many([(code, tests)])[0]
 
 
 def passes_many(tasks: Sequence[tuple[str, Sequence[str]]], workers: int = 2) -> list[bool]:
-    """`passes` for many (code, tests) pairs, each in a process of its own, a few at a time."""
+    """`passes` for many (code, tests) pairs, each in a process of its own, a few at a time.
+
+    InputError where nothing confines the code (`isolation`).
+    """
+    parsed = [(code, [parse_test(test) for test in tests]) for code, tests in tasks]
+    for code, pairs in parsed:
+        if not pairs:
+            raise InputError("no tests", where=code[:60], fix="give at least one assert")
+    if not parsed:
+        return []
+    wall = _wall()
+    if wall is None:
+        fix = "evaluate on Linux (x86-64 or arm64) in a container that allows seccomp, or leave out items of kind code"
+        raise InputError("this machine has no system call filter, so model-written code is not run", fix=fix)
+    results, waiting = [False] * len(parsed), deque(range(len(parsed)))
+
+    def work() -> None:
+        with _Process(wall[0]) as process:
+            while True:
+                try:
+                    place = waiting.popleft()
+                except IndexError:
+                    return
+                code, pairs = parsed[place]
+                texts = process.call(code, [call for call, _ in pairs])
+                results[place] = len(texts) == len(pairs) and all(
+                    _same(text, value) for text, (_, value) in zip(texts, pairs, strict=True)
+                )
+
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-        return list(pool.map(lambda task: passes(*task), tasks))
+        for done in [pool.submit(work) for _ in range(min(max(1, workers), len(parsed)))]:
+            try:
+                done.result()
+            except OSError as error:
+                fix = "look for full memory or a limit on processes, then run again"
+                raise InputError(f"no process for code that a model wrote: {error}", fix=fix) from None
+    return results
 
 
 def _same(text: str, expected: object) -> bool:
+    if len(text) > 2 * len(repr(expected)):
+        return False  # no equal value reads so; what is parsed here is bounded by what the battery expects
     try:
         value = ast.literal_eval(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return False
     return _alike(value, expected)
 
@@ -131,35 +139,85 @@ def _alike(a: Any, b: Any) -> bool:
     return not isinstance(a, (list, tuple)) or all(map(_alike, a, b))
 
 
-def _call(code: str, calls: list[str]) -> list[str]:
-    prefix = network_off()
-    drop = not prefix and os.geteuid() == 0
-    task = json.dumps({"code": code, "calls": calls, "drop": drop}).encode()
-    command = [*prefix, sys.executable, "-I", "-S", "-B", "-c", _RUNNER]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryDirectory(prefix="athanor-") as folder:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env={},
-            start_new_session=True,
-        )
+@functools.cache
+def _wall() -> tuple[tuple[str, ...], str] | None:
+    """The command that starts a confined program, and in words what confines it; None where nothing does."""
+    for name, prefix in (("bubblewrap, ", _bubblewrap()), ("", ())):
+        with contextlib.suppress(OSError), _Process(prefix) as process:
+            return prefix, f"{name}system call filter, uid {process.uid}"
+    return None
+
+
+def _bubblewrap() -> tuple[str, ...]:
+    """The command that gives a program namespaces of its own and shows it the standard library only."""
+    spaces = ("ipc", "pid", "net", "uts", "cgroup-try")
+    command = [shutil.which("bwrap") or "bwrap", *(f"--unshare-{name}" for name in spaces)]
+    if os.geteuid() == 0:  # to become nobody needs no namespace of users, and two capabilities
+        command += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        command += ["--unshare-user"]
+    for path in ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", f"{sys.base_prefix}/lib", _PYTHON):
+        command += ["--ro-bind-try", path, path]
+    return (*command, "--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/", "--chdir", "/")
+
+
+class _Process:
+    """The program of confined.py at work. OSError where it does not start or shows no filter."""
+
+    def __init__(self, prefix: Sequence[str]) -> None:
+        self.command = [*prefix, _PYTHON, "-s", "-S", "-P", "-B", "-c", inspect.getsource(confined)]
+        self._start()
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.channel.close()
+
+    def _start(self) -> None:
+        self.channel, theirs = socket.socketpair()
+        self.channel.settimeout(ANSWER_SECONDS)
+        null = subprocess.DEVNULL
+        with theirs:
+            self.process = subprocess.Popen(
+                self.command, stdin=theirs, stdout=null, stderr=null, cwd="/", env={"PYTHONHASHSEED": "0"},
+                start_new_session=True,
+            )  # fmt: skip
         try:
-            process.communicate(task, timeout=WALL_SECONDS)
-        except subprocess.TimeoutExpired:
-            return []
-        finally:
+            (self.uid,) = struct.unpack(">I", self._receive(4))
+            if self._ask(PROBE, ["refused()"]) != ["-3"]:
+                raise OSError("the system call filter does not hold")
+        except OSError:
+            self.__exit__()
+            raise
+
+    def call(self, code: str, calls: list[str]) -> list[str]:
+        """The values of the calls as text; fewer where the code failed. A process that is lost is replaced once."""
+        for _ in range(2):
             try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # the session is gone, as it should be
-            process.wait()
-        out.seek(0)
-        text = out.read(RESULT_BYTES)
-    try:
-        results = json.loads(text)
-    except ValueError:
+                return self._ask(code, calls)
+            except OSError:
+                self.__exit__()
+                self._start()
         return []
-    return results if isinstance(results, list) and all(isinstance(item, str) for item in results) else []
+
+    def _ask(self, code: str, calls: list[str]) -> list[str]:
+        self.channel.sendall(json.dumps({"code": code, "calls": calls}).encode() + b"\n")
+        (size,) = struct.unpack(">I", self._receive(4))
+        try:
+            texts = json.loads(self._receive(size))
+        except (ValueError, RecursionError, MemoryError):
+            return []
+        return texts if isinstance(texts, list) and all(isinstance(text, str) for text in texts) else []
+
+    def _receive(self, size: int) -> bytes:
+        parts = []
+        while size:
+            parts.append(self.channel.recv(size))
+            if not parts[-1]:
+                raise OSError("the confined process ended")
+            size -= len(parts[-1])
+        return b"".join(parts)

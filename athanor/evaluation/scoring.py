@@ -9,16 +9,25 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from decimal import Decimal
 
 from athanor.corpus.conversations import Item
 from athanor.errors import GateError
 from athanor.evaluation.formats import NUMBER, holds
-from athanor.evaluation.sandbox import extract_code, passes, passes_many
+from athanor.evaluation.sandbox import extract_code, isolation, passes, passes_many
 
 READ = ("exact", "numeric", "list", "likelihood")  # kinds of which `_read` tells all that counts
 CONSTANT_CODE = "def f(x):\n    return x"
+
+
+def scorable(items: Iterable[Item]) -> tuple[list[Item], dict[str, int]]:
+    """The items that this machine can score, and of each category how many it cannot: code that nothing would confine."""
+    every = list(items)
+    out = [item for item in every if item.kind == "code" and not isolation()]
+    kept = [item for item in every if item.kind != "code"] if out else every
+    return kept, dict(sorted(Counter(item.category for item in out).items()))
 
 
 def score(item: Item, answer: str) -> bool:

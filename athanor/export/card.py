@@ -142,6 +142,8 @@ def _limits(source: Source, metrics: Mapping[str, Any]) -> list[str]:
         "- It was not trained to refuse anything and not checked for bias. Do not rely on its code or its arithmetic.",
         "- Scores hold for greedy decoding; `conditions` of metrics/eval.json has others, on items for development.",
     ]
+    if metrics.get("left_out"):
+        lines.append(f"- Not measured, as the machine that evaluated runs no code: {', '.join(metrics['left_out'])}.")
     if weak:
         lines.append(
             f"- Not clearly above its floor (within {CLEAR_STDERRS:g} standard errors): {', '.join(weak)}. "

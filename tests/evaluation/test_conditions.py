@@ -71,7 +71,7 @@ def test_all_figures_are_of_the_test_split(tokenizer):
     base = ask("base", model, tokenizer, items, max_new_tokens=6, batch_rows=4, workers=1)
     flip = {item.id for item in items if item.split == "development"}
     sft = [replace(answer, model="sft", correct=answer.item in flip) for answer in base]
-    facts = battery_facts(items, {"base": base, "sft": sft}, 1, {items[0].id: 2}, None)
+    facts = battery_facts(items, {"base": base, "sft": sft}, 1, {items[0].id: 2}, None, {})
     assert facts["battery"]["sft"][ALL]["correct"] == 0 and facts["development"]["sft"]["score"] == 1.0
     assert facts["battery"]["sft"][ALL]["n"] == sum(item.split == "test" for item in items)
     assert facts["paired"]["sft_minus_base"][ALL]["n"] == facts["battery"]["sft"][ALL]["n"]

@@ -1,0 +1,174 @@
+"""Every attack of attacks.py on our sandbox and on other runners, as root and as a user, with namespaces and without.
+
+    python -m tools.sandbox_matrix [--earlier SANDBOX.py] [--code-eval EXECUTE.py] [--python PATH] [--only TEXT] [--contexts TEXT]
+    python -m tools.sandbox_matrix --verdicts SANDBOX.py [--count 1000]
+
+The first prints a table: attacks that reached their goal, by class, runner and context, and their names below it. It
+needs root, to become a user too. `--python` is an interpreter that a user may run, if this one is in root's home.
+A context without namespaces is this system behind a filter that refuses unshare, setns, mount and clone with a
+namespace, as a container's default profile does. The second compares verdicts of an earlier sandbox.py and ours on
+right and wrong functions. Attacks are real: they fill memory, make processes and write files in temporary folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_SECONDS = 60.0
+SLOW_SECONDS = 30.0
+FAILED, PASSED = 40, 41  # exit statuses: nothing that an attack writes can be taken for a verdict
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.sandbox_matrix", description=__doc__.partition("\n")[0])
+    parser.add_argument("--earlier", type=Path, help="sandbox.py of an earlier version")
+    parser.add_argument("--code-eval", type=Path, help="execute.py of the metric code_eval of huggingface/evaluate")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter that a user may run")
+    parser.add_argument("--only", default="", help="attacks whose class or name holds this text")
+    parser.add_argument("--contexts", default="", help="contexts whose name holds this text")
+    parser.add_argument("--verdicts", type=Path, help="compare verdicts with this sandbox.py instead")
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--context", help=argparse.SUPPRESS)
+    parser.add_argument("--cell", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.cell:
+        return cell()
+    if args.verdicts:
+        from tools.sandbox_matrix.verdicts import compare
+
+        return compare(args.verdicts, args.count)
+    runners = {"ours": ""}
+    runners |= {"earlier": str(args.earlier.resolve())} if args.earlier else {}
+    runners |= {"code_eval": str(args.code_eval.resolve())} if args.code_eval else {}
+    if args.context:
+        return context(runners, args.only)
+    return table(runners, args)
+
+
+def cell() -> int:
+    """One attack on one runner, in a process that it may end."""
+    from tools.sandbox_matrix import runners
+
+    task = json.loads(sys.stdin.read())
+    build = {"ours": lambda path: runners.ours, "earlier": runners.earlier, "code_eval": runners.code_eval}
+    passes = build[task["runner"]](task["path"])
+    code = task["code"].replace("{evaluation}", str(os.getpid()))
+    os._exit(PASSED if passes(code, task["tests"]) else FAILED)
+
+
+def context(runners: dict[str, str], only: str) -> int:
+    """Every attack on every runner as the user that we are; a line of JSON for each."""
+    from athanor.evaluation.sandbox import isolation
+    from tools.sandbox_matrix.attacks import ATTACKS
+    from tools.sandbox_matrix.world import World
+
+    namespaces = subprocess.run(["unshare", "--net", "--map-root-user", "true"], capture_output=True).returncode == 0
+    emit({"uid": os.getuid(), "namespaces": namespaces, "isolation": isolation()})
+    world = World()
+    try:
+        for (kind, name), (goal, code) in ATTACKS.items():
+            if only in kind or only in name:
+                for runner, path in runners.items():
+                    emit({"kind": kind, "name": name, "runner": runner, **attempt(world, runner, path, goal, code)})
+    finally:
+        world.close()
+    return 0
+
+
+def emit(row: dict[str, Any]) -> None:
+    os.write(1, json.dumps(row).encode() + b"\n")
+
+
+def attempt(world: Any, runner: str, path: str, goal: str, code: str) -> dict[str, Any]:
+    """How an attack ended: what it reached (nothing: it was held), and the seconds."""
+    from tools.sandbox_matrix.attacks import PRELUDE
+
+    expected = "NONCE-" + secrets.token_hex(16)
+    told = world.reset(expected)
+    wanted = {"secret": world.secret, "expected": expected}.get(goal, "done")
+    head = f"W = {told!r}\nW['evaluation'] = {{evaluation}}\n{PRELUDE}"
+    task = {"runner": runner, "path": path, "code": head + code, "tests": [f"assert f() == {wanted!r}"]}
+    start = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "tools.sandbox_matrix", "--cell"],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=world.folder,
+        env={"PYTHONPATH": str(ROOT), "SECRET": world.secret, "PATH": os.environ.get("PATH", os.defpath)},
+        start_new_session=True,
+    )  # fmt: skip
+    reached = []
+    try:
+        process.communicate(json.dumps(task).encode(), LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        reached.append("the scorer did not end")
+    seconds = time.monotonic() - start
+    if process.returncode == PASSED:
+        reached.append("passed")
+    elif process.returncode != FAILED:
+        reached.append("the scorer ended")
+    if seconds > SLOW_SECONDS:
+        reached.append("it took too long")
+    return {"reached": reached + world.changes(), "seconds": round(seconds, 2)}
+
+
+def table(runners: dict[str, str], args: argparse.Namespace) -> int:
+    """The contexts one after the other, and the Markdown table of them. Status 1 if something reached its goal on ours."""
+    from tools.sandbox_matrix.runners import CONTEXTS
+
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, (user, spaces) in CONTEXTS.items():
+        if args.contexts not in name:
+            continue
+        if user and os.geteuid():
+            print("left out (needs root):", name)
+            continue
+        facts, *rows[name] = run_context(args, user, spaces)
+        walls = facts["isolation"] or "code is not run"
+        print(f"- {name}: uid {facts['uid']}, namespaces {'yes' if facts['namespaces'] else 'no'}; ours: {walls}")
+    columns = [(runner, name) for runner in runners for name in rows]
+    print("\n| class | " + " | ".join(f"{runner}: {name}" for runner, name in columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    every = [(row | {"context": name}) for name, group in rows.items() for row in group]
+    count = Counter((row["kind"], row["runner"], row["context"]) for row in every)
+    lost = Counter((row["kind"], row["runner"], row["context"]) for row in every if row["reached"])
+    for kind in dict.fromkeys(row["kind"] for row in every):
+        print(f"| {kind} | " + " | ".join(f"{lost[kind, *at]} of {count[kind, *at]}" for at in columns) + " |")
+    sums = [(sum(n for key, n in part.items() if key[1:] == at) for part in (lost, count)) for at in columns]
+    print("| **all** | " + " | ".join(f"{first} of {second}" for first, second in sums) + " |\n")
+    for row in every:
+        if row["reached"]:
+            print(f"  {row['runner']} | {row['context']} | {row['kind']}: {row['name']}: {', '.join(row['reached'])}")
+    return int(any(row["reached"] for row in every if row["runner"] == "ours"))
+
+
+def run_context(args: argparse.Namespace, user: int, spaces: bool) -> Iterator[dict[str, Any]]:
+    from tools.sandbox_matrix.runners import without_namespaces
+
+    options = ["--context", "x", "--only", args.only]
+    for option, path in (("--earlier", args.earlier), ("--code-eval", args.code_eval)):
+        options += [option, str(path.resolve())] if path else []
+    process = subprocess.Popen(
+        [args.python if user else sys.executable, "-m", "tools.sandbox_matrix", *options],
+        stdout=subprocess.PIPE, cwd=ROOT, user=user or None, group=user or None, extra_groups=[] if user else None,
+        preexec_fn=None if spaces else without_namespaces,
+    )  # fmt: skip
+    for line in process.stdout:
+        yield json.loads(line)
+    if process.wait():
+        raise SystemExit(f"a context ended with status {process.returncode}. Fix: --python with one that a user may run")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
