@@ -58,6 +58,7 @@ def main() -> int:
         for operation in operations(names, scratch, args.inputs):
             tallies.append(sweep(operation, args.most))
             print(table(tallies[-1:]) if len(tallies) == 1 else table(tallies[-1:]).splitlines()[-1], flush=True)
+            print(*tallies[-1].problems, sep="\n", end="\n" * bool(tallies[-1].problems), file=sys.stderr, flush=True)
     except AthanorError as error:
         print(error, file=sys.stderr)
         return 1
