@@ -164,7 +164,7 @@ class Slot:
         work = "the finished work" if self.done and not self._shared else contents(self.path)
         spent = seconds(self.path) or 0.0
         self._begin()
-        what = f"begins anew: {work} ({duration(spent)}) was done by other code; changed since then: "
+        what = f"begins anew: {work}, {duration(spent)} of work, was done by other code; changed since then: "
         return work and what + record.changed(self.code)
 
     def _begin(self) -> None:
