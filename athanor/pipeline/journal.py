@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json, write_json
-from athanor.pipeline.locks import locked
+from athanor.pipeline.locks import lives, locked
 from athanor.pipeline.redact import redact
 
 TAIL_BYTES = 2**20
@@ -85,13 +85,7 @@ def alive(folder: Path) -> bool:
     """True while a process writes this run."""
     if (folder / "end.json").is_file():
         return False
-    try:
-        os.kill(read_json(folder / "meta.json")["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return locked(folder / "journal.jsonl")
+    return lives(read_json(folder / "meta.json")["pid"]) and locked(folder / "journal.jsonl")
 
 
 def finished(folder: Path) -> bool:

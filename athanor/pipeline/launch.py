@@ -7,8 +7,9 @@
 The launcher exists because torchrun turns every failure into status 1, and on
 a signal gives its processes 30 s, less than a large checkpoint may need. So
 signals go from the launcher to the members themselves, and their exit
-statuses come back in files. The launcher holds the lock of the folder with
-these files; agent and members end when it is free, so none outlives it.
+statuses come back in files below `.athanor`. The agent has the end of a pipe
+that only the launcher can write to, and ends when the other end is closed; a
+member ends with the agent. So none outlives the launcher, however it ended.
 
 torchrun may also be started by hand: then the members are on their own.
 """
@@ -18,12 +19,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import platform
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -32,13 +33,13 @@ from typing import NoReturn
 
 from athanor.artifacts import write_text
 from athanor.errors import InputError, ParamsError
-from athanor.pipeline.locks import locked, try_lock
-from athanor.pipeline.machine import Launch, machine
+from athanor.pipeline.locks import lives
+from athanor.pipeline.machine import Launch, anchor, machine
+from athanor.pipeline.terminal import say, stop_signals
 
-FOLDER, NODE_RANK = "ATHANOR_LAUNCHED", "ATHANOR_LAUNCH_NODE_RANK"
+FOLDER, NODE_RANK, PIPE = "ATHANOR_LAUNCHED", "ATHANOR_LAUNCH_NODE_RANK", "ATHANOR_LAUNCH_PIPE"
 POLL = 0.2  # s
 STOPPED = 75
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def is_member() -> bool:
@@ -74,19 +75,35 @@ def launch(stage: str, module: str) -> int | None:
     processes = local.launch.processes or accelerators()
     if processes * local.launch.nodes < 2:
         return None
-    folder = Path(tempfile.mkdtemp(prefix="athanor-launch-"))
+    folder = _folder(anchor() / ".athanor" / "launch")
+    read, write = os.pipe()
     try:
-        with try_lock(folder / "lock"):
-            threads = max(1, local.threads // processes)
-            environment = {**os.environ, FOLDER: str(folder), "ATHANOR_THREADS": str(threads)}
-            environment.setdefault("OMP_NUM_THREADS", "1")
-            told = arguments(stage, module, local.launch, processes)
-            command = [sys.executable, "-m", "athanor.pipeline.launch", *told]
-            # In a session of its own: Ctrl-C reaches the launcher, which passes it on once.
-            agent = subprocess.Popen(command, env=environment, start_new_session=True)
-            return _wait(stage, agent, folder)
+        threads = max(1, local.threads // processes)
+        environment = {**os.environ, FOLDER: str(folder), PIPE: str(read), "ATHANOR_THREADS": str(threads)}
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        told = arguments(stage, module, local.launch, processes)
+        command = [sys.executable, "-m", "athanor.pipeline.launch", *told]
+        # In a session of its own: Ctrl-C reaches the launcher, which passes it on once.
+        agent = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=[read])
+        return _wait(stage, agent, folder)
     finally:
+        os.close(read), os.close(write)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder(home: Path) -> Path:
+    """A folder for this launcher's files, not among temporary ones, which some systems clear after ten days.
+
+    Those that killed launchers of this host left behind go.
+    """
+    host = platform.node()
+    for old in home.glob(f"{host}-*"):
+        pid = int(old.name.removeprefix(f"{host}-"))
+        if pid == os.getpid() or not lives(pid):
+            shutil.rmtree(old, ignore_errors=True)
+    folder = home / f"{host}-{os.getpid()}"
+    folder.mkdir(parents=True)
+    return folder
 
 
 def arguments(stage: str, module: str, wanted: Launch, processes: int) -> list[str]:
@@ -133,17 +150,18 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
     """Pass signals on to the members of this node until the agent has ended; the stage's exit status."""
     asked: list[int] = []
     told: set[str] = set()
-    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in SIGNALS}
+    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in stop_signals()}
     try:
         while (status := agent.poll()) is None:
             time.sleep(POLL)
             if not asked:
                 continue
-            members = {path.name: int(path.read_text()) for path in folder.glob("*.pid")}
+            members = {path.stem: int(path.read_text()) for path in folder.glob("*.pid")}
             if not members and "agent" not in told:  # still waiting for other nodes, or importing: nothing to save
                 told.add("agent")
                 agent.terminate()
-            for name in members.keys() - told:
+            # One that has told its status may be gone, and its number another process's.
+            for name in members.keys() - told - {path.stem for path in folder.glob("*.status")}:
                 told.add(name)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(members[name], asked[0])
@@ -158,11 +176,7 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
         return STOPPED
     if silent or not statuses:
         which = f"process {', '.join(sorted(silent))} of this node was" if silent else "all processes were"
-        print(
-            f"{stage}: {which} killed, perhaps for want of memory; the same command goes on from the last checkpoint",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"{stage}: {which} killed, perhaps for want of memory; the same command goes on from the last checkpoint")
     return 1
 
 
@@ -172,7 +186,7 @@ def enter() -> None:
         return
     folder = Path(os.environ[FOLDER])
     write_text(folder / f"{os.environ['LOCAL_RANK']}.pid", str(os.getpid()))
-    _end_with_launcher(folder, os.getppid())
+    _end_with_agent(os.getppid())
 
 
 def leave(status: int) -> int:
@@ -190,18 +204,29 @@ def leave(status: int) -> int:
 def end(status: int) -> NoReturn:
     """End the process. A member that failed ends at once: gloo can abort one that tears down a lost connection."""
     if status and is_member():
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
 
 
-def _end_with_launcher(folder: Path, parent: int | None) -> None:
-    """End this process soon after its launcher or its parent, however they ended."""
+def _end_with_agent(parent: int) -> None:
+    """End this process soon after the agent that started it, however that ended."""
 
     def watch() -> None:
-        while locked(folder / "lock") and parent in (None, os.getppid()):
+        while os.getppid() == parent:
             time.sleep(POLL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _end_with_launcher(pipe: int) -> None:
+    """End this process with its launcher, which alone has the other end of the pipe and writes nothing."""
+
+    def watch() -> None:
+        os.read(pipe, 1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -209,7 +234,7 @@ def _end_with_launcher(folder: Path, parent: int | None) -> None:
 
 def agent(argv: Sequence[str]) -> int:
     """torchrun, quiet about failures that the members told themselves."""
-    _end_with_launcher(Path(os.environ[FOLDER]), None)
+    _end_with_launcher(int(os.environ[PIPE]))
     logging.disable(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -222,7 +247,7 @@ def agent(argv: Sequence[str]) -> int:
         return 1
     except RendezvousError as error:
         what = f"the nodes did not come together ({type(error).__name__}: {error})"
-        print(InputError(what, where="launch", fix="start the same command on every node"), file=sys.stderr, flush=True)
+        say(str(InputError(what, where="launch", fix="start the same command on every node")))
         return 1
     return 0
 

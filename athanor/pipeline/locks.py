@@ -68,6 +68,17 @@ def locked(path: Path) -> bool:
         os.close(handle)
 
 
+def lives(pid: int) -> bool:
+    """Whether there is a process of this number on this machine; it may be another one by now."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def _taken(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,8 +22,9 @@ from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.pipeline import launch
 from athanor.pipeline.disk_errors import in_words
 from athanor.pipeline.machine import anchor
-from athanor.pipeline.redact import excepthook, redact
+from athanor.pipeline.redact import excepthook
 from athanor.pipeline.run import PARAMS, Run
+from athanor.pipeline.terminal import say, stop_signals
 
 
 def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False) -> None:
@@ -54,7 +55,7 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
     try:
         check_stage(stage, check_file(PARAMS))
         run = _kind()(stage, f"stages.{_module_name(body)}")
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in stop_signals():
             signal.signal(number, run.on_signal)
         launch.enter()
         run.begin()
@@ -93,7 +94,7 @@ def _way_back(error: AthanorError) -> str:
 def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:
     if run is not None:
         return run.report(status, message, code)
-    print(f"{stage}: {redact(message)}", file=sys.stderr, flush=True)
+    say(f"{stage}: {message}")
     return code
 
 

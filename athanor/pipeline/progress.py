@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from athanor.pipeline.terminal import say
+
 T = TypeVar("T")
 QUIET_SECONDS = 30.0
 
@@ -34,7 +36,7 @@ class Progress:
     def resume_at(self, done: float) -> None:
         """Count `done` as finished before this process began, so that the rate stays honest."""
         self.done = self.start_done = done
-        print(f"{self.desc}: goes on from {self._amount(done)}", file=sys.stderr, flush=True)
+        say(f"{self.desc}: goes on from {self._amount(done)}")
         if self.bar is not None:
             self.bar.initial = self.bar.n = done
             self.bar.refresh()
@@ -56,7 +58,7 @@ class Progress:
         now = time.monotonic()
         if now - self.spoken >= QUIET_SECONDS:
             self.spoken = now
-            print(self.line(now, note), file=sys.stderr, flush=True)
+            say(self.line(now, note))
 
     def line(self, now: float, note: str = "") -> str:
         rate = (self.done - self.start_done) / max(now - self.started, 1e-9)

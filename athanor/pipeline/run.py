@@ -11,7 +11,6 @@ import functools
 import io
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import Progress, duration
 from athanor.pipeline.redact import redact, redact_params
 from athanor.pipeline.slots import Code, Slot
+from athanor.pipeline.terminal import say
 from athanor.pipeline.watchdog import Watch
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Run:
         self._facts: dict[str, Any] = {}
         self._metrics: dict[str, float] = {}
         self._journal: Journal | None = None
+        self._notes: list[str] = []  # of the time before the journal is open
         self._slots: list[Slot] = []
         self._beginning: Beginning | None = None
         self._health: Health | None = None
@@ -144,10 +145,13 @@ class Run:
     def note(self, text: str) -> None:
         """Tell the user something worth knowing, on the terminal and in the journal."""
         self._say(text)
-        self.journal.event("note", text=text)
+        if self._journal is None:  # a slot may hold the one to continue
+            self._notes.append(text)
+        else:
+            self._journal.event("note", text=text)
 
     def _say(self, text: str) -> None:
-        print(f"{self.stage}: {redact(text)}", file=sys.stderr, flush=True)
+        say(f"{self.stage}: {text}")
 
     def progress(self, total: float | None, desc: str = "", unit: str = "") -> Progress:
         self._watch.bar = Progress(total, desc or self.stage, unit)
@@ -285,6 +289,8 @@ class Run:
         }
         write_json(meta_path, {**meta, "pid": os.getpid(), "resumed": meta["resumed"] + 1})
         self._watch.into(self._journal.folder)
+        while self._notes:
+            self._journal.event("note", text=self._notes.pop(0))
 
     def _made_by(self) -> dict[str, str]:
         """Upstream stage to the run that made the bytes in the workspace, cached or not."""
@@ -301,11 +307,10 @@ class Run:
 
     def _stop_because(self, why: str) -> None:
         self._stop, self._why = True, why
-        told = "stopping after this step, progress is kept"
-        print(f"{self.stage}: {f'{why}: ' if why else ''}{told}", file=sys.stderr, flush=True)
+        self._say(f"{f'{why}: ' if why else ''}stopping after this step, progress is kept")
 
     def _hangs(self, text: str, facts: Mapping[str, Any]) -> None:
-        print(f"{self.stage}: {text}", file=sys.stderr, flush=True)
+        self._say(text)
         if self._journal is not None:
             self._journal.event("hang", text=text, **facts)
 
@@ -321,7 +326,7 @@ class Run:
         """Remember the code and parameters that this process runs with, and watch over it."""
         self._watch.begin()
         for text in self._guards.stale():
-            print(f"{self.stage}: {text}", file=sys.stderr, flush=True)
+            self._say(text)
         if self.main and self.root == self.anchor:  # a temporary checkout has a dvc.lock that nobody will miss
             dvc_lock.keep(self.root)
         if self.main:
@@ -354,17 +359,17 @@ class Run:
         )
         self.journal.close("FINISHED", metrics=self._metrics, facts=facts.scalars(self._facts), seconds=seconds)
         self._release()
-        print(f"{self.stage}: done in {duration(seconds)}", file=sys.stderr, flush=True)
+        self._say(f"done in {duration(seconds)}")
 
     def report(self, status: str, message: str, code: int) -> int:
-        """End the run with a message to the terminal and the journal; returns the exit status `code`."""
-        message = redact(message)
-        if self.main or code != 75:
-            print(f"{self.stage}: {message}", file=sys.stderr, flush=True)
+        """End the run with a message to the journal and the terminal; returns the exit status `code`."""
+        trouble = ""
         try:
-            self.fail(status, message)
-        except OSError as error:  # the disk may be full; the message above is what matters
-            print(f"{self.stage}: the journal could not be closed ({error})", file=sys.stderr, flush=True)
+            self.fail(status, redact(message))
+        except OSError as error:  # the disk may be full; the message is what matters
+            trouble = f" (and the journal could not be closed: {error})"
+        if self.main or code != 75:
+            self._say(message + trouble)
         return code
 
     def fail(self, status: str, message: str) -> None:

@@ -38,6 +38,7 @@ from athanor.pipeline import redact
 from athanor.pipeline.journal import alive
 from athanor.pipeline.locks import try_lock
 from athanor.pipeline.store import StoreReplaced, delivery, identity, tracking_uri
+from athanor.pipeline.terminal import say
 
 if TYPE_CHECKING:
     from athanor.pipeline.tracking import Tracker
@@ -59,7 +60,7 @@ def start_detached(root: Path) -> None:
     try:
         _start(root)
     except OSError as error:
-        print(f"tracking is not started, the journal is kept: {redact.redact(str(error))}", file=sys.stderr, flush=True)
+        say(f"tracking is not started, the journal is kept: {error}")
 
 
 def _start(root: Path) -> None:
@@ -139,7 +140,7 @@ def ship_all(root: Path) -> set[Path] | None:
                 raise
             failures += 1
             if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th ... of a long outage
-                print(f"tracking is not reachable, the journal is kept: {_told(error)}", flush=True)
+                say(f"tracking is not reachable, the journal is kept: {_told(error)}")
             tracker, last_work = None, time.monotonic()
             if last_work - last_success >= GIVE_UP_SECONDS and not live:
                 return None
@@ -171,7 +172,7 @@ def _ship_each(
             tracker.check()
             if not tracker.explained(folder):
                 retry[folder] = failures + 1, time.monotonic() + 2.0**failures
-                print(f"{folder.name} is not shipped, its journal is kept: {_told(error)}", flush=True)
+                say(f"{folder.name} is not shipped, its journal is kept: {_told(error)}")
 
 
 def _alive(folder: Path) -> bool:

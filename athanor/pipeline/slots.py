@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from athanor.pipeline.facts import flatten
 from athanor.pipeline.locks import lock
 from athanor.pipeline.progress import duration
 from athanor.pipeline.redact import redact
+from athanor.pipeline.terminal import say
 
 DONE, PINNED, FACTS, CODE, SECONDS = "DONE", "PINNED", "facts.json", "code.json", "seconds"
 LITTLE_SECONDS = 600.0  # of work; less than this is done again without a question
@@ -99,7 +99,7 @@ class Slot:
         pinned: bool = False,
         held: bool = False,
         shared: bool = False,
-        note: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+        note: Callable[[str], None] = say,
         before_done: Callable[[], None] = lambda: None,
     ) -> None:
         self.fingerprint = digest(facts)[:16]
@@ -137,8 +137,7 @@ class Slot:
         return self
 
     def _waiting(self, holder: str) -> None:
-        text = f"process {holder} is already working on this configuration; waiting for it ({self.path})"
-        print(text, file=sys.stderr, flush=True)
+        say(f"process {holder} is already working on this configuration; waiting for it ({self.path})")
 
     def _prepare(self) -> str:
         """Begin the slot, or see whether this code may go on in it; returns what is worth saying."""

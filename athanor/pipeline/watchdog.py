@@ -32,6 +32,7 @@ from typing import Any, TextIO, TypeVar
 
 from athanor.pipeline.journal import now_ms
 from athanor.pipeline.progress import Progress, duration
+from athanor.pipeline.terminal import say
 
 T = TypeVar("T")
 HEARTBEAT = "heartbeat.json"
@@ -195,7 +196,7 @@ class Watch:
         place = self._folder or Path("the terminal")
         what = f"no sign of life for {duration(waited)} ({self.phase}, after step {self.step_number})"
         file = self._stacks or sys.stderr
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}: {what}", file=file, flush=True)
+        say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}: {what}", file)
         faulthandler.dump_traceback(file=file, all_threads=True)
         others = siblings()
         for pid in others:

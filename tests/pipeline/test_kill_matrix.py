@@ -54,6 +54,8 @@ def mended(toy: Toy) -> list[str]:
         pytest.param("stage", signal.SIGINT, True, True, id="sigint-stage"),
         pytest.param("stage", signal.SIGTERM, True, True, id="sigterm-stage"),
         pytest.param("group", signal.SIGTERM, True, False, id="sigterm-group"),
+        pytest.param("stage", signal.SIGHUP, True, True, id="sighup-stage"),
+        pytest.param("group", signal.SIGHUP, True, False, id="closed-terminal"),
         pytest.param("stage", signal.SIGKILL, False, True, id="sigkill-stage"),
         pytest.param("group", signal.SIGKILL, False, False, id="sigkill-both"),
     ],
@@ -81,6 +83,27 @@ def test_a_killed_stage_is_resumed(toy: Toy, victim: str, number: int, saves: bo
     # DVC drops only what it stumbles over: entries for reading stay.
     assert mended(toy) == ([] if cleans else ["lock"]) and not toy.locked_by()
     assert (toy.path / "data/report/text").read_text() == f"counted 1 {sum(ALL)}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, None], ids=["sigterm-stage", "no-signal"])
+def test_a_reader_that_is_gone_is_no_error(toy: Toy, number: int | None) -> None:
+    """`dvc repro 2>&1 | tee log` with tee killed: what the stage says next finds nobody."""
+    toy.hold(HOLD)
+    job = toy.start("repro", into=subprocess.PIPE)
+    stage = toy.wait_held()
+    job.process.stdout.close()
+    if number is not None:
+        os.kill(stage, number)
+        until(lambda: gone(stage), "the stage has saved and ended", toy)
+    toy.release()
+    job.wait()
+    until(lambda: gone(stage), "the stage has ended", toy)
+    ends = [json.loads(path.read_text())["status"] for path in toy.path.glob(".athanor/runs/count-*/end.json")]
+    assert ends == ["FINISHED" if number is None else "KILLED"]
+    toy.dvc("repro")
+    assert toy.steps() == ALL and toy.lock_has("count", "report")
+    # DVC itself outlives it as well, so a stage that was done is recorded.
+    assert toy.trainers() == [stage] if number is None else len(toy.trainers()) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["sigterm-dvc", "sigkill-dvc"])

@@ -171,9 +171,9 @@ class Toy:
         assert done.stdout.startswith("{"), done.stdout + done.stderr
         return done.returncode, json.loads(done.stdout)["findings"]
 
-    def start(self, *words: str) -> Job:
+    def start(self, *words: str, into: int | None = None) -> Job:
         """dvc in the background, as the leader of a process group, as a shell would start it."""
-        return Job(self, [sys.executable, "-m", "dvc", *words])
+        return Job(self, [sys.executable, "-m", "dvc", *words], into)
 
     # -- what happened ------------------------------------------------------
 
@@ -251,15 +251,15 @@ class Toy:
 
 
 class Job:
-    """A command in the background and what it printed."""
+    """A command in the background and what it printed, unless that goes into a pipe."""
 
-    def __init__(self, toy: Toy, command: list[str]) -> None:
+    def __init__(self, toy: Toy, command: list[str], into: int | None = None) -> None:
         self.toy = toy
         self.output = toy.control / f"output-{time.monotonic_ns()}"
         with open(self.output, "wb") as file:
             self.process = subprocess.Popen(
                 command, cwd=toy.path, env=toy.environment(), stdin=subprocess.DEVNULL,
-                stdout=file, stderr=file, start_new_session=True,
+                stdout=into or file, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
     @property
