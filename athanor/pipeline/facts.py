@@ -72,6 +72,12 @@ def hardware() -> dict[str, Any]:
     }
 
 
+def newest_ms(paths: Iterable[Path]) -> float:
+    """When the latest change of any of these files, or of those below these folders, came about."""
+    files = (file for path in paths for file in (path, *path.rglob("*")) if file.is_file() and file.suffix != ".pyc")
+    return max((file.stat().st_ctime * 1000 for file in files), default=0.0)
+
+
 def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
     """Leaves of nested mappings and lists as dotted names."""
     if isinstance(value, Mapping):
@@ -109,6 +115,11 @@ class Graph:
         """The stage whose output `path` is, or is a part of; nothing for other files."""
         outs = {out: name for name in self.stages for out in self.outputs(name)}
         return next((outs[str(place)] for place in (path, *path.parents) if str(place) in outs), "")
+
+    def results(self, stage: str) -> list[str]:
+        """Everything that a stage writes and DVC removes before it starts it; nothing for a stage it does not know."""
+        rows = [row for kind in ("outs", "metrics", "plots") for row in self._known.get(stage, {}).get(kind, [])]
+        return [str(row) if isinstance(row, str) else next(iter(row)) for row in rows]
 
     def upstream(self, stage: str) -> list[str]:
         """Every stage that `stage` depends on, directly or not, in dvc.yaml order."""

@@ -33,13 +33,14 @@ from typing import NoReturn
 
 from athanor.artifacts import write_text
 from athanor.errors import InputError, ParamsError
+from athanor.pipeline.lifetime import died
 from athanor.pipeline.locks import lives
 from athanor.pipeline.machine import Launch, anchor, machine
 from athanor.pipeline.terminal import say, stop_signals
 
 FOLDER, NODE_RANK, PIPE = "ATHANOR_LAUNCHED", "ATHANOR_LAUNCH_NODE_RANK", "ATHANOR_LAUNCH_PIPE"
 POLL = 0.2  # s
-STOPPED = 75
+STOPPED, CRASHED = 75, 70  # statuses that members tell, besides 0 and 1
 
 
 def is_member() -> bool:
@@ -176,7 +177,11 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
         return STOPPED
     if silent or not statuses:
         which = f"process {', '.join(sorted(silent))} of this node was" if silent else "all processes were"
-        say(f"{stage}: {which} killed, perhaps for want of memory; the same command goes on from the last checkpoint")
+        why = f"{which} killed, perhaps for want of memory"
+        say(f"{stage}: {why}; the same command goes on from the last checkpoint")
+        died(why)
+    elif CRASHED in statuses:
+        died("a process of this node met an unexpected error")
     return 1
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.pipeline import launch
 from athanor.pipeline.disk_errors import in_words
+from athanor.pipeline.lifetime import at_work, died
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.redact import excepthook
 from athanor.pipeline.run import PARAMS, Run
@@ -32,19 +33,39 @@ def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False
 
     With `several`, as many processes run the body as machine setting `launch` asks for.
     """
-    if not several:
-        sys.exit(execute(stage, body))
-    try:
-        status = launch.launch(stage, f"stages.{_module_name(body)}")
-    except AthanorError as error:
-        status = _report(None, stage, "FAILED", str(error), 1)
-    if status is None:
-        status = 1
+    if several and launch.is_member():
+        status = launch.CRASHED
         try:
             status = execute(stage, body)
         finally:
             status = launch.leave(status)
-    launch.end(status)
+        launch.end(status)
+    with at_work(stage) as waited:
+        status = _alone(stage, body, several, waited)
+    sys.exit(status)
+
+
+def _alone(stage: str, body: Callable[[Run], None], several: bool, waited: bool) -> int:
+    module, launched = f"stages.{_module_name(body)}", None
+    if waited and _done_meanwhile(stage, module):
+        return 0
+    try:
+        launched = launch.launch(stage, module) if several else None
+    except AthanorError as error:
+        return _report(None, stage, "FAILED", str(error), 1)
+    return execute(stage, body) if launched is None else launched
+
+
+def _done_meanwhile(stage: str, module: str) -> bool:
+    """Whether the process that was waited for did this very work, so that nothing is left to do."""
+    try:
+        run = Run(stage, module)
+        if not run.made_by_another():
+            return False
+    except AthanorError:  # told by who does the work
+        return False
+    say(f"{stage}: that process has done this very work; its results are taken")
+    return True
 
 
 def execute(stage: str, body: Callable[[Run], None]) -> int:
@@ -70,6 +91,7 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
         return _report(run, stage, "FAILED", f"{error}{_way_back(error)}", 1)
     except MemoryError as error:
         text = InputError(f"out of memory ({error})" if str(error) else "out of memory", where=stage)
+        died(str(text))
         return _report(run, stage, "FAILED", f"{text}. Fix: use smaller inputs or a smaller model", 1)
     except OSError as error:
         told = in_words(error)

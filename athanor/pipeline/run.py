@@ -26,6 +26,7 @@ from athanor.pipeline.closure import file_digests
 from athanor.pipeline.executor import from_machine
 from athanor.pipeline.guards import Guards
 from athanor.pipeline.journal import Journal, finished, now_ms
+from athanor.pipeline.lifetime import died
 from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import Progress, duration
 from athanor.pipeline.redact import redact, redact_params
@@ -274,15 +275,12 @@ class Run:
     def _open_journal(self, run_id: str) -> None:
         self._journal = Journal(self.anchor / ".athanor" / "runs" / run_id)
         meta_path = self.journal.folder / "meta.json"
-        sections = self._graph.sections(self.stage) or list(self._values)
-        values = {name: self._values[name] for name in sections if name in self._values}
         meta = read_json(meta_path) if meta_path.is_file() else {
             "run": run_id,
             "stage": self.stage,
             "started_ms": self.started_ms,
             "resumed": -1,
-            "params": redact_params(dict(facts.flatten(values))),
-            "inputs": self._graph.input_hashes(self.stage),
+            **self._subject(),
             "made_by": self._made_by(),
             "hardware": facts.hardware(),
             **facts.provenance(self.root, facts.params_digest(self._values)),
@@ -291,6 +289,26 @@ class Run:
         self._watch.into(self._journal.folder)
         while self._notes:
             self._journal.event("note", text=self._notes.pop(0))
+
+    def _subject(self) -> dict[str, Any]:
+        """What the work is about, as far as DVC has written it down."""
+        sections = self._graph.sections(self.stage) or list(self._values)
+        values = {name: self._values[name] for name in sections if name in self._values}
+        return {"params": redact_params(dict(facts.flatten(values))), "inputs": self._graph.input_hashes(self.stage)}
+
+    def made_by_another(self) -> bool:
+        """Whether another process has just done this very work, and all of its results lie here.
+
+        To be asked when that process has ended. DVC removed earlier results when it started this one.
+        """
+        leaf = self.root / "metrics" / "runs" / f"{self.name}.json"
+        results, sources = self._graph.results(self.stage), self._graph.dependencies(self.stage)
+        if not leaf.is_file() or not all((self.root / path).exists() for path in results):
+            return False
+        folder, told = self.anchor / ".athanor" / "runs" / read_json(leaf)["run"], read_json(leaf)
+        meta = read_json(folder / "meta.json") if finished(folder) else {}
+        same = bool(meta) and meta == {**meta, **self._subject()} and told["code"] == self.code
+        return same and facts.newest_ms(self.root / path for path in sources) < meta["started_ms"]
 
     def _made_by(self) -> dict[str, str]:
         """Upstream stage to the run that made the bytes in the workspace, cached or not."""
@@ -316,6 +334,7 @@ class Run:
 
     def give_up(self, text: str) -> None:
         """What is left to do for the watchdog before it ends the process."""
+        died(text)
         self.report("KILLED", text, 75)
 
     def why(self, error: Interrupted) -> str:

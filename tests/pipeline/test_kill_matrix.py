@@ -100,10 +100,10 @@ def test_a_reader_that_is_gone_is_no_error(toy: Toy, number: int | None) -> None
     until(lambda: gone(stage), "the stage has ended", toy)
     ends = [json.loads(path.read_text())["status"] for path in toy.path.glob(".athanor/runs/count-*/end.json")]
     assert ends == ["FINISHED" if number is None else "KILLED"]
+    assert not toy.lock_has("count")  # DVC itself does not outlive it, so the finished work is only written out again
     toy.dvc("repro")
     assert toy.steps() == ALL and toy.lock_has("count", "report")
-    # DVC itself outlives it as well, so a stage that was done is recorded.
-    assert toy.trainers() == [stage] if number is None else len(toy.trainers()) == 2
+    assert len(toy.trainers()) == (1 if number is None else 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["sigterm-dvc", "sigkill-dvc"])
@@ -115,15 +115,49 @@ def test_an_orphan_is_joined(toy: Toy, number: int) -> None:
     job.kill(number)
     assert job.wait() == -number and not gone(stage)
     again = toy.start("repro")
-    again.wait_text(f"process {stage} is already working on this configuration")
+    again.wait_text(f"process {stage} is already working on this stage here")
     # Only the lock entries of the killed dvc are left over; all else is in use and stays.
     assert mended(toy) == ["lock"] and toy.locked_by() == {again.pid}
     toy.release()
     assert again.wait() == 0, again.text()
     assert toy.steps() == ALL and toy.trainers() == [stage]
     assert toy.steps("report") == [0] and toy.lock_has("count", "report")
+    assert len(list(toy.path.glob(".athanor/runs/count-*"))) == 1  # one piece of work, one run
     until(lambda: gone(stage), "the orphan has ended", toy)
     assert toy.dvc("repro").stdout.count("didn't change, skipping") == 2
+
+
+def test_an_orphan_without_a_slot_is_joined(toy: Toy) -> None:
+    """Stages that keep no checkpoints once worked twice at a time, and stood twice as FINISHED."""
+    (toy.control / "hold-report").touch()
+    job = toy.start("repro")
+    until(lambda: toy.steps("report"), "the second stage works", toy)
+    job.kill(signal.SIGKILL)
+    job.wait()
+    again = toy.start("repro")
+    again.wait_text("is already working on this stage here")
+    (toy.control / "hold-report").unlink()
+    assert again.wait() == 0, again.text()
+    assert "that process has done this very work" in again.text()
+    assert toy.steps("report") == [0] and toy.lock_has("count", "report")
+    assert len(list(toy.path.glob(".athanor/runs/report-*"))) == 1
+
+
+def test_an_edit_behind_an_orphan_is_not_joined(toy: Toy) -> None:
+    """What the orphan makes is of the code before; the next process waits for it, and does the work itself."""
+    (toy.control / "hold-report").touch()
+    job = toy.start("repro")
+    until(lambda: toy.steps("report"), "the second stage works", toy)
+    job.kill(signal.SIGKILL)
+    job.wait()
+    path = toy.path / "stages" / "report.py"
+    path.write_text(path.read_text().replace('"counted "', '"found "'))
+    again = toy.start("repro")
+    again.wait_text("is already working on this stage here")
+    (toy.control / "hold-report").unlink()
+    assert again.wait() == 0, again.text()
+    assert toy.steps("report") == [0, 0] and len(toy.log()) == STEPS + 2
+    assert (toy.path / "data/report/text").read_text().startswith("found")
 
 
 def test_a_second_repro_is_refused_and_the_first_unharmed(toy: Toy) -> None:

@@ -62,6 +62,7 @@ def run(run: Run) -> None:
             while held(step) and not run.stop_requested():
                 (CONTROL / f"held-{{os.getpid()}}").touch()
                 time.sleep(0.01)
+            run.note(f"step {{step}}")
             if run.stop_requested():
                 write_json(state, {{"step": step}})
                 raise Interrupted(f"stopped after step {{step}}")
@@ -76,14 +77,17 @@ if __name__ == "__main__":
 '''
 
 REPORT = '''
+import time
 from pathlib import Path
 from athanor.artifacts import new_dir
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
-from stages.count import say
+from stages.count import CONTROL, say
 
 def run(run: Run) -> None:
     say("report", 0, 0)
+    while (CONTROL / "hold-report").exists():
+        time.sleep(0.01)
     with new_dir("data/report") as out:
         (out / "text").write_text("counted " + Path("data/count/sum").read_text())
 
@@ -102,6 +106,7 @@ GRAPH = """stages:
     cmd: python -m stages.report
     deps: [data/count, stages/count.py, stages/report.py]
     outs: [data/report]
+    metrics: [{metrics/runs/report.json: {cache: false}}]
 """
 
 
