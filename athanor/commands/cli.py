@@ -21,7 +21,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "repro": Command("athanor.commands.repro", "[--max-minutes N] [DVC ARGS]", "dvc repro, with a summary at the end"),
+    "repro": Command("athanor.commands.repro", "[--max-minutes N] [--supervise]", "dvc repro with a summary; again what died"),
     "plan": Command("athanor.commands.plan.main", "[TARGET ...] [--json]", "what dvc repro would do, why, how long"),
     "summary": Command("athanor.commands.summary", "", "what the pipeline made"),
     "compare": Command("athanor.commands.compare", "A B", "two experiments or revisions: parameters, scores, noise"),

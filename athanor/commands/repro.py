@@ -1,12 +1,14 @@
 """`dvc repro` with a summary at the end.
 
-    python -m athanor repro [--max-minutes N] [arguments of dvc repro]
+    python -m athanor repro [--max-minutes N] [--supervise] [arguments of dvc repro]
 
 When sft.base of params.yaml names a foreign model, the graph is foreign/lora.yaml: conversations, a LoRA on that model,
 and its export. Nothing is pretrained then.
 
 With --max-minutes, a stage that is at work when the time is over saves and
-ends, and the status is 75; the same command goes on from there.
+ends, and the status is 75; the same command goes on from there. With
+--supervise, a stage that dies (killed, crashed, hung) is started again, three
+times at most; why each died is told.
 """
 
 from __future__ import annotations
@@ -21,16 +23,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from athanor.artifacts import read_json, write_text
-from athanor.commands import side, summary
+from athanor.commands import side, summary, supervise
 from athanor.commands.battery_gate import check_battery
 from athanor.commands.data import report
 from athanor.errors import GateError, InputError, ParamsError
 from athanor.params.sft import SCRATCH
-from athanor.pipeline import dvc_lock, ship
+from athanor.pipeline import ship
 from athanor.pipeline.closure import FOREIGN
 from athanor.pipeline.guards import UNTIL
 from athanor.pipeline.run import PARAMS
 from athanor.pipeline.schema import FOREIGN_STAGES, check_file
+from athanor.pipeline.terminal import say
 
 SHIP_SECONDS = 60.0
 SHIP_SECONDS_AFTER_FAILURE = 5.0
@@ -42,6 +45,7 @@ def main() -> int:
     root = Path.cwd()
     parser = argparse.ArgumentParser(prog="athanor repro", add_help=False, allow_abbrev=False)
     parser.add_argument("--max-minutes", type=float)
+    parser.add_argument("--supervise", action="store_true")
     own, words = parser.parse_known_args()
     # A moment and not an amount: the stages of one repro share what is left.
     until = {} if own.max_minutes is None else {UNTIL: f"{time.time() + 60 * own.max_minutes:.1f}"}
@@ -55,29 +59,32 @@ def main() -> int:
         return 1
     foreign = base != SCRATCH
     stages = ("download", *FOREIGN_STAGES) if foreign else None
-    side.mend(root)
     since_ms, before = int(time.time() * 1000), summary.runs(root, stages)
-    call = side.outlive()
+    asked: list[int] = []
+    call, command = side.outlive(asked), [*side.DVC, *(in_graph(words) if foreign else words)]
     with foreign_graph(root, base) if foreign else contextlib.nullcontext():
-        status = call([*side.DVC, *(in_graph(words) if foreign else words)], env={**os.environ, **until})
-    dvc_lock.keep(root)
+        restarts = supervise.RESTARTS if own.supervise else 0
+        status, deaths = supervise.repro(root, lambda: call(command, env={**os.environ, **until}), asked, restarts)
     page = None if status or foreign else report.refresh(root)
     left = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
-    sys.stdout.write(summary.text(root, before, since_ms, stages))
+    lines = [summary.text(root, before, since_ms, stages).rstrip("\n")]
     if page:
-        print(f"Data      {page.relative_to(root)}  (what was kept and why; athanor data report --open)")
+        lines.append(f"Data      {page.relative_to(root)}  (what was kept and why; athanor data report --open)")
     if left:
-        print(f"Tracking  {left} runs are still to be shipped to MLflow; the next run or `make ui` does it")
-    if status and stopped(root, since_ms):
-        told = "a stage stopped on request; the same command goes on from there."
-        print(f"\ndvc repro did not finish: {told}", file=sys.stderr)
+        lines.append(f"Tracking  {left} runs are still to be shipped to MLflow; the next run or `make ui` does it")
+    say("\n".join(lines), sys.stdout)
+    if deaths:
+        say("\n" + "\n".join(deaths))
+    if not status:
+        return 0
+    if stopped(root, since_ms):
+        say("\ndvc repro did not finish: a stage stopped on request; the same command goes on from there.")
         return STOPPED
-    if status:
-        print(
-            "\ndvc repro did not finish: the message of the stage is above. Finished stages are kept;"
-            " mend the cause and run it again, long stages resume where they were.",
-            file=sys.stderr,
-        )
+    where = "how a stage died is above" if deaths else "the message of the stage is above"
+    say(
+        f"\ndvc repro did not finish: {where}. Finished stages are kept;"
+        " mend the cause and run it again, long stages resume where they were."
+    )
     return status
 
 

@@ -18,6 +18,7 @@ from athanor.pipeline import dvc_lock, ship
 from athanor.pipeline.closure import SIDE
 from athanor.pipeline.facts import Graph
 from athanor.pipeline.locks import try_lock
+from athanor.pipeline.terminal import stop_signals
 
 DVC_FILE, LOCK = Path(SIDE) / "dvc.yaml", Path(SIDE) / dvc_lock.LOCK
 SHIP_SECONDS = 60.0
@@ -62,25 +63,28 @@ def _repro(root: Path, file: Path, stage: str, force: bool) -> int:
         (root / DVC_FILE).unlink(missing_ok=True)
 
 
-def outlive() -> Callable[..., int]:
-    """What runs a command, so that this process lives to tidy up after it.
+def outlive(asked: list[int] | None = None) -> Callable[..., int]:
+    """What runs a command, so that this process lives to tidy up after it. Signals that come are added to `asked`.
 
     Ctrl-C reaches DVC and its stage as well, which save and leave; in a container this process' end would be theirs.
-    SIGTERM is passed on to the command. Handlers, and not SIG_IGN, which the command would inherit.
+    SIGTERM and SIGHUP are passed on to the command. Handlers, and not SIG_IGN, which the command would inherit.
     """
     children: list[subprocess.Popen[bytes]] = []
+    asked = [] if asked is None else asked
 
-    def end(*_: object) -> None:
+    def end(number: int, _: object) -> None:
+        asked.append(number)
         left = [child for child in children if child.poll() is None]
         for child in left:
-            child.terminate()
+            child.send_signal(number)
         if not left:
-            sys.exit(128 + signal.SIGTERM)
+            sys.exit(128 + number)
 
     def call(command: list[str], **how: Any) -> int:
         children.append(subprocess.Popen(command, **how))
         return children[-1].wait()
 
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+    for number in {signal.SIGTERM, signal.SIGHUP} & set(stop_signals()):
+        signal.signal(number, end)
     return call

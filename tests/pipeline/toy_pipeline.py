@@ -180,6 +180,10 @@ class Toy:
         """dvc in the background, as the leader of a process group, as a shell would start it."""
         return Job(self, [sys.executable, "-m", "dvc", *words], into)
 
+    def repro(self, *words: str) -> Job:
+        """`athanor repro` in the background."""
+        return Job(self, [sys.executable, "-m", "athanor", "repro", *words])
+
     # -- what happened ------------------------------------------------------
 
     def hold(self, step: int) -> None:
