@@ -72,6 +72,7 @@ def run(run: Run) -> None:
         validation_every_tokens=max(1, int(sampler.tokens_per_epoch / per_epoch)) if per_epoch else 0,
         sample_every_tokens=0,
         micro_batch_rows=load.micro_batch_rows,
+        load=load,
     )
     with slot, gauge(device, load.precision) as timed, run.progress(total, "lora", "tokens") as bar:
         run.watch_health(schedule, params.batch_tokens, config.vocab_size)

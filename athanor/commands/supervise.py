@@ -20,7 +20,6 @@ from athanor.pipeline.terminal import say
 
 RESTARTS = 3
 GIB = 2**30
-LEANER = "close other programs; for training a smaller micro_batch_tokens or checkpointing: on, for data work fewer workers"
 
 
 def repro(root: Path, call: Callable[[], int], asked: list[int], restarts: int) -> tuple[int, list[str]]:
@@ -56,7 +55,7 @@ def why(stage: str, said: str, kernel: bool) -> str:
         cause = "the kernel has killed a process for want of memory meanwhile"
     else:
         cause = "most often the kernel does that for want of memory (dmesg knows)"
-    return f"{stage} was killed and could say nothing; {cause}; {memory}. Fix: {LEANER} (machine.yaml)"
+    return f"{stage} was killed and could say nothing; {cause}; {memory}. Fix: {lifetime.LEANER}"
 
 
 def oom_kills() -> int:

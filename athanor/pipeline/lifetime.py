@@ -25,6 +25,10 @@ from athanor.pipeline.terminal import say
 
 FOLDER = Path(".athanor/stages")
 STOPPED = 75
+LEANER = (  # for want of memory
+    "close other programs, or in machine.yaml: for training a smaller micro_batch_tokens or checkpointing: on,"
+    " for data work fewer workers"
+)
 
 _own: TextIO | None = None  # the file of this process, which is one stage
 

@@ -13,6 +13,7 @@ can be cached).
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from pathlib import Path
 from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.pipeline import launch
 from athanor.pipeline.disk_errors import in_words
-from athanor.pipeline.lifetime import at_work, died
+from athanor.pipeline.lifetime import LEANER, at_work, died
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.redact import excepthook
 from athanor.pipeline.run import PARAMS, Run
@@ -89,10 +90,6 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
         return _report(run, stage, "KILLED", run.why(error) if run else str(error), 75)
     except AthanorError as error:
         return _report(run, stage, "FAILED", f"{error}{_way_back(error)}", 1)
-    except MemoryError as error:
-        text = InputError(f"out of memory ({error})" if str(error) else "out of memory", where=stage)
-        died(str(text))
-        return _report(run, stage, "FAILED", f"{text}. Fix: use smaller inputs or a smaller model", 1)
     except OSError as error:
         told = in_words(error)
         code = _report(run, stage, "FAILED", told or repr(error), 1)
@@ -100,8 +97,14 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
             raise
         return code
     except BaseException as error:
-        _report(run, stage, "FAILED", repr(error), 1)
-        raise
+        words = str(error)
+        torchs = isinstance(error, RuntimeError) and re.search("out of memory|not enough memory", words)
+        if not (isinstance(error, MemoryError) or torchs):
+            _report(run, stage, "FAILED", repr(error), 1)
+            raise
+        text = str(InputError(f"out of memory{f' ({words.splitlines()[0]})' if words else ''}", where=stage, fix=LEANER))
+        died(text)
+        return _report(run, stage, "FAILED", text, 1)
     finally:
         _ship()
 

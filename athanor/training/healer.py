@@ -20,6 +20,7 @@ from athanor.errors import GateError, InputError
 from athanor.training import checkpoint, forensics, ledger
 from athanor.training.guard import trouble
 from athanor.training.memory import Load, available_bytes, check_memory, training_bytes
+from athanor.training.meter import memory
 from athanor.training.state import RunState, history_of, resume
 from athanor.training.step import Rows, Stepper
 
@@ -53,41 +54,50 @@ class Healer:
             try:
                 return self.stepper.step(rows, rate)
             except (MemoryError, RuntimeError) as error:
-                # Once the guard has judged, the update is on its way, and a second one would be another step.
-                # Nor can one process of several repeat it: the others are waiting for its gradients.
-                alone = self.stepper.world.size == 1
-                if not (alone and out_of_memory(error)) or self.stepper.guard.judged != judged:
+                if not out_of_memory(error):
                     raise
             # Out of the handler: the traceback held the step's tensors.
-            self._halve()
+            # Once the guard has judged, the update is on its way, and a second one would be another step.
+            # Nor can one process of several repeat it: the others are waiting for its gradients.
+            self._halve(self.stepper.world.size == 1 and self.stepper.guard.judged == judged)
 
-    def _halve(self) -> None:
-        settings, model = self.stepper.settings, self.stepper.model
+    def _halve(self, may_repeat: bool) -> None:
+        settings, world = self.stepper.settings, self.stepper.world
         for replica in self.stepper.engine.lanes.replicas:
             replica.zero_grad(set_to_none=True)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         rows, step = settings.micro_batch_rows, self.progress.step + 1
-        rows = min(rows, settings.batch_tokens // model.config.context_tokens)
-        if rows <= 1:
-            raise InputError(f"out of memory in step {step} with one row at a time", where="model", fix=self._advice())
+        rows = min(rows, settings.batch_tokens // self.stepper.engine.lanes.model.config.context_tokens)
+        if rows <= 1 or not may_repeat:
+            at_a_time = "one row" if rows <= 1 else f"{rows} rows"
+            who = f" of process {world.rank} of {world.size}" if world.size > 1 else ""
+            what = f"out of memory in step {step}{who} with {at_a_time} at a time"
+            raise InputError(what, where="model", fix=self._advice(rows))
         self.stepper.settings = dataclasses.replace(settings, micro_batch_rows=rows // 2)
         text = f"step {step} ran out of memory: micro-batches of {rows // 2} instead of {rows} rows from here on"
         self._tell("out_of_memory", text, step=step, micro_batch_rows=rows // 2)
 
-    def _advice(self) -> str:
-        """What would make one row fit, in order."""
-        config, lanes = self.stepper.model.config, self.stepper.engine.lanes
-        device = self.stepper.model.head_weight.device
+    def _advice(self, rows: int) -> str:
+        """What would make a step fit, in order."""
+        lanes, device = self.stepper.engine.lanes, self.stepper.device
+        config = lanes.model.config
         parallel = min(lanes.count, self.settings.threads)
-        load = Load(1, config.context_tokens, self.settings.precision, lanes.count, parallel)
+        usual = Load(rows, config.context_tokens, self.settings.precision, lanes.count, parallel)
+        load = dataclasses.replace(self.settings.load or usual, micro_batch_rows=rows)
         # The estimate may have said that it fits; the device knows better.
-        free = min(available_bytes(device) or math.inf, 0.9 * training_bytes(config, load))
+        free = 0.9 * training_bytes(config, load, device)
+        if (more := available_bytes(device)) is not None:
+            free = min(free, more + self._held(device))
         try:
             check_memory(config, load, device, int(free))
         except InputError as error:
             return error.fix
         return "a machine with more memory"
+
+    def _held(self, device: torch.device) -> float:
+        """Bytes that are this process's own: what is free would be more by them without it."""
+        return torch.cuda.memory_reserved(device) if device.type == "cuda" else memory(device).get("memory.host_bytes", 0)
 
     # -- spikes -------------------------------------------------------------
 

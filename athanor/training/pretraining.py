@@ -87,5 +87,6 @@ class Placed(NamedTuple):
             validation_every_tokens=params.validation_every_tokens,
             sample_every_tokens=params.sample_every_tokens,
             micro_batch_rows=load.micro_batch_rows,
+            load=load,
         )
         return cls(world, device, load, settings, how)

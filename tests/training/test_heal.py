@@ -16,6 +16,7 @@ import torch
 from athanor.errors import GateError, InputError
 from athanor.training import checkpoint, healer
 from athanor.training.schedule import Schedule
+from athanor.training.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -230,6 +231,48 @@ def test_out_of_memory_halves_the_micro_batch(healing, monkeypatch, tmp_path, er
     room = 0
     with pytest.raises(InputError, match=r"out of memory in step 1 with one row.*1\. checkpointing: on.*model\.layers"):
         micro.run(tmp_path / "c")
+
+
+def test_advice_begins_from_what_is_on_already(healing, monkeypatch, tmp_path):
+    """It once took no notice of recompute, Muon and the copy of the best weights, and advised what was on."""
+    from athanor.training import step
+    from athanor.training.memory import Load, training_bytes
+
+    def no_room(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(step, "training_loss", no_room)
+    config, asked = healing.micro.CONFIG, []
+    load = Load(8, config.context_tokens, "fp32", checkpointing=True, optimizer="muon", keeps_best=True)
+    real = healer.check_memory
+    monkeypatch.setattr(healer, "check_memory", lambda config, load, *rest: (asked.append(load), real(config, load, *rest)))
+    with pytest.raises(InputError, match="with one row at a time") as told:
+        healing.micro.run(tmp_path, micro_batch_rows=1, load=load)
+    assert "checkpointing" not in told.value.fix and "model.layers" in told.value.fix
+    assert asked == [dataclasses.replace(load, micro_batch_rows=1)]
+    assert training_bytes(config, asked[0]) != training_bytes(config, Load(1, config.context_tokens, "fp32"))
+
+
+def test_out_of_memory_in_one_process_of_several_is_explained(healing, monkeypatch, tmp_path):
+    """No other could repeat the step with it; once the error came out as it was, with a traceback."""
+
+    class Short:
+        """A stepper in a world of two that has no room."""
+
+        world, device = World(), torch.device("cpu")
+
+        def step(self, rows, rate):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    model = healing.micro.make_model()
+    stepper = Short()
+    stepper.world.size, stepper.world.rank = 2, 1
+    stepper.settings = dataclasses.replace(healing.micro.SETTINGS, micro_batch_rows=8)
+    stepper.guard, lanes = SimpleNamespace(judged=0), SimpleNamespace(replicas=[model], model=model, count=1)
+    stepper.engine = SimpleNamespace(lanes=lanes)
+    one = healer.Healer(stepper, SimpleNamespace(step=4), None, None, 0)
+    with pytest.raises(InputError, match=r"out of memory in step 5 of process 1 of 2 with 8 rows.*1\. micro_batch_tokens: \d+"):
+        one.step(None, 0.1)
 
 
 def test_other_errors_pass_through(healing, monkeypatch, tmp_path):
