@@ -40,7 +40,7 @@ def at_work(stage: str) -> Iterator[bool]:
     Nothing for a process that DVC did not start: its user knows what they do.
     """
     global _own
-    if "DVC_ROOT" not in os.environ:
+    if "DVC_STAGE" not in os.environ:
         yield False
         return
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -155,7 +155,8 @@ class _Training:
         # The last step that runs of other lengths share; the final one belongs to this length alone.
         before_cooldown = schedule.cooldown_start // settings.batch_tokens if schedule.shape == "wsd" else -1
         self.pin_step = min(before_cooldown, settings.steps - 1)
-        self.vitals = Vitals(stepper.engine.lanes.model, self.meter, settings.precision)
+        model, steps = stepper.engine.lanes.model, settings.steps
+        self.vitals = Vitals(model, self.meter, settings.precision, settings.batch_tokens, steps)
         self.healer = Healer(stepper, self.progress, sampler, hooks, self.pin_step)
         self.trained = 0
 
@@ -192,6 +193,7 @@ class _Training:
         while progress.step < until_step:
             if progress.step == self.pin_step:
                 self.stepper.guard.forget()
+            self.vitals.before(progress.step + 1)
             self.meter.begin_step()
             position = progress.step * settings.batch_tokens
             rate = self.schedule.rate(position + settings.batch_tokens)
@@ -213,11 +215,13 @@ class _Training:
             # An anchor is as good as a checkpoint to resume from.
             anchor = progress.step % settings.rules.anchor_every == 0 and not must_save
             save_now = must_save or (not anchor and due)
-            fetch = validate or save_now or anchor or len(pending) >= settings.log_every_steps
+            look = self.vitals.due(progress.step)
+            fetch = validate or save_now or anchor or look or len(pending) >= settings.log_every_steps
             fetched = torch.stack(pending).tolist() if fetch else []  # the only look at the device
             self.meter.end_step()
             if fetch:
-                window = self.meter.window() | self.vitals.read(progress.step, rows.tokens_BS)
+                told = self.vitals.read(progress.step, rows.tokens_BS)  # first, for its own time is in this window
+                window = self.meter.window() | told
                 pending = []
                 with self.meter.time("log"):
                     back = self._goes_back(folder, fetched, save_now or anchor, window | memory(self.meter.device))

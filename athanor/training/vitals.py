@@ -2,12 +2,15 @@
 
 They look at a twin that shares the weights, so hooks never touch the model
 that trains (nor make its compiled blocks compile again), change nothing and
-draw no random number. How often is a matter of the clock: all readings
-together may take one per cent of the time of the steps.
+draw no random number. When they look is a matter of the step alone, so that
+a run that was killed has the same readings at the same steps as one that was
+not: after the last step, and before it so often that the tokens they look at
+are at most one per cent of those trained on, without a backward pass.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,8 @@ from athanor.training.meter import Meter
 from athanor.training.precision import autocast
 
 PROBE_TOKENS = 256
-SHARE = 0.01  # of the time of the steps
+SHARE = 0.01  # of the tokens trained on
+UNIT_STEPS = 10  # from one reading to the next it is a multiple of this, as to the next log point: both wait for the device
 _SLICE_ROWS = 8
 
 
@@ -32,20 +36,32 @@ class Vitals:
     vitals.final_norm_gain      largest gain of the final norm, sign aside
     vitals.attention_logit_max  largest attention logit of any layer and head on the batch's first row
     vitals.residual_growth      root mean square of the residual stream behind the last block over that before the first
-    vitals.update_ratio_max     largest change of a block's matrix per step since the last reading, over its norm
+    vitals.update_ratio_max     largest change of a block's matrix in this step, over its norm
 
     What a model does not let see (sharded weights, attention of another kernel) is left out.
     """
 
-    def __init__(self, model: Transformer, meter: Meter, precision: str) -> None:
+    def __init__(self, model: Transformer, meter: Meter, precision: str, batch_tokens: int, last: int = 0) -> None:
         self.model, self.meter, self.precision = model, meter, precision
+        self.length = min(PROBE_TOKENS, model.config.context_tokens)
+        self.every = UNIT_STEPS * math.ceil(self.length / (SHARE * batch_tokens * UNIT_STEPS))
+        self.last = last
         self._twin: Transformer | None = None
         self._before: tuple[int, list[Tensor]] | None = None
 
+    def due(self, step: int) -> bool:
+        """Whether there is a reading after this step."""
+        return (step % self.every == 0 or step == self.last) and not hasattr(self.model.head_weight, "placements")
+
+    def before(self, step: int) -> None:
+        """Called before each step: keeps what the weights are, if there is a reading after it."""
+        if self.due(step):
+            with torch.no_grad():
+                self._before = step, block_rows(self.model)
+
     def read(self, step: int, tokens_BS: np.ndarray) -> dict[str, float]:
         """A reading after `step` with its batch, if one is due; else nothing."""
-        spent = self.meter.totals["vitals"]
-        if spent > SHARE * self.meter.step_seconds or hasattr(self.model.head_weight, "placements"):
+        if not self.due(step):
             return {}
         with self.meter.time("vitals"), torch.no_grad():
             values = self._weights(step, tokens_BS) | self._forward(tokens_BS)
@@ -58,17 +74,16 @@ class Vitals:
         norms = torch.linalg.vector_norm(weight_VD[seen], dim=-1).sort().values
         spread = norms[int(0.99 * (len(norms) - 1))] / norms[(len(norms) - 1) // 2]
         told = {"embedding_spread": spread, "final_norm_gain": self.model.model.norm.weight.detach().abs().max()}
-        slices = block_rows(self.model)
-        if self._before is not None and step > self._before[0]:
+        if self._before is not None and self._before[0] == step:
+            slices = block_rows(self.model)
             change = torch.stack(torch._foreach_norm(torch._foreach_sub(slices, self._before[1])))
-            size = torch.stack(torch._foreach_norm(slices))
-            told["update_ratio_max"] = (change / size).max() / (step - self._before[0])
-        self._before = step, slices
+            told["update_ratio_max"] = (change / torch.stack(torch._foreach_norm(slices))).max()
+        self._before = None
         return told
 
     def _forward(self, tokens_BS: np.ndarray) -> dict[str, Tensor]:
         twin = self._twin = self._twin or twin_of(self.model)
-        length = min(PROBE_TOKENS, twin.config.context_tokens, tokens_BS.shape[1])
+        length = min(self.length, tokens_BS.shape[1])
         device = self.model.head_weight.device
         ids_1T = torch.from_numpy(np.ascontiguousarray(tokens_BS[:1, :length])).to(device)
         with Logits() as logits, autocast(self.precision, device):

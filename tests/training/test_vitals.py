@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from athanor.errors import Interrupted
 from athanor.model.transformer import Transformer, rotary_table, rotate
 from athanor.training.meter import Meter
 from athanor.training.vitals import SHARE, Vitals, twin_of
@@ -17,7 +19,8 @@ IDS = np.arange(34).reshape(2, 17) % 23
 
 
 def vitals_of(model):
-    return Vitals(model, Meter(torch.device("cpu")), "fp32")
+    """Readings every ten steps."""
+    return Vitals(model, Meter(torch.device("cpu")), "fp32", 160)
 
 
 def test_values_by_hand(micro):
@@ -28,7 +31,7 @@ def test_values_by_hand(micro):
         model.head_weight[60] *= 100  # not seen
         model.model.norm.weight[5] = -7.0
         model.model.layers[0].self_attn.q_proj.weight *= 1000
-    told = vitals_of(model).read(1, IDS)
+    told = vitals_of(model).read(10, IDS)
     norms = model.head_weight.detach()[:23].norm(dim=-1).sort().values
     assert told["vitals.embedding_spread"] == pytest.approx(float(norms[21] / norms[11]))
     assert told["vitals.final_norm_gain"] == 7.0
@@ -46,23 +49,27 @@ def test_values_by_hand(micro):
     assert told["vitals.attention_logit_max"] == pytest.approx(highest, rel=1e-4)
     growth = float(after.square().mean().sqrt() / x.square().mean().sqrt())
     assert told["vitals.residual_growth"] == pytest.approx(growth, rel=1e-4)
-    assert "vitals.update_ratio_max" not in told  # nothing to compare with yet
+    assert "vitals.update_ratio_max" not in told  # nothing to compare with
 
 
-def test_the_largest_relative_change_since_the_last_reading(micro):
+def test_the_largest_relative_change_of_one_step(micro):
     model = micro.make_model()
     vitals = vitals_of(model)
-    vitals.read(10, IDS)
+    vitals.before(10)
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight *= 1.25
-    assert vitals.read(15, IDS)["vitals.update_ratio_max"] == pytest.approx(0.2 / 5, rel=1e-4)
+    assert vitals.read(10, IDS)["vitals.update_ratio_max"] == pytest.approx(0.2, rel=1e-4)
+    vitals.before(20)
     assert vitals.read(20, IDS)["vitals.update_ratio_max"] == 0.0
+    assert "vitals.update_ratio_max" not in vitals.read(30, IDS)  # what it was before is not known
+    vitals.before(15)
+    assert vitals.read(15, IDS) == {}
 
 
 def test_reading_changes_nothing(micro):
     model = micro.make_model()
     before, state = [weight.detach().clone() for weight in model.parameters()], torch.get_rng_state()
-    assert len(vitals_of(model).read(1, IDS)) == 4
+    assert len(vitals_of(model).read(10, IDS)) == 4
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, model.parameters(), strict=True))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -71,26 +78,41 @@ def test_reading_changes_nothing(micro):
     assert all(ours[name].data_ptr() == theirs[name].data_ptr() for name in ours)
 
 
-def test_readings_take_a_hundredth_of_the_time_of_the_steps(micro):
-    """Ten thousand windows by an invented clock, on which a reading takes as long as five steps."""
-    now = [0.0]
-    meter = Meter(torch.device("cpu"), lambda: now[0])
-    vitals = Vitals(micro.make_model(), meter, "fp32")
-    vitals._weights = lambda step, ids: (now.__setitem__(0, now[0] + 5.0), {"x": torch.ones(())})[1]
-    vitals._forward = lambda ids: {}
-    readings = 0
-    for step in range(1, 10_001):
-        meter.begin_step()
-        now[0] += 1.0
-        meter.end_step()
-        meter.window()
-        readings += bool(vitals.read(step, IDS))
-    assert 0.95 * SHARE < readings * 5 / 10_000 <= SHARE + 5 / 10_000
+@pytest.mark.parametrize(("batch_tokens", "every"), [(16, 100), (128, 20), (2048, 10), (500_000, 10)])
+def test_readings_look_at_no_more_than_a_hundredth_of_the_tokens(micro, batch_tokens, every):
+    vitals = Vitals(micro.make_model(), Meter(torch.device("cpu")), "fp32", batch_tokens)
+    assert [step for step in range(1, 1001) if vitals.due(step)] == list(range(every, 1001, every))
+    assert vitals.length <= SHARE * batch_tokens * every
+
+
+def test_a_killed_run_has_the_readings_of_one_that_was_not(micro, tmp_path):
+    """Each process once read at steps of its own choice, and its first change was over another number of steps."""
+    def readings(folder, stops):
+        rows = {}
+        for stop in (*stops, 0):
+            steps = []
+
+            def on_step(row, stop=stop, steps=steps):
+                steps.append(row["step"])
+                told = {name: value for name, value in row.items() if name.startswith("vitals.")}
+                if told:
+                    rows.setdefault(row["step"], []).append(told)
+
+            hooks = {"on_step": on_step, "should_stop": lambda stop=stop, steps=steps: bool(steps) and steps[-1] == stop}
+            with contextlib.suppress(Interrupted):
+                micro.run(folder, hooks=hooks, log_every_steps=1)
+        return rows
+
+    whole = readings(tmp_path / "whole", ())
+    assert whole and all("vitals.update_ratio_max" in row for (row,) in whole.values())
+    for stops in ((7,), (19,), (20, 21)):
+        assert readings(tmp_path / str(stops), stops) == whole
 
 
 def test_a_run_tells_them_with_the_rows_of_its_windows(micro, tmp_path):
     rows = []
     micro.run(tmp_path, hooks={"on_step": rows.append})
-    first = next(row for row in rows if "time.step_s" in row)
-    assert first["vitals.residual_growth"] > 1.0 and first["vitals.attention_logit_max"] < 1.0
+    first = next(row for row in rows if "vitals.residual_growth" in row)
+    assert first["step"] == 20 and first["time.vitals_s"] > 0
+    assert first["vitals.residual_growth"] > 1.0 and 0.1 < first["vitals.attention_logit_max"] < 2.0
     assert all("time.step_s" in row for row in rows if "vitals.embedding_spread" in row)
