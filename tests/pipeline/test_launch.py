@@ -177,13 +177,14 @@ def test_hung_up_then_a_member_killed_then_the_launcher_then_finished_by_one(inp
 
 
 class Agent:
-    """torchrun that runs for some looks, and is asked nothing."""
+    """torchrun that runs for some looks, and then ends with a status."""
 
-    looks = 5
+    def __init__(self, looks, status):
+        self.looks, self.status = looks, status
 
     def poll(self):
         self.looks -= 1
-        return None if self.looks else 0
+        return None if self.looks > 0 else self.status
 
 
 def test_a_member_that_has_told_its_status_gets_no_signal(tmp_path):
@@ -194,12 +195,28 @@ def test_a_member_that_has_told_its_status_gets_no_signal(tmp_path):
             (tmp_path / f"{number}.pid").write_text(str(child.pid))
         (tmp_path / "0.status").write_text("75")
         threading.Timer(launch.POLL, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        assert launch._wait("toy", Agent(), tmp_path) == launch.STOPPED
+        assert launch._wait("toy", Agent(5, 0), tmp_path) == launch.STOPPED
         assert sleeping[1].wait(10) == -signal.SIGTERM and sleeping[0].poll() is None
     finally:
         for child in sleeping:
             child.kill()
             child.wait()
+
+
+@pytest.mark.parametrize(
+    ("status", "died"),
+    [("1", []), ("70", ["a process of this node met an unexpected error"]), (None, ["process 1 of this node was killed"])],
+)
+def test_which_ends_of_members_are_deaths(monkeypatch, tmp_path, status, died):
+    """What `athanor repro --supervise` starts again; a message that one has told is none of them."""
+    told = []
+    monkeypatch.setattr(launch, "died", told.append)
+    for number, text in (("0", "1"), ("1", status)):
+        (tmp_path / f"{number}.pid").write_text("1")
+        if text is not None:
+            (tmp_path / f"{number}.status").write_text(text)
+    assert launch._wait("toy", Agent(1, 1), tmp_path) == 1
+    assert len(told) == len(died) and all(one.startswith(known) for one, known in zip(told, died, strict=True))
 
 
 def test_an_error_of_the_stage_is_told_once_and_has_status_1(work):

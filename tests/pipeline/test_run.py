@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 from athanor.commands.slots import busy
 from athanor.pipeline.run import Run
+from athanor.pipeline.terminal import say, stop_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = '''
@@ -169,6 +171,44 @@ def test_interrupted_slot_exits_75_and_resumes_the_same_journal(repo):
     assert len(runs) == 1 and json.loads((runs[0] / "meta.json").read_text())["resumed"] == 1
     steps = [row["s"] for row in map(json.loads, (runs[0] / "journal.jsonl").read_text().splitlines()) if "m" in row]
     assert steps == sorted(set(steps)) and len(steps) >= 7
+
+
+def test_a_note_before_the_slot_opens_no_journal_of_its_own(repo, monkeypatch):
+    """A note on epochs once did, and the resumed training was a second run in MLflow."""
+    monkeypatch.chdir(repo)
+    for _ in range(2):
+        run = Run("toy", "stages.toy")
+        run.note("the stream is read twice")
+        with run.slot({}, {}) as slot:
+            run.note("in the slot")
+        slot.release()  # as the end of the process does
+    (made,) = (repo / ".athanor" / "runs").iterdir()
+    rows = [json.loads(line) for line in (made / "journal.jsonl").read_text().splitlines()]
+    told = [row["text"] for row in rows if row["event"] == "note"]
+    assert told == ["the stream is read twice", "in the slot"] * 2
+
+
+def test_a_line_that_nobody_can_read_is_no_error(monkeypatch):
+    class Stream:
+        def __init__(self, error):
+            self.error = error
+
+        def write(self, text):
+            raise self.error
+
+    for error in (OSError(errno.ENOSPC, "full"), ValueError("I/O operation on closed file"), RuntimeError("reentrant call")):
+        monkeypatch.setattr(sys, "stderr", Stream(error))
+        say("a line")
+
+
+def test_a_closed_terminal_counts_for_nothing_under_nohup():
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for how, counts in ((signal.SIG_DFL, True), (signal.SIG_IGN, False)):
+            signal.signal(signal.SIGHUP, how)
+            assert (signal.SIGHUP in stop_signals()) is counts
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_kill_before_the_journal_is_open_leaves_no_second_run(repo, monkeypatch):
