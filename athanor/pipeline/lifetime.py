@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from athanor.pipeline.locks import lives, locked
+from athanor.pipeline.locks import lives, lock, locked
 from athanor.pipeline.redact import redact
 from athanor.pipeline.terminal import say
 
@@ -43,9 +42,19 @@ def at_work(stage: str) -> Iterator[bool]:
     if "DVC_STAGE" not in os.environ:
         yield False
         return
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with open(FOLDER / stage, "a+", encoding="utf-8") as file:
-        waited = not _lock(stage, file)
+    waited: list[str] = []
+
+    def wait_for(holder: str) -> None:
+        waited.append(holder)
+        what = "is already working on this stage here; waiting for it (python -m athanor stop ends it)"
+        say(f"{stage}: process {holder.split()[0]} {what}")
+
+    try:
+        handle = lock(FOLDER / stage, wait_for)
+    except KeyboardInterrupt:
+        say(f"{stage}: waits no longer; the other one goes on")
+        sys.exit(STOPPED)
+    with open(handle, "a", encoding="utf-8") as file:
         file.truncate(0)
         with contextlib.suppress(OSError):  # a full disk is told by what matters
             file.write(f"{os.getpid()}\n")
@@ -53,7 +62,7 @@ def at_work(stage: str) -> Iterator[bool]:
         faulthandler.enable(file)
         _own = file
         try:
-            yield waited
+            yield bool(waited)
             if _own is not None:
                 file.truncate(0)
         except BaseException as error:
@@ -62,24 +71,6 @@ def at_work(stage: str) -> Iterator[bool]:
         finally:
             faulthandler.disable()
             _own = None
-
-
-def _lock(stage: str, file: TextIO) -> bool:
-    """Whether the lock was free; else waits for it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.readline().strip() or "unknown"
-        what = "is already working on this stage here; waiting for it (python -m athanor stop ends it)"
-        say(f"{stage}: process {holder} {what}")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except KeyboardInterrupt:
-            say(f"{stage}: waits no longer; process {holder} goes on")
-            sys.exit(STOPPED)
-        return False
 
 
 def died(why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Iterator
@@ -90,7 +91,7 @@ def test_which_ends_are_worth_another_start(tmp_path, capfd, left, asked, calls,
         return 255
 
     with open(tmp_path / "other", "w") if left != f"{os.getpid()}\n" else open(path, "a+") as file:
-        assert lifetime._lock("toy", file)
+        fcntl.flock(file, fcntl.LOCK_EX)
         status, deaths = supervise.repro(tmp_path, call, asked, supervise.RESTARTS)
     assert status == 255 and len(made) == calls
     assert len(deaths) == (calls if told else 0) and all(told in text for text in deaths)
