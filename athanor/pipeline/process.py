@@ -19,9 +19,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from athanor.artifacts import read_json
 from athanor.errors import AthanorError, InputError, Interrupted, ParamsError
-from athanor.pipeline import launch
+from athanor.pipeline import facts, launch
 from athanor.pipeline.disk_errors import in_words
+from athanor.pipeline.journal import finished
 from athanor.pipeline.lifetime import LEANER, at_work, died
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.redact import excepthook
@@ -58,12 +60,23 @@ def _alone(stage: str, body: Callable[[Run], None], several: bool, waited: bool)
 
 
 def _done_meanwhile(stage: str, module: str) -> bool:
-    """Whether the process that was waited for did this very work, so that nothing is left to do."""
+    """Whether the process that was waited for did this very work, and all of its results lie here.
+
+    DVC removed earlier results when it started this process.
+    """
     try:
         run = Run(stage, module)
-        if not run.made_by_another():
+        graph, leaf = facts.Graph(run.root), run.root / "metrics" / "runs" / f"{run.name}.json"
+        if not leaf.is_file() or not all((run.root / path).exists() for path in graph.results(stage)):
+            return False
+        told, sources = read_json(leaf), [run.root / path for path in graph.dependencies(stage)]
+        folder = run.anchor / ".athanor" / "runs" / told["run"]
+        meta = read_json(folder / "meta.json") if finished(folder) else {}
+        if not meta or meta != {**meta, **run.subject()} or told["code"] != run.code:
             return False
     except AthanorError:  # told by who does the work
+        return False
+    if facts.newest_ms(sources) >= meta["started_ms"]:
         return False
     say(f"{stage}: that process has done this very work; its results are taken")
     return True

@@ -280,7 +280,7 @@ class Run:
             "stage": self.stage,
             "started_ms": self.started_ms,
             "resumed": -1,
-            **self._subject(),
+            **self.subject(),
             "made_by": self._made_by(),
             "hardware": facts.hardware(),
             **facts.provenance(self.root, facts.params_digest(self._values)),
@@ -290,25 +290,11 @@ class Run:
         while self._notes:
             self._journal.event("note", text=self._notes.pop(0))
 
-    def _subject(self) -> dict[str, Any]:
+    def subject(self) -> dict[str, Any]:
         """What the work is about, as far as DVC has written it down."""
         sections = self._graph.sections(self.stage) or list(self._values)
         values = {name: self._values[name] for name in sections if name in self._values}
         return {"params": redact_params(dict(facts.flatten(values))), "inputs": self._graph.input_hashes(self.stage)}
-
-    def made_by_another(self) -> bool:
-        """Whether another process has just done this very work, and all of its results lie here.
-
-        To be asked when that process has ended. DVC removed earlier results when it started this one.
-        """
-        leaf = self.root / "metrics" / "runs" / f"{self.name}.json"
-        results, sources = self._graph.results(self.stage), self._graph.dependencies(self.stage)
-        if not leaf.is_file() or not all((self.root / path).exists() for path in results):
-            return False
-        folder, told = self.anchor / ".athanor" / "runs" / read_json(leaf)["run"], read_json(leaf)
-        meta = read_json(folder / "meta.json") if finished(folder) else {}
-        same = bool(meta) and meta == {**meta, **self._subject()} and told["code"] == self.code
-        return same and facts.newest_ms(self.root / path for path in sources) < meta["started_ms"]
 
     def _made_by(self) -> dict[str, str]:
         """Upstream stage to the run that made the bytes in the workspace, cached or not."""
