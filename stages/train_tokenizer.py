@@ -15,10 +15,11 @@ from athanor.data.mixture import MixSource, Plan, check_sources, mix_sources, pl
 from athanor.errors import InputError
 from athanor.params.mixture import MixtureParams
 from athanor.params.tokenizer import TokenizerParams
+from athanor.pipeline.machine import free_memory_bytes
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
 from athanor.tokenizer import gate
-from athanor.tokenizer.train import train, write_tokenizer
+from athanor.tokenizer.train import check_memory, train, write_tokenizer
 
 CLEAN, OUT = Path("data/clean"), Path("models/tokenizer")
 
@@ -38,13 +39,14 @@ def run(run: Run) -> None:
     }
     sources = mix_sources(mixture.sources, {name: np.concatenate(parts) for name, parts in lengths.items()})
     plan = plan_mixture(sources, params.sample_bytes, mixture.seed)
+    needed = check_memory(min(plan.total, params.sample_bytes), free_memory_bytes())  # a document more, at most
+    run.note(f"training on {plan.total:,} bytes takes about {needed / 1e9:,.1f} GB of memory")
     texts = read_texts(
         sources,
         plan,
         {name: list(zip(files[name], map(len, parts), strict=True)) for name, parts in lengths.items()},
     )
 
-    run.note(f"training on {plan.total:,} bytes of {len(texts):,} documents")
     model = train(texts, params)
     with new_dir(OUT) as folder:
         tokenizer = write_tokenizer(folder, model, {"clean": manifest_digest(CLEAN)})

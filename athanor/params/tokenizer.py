@@ -8,14 +8,19 @@ from athanor.errors import ParamsError
 from athanor.params.strict import param
 
 VOCAB_MULTIPLE = 64
+# Of training, for each byte of the sample: 11 to 17 measured (docs/data.md), and the text itself.
+MEMORY_FACTOR = 16
 
 
 @dataclass(frozen=True)
 class TokenizerParams:
-    """How the BPE is trained. What makes it lossless is fixed in code and not a knob."""
+    """How the BPE is trained. What makes it lossless is fixed in code and not a knob.
+
+    Training takes about 16 bytes of memory for each byte of the sample, so `sample_bytes` bounds both.
+    """
 
     vocab_size: int = param(min=320, max=1 << 20)  # a multiple of 64, all kinds of ids counted
-    sample_bytes: int = param(min=1000)  # UTF-8 bytes of training text it is trained on at most
+    sample_bytes: int = param(min=1000)  # UTF-8 bytes of training text it is trained on at most; 16 times as much memory
     check_bytes: int = param(min=1000)  # bytes per source that the gate encodes on top of the fuzz set
     character_coverage: float = param(min=0.98, max=1.0)  # rarer characters are spelled in bytes
     max_piece_chars: int = param(min=1, max=64)

@@ -83,17 +83,20 @@ def _done_meanwhile(stage: str, module: str) -> bool:
 
 
 def execute(stage: str, body: Callable[[Run], None]) -> int:
-    from athanor.pipeline.schema import check_file, check_stage
+    from athanor.pipeline.schema import check_file, check_stage, memory_notes
 
     run = None
     sys.excepthook = excepthook
     try:
-        check_stage(stage, check_file(PARAMS))
+        sections = check_file(PARAMS)
+        check_stage(stage, sections)
         run = _kind()(stage, f"stages.{_module_name(body)}")
         for number in stop_signals():
             signal.signal(number, run.on_signal)
         launch.enter()
         run.begin()
+        for text in memory_notes(sections) if stage == "download" else ():
+            run.note(text)
         _ship()
         body(run)
         run.check_unchanged()

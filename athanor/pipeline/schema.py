@@ -14,6 +14,8 @@ from typing import Any
 from athanor.errors import ParamsError
 from athanor.params.sft import SCRATCH
 from athanor.params.strict import build, read_yaml
+from athanor.params.tokenizer import MEMORY_FACTOR
+from athanor.pipeline.machine import free_memory_bytes
 from athanor.pipeline.redact import redact
 
 
@@ -108,6 +110,17 @@ def check_together(sections: Mapping[str, Any]) -> None:
     if mixture.cooldown is not None and sections["pretrain"].schedule != "wsd":
         fix = "set pretrain.schedule to wsd, or mixture.cooldown to null"
         raise ParamsError(f"schedule {sections['pretrain'].schedule} has no cooldown", where="mixture.cooldown", fix=fix)
+
+
+def memory_notes(sections: Mapping[str, Any]) -> list[str]:
+    """What will not fit the memory that is free here now, to be known before hours of other stages."""
+    sample, free = sections["tokenizer"].sample_bytes, free_memory_bytes()
+    if (needed := MEMORY_FACTOR * sample) <= free:
+        return []
+    return [
+        f"train-tokenizer will want up to {needed / 1e9:,.1f} GB of memory, {free / 1e9:,.1f} GB are free:"
+        f" lower tokenizer.sample_bytes (now {sample}), unless there is less text"
+    ]
 
 
 def check_stage(stage: str, sections: Mapping[str, Any]) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-import psutil
-
 from athanor.artifacts import read_json
 from athanor.errors import AthanorError
+from athanor.pipeline.machine import free_memory_bytes
 from athanor.serving.discover import CONFIG, LLAMA_CPP, TORCH, Found
 
 GIB = 2**30
@@ -18,18 +17,7 @@ RUNTIME_BYTES, LLAMA_CPP_BYTES = 400 << 20, 150 << 20
 
 def default_memory_bytes() -> int:
     """Half of the memory that is free now, the limit of a container respected."""
-    free = int(psutil.virtual_memory().available)
-    for limit, used, stat, idle in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-    ):
-        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used, stat)]
-        texts = [path.read_text().strip() if path.is_file() else "" for path in paths]
-        if texts[0].isdigit() and texts[1].isdigit():
-            # Files that were read once count as used there; the kernel gives their pages up for the asking.
-            rows = dict(line.split(None, 1) for line in texts[2].splitlines())
-            free = min(free, int(texts[0]) - int(texts[1]) + int(rows.get(idle, 0)))
-    return max(free, 0) // 2
+    return free_memory_bytes() // 2
 
 
 def estimate(found: Found, rows: int, cache_bytes: int) -> int:

@@ -19,7 +19,7 @@ import sentencepiece as spm
 
 from athanor.artifacts import write_json, write_manifest
 from athanor.errors import InputError, ParamsError
-from athanor.params.tokenizer import VOCAB_MULTIPLE, TokenizerParams
+from athanor.params.tokenizer import MEMORY_FACTOR, VOCAB_MULTIPLE, TokenizerParams
 from athanor.tokenizer import chat
 from athanor.tokenizer import tokenizer as tk
 
@@ -33,6 +33,18 @@ LINE_CHARS = 4096
 # holds U+2585), NUL ends a C string. The last two keep "<|" and "|>" from
 # becoming pieces: then no merge of learned pieces can spell a control symbol.
 _SEPARATORS = re.compile("[\n\t\0\u2581\u2585]|(?<=<)(?=\\|)|(?<=\\|)(?=>)")
+
+
+def check_memory(sample_bytes: int, free_bytes: int) -> int:
+    """Bytes of memory that training on such a sample takes; InputError where they are not free, with the sample that fits."""
+    needed = MEMORY_FACTOR * sample_bytes
+    if needed > free_bytes:
+        most = free_bytes // MEMORY_FACTOR
+        fits = most // 10 ** max(len(str(most)) - 2, 0) * 10 ** max(len(str(most)) - 2, 0)  # two digits
+        what = f"training on {sample_bytes / 1e6:,.0f} MB takes about {needed / 1e9:,.1f} GB of memory, {free_bytes / 1e9:,.1f} GB are free"
+        fix = f"set it to {fits} or less, or free some memory"
+        raise InputError(what, where="tokenizer.sample_bytes", fix=fix)
+    return needed
 
 
 def training_lines(texts: Iterable[str]) -> Iterator[str]:

@@ -49,7 +49,7 @@ from athanor.pipeline import dvc_lock
 from athanor.pipeline.closure import code_digest, stage_module
 from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import duration
-from athanor.pipeline.schema import check_file
+from athanor.pipeline.schema import check_file, memory_notes
 
 WORK = 10
 MAX_REASONS = 4
@@ -109,6 +109,8 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     if built and any(step.stage == "pretrain" and step.runs for step in steps):
         plan.notes.extend(probe.warnings(root, built))
     plan.notes.extend(_shape(steps, built))
+    if built and any(step.stage == "train-tokenizer" and step.runs for step in steps):
+        plan.notes.extend(memory_notes(built))
     plan.notes.extend(text for step in steps if step.runs for text in questions(step, root, anchor()))
     only_comments = [step.stage for step in steps if _only_comments(step, root)]
     if only_comments:
