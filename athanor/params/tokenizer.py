@@ -8,7 +8,7 @@ from athanor.errors import ParamsError
 from athanor.params.strict import param
 
 VOCAB_MULTIPLE = 64
-# Of training, for each byte of the sample: 11 to 17 measured (docs/data.md), and the text itself.
+# Of training, for each byte of the sample: 11 to 17 measured (docs/decisions.md), and the text itself.
 MEMORY_FACTOR = 16
 
 
