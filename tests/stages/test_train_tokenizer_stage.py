@@ -93,7 +93,7 @@ def large(folder, monkeypatch):
     """The default's params.yaml with a large sample, on a machine with 8 GB of free memory."""
     text = (ROOT / "params.yaml").read_text().replace("sample_bytes: 8000000", "sample_bytes: 2000000000")
     (folder / "params.yaml").write_text(text)
-    for name in ("athanor", "stages", "dvc.yaml"):
+    for name in ("athanor", "stages", "dvc.yaml", "battery"):
         (folder / name).symlink_to(ROOT / name)
     monkeypatch.chdir(folder)
     monkeypatch.delenv("DVC_ROOT", raising=False)
