@@ -7,6 +7,8 @@
 #   docker run --stop-timeout 300 -v athanor-data:/athanor/data -v athanor-models:/athanor/models \
 #     -v athanor-state:/athanor/.athanor -v athanor-cache:/athanor/.dvc/cache -v athanor-site:/athanor/.dvc/site athanor
 #
+# For a GPU the run needs more options: docs/machine.md, Containers.
+#
 # The volumes hold what is worth keeping: outputs, checkpoint slots and journals
 # (with the tracking database), DVC's cache and its state.
 ARG BASE=python:3.12-slim

@@ -75,7 +75,7 @@ def run(run: Run) -> None:
         load=load,
     )
     with slot, gauge(device, load.precision) as timed, run.progress(total, "lora", "tokens") as bar:
-        run.watch_health(schedule, params.batch_tokens, config.vocab_size)
+        run.watch_health(schedule, params.batch_tokens, config.vocab_size, precision=how.precision)
 
         def validate(model: Foreign) -> dict[str, Any]:
             with_ = {"precision": how.precision, "threads": local.threads, "world": world}

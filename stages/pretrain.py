@@ -77,7 +77,8 @@ def run(run: Run) -> None:
     slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
     world, device, load, settings, how = placed(run, (slot, trunk), params, config, total)
     with slot, gauge(device, load.precision) as told, run.progress(total, "pretrain", "tokens") as bar:
-        run.watch_health(schedule, params.batch_tokens, vocabulary.size, "cooldown_epochs" in sampler.epochs(total))
+        other_data = "cooldown_epochs" in sampler.epochs(total)
+        run.watch_health(schedule, params.batch_tokens, vocabulary.size, other_data, how.precision)
 
         def validate(model: Transformer) -> dict[str, Any]:
             return held_out.scores(model, how.precision, settings.threads, world)

@@ -71,7 +71,7 @@ def run(run: Run) -> None:
         load=load,
     )
     with slot, gauge(device, load.precision) as told, run.progress(total, "sft", "tokens") as bar:
-        run.watch_health(schedule, params.batch_tokens, vocabulary.size)
+        run.watch_health(schedule, params.batch_tokens, vocabulary.size, precision=how.precision)
 
         def validate(model: Transformer) -> dict[str, Any]:
             with_ = {"precision": how.precision, "threads": local.threads, "world": world}

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json
+from athanor.health.reader import PHASES
 from athanor.pipeline.facts import Graph
+from athanor.pipeline.machine import anchor
 from athanor.pipeline.progress import duration
+from athanor.pipeline.watch import FILE
 
 
 RATES = (
@@ -63,13 +66,25 @@ def text(
             rested = True
     lines.append(f"  {'all that ran' if rested else 'all':<17} {'':<14} {duration(ran):>14}")
     if stages:
-        return "\n".join([*lines, *_tuned(root)]) + "\n"
+        return "\n".join([*lines, *_tuned(root), *_health(after)]) + "\n"
     lines += _scores(root)
     if (root / "models" / "export" / "MODEL_CARD.md").is_file():
         lines += ["", "Model     models/export  (hf/ for transformers, *.gguf for llama.cpp, MODEL_CARD.md)"]
         lines += ["Chat      make serve   (a page, and OpenAI's protocol for any client; in the terminal: make chat)"]
         lines += ["Runs      make ui      (MLflow: parameters, curves, every stage of every run)"]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + _health(after)) + "\n"
+
+
+def _health(ran: dict[str, str]) -> list[str]:
+    """What the monitor said of each training, in one line; nothing of one that ran on another machine."""
+    told = {}
+    for stage in PHASES:
+        path = anchor() / ".athanor" / "runs" / ran.get(stage, "") / "files" / FILE
+        if stage in ran and path.is_file():
+            told[stage] = read_json(path)["status"]
+    why = [f"athanor health {stage}" for stage, status in told.items() if status != "ok"]
+    line = f"Health    {', '.join(f'{stage} {status}' for stage, status in told.items())}"
+    return ["", line + (f"   (why: {', '.join(why)})" if why else "")] if told else []
 
 
 def _tuned(root: Path) -> list[str]:

@@ -57,7 +57,10 @@ class PackedRows:
         self.pad: int = manifest["pad_id"]
         self.stop: int = manifest["stop_id"]  # ends every answer
         self._conversation_sources: list[str] = manifest.get("sources", ["conversations"])
-        self._names = [*self._conversation_sources, *manifest.get("replay_sources", [])]
+        replayed = manifest.get("replay_sources", [])
+        self._names = [*self._conversation_sources, *replayed]
+        # A source of conversations and one of text may have the same name.
+        self.unique_names = (*self._conversation_sources, *(f"text.{name}" for name in replayed))
         self._starts = np.load(folder / f"{split}_idx.npy").astype(np.int64)
         self._sources = np.load(folder / f"{split}_sources.npy")
         self._rows = np.load(folder / f"{split}_rows.npy")
@@ -88,6 +91,10 @@ class PackedRows:
     def numbers(self, row: int) -> list[int]:
         """Entry numbers of a row."""
         return self._rows[self._row_starts[row] : self._row_starts[row + 1]].tolist()
+
+    def source_number(self, number: int) -> int:
+        """Number of an entry's source: conversation sources come first, then those of text."""
+        return int(self._sources[number])
 
     def source(self, number: int) -> str:
         """Name of an entry's source."""

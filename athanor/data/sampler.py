@@ -7,7 +7,7 @@ micro-batch size or another number of workers reads the same samples.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,21 +29,29 @@ NO_DOCUMENT = -1  # document id of padding
 
 
 class PretrainBatch(NamedTuple):
-    """int64 [B, context + 1]: inputs are [:, :-1], targets [:, 1:]. Equal document ids mean the same document."""
+    """int64 [B, context + 1]: inputs are [:, :-1], targets [:, 1:]. Equal document ids mean the same document.
+
+    source_BS: numbers in the names `sources`.
+    """
 
     tokens_BS: np.ndarray
     document_BS: np.ndarray
+    source_BS: np.ndarray
+    sources: tuple[str, ...]
 
 
 class SftBatch(NamedTuple):
     """[B, context + 1]: ids int64; mask uint8, 1 = supervised as a target; document int64.
 
-    Each conversation of a row has its own document id; padding has -1 and mask 0.
+    Each conversation of a row has its own document id; padding has -1 and mask 0. source_BS, int64: numbers in
+    the names `sources`.
     """
 
     tokens_BS: np.ndarray
     mask_BS: np.ndarray
     document_BS: np.ndarray
+    source_BS: np.ndarray
+    sources: tuple[str, ...]
 
 
 class _Sampler:
@@ -79,10 +87,14 @@ class _Sampler:
 
 
 class _Windows(_Sampler):
-    """Windows of `context_tokens` + 1 over a stream, each once per epoch."""
+    """Windows of `context_tokens` + 1 over a stream, each once per epoch; `facts` name the stream's sources."""
 
-    def __init__(self, folder: str | Path, part: str, stream: TokenStream, context_tokens: int, seed: int) -> None:
+    def __init__(
+        self, folder: str | Path, part: str, stream: TokenStream, facts: dict[str, Any], context_tokens: int, seed: int
+    ) -> None:
         self._stream = stream
+        unnamed = [f"source-{number}" for number in range(int(stream.sources.max(initial=0)) + 1)]
+        self._names = tuple(sorted(facts.get("sources", {})) or unnamed)
         samples = (stream.tokens - 1) // context_tokens
         if samples < 1:
             raise InputError(
@@ -97,11 +109,13 @@ class _Windows(_Sampler):
         width = self.context_tokens + 1
         starts_B = np.array(numbers, dtype=np.int64) * self.context_tokens
         tokens_BS = np.stack([self._stream.read(int(start), width) for start in starts_B])
-        return PretrainBatch(tokens_BS, self._stream.document_of(starts_B[:, None] + np.arange(width)))
+        document_BS = self._stream.document_of(starts_B[:, None] + np.arange(width))
+        source_BS = self._stream.sources[document_BS].astype(np.int64)
+        return PretrainBatch(tokens_BS, document_BS, source_BS, self._names)
 
-    def source_of(self, document: int) -> int | None:
-        """Number of a document's source, where the stream says."""
-        return self._stream.source_of(document)
+    def source_of(self, document: int) -> str:
+        """Name of a document's source."""
+        return self._names[self._stream.sources[document]]
 
 
 class PretrainSampler(_Windows):
@@ -118,7 +132,8 @@ class PretrainSampler(_Windows):
     def __init__(
         self, folder: str | Path, context_tokens: int, seed: int, cooldown_start: int | None = None
     ) -> None:
-        super().__init__(folder, TRAIN, open_train(folder), context_tokens, seed)
+        manifest = read_shards_manifest(folder)
+        super().__init__(folder, TRAIN, open_train(folder), manifest, context_tokens, seed)
         self.trunk_manifest = main_digest(folder)
         stream = open_cooldown(folder)
         if stream is not None and cooldown_start is None:
@@ -127,11 +142,8 @@ class PretrainSampler(_Windows):
                 where="pretrain.schedule",
                 fix="use wsd, or set mixture.cooldown to null",
             )
-        self._cooldown = stream and _Windows(folder, COOLDOWN, stream, context_tokens, seed)
+        self._cooldown = stream and _Windows(folder, COOLDOWN, stream, manifest[COOLDOWN], context_tokens, seed)
         self._cooldown_start = cooldown_start or 0
-        manifest = read_shards_manifest(folder)
-        self._sources = {TRAIN: sorted(manifest.get("sources", {}))}
-        self._sources[COOLDOWN] = sorted(manifest.get(COOLDOWN, {}).get("sources", {}))
 
     def batch(self, position_tokens: int, batch_tokens: int, skipped_tokens: int = 0) -> PretrainBatch:
         """The batch that starts `position_tokens` into training; both count target tokens.
@@ -147,11 +159,8 @@ class PretrainSampler(_Windows):
     def document_name(self, position_tokens: int, skipped_tokens: int, document: int) -> str:
         """A document of the batch's row at this position, by its number in the stream and its source."""
         cools = self._cools(position_tokens)
-        part = COOLDOWN if cools else TRAIN
-        number = (self._cooldown if cools and self._cooldown else self).source_of(document)
-        names = self._sources[part]
-        source = f" ({names[number]})" if number is not None and number < len(names) else ""
-        return f"document {document} of {part}{source}"
+        source = (self._cooldown if cools and self._cooldown else self).source_of(document)
+        return f"document {document} of {COOLDOWN if cools else TRAIN} ({source})"
 
     def _cools(self, position_tokens: int) -> bool:
         return self._cooldown is not None and position_tokens >= self._cooldown_start
@@ -187,13 +196,16 @@ class SftSampler(_Sampler):
         tokens_BS = np.full(shape, self._rows.pad, dtype=np.int64)
         mask_BS = np.zeros(shape, dtype=np.uint8)
         document_BS = np.full(shape, NO_DOCUMENT, dtype=np.int64)
+        source_BS = np.zeros(shape, dtype=np.int64)
         for row, number in enumerate(numbers):
             at = 0
-            for place, (ids, mask) in enumerate(self._rows.conversations(number)):
+            for place, entry in enumerate(self._rows.numbers(row=number)):
+                ids, mask = self._rows.conversation(entry)
                 end = at + len(ids)
                 tokens_BS[row, at:end], mask_BS[row, at:end], document_BS[row, at:end] = ids, mask, place
+                source_BS[row, at:end] = self._rows.source_number(entry)
                 at = end
-        return SftBatch(tokens_BS, mask_BS, document_BS)
+        return SftBatch(tokens_BS, mask_BS, document_BS, source_BS, self._rows.unique_names)
 
     def document_name(self, position_tokens: int, skipped_tokens: int, document: int) -> str:
         """An entry of the batch's row at this position: conversation or text, number in the packed rows, source."""

@@ -12,6 +12,7 @@ A document never crosses a shard. Every document is `<|bos|>` ids `<|eos|>`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +118,13 @@ class TokenStream:
         """Ordinal of the document that holds each stream position, int64."""
         return np.searchsorted(self.starts, positions, side="right") - 1
 
-    def source_of(self, number: int) -> int | None:
-        """Number of a document's source in the manifest; None for a stream that has one source only."""
-        at = int(self.starts[number])
-        shard = int(np.searchsorted(self._bases, at, side="right")) - 1
-        path = self._paths[shard].with_suffix(".src.npy")
-        first = int(np.searchsorted(self.starts, self._bases[shard]))
-        return int(np.load(path)[number - first]) if path.is_file() else None
+    @cached_property
+    def sources(self) -> np.ndarray:
+        """Number of each document's source in the manifest, uint8; 0 for a stream that has one source only."""
+        paths = [path.with_suffix(".src.npy") for path in self._paths]
+        if not all(path.is_file() for path in paths):
+            return np.zeros(self.documents, dtype=np.uint8)
+        return np.concatenate([np.load(path) for path in paths])
 
     def document(self, number: int) -> np.ndarray:
         """Ids of one document, with its `<|bos|>` and `<|eos|>`."""

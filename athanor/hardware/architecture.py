@@ -29,6 +29,7 @@ class Architecture:
     shared_memory: bool = False
 
 
+SHARED_MEMORY = 0.80  # of memory that a GPU shares with the processor
 BOTH, HALF = ("bf16", "fp16"), ("fp16",)
 # Compute capability, from the newest: NVIDIA CUDA C++ programming guide, arithmetic instructions.
 NVIDIA = (
@@ -82,6 +83,11 @@ def cpu(flags: Collection[str]) -> Architecture:
 
 
 MPS = Architecture("Apple MPS", "mps", BOTH, False, True)
+
+
+def memory_share(architecture: Architecture) -> float:
+    """The share of a GPU's memory that torch may take; the rest belongs to the processor."""
+    return SHARED_MEMORY if architecture.device == "cuda" and architecture.shared_memory else 1.0
 
 
 def identify(device: torch.device) -> Architecture:

@@ -11,6 +11,8 @@ from athanor.hardware import policy
 from athanor.hardware.architecture import Architecture
 from athanor.hardware.policy import Choice
 from athanor.model.config import ModelConfig
+from athanor.model.kernels import rows_by_hand
+from athanor.training.attention import DEFAULT
 from athanor.training.device import MICRO_BATCH_TOKENS
 from athanor.training.memory import Load, training_bytes
 from athanor.training.setup import Choices
@@ -53,7 +55,10 @@ def resolve(
         number = policy.precision(architecture, gflops, found.get("steps"), found.get("stable"))
 
     kernel = said._replace(value=asked.attention)
-    if asked.attention == AUTO:
+    by_hand = rows_by_hand(architecture.device, number.value, config.context_tokens)
+    if asked.attention == AUTO and by_hand:
+        kernel = Choice(DEFAULT, "rows so short are worked by hand on a CPU")
+    elif asked.attention == AUTO:
         kernel = policy.attention(architecture, found.get("attention"))
 
     def fits(rows: int, again: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""Attention and loss kernels: which work here, whether they are right, and what they cost."""
+"""Attention kernels: which work here, whether they are right, and what they cost."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from athanor.training.attention import KERNELS
 from athanor.training.compiling import first_line
 from athanor.training.precision import AUTOCAST
 
-LOSSES = ("whole", "chunked", "fused")
 # Largest difference from fp32 attention, relative to the largest value. Half formats carry 8 and 11 bits.
 TOLERANCE = {"fp32": 1e-4, "bf16": 4e-2, "fp16": 1e-2}
 _MOST_SCORES = 1 << 26  # rows · heads · tokens², so that the reference is quick and fits
-_MOST_CHUNK = 512  # positions whose logits exist at a time
-_MOST_LOGITS = 1 << 25
 
 
 def attention(
@@ -95,63 +92,3 @@ def _difference(found: list[Tensor], truth: list[Tensor]) -> float:
 def _random(*shape: int, device: torch.device) -> Tensor:
     """The same numbers whenever asked; the global generator is left alone."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(device)
-
-
-def loss(
-    config: ModelConfig, tokens: int, precision: str, device: torch.device, budget_seconds: float
-) -> dict[str, Any]:
-    """The output layer with its cross-entropy, forward and backward: whole logits, in chunks, and torch's fused one."""
-    tokens = max(1, min(tokens, _MOST_LOGITS // config.vocab_size))
-    h_ND = _random(tokens, config.dim, device=device)
-    weight_VD = _random(config.vocab_size, config.dim, device=device) * 0.02
-    next_N = torch.arange(tokens, device=device) % config.vocab_size
-    chunk = max(1, min(_MOST_CHUNK, tokens // 4))
-    dtype = AUTOCAST[precision]
-    made: dict[str, Any] = {}
-    calls: dict[str, Callable[[], None]] = {}
-    for name, kernel in _losses(chunk).items():
-
-        def run(kernel: Callable[..., Tensor] = kernel) -> None:
-            inputs = [h_ND.detach().requires_grad_(True), weight_VD.detach().requires_grad_(True)]
-            with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-                value = kernel(*inputs, next_N)
-            torch.autograd.grad(value, inputs)
-
-        # Logits, their gradient and one of the softmax; in chunks, of one chunk.
-        made[name] = {"works": True, "bytes": 12 * (tokens if name == "whole" else chunk) * config.vocab_size}
-        try:
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
-                before = torch.cuda.memory_allocated(device)
-                run()
-                made[name]["bytes"] = torch.cuda.max_memory_allocated(device) - before
-            else:
-                run()
-            calls[name] = run
-        except (RuntimeError, TypeError, ValueError) as problem:
-            made[name] = {"works": False, "why": first_line(problem)}
-    for name, seconds in compare(calls, device, budget_seconds).items():
-        made[name]["seconds"] = seconds
-    return {"tokens": tokens, "kernels": made}
-
-
-def _losses(chunk: int) -> dict[str, Callable[..., Tensor]]:
-    def whole(h_ND: Tensor, weight_VD: Tensor, next_N: Tensor) -> Tensor:
-        return F.cross_entropy(F.linear(h_ND, weight_VD).float(), next_N, reduction="sum")
-
-    def chunked(h_ND: Tensor, weight_VD: Tensor, next_N: Tensor) -> Tensor:
-        from torch.utils.checkpoint import checkpoint
-
-        total = h_ND.new_zeros((), dtype=torch.float32)
-        for h_CD, next_C in zip(h_ND.split(chunk), next_N.split(chunk), strict=True):
-            total = total + checkpoint(whole, h_CD, weight_VD, next_C, use_reentrant=False, preserve_rng_state=False)
-        return total
-
-    def fused(h_ND: Tensor, weight_VD: Tensor, next_N: Tensor) -> Tensor:
-        options = torch.nn.LinearCrossEntropyOptions()
-        return F.linear_cross_entropy(h_ND, weight_VD, next_N, reduction="sum", options=options)
-
-    found = {"whole": whole, "chunked": chunked}
-    if hasattr(F, "linear_cross_entropy") and hasattr(torch.nn, "LinearCrossEntropyOptions"):
-        found["fused"] = fused  # torch 2.13
-    return found

@@ -12,6 +12,7 @@ import torch
 from athanor.hardware import architecture, kernels, policy, products, profile, steps, storage
 from athanor.hardware.timing import threads
 from athanor.model.config import ModelConfig
+from athanor.model.kernels import rows_by_hand
 from athanor.training.device import micro_batch
 from athanor.training.lanes import lane_count
 
@@ -23,12 +24,11 @@ class Bounds(NamedTuple):
     steps: float = 6.0
     rows: float = 6.0
     attention: float = 3.0
-    loss: float = 3.0
     compile: float = 90.0  # at most; on two cores 20 to 40
     loader: float = 1.0
 
 
-QUICK = Bounds(products=2.0, steps=1.0, rows=1.0, attention=1.0, loss=1.0, compile=0.0, loader=0.0)
+QUICK = Bounds(products=2.0, steps=1.0, rows=1.0, attention=1.0, compile=0.0, loader=0.0)
 
 
 def measure(
@@ -64,10 +64,9 @@ def measure(
         found |= _formats(config, rows, device, bounds, tell)
         chosen = choose_precision(precision, device, found)
         found["precision"] = chosen
-        tell("attention kernels")
-        found["attention"] = kernels.attention(config, rows, chosen, device, bounds.attention)
-        tell("loss kernels")
-        found["loss"] = kernels.loss(config, rows * config.context_tokens, chosen, device, bounds.loss)
+        if not rows_by_hand(device.type, chosen, config.context_tokens):
+            tell("attention kernels")
+            found["attention"] = kernels.attention(config, rows, chosen, device, bounds.attention)
         if lanes == 1:
             tell("micro-batches")
             most = max(rows, batch_tokens // config.context_tokens)

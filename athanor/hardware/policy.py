@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from athanor.errors import InputError
-from athanor.hardware.architecture import Architecture
+from athanor.hardware.architecture import Architecture, memory_share
 from athanor.training.attention import DEFAULT
 
 HALF_GAIN = 1.5  # matrix products of a half format against fp32, for it to be worth its rounding
 CPU_STEP_GAIN = 1.3  # of whole training steps: on a CPU the products are not the bottleneck of a small model
 KERNEL_GAIN = 1.03  # a kernel other than the usual one has to be faster by this much
 MICRO_BATCH_GAIN = 1.03  # for each doubling
-SHARED_MEMORY = 0.80  # of memory that a GPU shares with the processor
 COMPILATIONS = 3  # rows with and without documents, and once more from the cache in the process that trains
-LOGITS_SHARE = 0.25  # of free memory that whole logits may take
 
 
 class Choice(NamedTuple):
@@ -153,28 +151,7 @@ def checkpointing(fits_plain: bool, fits_again: bool) -> Choice:
     return Choice(False, "it would not fit with it either")
 
 
-def loss_kernel(measured: Mapping[str, Any] | None, free_bytes: int | None) -> Choice:
-    """whole, chunked or fused: the fastest that leaves memory to others.
-
-    `measured`: name -> {"works", "seconds", "bytes"}.
-    """
-    works = {name: row for name, row in (measured or {}).items() if row["works"]}
-    if "whole" not in works:
-        return Choice("whole", "not measured")
-    best = min(works, key=lambda name: works[name]["seconds"])
-    if free_bytes is not None and works["whole"]["bytes"] > LOGITS_SHARE * free_bytes:
-        lean = {name: row for name, row in works.items() if name != "whole"}
-        if lean:
-            best = min(lean, key=lambda name: lean[name]["seconds"])
-            return Choice(best, f"whole logits would take more than {LOGITS_SHARE:.0%} of free memory")
-    gain = works["whole"]["seconds"] / works[best]["seconds"]
-    if best == "whole" or gain < KERNEL_GAIN:
-        return Choice("whole", "nothing else is faster")
-    return Choice(best, f"{gain:.2f} times as fast as whole logits")
-
-
 def memory_fraction(architecture: Architecture) -> Choice:
     """The share of a GPU's memory that torch may take."""
-    if architecture.device == "cuda" and architecture.shared_memory:
-        return Choice(SHARED_MEMORY, "the GPU shares memory with the processor")
-    return Choice(1.0, "memory of its own")
+    share = memory_share(architecture)
+    return Choice(share, "memory of its own" if share == 1.0 else "the GPU shares memory with the processor")

@@ -44,14 +44,19 @@ def rows_for(config: ModelConfig, tokens: int, device: torch.device) -> int:
 
 def product(layout: str, outputs: int, inputs: int, tokens: int, **how: Any) -> Callable[[], torch.Tensor]:
     """One of the three products of a linear layer Y = X Wᵀ, with transposes as training has them."""
-    x_TI, w_OI = torch.ones(tokens, inputs, **how), torch.ones(outputs, inputs, **how)
-    dy_TO = torch.ones(tokens, outputs, **how)
+    x_TI, w_OI, dy_TO = (_drawn(*shape, **how) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
     calls: dict[str, Callable[[], torch.Tensor]] = {
         "forward": lambda: x_TI @ w_OI.t(),
         "input_gradient": lambda: dy_TO @ w_OI,
         "weight_gradient": lambda: dy_TO.t() @ x_TI,
     }
     return calls[layout]
+
+
+def _drawn(rows: int, columns: int, **how: Any) -> torch.Tensor:
+    """Numbers as a model has them: constant ones take less power, so a chip that is warm works faster on them."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(rows, columns, generator=draw).to(**how)
 
 
 def measure(

@@ -34,7 +34,7 @@ class _Skips:
 
 
 class SkippedSteps(Rule):
-    """A gradient that is not finite. Not with a loss scale, which probes the range by skipping steps."""
+    """A gradient that is not finite. Not in fp16, whose loss scale probes the range by skipping steps."""
 
     inputs = ("loss", "grad_norm")
     finite = False
@@ -44,7 +44,7 @@ class SkippedSteps(Rule):
         self.skips = _Skips()
 
     def check(self, step: int, row: Row) -> Verdict | None:
-        if "loss_scale" in row:
+        if "loss_scale" in row or self.shared.plan.precision == "fp16":  # a replayed step has lost its scale
             return None
         norm, broken = row["grad_norm"], not math.isfinite(row["grad_norm"])
         self.skips.see(broken)
@@ -77,8 +77,8 @@ class RefusedSteps(Rule):
         many = self.skips.row >= 5 or (self.skips.count >= 3 and self.skips.share > self.limits.refused_warning)
         text = f"The step was refused: a loss of {row['loss']:.3f} and a gradient norm of {row['grad_norm']:.3g}; "
         text += f"{self.skips.row} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
-        fix = f"{self.phase}.lr lower, and look at the data of these steps." if many else "nothing, "
-        fix += "as long as it is rare."
+        fix = f"{self.phase}.lr lower, and look at the data of these steps."
+        fix = fix if many else "nothing, as long as it is rare."
         limit = self.limits.refused_warning if many else 1.0
         return Verdict(WARNING if many else INFO, float(self.skips.count), limit, text, fix)
 

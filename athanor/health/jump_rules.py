@@ -3,58 +3,84 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from dataclasses import dataclass, field
 
 from athanor.health.finding import CRITICAL, INFO, WARNING
-from athanor.health.rule import Row, Rule, Verdict
-from athanor.health.setup import MIN_HISTORY, Shared, Spike
+from athanor.health.rule import NO_READING, Row, Rule, Verdict
+from athanor.health.setup import MIN_HISTORY, Shared, Spike, losses_of
 from athanor.health.statistics import MEDIAN_ERROR, Alarm, Window, median
 
 
 class LossSpike(Rule):
-    """A sudden jump: far outside the noise and by a tenth, in two of three steps, or to twice the median in one."""
+    """A sudden jump: far outside the noise and by a tenth, in two of three steps, or to twice the median in one.
+
+    Judged by the logarithm, and each source of data by itself where the losses of sources are told: in
+    fine-tuning the loss of a batch is mostly a matter of what is in it, 0.01 for answers known by heart and 3
+    for text.
+    """
 
     inputs = ("loss",)
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self.before = (0.0, 0.0)  # median and sigma when the jump began
-        self.quiet = self.alarm.of
-
-    def make_alarm(self) -> Alarm:
-        return self.alarm_of(2, 3)
+        self.jumps: dict[str, _Jump] = {}
+        self.worst: _Jump | None = None
 
     def check(self, step: int, row: Row) -> Verdict | None:
-        history, loss = self.shared.loss, row["loss"]
-        self.quiet += 1
         # A step that was refused taught the model nothing.
-        if len(history) < MIN_HISTORY or self.shared.judging_resume or row.get("skipped"):
+        if self.shared.judging_resume or row.get("skipped"):
             return None
-        spike = self.shared.spike
-        middle = spike.base if spike else history.median
-        if loss <= middle * (1 + self.limits.spike_rise):
+        verdicts = []
+        for name in losses_of(row):
+            jump = self.jumps.setdefault(name, _Jump(name))
+            if (verdict := self._judge(jump, row[name])) is not None:
+                verdicts.append((verdict, jump))
+        if not verdicts:
             return None
-        sigma = spike.sigma if spike else history.sigma
-        z = (loss - middle) / max(sigma, 1e-9 * middle, 1e-12)
-        if z <= self.limits.spike_sigma:
+        verdict, self.worst = max(verdicts, key=lambda each: each[0][:2])
+        return verdict
+
+    def _judge(self, jump: _Jump, loss: float) -> Verdict | None:
+        history, spike, limits = self.shared.log_losses.get(jump.name), self.shared.spike, self.limits
+        jump.recent.append(0)
+        if history is None or len(history) < MIN_HISTORY or loss <= 0:
             return None
-        if self.quiet >= self.alarm.of:
-            self.before = middle, sigma
-        self.quiet = 0
-        rise = loss / max(middle, 1e-12)
-        critical, single = rise > self.limits.spike_critical, rise > self.limits.spike_single
-        # A hard batch of conversations reaches 6 sigma and three times the median by itself.
-        single = single and z > self.limits.spike_single_sigma
-        limit = self.limits.spike_critical if critical else 1 + self.limits.spike_rise
-        limit = self.limits.spike_single if single else limit
-        text = f"The loss jumped to {loss:.3f}, {rise:.2f} times the median {middle:.3f} ({z:.0f} sigma)."
+        if spike is not None and spike.name == jump.name:
+            middle, sigma = math.log(spike.base), spike.sigma
+        else:
+            middle, sigma = history.median, max(history.sigma, history.sigma_above)
+        rise, z = math.exp(math.log(loss) - middle), (math.log(loss) - middle) / max(sigma, 1e-9)
+        if rise <= 1 + limits.spike_rise or z <= limits.spike_sigma:
+            return None
+        if not any(jump.recent):
+            jump.before = math.exp(middle), sigma
+        critical, single = rise > limits.spike_critical, rise > limits.spike_single and z > limits.spike_single_sigma
+        jump.recent[-1] = CRITICAL if critical else WARNING
+        told = sorted(jump.recent)[1]  # of three readings, what two have at least
+        if not (told or single):
+            return None
+        level = CRITICAL if single else told
+        limit = limits.spike_single if single else limits.spike_critical if told == CRITICAL else 1 + limits.spike_rise
+        of = "" if jump.name == "loss" else f" of {jump.name.removeprefix('loss.')}"
+        text = f"The loss{of} jumped to {loss:.3f}, {rise:.2f} times the median {math.exp(middle):.3f} ({z:.0f} sigma)."
         fix = f"wait whether it recovers; {self.phase}.lr 2-5 times lower or {self.phase}.grad_clip "
         fix += "0.5 if it comes again."
-        return Verdict(CRITICAL if critical else WARNING, rise, limit, text, fix, at_once=single)
+        return Verdict(level, rise, limit, text, fix)
 
     def told(self, step: int) -> None:
         """A finding went out: the episode begins that SpikeRecovery closes."""
-        if self.shared.spike is None:
-            self.shared.spike = Spike(step, *self.before)
+        if self.shared.spike is None and self.worst is not None:
+            self.shared.spike = Spike(step, self.worst.name, *self.worst.before)
+
+
+@dataclass
+class _Jump:
+    """Of one series of losses: levels of the last three readings; median and sigma of the logarithm before them."""
+
+    name: str
+    recent: deque[int] = field(default_factory=lambda: deque((0, 0, 0), maxlen=3))
+    before: tuple[float, float] = (0.0, 0.0)
 
 
 class SpikeRecovery(Rule):
@@ -71,16 +97,21 @@ class SpikeRecovery(Rule):
         spike = self.shared.spike
         if spike is None or step <= spike.step:
             return None
-        spike.recent.append(row["loss"])
-        level_now, took = median(spike.recent), step - spike.step
-        if len(spike.recent) > 2 and level_now <= 1.01 * spike.base + 0.5 * spike.sigma:
+        took = step - spike.step
+        if spike.name not in row:
+            if took > self.never:  # that source does not come any more
+                self.shared.spike = None
+            return NO_READING
+        spike.recent.append(row[spike.name])
+        level_now = median(spike.recent)
+        if len(spike.recent) > 2 and level_now <= 1.01 * spike.base * math.exp(0.5 * spike.sigma):
             self.shared.spike = None
             level, limit = (INFO, float(self.fast)) if took <= self.fast else (WARNING, float(self.fast))
             slow = "" if level == INFO else " slowly"
             text = f"The loss recovered{slow} from the spike at step {spike.step}: back at "
             text += f"{level_now:.3f} after {took} steps."
-            fix = "nothing." if level == INFO else f"{self.phase}.lr lower if spikes come again; look "
-            fix += "at the data around it."
+            fix = f"{self.phase}.lr lower if spikes come again; look at the data around it."
+            fix = "nothing." if level == INFO else fix
             return Verdict(level, took, limit, text, fix)
         if took <= self.never:
             return None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from athanor.health.finding import CRITICAL, WARNING
+from athanor.health.finding import CRITICAL, INFO, WARNING
 from athanor.health.rule import NO_READING, Row, Rule, Verdict
 from athanor.health.setup import Shared
 from athanor.health.statistics import Alarm, Window
 
 MIB = 2**20
 PARTS = ("time.data_s", "time.forward_backward_s", "time.optimizer_s")
+WAIT = "cpu.wait_share"  # of the time that the run wanted processors, while others had them
+BUSY = 0.05  # more of it than at the start: the machine is busy, which is no fault of the run
 
 
 class LearningRate(Rule):
@@ -36,7 +38,10 @@ class LearningRate(Rule):
 
 
 class Throughput(Rule):
-    """Median speed against that of the first steps of this process, with the part of a step that grew most."""
+    """Median speed against that of the first steps of this process, with the part of a step that grew most.
+
+    Only information where other programs had the processors meanwhile.
+    """
 
     inputs = ("tokens_per_second",)
 
@@ -64,7 +69,7 @@ class Throughput(Rule):
         self.recent.add(row["tokens_per_second"])
         if filling:
             self.first.add(row["tokens_per_second"])
-        for name in PARTS:
+        for name in (*PARTS, WAIT):
             if name in row:
                 start, now = self.parts.setdefault(name, (Window(2 * self.size), Window(self.size // 5)))
                 now.add(row[name])
@@ -80,9 +85,13 @@ class Throughput(Rule):
         text = f"The speed is {self.recent.median:,.0f} tokens/s, {share:.0%} of the "
         text += f"{self.first.median:,.0f} at the start"
         grew = {name: now.median - start.median for name, (start, now) in self.parts.items() if len(start) and len(now)}
+        waiting = grew.pop(WAIT, 0.0)
         if grew and max(grew.values()) > 0:
             name = max(grew, key=lambda part: grew[part])
             text += f"; {name} grew most, by {1000 * grew[name]:.1f} ms a step"
+        if waiting > BUSY:
+            text += f"; the run waits for a processor {waiting:.0%} more of its time, because other programs have it."
+            return Verdict(INFO, share, limit, text, "nothing, or let the other programs end first.")
         fix = "other work on this machine, heat, or disk; machine.yaml threads and micro_batch_tokens."
         return Verdict(CRITICAL if critical else WARNING, share, limit, text + ".", fix)
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from athanor.health.finding import LEVELS, Finding
 from athanor.health.rule import NO_READING, Rule
 from athanor.health.rules import RULES
-from athanor.health.setup import Plan, Shared
+from athanor.health.setup import Plan, Shared, losses_of
+from athanor.health.statistics import Window
 from athanor.health.thresholds import Thresholds
 
 # Validations have other names in each phase.
@@ -113,6 +114,9 @@ class Monitor:
         if math.isfinite(loss):
             shared.loss.add(loss)
             shared.curve.add(step, loss)
+        for name in losses_of(self._row):
+            if 0 < self._row[name] < math.inf:
+                shared.log_losses.setdefault(name, Window(shared.loss.size)).add(math.log(self._row[name]))
         if math.isfinite(norm) and norm > 0:
             shared.log_norm.add(math.log(norm))
         shared.speed = self._row.get("tokens_per_second", shared.speed)

@@ -23,6 +23,7 @@ def plan_facts(
     vocab_size: int,
     memory_bytes: int | None,
     cooldown_data: bool = False,
+    precision: str | None = None,
 ) -> dict[str, Any]:
     """What the journal's event `training` says of a run's plan, in JSON types."""
     return {
@@ -32,6 +33,7 @@ def plan_facts(
         "vocab_size": vocab_size,
         "memory_bytes": memory_bytes,
         "cooldown_data": cooldown_data,
+        "precision": precision,
     }
 
 
@@ -48,6 +50,7 @@ def plan_of(facts: Mapping[str, Any]) -> Plan:
         other_data_step=schedule.cooldown_start // batch if facts.get("cooldown_data") else None,
         vocab_size=facts["vocab_size"],
         memory_bytes=facts["memory_bytes"],
+        precision=facts.get("precision"),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from athanor.health.statistics import Curve, Window
@@ -29,16 +29,26 @@ class Plan:
     other_data_step: int | None = None  # after it a cooldown's own mixture begins, with a loss of its own
     vocab_size: int | None = None
     memory_bytes: int | None = None  # of the machine
+    precision: str | None = None
 
 
 @dataclass
 class Spike:
-    """A loss spike that goes on: since when, the loss and its noise before, and the last losses."""
+    """A loss spike that goes on: since when, of which series of losses, and the last of them.
+
+    Before it: the median loss `base`, and the noise `sigma` of the logarithm.
+    """
 
     step: int
+    name: str
     base: float
     sigma: float
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=5))
+
+
+def losses_of(row: Mapping[str, float]) -> list[str]:
+    """What tells of the loss of a step: of each of its sources, or `loss` of them all where sources are not told."""
+    return [name for name in row if name.startswith("loss.")] or ["loss"]
 
 
 class Shared:
@@ -48,6 +58,8 @@ class Shared:
         self.plan, self.limits = plan, thresholds
         # A long window in a short run would take the fall of the loss for noise.
         self.loss = Window(self.span(0.1, 40, WINDOW))
+        # Natural logarithms of each series that `losses_of` a row names.
+        self.log_losses: dict[str, Window] = {}
         self.log_norm = Window(self.span(0.1, 40, WINDOW))  # natural logarithms: gradient norms are about log-normal
         self.curve = Curve()
         self.spike: Spike | None = None
@@ -68,5 +80,6 @@ class Shared:
     def rebase(self) -> None:
         """Take the level of the loss from here on as the normal one."""
         self.loss.clear()
+        self.log_losses.clear()
         self.spike = None
         self.rebased += 1

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 SIGMA = 1.4826  # standard deviation of a normal distribution, in median absolute deviations
+NINTH_TENTH = 1.2816  # standard deviations above the mean of a normal distribution, a tenth of which lies above
 MEDIAN_ERROR = 1.2533  # standard error of a median of n normal values, times sigma / sqrt(n)
 
 
@@ -42,6 +43,12 @@ class Window:
         """Scale of the values without regard to outliers; 0 when more than half of them are equal."""
         middle = self.median
         return SIGMA * _middle(sorted([abs(value - middle) for value in self._ordered]))
+
+
+    @property
+    def sigma_above(self) -> float:
+        """Scale of the upper half alone, by the value that a tenth lies above; for noise that is not symmetric."""
+        return (self._ordered[len(self._ordered) * 9 // 10] - self.median) / NINTH_TENTH
 
 
 def _middle(ordered: list[float]) -> float:

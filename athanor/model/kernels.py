@@ -8,6 +8,8 @@ gradients; tests hold the two together.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -60,10 +62,29 @@ class _RMSNorm(Function):
         return (dy * weight).addcmul_(unit, radial).mul_(inverse), dweight, None
 
 
+def rows_by_hand(device: str, precision: str, tokens: int) -> bool:
+    """Whether training in a format on a type of device has `attend` for its rows: short ones of whole blocks."""
+    short = tokens <= MAX_ROW_TOKENS and tokens % min(tokens, BLOCK_TOKENS) == 0
+    return device == "cpu" and precision != "fp16" and short  # fp16 on a CPU is autocast's
+
+
+_by_torch = 0  # blocks of `attention_by_torch` that are open, in the whole process
+
+
+@contextlib.contextmanager
+def attention_by_torch() -> Iterator[None]:
+    """Inside, in every thread, torch's kernels work where `attend` would."""
+    global _by_torch
+    _by_torch += 1
+    try:
+        yield
+    finally:
+        _by_torch -= 1
+
+
 def attention_by_hand(q_BTHE: Tensor) -> bool:
-    """Whether `attend` is for queries like these: short rows of whole blocks."""
-    T = q_BTHE.shape[1]
-    return by_hand(q_BTHE) and T <= MAX_ROW_TOKENS and T % min(T, BLOCK_TOKENS) == 0
+    """Whether `attend` is for queries like these, here and now."""
+    return not _by_torch and by_hand(q_BTHE) and rows_by_hand("cpu", "fp32", q_BTHE.shape[1])
 
 
 def attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, table: Tensor, bias_BTT: Tensor | None) -> Tensor:
@@ -153,8 +174,12 @@ def _turn(x: Tensor, out: Tensor, table: Tensor, sign: int) -> None:
     torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=sign)
 
 
-def summed_cross_entropy(h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float) -> Tensor:
+def summed_cross_entropy(
+    h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy of all targets, summed and divided; gradients are made with it, a chunk of rows at a time.
+
+    Also that of each target, fp32 [N], to look at: no gradient goes through it.
 
     Logits never exist as a whole: a chunk of 256 rows stays in the cache from
     the product to both gradients. 10 to 25 % faster than the plain way here.
@@ -169,7 +194,7 @@ class _CrossEntropy(Function):
     @staticmethod
     def forward(
         ctx: Any, h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         dh = torch.empty_like(h_ND)
         dhead = torch.zeros_like(head_VD) if ctx.needs_input_grad[1] else None  # None: an output layer that stays
         losses_N = h_ND.new_empty(len(h_ND))
@@ -193,10 +218,11 @@ class _CrossEntropy(Function):
             if dhead is not None:
                 dhead.addmm_(p.t(), h, alpha=1 / divisor)
         ctx.save_for_backward(dh.mul_(1 / divisor), dhead)
-        return losses_N.sum() / divisor
+        ctx.mark_non_differentiable(losses_N)
+        return losses_N.sum() / divisor, losses_N
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         dh, dhead = ctx.saved_tensors
         factor = float(upstream)
         if factor != 1.0:
@@ -206,9 +232,10 @@ class _CrossEntropy(Function):
 
 def plain_summed_cross_entropy(
     h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """The plain twin."""
-    return cross_entropies(h_ND, head_VD, next_N, z_loss).sum() / divisor
+    losses_N = cross_entropies(h_ND, head_VD, next_N, z_loss)
+    return losses_N.sum() / divisor, losses_N.detach()
 
 
 def cross_entropies(h_ND: Tensor, head_VD: Tensor, next_N: Tensor, z_loss: float) -> Tensor:

@@ -127,7 +127,14 @@ class Run:
         if fresh and self._health is not None:
             self._health.see(step, fresh)
 
-    def watch_health(self, schedule: Any, batch_tokens: int, vocab_size: int, cooldown_data: bool = False) -> None:
+    def watch_health(
+        self,
+        schedule: Any,
+        batch_tokens: int,
+        vocab_size: int,
+        cooldown_data: bool = False,
+        precision: str | None = None,
+    ) -> None:
         """Let the health monitor look at what is logged from here on; a stage that trains says so, within its slot.
 
         `cooldown_data`: the cooldown trains on a mixture of its own, so its loss says nothing about the one before.
@@ -135,7 +142,7 @@ class Run:
         from athanor.health.thresholds import load
         from athanor.pipeline.watch import Health, plan
 
-        told = plan(self.stage, schedule, batch_tokens, vocab_size, cooldown_data)
+        told = plan(self.stage, schedule, batch_tokens, vocab_size, cooldown_data, precision)
         self._health = Health(self.journal, self._say, load(self.root, self.anchor), told)
 
     def rewind(self, step: int, bar: Progress, amount: float, **facts: Any) -> None:

@@ -58,10 +58,12 @@ class Health:
         write_json(self.journal.folder / "files" / FILE, redact(told))
 
 
-def plan(stage: str, schedule: Any, batch_tokens: int, vocab_size: int, cooldown_data: bool) -> dict[str, Any]:
+def plan(
+    stage: str, schedule: Any, batch_tokens: int, vocab_size: int, cooldown_data: bool, precision: str | None
+) -> dict[str, Any]:
     """What the journal tells of a training's plan, and of the memory of the machine it runs on."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):  # a system that does not say
         memory = None
-    return plan_facts(stage, schedule, batch_tokens, vocab_size, memory, cooldown_data)
+    return plan_facts(stage, schedule, batch_tokens, vocab_size, memory, cooldown_data, precision)

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 
 import torch
 
+from athanor.model.kernels import attention_by_torch
+
 KERNELS = {
     "flash": "FLASH_ATTENTION",
     "efficient": "EFFICIENT_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
     "math": "MATH",
 }
-DEFAULT = "default"  # torch's own dispatch, shape by shape
+DEFAULT = "default"  # torch's own dispatch, shape by shape, and on a CPU short rows by hand
 
 
 @contextlib.contextmanager
@@ -31,5 +33,5 @@ def attention(kernel: str, device: torch.device) -> Iterator[None]:
 
     others = [name for name in KERNELS if name not in (kernel, "math")] if device.type == "cuda" else ["math"]
     order = [kernel] if kernel == "math" else [kernel, *others]
-    with sdpa_kernel([getattr(SDPBackend, KERNELS[name]) for name in order], set_priority=True):
+    with attention_by_torch(), sdpa_kernel([getattr(SDPBackend, KERNELS[name]) for name in order], set_priority=True):
         yield

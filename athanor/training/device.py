@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from athanor.errors import InputError
+from athanor.hardware.architecture import identify, memory_share
 
 # Tokens per forward pass when the machine settings leave it open. On a CPU
 # larger ones only spill the caches; an accelerator wants more at once.
@@ -12,7 +13,7 @@ MICRO_BATCH_TOKENS = {"cpu": 1024, "mps": 4096, "cuda": 16384}
 
 
 def prepare(name: str, threads: int) -> torch.device:
-    """The device called `name` (auto, cpu, cuda, mps), with threads set and denormals flushed on the CPU.
+    """The device called `name` (auto, cpu, cuda, mps), with threads set, denormals flushed and memory limited.
 
     Call before any tensor work: worker threads inherit the denormal mode from
     the thread that starts them. Without it, Adam's moments of ids that no
@@ -25,7 +26,9 @@ def prepare(name: str, threads: int) -> torch.device:
     usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not usable.get(name, False):
         raise InputError(f"torch cannot use device '{name}' here", where="machine.device", fix="use auto or cpu")
-    return torch.device(name)
+    device = torch.device(name)
+    limit_memory(device)
+    return device
 
 
 # A CPU works on micro-batches side by side, so a small batch has to be cut as well. A fixed number:
@@ -41,11 +44,11 @@ def micro_batch(device: torch.device, asked_tokens: int, row_tokens: int, batch_
     return max(1, min(tokens, batch_tokens) // row_tokens)
 
 
-def limit_memory(device: torch.device, fraction: float) -> None:
-    """Let torch take at most `fraction` of a GPU's memory.
+def limit_memory(device: torch.device) -> None:
+    """Let torch take at most `memory_share` of a GPU's memory, whatever it is taken for.
 
     On a chip that shares memory with the processor, a driver out of memory
     takes the whole machine down instead of raising an error.
     """
-    if device.type == "cuda" and fraction < 1.0:
-        torch.cuda.set_per_process_memory_fraction(fraction, device)
+    if device.type == "cuda" and (share := memory_share(identify(device))) < 1.0:
+        torch.cuda.set_per_process_memory_fraction(share, device)

@@ -246,6 +246,6 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("out of memory" in words or "not enough memory" in words)
 
 
-def broken(rows: Sequence[Sequence[float]]) -> bool:
-    """Whether a loss or a gradient norm is not finite."""
-    return any(not math.isfinite(value) for loss, norm, _ in rows for value in (loss, norm))
+def broken(rows: Sequence[Sequence[Any]]) -> bool:
+    """Whether a loss or a gradient norm, the first two of each row, is not finite."""
+    return any(not math.isfinite(value) for row in rows for value in row[:2])

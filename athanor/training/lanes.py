@@ -61,7 +61,8 @@ class Lanes:
         """Add up gradients of `loss_of` over all batches in the model's `.grad`; returns the summed loss.
 
         Gradients start from nothing. `loss_of` runs forward and backward of one
-        batch on the replica it is given and returns the loss, detached.
+        batch on the replica it is given and returns the loss, detached, or a
+        row of numbers that are to be summed.
         """
         for replica in self.replicas:
             replica.zero_grad(set_to_none=True)
@@ -69,7 +70,7 @@ class Lanes:
         def run(lane: int) -> Tensor:
             total = torch.zeros((), device=self.model.head_weight.device)
             for batch in batches[lane :: self.count]:
-                total += loss_of(self.replicas[lane], batch)
+                total = total + loss_of(self.replicas[lane], batch)
             return total
 
         used = min(self.count, len(batches))
@@ -82,8 +83,7 @@ class Lanes:
         for replica in self.replicas[1:used]:
             torch._foreach_add_(sums, [weight.grad for weight in replica.parameters()])
             replica.zero_grad(set_to_none=True)
-        return torch.stack(losses).sum()
-
+        return torch.stack(losses, -1).sum(-1)
 
     def spread(self, function: Callable[[Tensor], Tensor], items: Sequence[Tensor]) -> list[Tensor]:
         """Results of `function` for all items in order, each on one core; for lanes that run side by side."""

@@ -34,11 +34,12 @@ from athanor.training.ledger import known_at
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.state import RunState, json_safe, resume, save
-from athanor.training.step import Rows, Stepper
+from athanor.training.step import Rows, Stepper, sources_of
 from athanor.training.vitals import Vitals
 from athanor.training.world import ALONE, World
 
 MAX_SKIPPED_IN_A_ROW = 50
+Told = tuple[float, float, float, dict[str, float]]  # of a step: loss, gradient norm, skipped, and what else is known
 
 
 class Sampler(Protocol):
@@ -224,7 +225,8 @@ class _Training:
                 window = self.meter.window() | told
                 pending = []
                 with self.meter.time("log"):
-                    back = self._goes_back(folder, fetched, save_now or anchor, window | memory(self.meter.device))
+                    steps = [self.stepper.named(row, sources_of(rows)) for row in fetched]
+                    back = self._goes_back(folder, steps, save_now or anchor, window | memory(self.meter.device))
                 if back:
                     saved_at = -settings.save_every_seconds  # soon, or a killed run would do it all again
                     continue
@@ -253,16 +255,16 @@ class _Training:
         if self.world.main and progress.step == settings.steps:
             shutil.rmtree(anchors, ignore_errors=True)  # a trunk keeps them, for a longer run may go back in it
 
-    def _goes_back(self, folder: Path, fetched: list[list[float]], saving: bool, window: dict[str, float]) -> bool:
-        """Take in the scalars of the last steps; True when the run had to return to an earlier step."""
+    def _goes_back(self, folder: Path, steps: list[Told], saving: bool, window: dict[str, float]) -> bool:
+        """Take in what the last steps gave; True when the run had to return to an earlier step."""
         # What is saved must be sound, or there would be no way back.
-        damage = self.healer.damage() if saving or broken(fetched) else None
+        damage = self.healer.damage() if saving or broken(steps) else None
         if damage is not None:
             self.healer.repair(folder, damage)
             return True
         speed = self.settings.batch_tokens / max(window["time.step_s"], 1e-9)
-        for number, (loss, norm, skipped) in enumerate(fetched, 1):
-            told = {"tokens_per_second": speed} | (window if number == len(fetched) else {})
+        for number, (loss, norm, skipped, also) in enumerate(steps, 1):
+            told = {"tokens_per_second": speed} | also | (window if number == len(steps) else {})
             self._record(loss, norm, skipped, told)
             found = self.healer.trouble()
             if found is not None:

@@ -23,7 +23,8 @@ class Targets(NamedTuple):
 
     ids_BT int64; document_BT int64 or None (one document per row, or padding
     at the end only); where_N: flat positions in [B·T] whose next id is
-    supervised; next_N: those ids. Found on the host, so the output layer runs
+    supervised; next_N: those ids; source_N: number of the source of each, or
+    None where sources are not told. Found on the host, so the output layer runs
     for supervised positions alone and the device is never asked for a count.
     """
 
@@ -31,6 +32,7 @@ class Targets(NamedTuple):
     document_BT: Tensor | None
     where_N: Tensor
     next_N: Tensor
+    source_N: Tensor | None = None
 
     def to(self, device: torch.device) -> Targets:
         return Targets(*(None if part is None else part.to(device, non_blocking=True) for part in self))
@@ -47,9 +49,14 @@ def supervised(document_BS: np.ndarray, mask_BS: np.ndarray | None) -> np.ndarra
 
 
 def targets(
-    tokens_BS: np.ndarray, document_BS: np.ndarray, mask_BS: np.ndarray | None, *, document_mask: bool
+    tokens_BS: np.ndarray,
+    document_BS: np.ndarray,
+    mask_BS: np.ndarray | None,
+    *,
+    document_mask: bool,
+    source_BS: np.ndarray | None = None,
 ) -> Targets:
-    """Targets for rows of S = T + 1 ids, their document numbers and an optional loss mask."""
+    """Targets for rows of S = T + 1 ids, their document numbers, an optional loss mask and numbers of sources."""
     where_N = np.flatnonzero(supervised(document_BS, mask_BS))
     inputs_BT = document_BS[:, :-1]
     several = document_mask and bool((inputs_BT != inputs_BT[:, :1]).any())
@@ -58,6 +65,7 @@ def targets(
         torch.from_numpy(np.ascontiguousarray(inputs_BT)) if several else None,
         torch.from_numpy(where_N),
         torch.from_numpy(tokens_BS[:, 1:].reshape(-1)[where_N]),
+        None if source_BS is None else torch.from_numpy(source_BS[:, 1:].reshape(-1)[where_N]),
     )
 
 
@@ -83,11 +91,19 @@ def losses_and_stops(model: Transformer, batch: Targets, stop: int) -> Tensor:
     return torch.stack([losses_N, ends_N.to(losses_N.dtype), told_N.to(losses_N.dtype)], dim=1)
 
 
-def training_loss(model: Transformer, batch: Targets, divisor: int, *, z_loss: float = 0.0) -> Tensor:
-    """The sum of `token_losses` divided by `divisor`, to call `backward` on; a scalar."""
+def training_loss(
+    model: Transformer, batch: Targets, divisor: int, *, z_loss: float = 0.0, by_source_K: Tensor | None = None
+) -> Tensor:
+    """The sum of `token_losses` divided by `divisor`, to call `backward` on; a scalar.
+
+    The sums of each source's own `token_losses` are added to `by_source_K`, for the eye only.
+    """
     h_ND = _supervised_hidden(model, batch)
     summed = summed_cross_entropy if by_hand(h_ND) else plain_summed_cross_entropy
-    return summed(h_ND, model.head_weight, batch.next_N, divisor, z_loss)
+    loss, losses_N = summed(h_ND, model.head_weight, batch.next_N, divisor, z_loss)
+    if by_source_K is not None and batch.source_N is not None:
+        by_source_K.index_add_(0, batch.source_N, losses_N)
+    return loss
 
 
 def _supervised_hidden(model: Transformer, batch: Targets) -> Tensor:

@@ -14,6 +14,7 @@ writing of the journal are not part of a step.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ class Meter:
         self._begin: Any = None
         self.totals: defaultdict[str, float] = defaultdict(float)
         self.steps, self.step_seconds, self.first_step = 0, 0.0, 0.0
+        self._queue = queue()
 
     @contextmanager
     def time(self, part: str) -> Iterator[None]:
@@ -72,7 +74,8 @@ class Meter:
     def window(self) -> dict[str, float]:
         """Times since the last call: `time.<part>_s`, seconds per step, and of an evaluation or checkpoint in between.
 
-        Empty without a step. `time.step_s` is the sum of the step's parts.
+        Empty without a step. `time.step_s` is the sum of the step's parts. `cpu.wait_share`, where the system tells
+        it: of the time that this process wanted processors, the share for which others had them.
         """
         spans, steps = self._open, self._steps
         self._open, self._steps = [], []
@@ -99,6 +102,10 @@ class Meter:
         for part in (*STEP_PARTS, "forward", "backward"):
             if part in seconds:
                 row[f"time.{part}_s"] = seconds[part] / len(walls)
+        before, self._queue = self._queue, queue()
+        waited, ran = (max(0.0, now - then) for now, then in zip(self._queue, before, strict=True))
+        if waited + ran > 0:
+            row["cpu.wait_share"] = waited / (waited + ran)
         return row | {f"time.{part}_s": seconds[part] / calls[part] for part in APART if calls[part]}
 
     def summary(self) -> dict[str, float]:
@@ -109,6 +116,16 @@ class Meter:
             usual = (self.step_seconds - self.first_step) / (self.steps - 1)
             parts["compile"] = max(0.0, self.first_step - usual)
         return parts
+
+
+def queue() -> tuple[float, float]:
+    """Nanoseconds for which this process's threads waited for a processor, and for which they ran; Linux only."""
+    waited = ran = 0.0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError):  # a thread that has just ended
+            ran_ns, waited_ns, _ = map(float, path.read_text().split())
+            waited, ran = waited + waited_ns, ran + ran_ns
+    return waited, ran
 
 
 def memory(device: torch.device) -> dict[str, float]:

@@ -197,7 +197,7 @@ class Sharded(Single):
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, 1):
             self.working.set_requires_gradient_sync(number == len(batches))
-            total += loss_of(self.working, batch)
+            total = total + loss_of(self.working, batch)
         for name, weight in self.working.named_parameters():
             # An empty share (fewer rows than processes) has nothing to update.
             shard = self.shards[name]

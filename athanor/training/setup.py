@@ -15,7 +15,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.training.attention import DEFAULT, attention
 from athanor.training.compiling import Shapes, checkpoint_blocks, compile_blocks, untune
-from athanor.training.device import limit_memory, micro_batch, prepare
+from athanor.training.device import micro_batch, prepare
 from athanor.training.lanes import lane_count
 from athanor.training.loop import Hooks
 from athanor.training.heap import keep_heap
@@ -28,7 +28,7 @@ class Choices:
     """How a machine works, with every `auto` resolved. All but `precision` only change the rounding of sums.
 
     micro_batch_tokens: 0 for the trainer's own rule. memory_fraction: of the
-    device's memory that may be taken, 1 for no limit.
+    device's memory that may be taken (device.prepare sees to it), 1 for no limit.
     """
 
     precision: str
@@ -68,7 +68,6 @@ def place(
     """
     check_batch(config, batch_tokens, where.section)
     device = prepare(where.device, where.threads)
-    limit_memory(device, choices.memory_fraction)
     torch.manual_seed(where.seed)
     rows = micro_batch(device, choices.micro_batch_tokens, config.context_tokens, batch_tokens)
     micro_batches = -(-batch_tokens // (rows * config.context_tokens))

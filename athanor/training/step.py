@@ -6,6 +6,8 @@ this decides how a machine works through it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -27,7 +29,11 @@ PROBE_ROWS = 2
 
 
 class Rows(Protocol):
-    """A batch: int64 [B, T + 1] ids and document numbers; `mask_BS` (1 = supervised) if there is a loss mask."""
+    """A batch: int64 [B, T + 1] ids and document numbers.
+
+    `mask_BS` (1 = supervised) if there is a loss mask; `source_BS`, numbers
+    in the names `sources`, if the loss of each source is to be known.
+    """
 
     tokens_BS: np.ndarray
     document_BS: np.ndarray
@@ -54,7 +60,7 @@ class Stepper:
         return self.engine.model()
 
     def step(self, rows: Rows, rate: float) -> tuple[Tensor, int]:
-        """One update; returns [loss, gradient norm before clipping, skipped] on the device, and the targets."""
+        """One update; returns a row of numbers on the device (`named` reads it), and the count of targets."""
         with products(self.settings.precision, self.device):
             return self._step(rows, rate)
 
@@ -62,20 +68,28 @@ class Stepper:
         settings, device = self.settings, self.device
         mask_BS = getattr(rows, "mask_BS", None)
         # Of the whole step in all processes, not of a micro-batch; at least 1, for a batch with nothing to learn from.
-        count = int(supervised(rows.document_BS, mask_BS).sum())
+        supervised_BT = supervised(rows.document_BS, mask_BS)
+        count, names = int(supervised_BT.sum()), sources_of(rows)
+        counts_K = np.zeros(0)
+        if names:
+            counts_K = np.bincount(rows.source_BS[:, 1:][supervised_BT], minlength=len(names))
 
         def loss_of(replica: Transformer, batch: Targets) -> Tensor:
+            sums_K = torch.zeros(len(names), device=device)
             with self.meter.time("forward"), autocast(settings.precision, device):
-                part = training_loss(replica, batch.to(device), max(1, count), z_loss=settings.z_loss)
+                part = training_loss(
+                    replica, batch.to(device), max(1, count), z_loss=settings.z_loss, by_source_K=sums_K
+                )
             with self.meter.time("backward"):
                 self.scale.scaled(part).backward()
-            return part.detach()
+            return torch.cat((part.detach()[None], sums_K))
 
         if hasattr(self.engine.lanes.model, "begin_step"):  # a LoRA draws its dropout for the step
             self.engine.lanes.model.begin_step()
         batches = own_batches(rows, self.world, settings.micro_batch_rows, settings.document_mask)
         with self.meter.time("forward_backward"):
-            loss = self.engine.backward(batches, loss_of)
+            sums = self.engine.backward(batches, loss_of)
+            loss, sums_K = sums[0], sums[1:]
         with self.meter.time("optimizer"):
             self.scale.unscale(self.engine.gradients())
             weights = [weight for _, weight in self.engine.named_parameters()]
@@ -83,8 +97,21 @@ class Stepper:
             broken = ~(torch.isfinite(norm) & torch.isfinite(loss))
             skipped = self.guard.refuses(loss, norm, broken)
             self.optimizer.step_unless(skipped, rate)
+            scale = self.scale.scale
             self.scale.update(broken)
-        return torch.stack((loss, norm, skipped.float())), count
+        means_K = sums_K / torch.from_numpy(counts_K).to(device, torch.float32, non_blocking=True)
+        return torch.cat((torch.stack((loss, norm, skipped.float(), scale)), means_K)), count
+
+    def named(self, row: Sequence[float], names: Sequence[str]) -> tuple[float, float, float, dict[str, float]]:
+        """Loss, gradient norm and skipped of a fetched row of `step`, and what else there is to tell of it."""
+        loss, norm, skipped, scale, *means = row
+        also = {f"loss.{name}": mean for name, mean in zip(names, means, strict=True) if not math.isnan(mean)}
+        return loss, norm, skipped, also | ({"loss_scale": scale} if self.scale.active else {})
+
+
+def sources_of(rows: Rows) -> Sequence[str]:
+    """Names of the sources that a batch tells apart; none where it does not."""
+    return getattr(rows, "sources", ())
 
 
 def own_batches(rows: Rows, world: World, micro_batch_rows: int, document_mask: bool) -> list[Targets]:
@@ -99,12 +126,16 @@ def own_batches(rows: Rows, world: World, micro_batch_rows: int, document_mask: 
     count = len(rows.tokens_BS)
     start, end = (count * rank // world.size for rank in (world.rank, world.rank + 1))
     mask_BS = getattr(rows, "mask_BS", None)
+    source_BS = getattr(rows, "source_BS", None)
     own = Part(
-        rows.tokens_BS[start:end], rows.document_BS[start:end], None if mask_BS is None else mask_BS[start:end]
+        rows.tokens_BS[start:end],
+        rows.document_BS[start:end],
+        None if mask_BS is None else mask_BS[start:end],
+        None if source_BS is None else source_BS[start:end],
     )
     batches = micro_batches(own, micro_batch_rows, document_mask)
     most = -(-(-(-count // world.size)) // micro_batch_rows)
-    idle = Part(rows.tokens_BS[:1], np.full_like(rows.document_BS[:1], -1), None)
+    idle = Part(rows.tokens_BS[:1], np.full_like(rows.document_BS[:1], -1), None, source_BS)
     while len(batches) < most:
         batches += micro_batches(idle, 1, document_mask)
     return batches
@@ -116,11 +147,12 @@ class Part(NamedTuple):
     tokens_BS: np.ndarray
     document_BS: np.ndarray
     mask_BS: np.ndarray | None
+    source_BS: np.ndarray | None = None
 
 
 def micro_batches(rows: Rows, micro_batch_rows: int, document_mask: bool) -> list[Targets]:
     """Cut a batch into groups of rows, in order."""
-    mask_BS = getattr(rows, "mask_BS", None)
+    mask_BS, source_BS = getattr(rows, "mask_BS", None), getattr(rows, "source_BS", None)
     cuts = [slice(at, at + micro_batch_rows) for at in range(0, len(rows.tokens_BS), micro_batch_rows)]
     return [
         targets(
@@ -128,6 +160,7 @@ def micro_batches(rows: Rows, micro_batch_rows: int, document_mask: bool) -> lis
             rows.document_BS[cut],
             None if mask_BS is None else mask_BS[cut],
             document_mask=document_mask,
+            source_BS=None if source_BS is None else source_BS[cut],
         )
         for cut in cuts
     ]

@@ -38,6 +38,16 @@ def test_all_is_the_sum_when_all_ran(root: Path) -> None:
     assert alone.splitlines()[-1].split() == ["all", "2", "min", "03", "s"] and "kept" not in alone
 
 
+def test_the_health_of_each_training_is_told_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    assert "Health" not in summary.text(root)  # it ran on another machine
+    journal = root / ".athanor" / "runs" / "sft-0000000000003-1" / "files" / "health.json"
+    for status, line in (("ok", "Health    sft ok"), ("critical", "Health    sft critical   (why: athanor health sft)")):
+        write_json(journal, {"status": status, "findings": []})
+        assert summary.text(root).splitlines()[-1] == line
+
+
 def scored(score: float, floor: float = 0.0) -> dict[str, float]:
     spread = {"low": max(0.0, score - 0.1), "high": min(1.0, score + 0.1)}
     return {"n": 36, "score": score, **spread, "floor": floor, "floor_answer": "x" * 56}

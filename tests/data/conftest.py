@@ -45,6 +45,7 @@ def shard_folder(tmp_path: Path, shard_documents: list[np.ndarray]) -> Path:
         counts={},
         dtype=dtype.name,
         val={"a": {"documents": 5}, "none": {"documents": 0}},
+        sources={"even": {}, "odd": {}},
     )
     return folder
 
@@ -60,7 +61,7 @@ def cooldown_folder(tmp_path: Path, shard_folder: Path) -> Path:
         writer.add(ids)
     writer.close()
     (folder / "manifest.json").unlink()
-    facts = {key: manifest[key] for key in ("dtype", "val")}
+    facts = {key: manifest[key] for key in ("dtype", "val", "sources")}
     write_manifest(folder, kind=shards.KIND, version=shards.VERSION, counts={}, **facts, cooldown={"counts": {}})
     return folder
 

@@ -154,21 +154,6 @@ def test_micro_batch():
     assert policy.micro_batch_rows([], lambda rows: True).value == 0
 
 
-def test_loss_kernel():
-    def measured(whole: float, chunked: float) -> dict:
-        return {
-            "whole": {"works": True, "seconds": whole, "bytes": 1000},
-            "chunked": {"works": True, "seconds": chunked, "bytes": 100},
-            "fused": {"works": False, "why": "torch is older"},
-        }
-
-    assert policy.loss_kernel(measured(1.0, 1.2), 100_000).value == "whole"
-    assert policy.loss_kernel(measured(1.0, 0.99), None).value == "whole"
-    assert policy.loss_kernel(measured(1.0, 0.8), 100_000).value == "chunked"
-    assert policy.loss_kernel(measured(1.0, 1.2), 3000).value == "chunked"
-    assert policy.loss_kernel(None, None).value == "whole"
-
-
 def test_memory_decides_micro_batch_and_checkpointing():
     gpu, state = nvidia((9, 0)), training_bytes(CONFIG, Load(0, 256, "fp32"))
     one, again = training_bytes(CONFIG, Load(1, 256, "fp32")), needed_bytes(CONFIG, Load(1, 256, "fp32"), True)

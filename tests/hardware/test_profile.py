@@ -25,7 +25,7 @@ from athanor.training.setup import Choices
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 TINY = ModelConfig(256, 2, 32, 4, 2, 8, 64, 32, 1e4, 1e-6, False)
-BRIEF = Bounds(0.3, 0.2, 0.2, 0.2, 0.2, 0.0, 0.1)
+BRIEF = Bounds(0.3, 0.2, 0.2, 0.2, 0.0, 0.1)
 COMPILE = {"works": True, "why": "", "cold_seconds": 1.0, "eager_seconds": 1.0, "compiled_seconds": 0.5}
 
 
@@ -78,10 +78,15 @@ def test_products_have_the_layouts_of_training():
     y.backward(torch.ones_like(y))
     truth = {"forward": y, "input_gradient": x.grad, "weight_gradient": linear.weight.grad}
     for layout in products.LAYOUTS:
-        assert torch.equal(products.product(layout, 5, 3, 4)(), truth[layout])
+        assert products.product(layout, 5, 3, 4)().shape == truth[layout].shape
+    call = products.product("forward", 5, 3, 4)
+    assert len(call().unique()) > 10 and torch.equal(call(), call())  # a chip is faster with numbers all alike
 
 
-def test_measured_whole(here):
+def test_measured_whole(here, monkeypatch):
+    short = measure.measure(TINY, CPU, 1, precision="fp32", batch_tokens=256, root=here, bounds=BRIEF)
+    assert "attention" not in short  # what training does not use is not measured
+    monkeypatch.setattr(measure, "rows_by_hand", lambda *_: False)
     found = measure.measure(TINY, CPU, 1, precision="fp32", batch_tokens=256, root=here, bounds=BRIEF)
     assert json.loads(json.dumps(found)) == found
     assert found["fingerprint"] == profile.fingerprint(TINY, CPU, 1)
@@ -91,7 +96,7 @@ def test_measured_whole(here):
     assert attention["default"] in attention["kernels"] and attention["kernels"]["math"]["works"]
     assert not attention["kernels"]["cudnn"]["works"] and attention["kernels"]["cudnn"]["why"]
     assert attention["kernels"]["math"]["documents_seconds"] > 0
-    assert found["loss"]["kernels"]["whole"]["bytes"] > found["loss"]["kernels"]["chunked"]["bytes"]
+    assert "loss" not in found  # training has one way to its loss, so there is nothing to choose
     assert found["compile"] == {"works": False, "why": "not measured, because it is off"}
     assert not found["loader"]["works"] and found["checkpoint"]["bytes_per_second"] > 0
     assert list((here / ".athanor" / "slots").iterdir()) == []

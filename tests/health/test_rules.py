@@ -6,6 +6,7 @@ Healthy runs of more lengths and noises: test_false_alarms.py.
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from tests.health.curves import BATCH, GIB, Rows, change, findings, healthy, schedule, trouble
@@ -230,6 +231,28 @@ def test_planted_fault_is_found_once_and_by_its_rule(fault, phase, rule, level, 
     found = trouble(findings(fault(clean, at), steps, phase))
     assert names(found) == [rule], "\n".join(map(str, found))
     assert found[0].level == level and found[0].diagnosis.endswith(".") and found[0].fix.endswith(".")
+
+
+def test_every_fix_and_diagnosis_is_a_sentence():
+    """Of all planted faults, with what is only information: no words run together, none cut off."""
+    told: dict[str, set[str]] = {}
+    steps = 490
+    cases = [(fault(healthy(steps, seed=3, phase=phase), steps // 4), phase) for fault, phase, _, _ in FAULTS]
+    cases += [(fault(healthy(steps, seed=4), steps // 3), "pretrain") for fault in (drift, skipped_once)]
+    refused_once = change(healthy(steps, seed=4), "skipped", lambda step, value: 1.0, 200, 200)
+    lasting = [change(healthy(steps, seed=8), "loss", lambda step, value: 1.6 * value, 200, 200 + n) for n in (40, 400)]
+    flat = change(healthy(1500, seed=10), "loss", lambda step, value: 2.8 + 0.01 * math.sin(step**2), 300)
+    cases += [(rows, "pretrain") for rows in (refused_once, flat, *lasting)]
+    for rows, phase in cases:
+        for finding in findings(rows, int(rows[-1]["step"]), phase):
+            told.setdefault(finding.rule, set()).update((finding.diagnosis, finding.fix))
+    assert set(told) >= set(RULES) - {"resume_spike", "resume_under_report"}
+    dotted = {"pretrain", "sft", "model", "tokenizer", "sft_data", "machine"}  # parameters, and machine.yaml
+    for text in sorted(text for texts in told.values() for text in texts):
+        assert text.endswith(".") and "  " not in text and text.count("(") == text.count(")"), text
+        joined = [first for first, _ in re.findall(r"([A-Za-z_]+)\.([A-Za-z_]+)", text) if first not in dotted]
+        assert not joined, text
+        assert not re.search(r"[A-Za-z][,;:][A-Za-z]", text), text
 
 
 @pytest.mark.parametrize("phase", ["pretrain", "sft"])

@@ -66,7 +66,8 @@ def test_cross_entropy(count, z_loss):
     target = torch.randint(0, 96, (count,))
     both = []
     for function in (summed_cross_entropy, plain_summed_cross_entropy):
-        loss = function(h, head, target, 2 * count, z_loss)
+        loss, losses = function(h, head, target, 2 * count, z_loss)
+        assert not losses.requires_grad and float(losses.sum() / (2 * count)) == pytest.approx(float(loss), rel=1e-5)
         both.append((loss, *gradients(3 * loss, (h, head))))
     close(*both)
 
@@ -74,7 +75,7 @@ def test_cross_entropy(count, z_loss):
 def test_cross_entropy_of_a_target_far_below_the_others_is_not_infinite():
     """Its probability has no float: the loss has to come by way of the likeliest id."""
     h, head = torch.tensor([[300.0]], requires_grad=True), torch.tensor([[1.0], [-1.0]], requires_grad=True)
-    loss = summed_cross_entropy(h, head, torch.tensor([1]), 1, 0.0)
+    loss, _ = summed_cross_entropy(h, head, torch.tensor([1]), 1, 0.0)
     assert float(loss) == 600.0
 
 

@@ -86,7 +86,7 @@ def test_rows_hold_the_conversations_and_the_losses_are_counted(world, run_text_
     assert talk["duplicates"] >= 2 and talk["over_cap"] > 0
     assert sum(entry["supervised_share"] for entry in metrics["sources"].values()) == pytest.approx(1, abs=1e-5)
     sampler = SftSampler("data/sft", 64, seed=1)
-    ids, mask, _ = sampler.batch(0, sampler.tokens_per_epoch)
+    ids, mask, *_ = sampler.batch(0, sampler.tokens_per_epoch)
     assert int(mask.sum()) == metrics["supervised_tokens"]
     assert QUESTION not in tokenizer.decode(ids.ravel().tolist())
 
@@ -247,7 +247,7 @@ def test_replay_is_the_share_asked_in_the_mixtures_proportions(world, run_text_s
     assert sum(rows.conversation(number)[0][0] == tokenizer.bos for number in pieces) > len(pieces) / 4
     # In a batch they are documents of their own, like conversations.
     sampler = SftSampler("data/sft", 64, seed=1)
-    ids, mask, document = sampler.batch(0, sampler.tokens_per_epoch)
+    ids, mask, document, *_ = sampler.batch(0, sampler.tokens_per_epoch)
     assert int(mask.sum()) == tokens + text["supervised_tokens"]
     first = manifest_digest("data/sft")
     run_text_stage(sft_data, sft_data=changed(replay_share=0.25))

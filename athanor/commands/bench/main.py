@@ -73,9 +73,8 @@ def _hardware(again: bool) -> tuple[dict[str, object], str]:
         lanes=lane_count(config, device),
         threads=local.threads,
     )
-    free = available_bytes(device)
-    choices, why = resolve(asked, architecture.identify(device), config, found, free)
-    return found, report(found, choices, why, free)
+    choices, why = resolve(asked, architecture.identify(device), config, found, available_bytes(device))
+    return found, report(found, choices, why)
 
 
 def vocabulary_size() -> int:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from athanor.hardware import policy
-from athanor.hardware.kernels import LOSSES
 from athanor.hardware.products import LAYOUTS
 from athanor.pipeline.progress import duration
 from athanor.training.attention import KERNELS
@@ -18,11 +17,11 @@ from athanor.training.setup import Choices
 _GIB = 2**30
 
 
-def report(profile: Mapping[str, Any], choices: Choices, why: Mapping[str, str], free_bytes: int | None) -> str:
+def report(profile: Mapping[str, Any], choices: Choices, why: Mapping[str, str]) -> str:
     """The whole table, choices last."""
     about = profile["fingerprint"]
     lines = [f"{about['device']}, {about['threads']} threads, {profile['architecture']}, torch {about['torch']}"]
-    lines += _products(profile) + _steps(profile) + _attention(profile["attention"]) + _loss(profile, free_bytes)
+    lines += _products(profile) + _steps(profile) + _attention(profile.get("attention"))
     lines += _compile(profile) + _storage(profile)
     lines += ["", f"What auto comes to (measured in {duration(profile['seconds'])})"]
     for name, value in dataclasses.asdict(choices).items():
@@ -57,7 +56,9 @@ def _steps(profile: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _attention(measured: Mapping[str, Any]) -> list[str]:
+def _attention(measured: Mapping[str, Any] | None) -> list[str]:
+    if measured is None:
+        return ["", "Attention: rows so short are worked by hand on a CPU; machine.attention: a kernel's name for torch's"]
     default = measured["default"]
     title = f"Attention in {measured['precision']}, forward and backward of {measured['rows']} rows: milliseconds"
     lines = ["", title, f"  {'':<10}{'one document':>14}{'several':>12}{'error':>10}"]
@@ -71,18 +72,6 @@ def _attention(measured: Mapping[str, Any]) -> list[str]:
     if measured["default_documents"] != default:
         lines.append(f"  for several documents in a row torch takes {measured['default_documents']}")
     return lines
-
-
-def _loss(profile: Mapping[str, Any], free_bytes: int | None) -> list[str]:
-    measured = profile["loss"]
-    best = policy.loss_kernel(measured["kernels"], free_bytes)
-    lines = ["", f"Output layer and loss of {measured['tokens']} tokens: milliseconds, MiB"]
-    for name, row in _ordered(measured["kernels"], LOSSES):
-        if row["works"]:
-            lines.append(f"  {name:<10}{1e3 * row['seconds']:>14.2f}{row['bytes'] / 2**20:>12.1f}")
-        else:
-            lines.append(f"  {name:<10}not here ({row['why'][:90]})")
-    return [*lines, f"  best: {best.value} ({best.why})"]
 
 
 def _compile(profile: Mapping[str, Any]) -> list[str]:

@@ -24,6 +24,7 @@ from athanor.serving.answers import Stops, reserve
 from athanor.serving.backends.base import Emit, Request
 from athanor.serving.backends.shared import settings
 from athanor.tokenizer.prompting import fit
+from athanor.training.device import limit_memory
 
 HALF = "\ufffd"
 
@@ -297,7 +298,9 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     with contextlib.suppress(RuntimeError):
-        return torch.device(name)
+        device = torch.device(name)
+        limit_memory(device)
+        return device
     raise InputError(f"there is no device '{name}'", where="device", fix="use auto, cpu or cuda")
 
 

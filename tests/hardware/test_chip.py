@@ -1,0 +1,85 @@
+"""What a chip decides that no driver is asked about: formats that advice offers, and how much memory may be taken."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from athanor.model.config import ModelConfig
+from athanor.training import memory
+from athanor.training.device import prepare
+from athanor.training.memory import Load
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPE = ModelConfig(4096, 8, 512, 8, 8, 64, 2048, 512, 1e4, 1e-6, False)
+
+
+@pytest.fixture
+def chip(monkeypatch):
+    """A GPU that is not here; returns the memory limits that torch is told."""
+    limits: list[float] = []
+
+    def build(target: str = "", capability: tuple[int, int] = (0, 0), shared: bool = False) -> list[float]:
+        properties = SimpleNamespace(
+            gcnArchName=target, is_integrated=shared, major=capability[0], minor=capability[1]
+        )
+        monkeypatch.setattr(torch.version, "hip", "7.0" if target else None)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)  # as ROCm builds and Turing cards say
+        monkeypatch.setattr(
+            torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: limits.append(fraction)
+        )
+        return limits
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("target", "capability", "advice"),
+    [
+        ("gfx906:sramecc+:xnack-", (0, 0), "precision: fp16"),  # MI50
+        ("gfx1151", (0, 0), "precision: bf16"),
+        ("", (7, 5), "precision: fp16"),  # Turing
+        ("", (9, 0), "precision: bf16"),
+        ("", (6, 1), None),
+    ],
+)
+def test_advice_for_too_little_memory_offers_no_format_that_is_emulated(monkeypatch, chip, target, capability, advice):
+    chip(target, capability)
+    # The estimate itself needs a torch that knows CUDA.
+    monkeypatch.setattr(memory, "training_bytes", lambda config, load, device: 9 if load.precision == "fp32" else 5)
+    load = Load(1, 512, "fp32", checkpointing=True)
+    steps = memory.what_to_change(SHAPE, load, torch.device("cuda"), lambda size: size <= 7)
+    assert [step for step in steps if step.startswith("precision")] == ([advice] if advice else [])
+
+
+def test_a_gpu_that_shares_memory_is_limited_wherever_it_is_taken(chip):
+    threads = torch.get_num_threads()
+    told = []
+    for how in ({"target": "gfx1151"}, {"target": "gfx1100"}, {"capability": (12, 1), "shared": True}):
+        limits = chip(**how)
+        assert prepare("auto", threads).type == "cuda"
+        told.append(len(limits))
+    assert told == [1, 1, 2] and limits == [0.8, 0.8]  # the second has memory of its own
+
+
+def test_there_is_one_place_where_a_device_is_taken():
+    """Everything that works on an accelerator goes through `prepare`, or names its limit itself."""
+    takers = {}
+    for path in sorted((ROOT / "athanor").rglob("*.py")) + sorted((ROOT / "stages").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("torch.device") or not node.args:
+                continue
+            if not isinstance(node.args[0], ast.Constant) or node.args[0].value not in ("cpu", "meta"):
+                takers.setdefault(path.relative_to(ROOT).as_posix(), []).append(ast.unparse(node))
+    # The two programs of their own are told the device that their parent took, and compile one block or nothing.
+    allowed = {"athanor/training/device.py", "athanor/serving/backends/transformers_backend.py"}
+    apart = {"athanor/hardware/steps.py", "athanor/training/compiling.py"}
+    assert set(takers) == allowed | apart, takers
+    for path in allowed:
+        assert "limit_memory(device)" in (ROOT / path).read_text(encoding="utf-8")
