@@ -17,7 +17,7 @@ class LossSpike(Rule):
 
     Judged by the logarithm, and each source of data by itself where the losses of sources are told: in
     fine-tuning the loss of a batch is mostly a matter of what is in it, 0.01 for answers known by heart and 3
-    for text.
+    for text. Of such a run the total is judged only while it is steadier than any source, as in pretraining.
     """
 
     inputs = ("loss",)
@@ -46,12 +46,14 @@ class LossSpike(Rule):
         jump.recent.append(0)
         if history is None or len(history) < MIN_HISTORY or loss <= 0:
             return None
-        if spike is not None and spike.name == jump.name:
-            middle, sigma = math.log(spike.base), spike.sigma
-        else:
-            middle, sigma = history.median, max(history.sigma, history.sigma_above)
-        rise, z = math.exp(math.log(loss) - middle), (math.log(loss) - middle) / max(sigma, 1e-9)
-        if rise <= 1 + limits.spike_rise or z <= limits.spike_sigma:
+        lasting = spike if spike is not None and spike.name == jump.name else None
+        middle = math.log(lasting.base) if lasting else history.median
+        rise = math.exp(math.log(loss) - middle)
+        if rise <= 1 + limits.spike_rise:
+            return None
+        sigma = lasting.sigma if lasting else _scale(history)
+        z = math.log(rise) / max(sigma, 1e-9)
+        if z <= limits.spike_sigma or (jump.name == "loss" and not self._steadiest(history)):
             return None
         if not any(jump.recent):
             jump.before = math.exp(middle), sigma
@@ -68,10 +70,20 @@ class LossSpike(Rule):
         fix += "0.5 if it comes again."
         return Verdict(level, rise, limit, text, fix)
 
+    def _steadiest(self, total: Window) -> bool:
+        """Whether no source's loss has less noise than the total; not before that of each source is known."""
+        sources = [window for name, window in self.shared.log_losses.items() if name != "loss"]
+        return all(len(window) >= MIN_HISTORY and _scale(total) <= _scale(window) for window in sources)
+
     def told(self, step: int) -> None:
         """A finding went out: the episode begins that SpikeRecovery closes."""
         if self.shared.spike is None and self.worst is not None:
             self.shared.spike = Spike(step, self.worst.name, *self.worst.before)
+
+
+def _scale(history: Window) -> float:
+    """Of the upper half too: a tenth of batches that are unlike the others is no spike."""
+    return max(history.sigma, history.sigma_above)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from athanor.health.statistics import Alarm, Window
 MIB = 2**20
 PARTS = ("time.data_s", "time.forward_backward_s", "time.optimizer_s")
 WAIT = "cpu.wait_share"  # of the time that the run wanted processors, while others had them
-BUSY = 0.05  # more of it than at the start: the machine is busy, which is no fault of the run
+BUSY = 0.05  # above, the machine is busy, and its speed says nothing about the run
 
 
 class LearningRate(Rule):
@@ -85,12 +85,12 @@ class Throughput(Rule):
         text = f"The speed is {self.recent.median:,.0f} tokens/s, {share:.0%} of the "
         text += f"{self.first.median:,.0f} at the start"
         grew = {name: now.median - start.median for name, (start, now) in self.parts.items() if len(start) and len(now)}
-        waiting = grew.pop(WAIT, 0.0)
+        waiting = self.parts[WAIT][1].median if grew.pop(WAIT, None) is not None else 0.0
         if grew and max(grew.values()) > 0:
             name = max(grew, key=lambda part: grew[part])
             text += f"; {name} grew most, by {1000 * grew[name]:.1f} ms a step"
         if waiting > BUSY:
-            text += f"; the run waits for a processor {waiting:.0%} more of its time, because other programs have it."
+            text += f"; it waits for a processor {waiting:.0%} of its time, because other programs have it."
             return Verdict(INFO, share, limit, text, "nothing, or let the other programs end first.")
         fix = "other work on this machine, heat, or disk; machine.yaml threads and micro_batch_tokens."
         return Verdict(CRITICAL if critical else WARNING, share, limit, text + ".", fix)

@@ -47,8 +47,8 @@ class Spike:
 
 
 def losses_of(row: Mapping[str, float]) -> list[str]:
-    """What tells of the loss of a step: of each of its sources, or `loss` of them all where sources are not told."""
-    return [name for name in row if name.startswith("loss.")] or ["loss"]
+    """What tells of the loss of a step: `loss` of all of it, and that of each of its sources where they are told."""
+    return [name for name in row if name == "loss" or name.startswith("loss.")]
 
 
 class Shared:

@@ -45,11 +45,16 @@ class Meter:
     @contextmanager
     def time(self, part: str) -> Iterator[None]:
         """What runs inside counts as `part`. Parts of a step do not nest, but `forward` and `backward` do in theirs."""
+        alone = part == "data" and self._clock is time.perf_counter and not self._events
+        queued = -_queued_seconds() if alone else 0.0
         begin = self._stamp()
         try:
             yield
         finally:
-            self._open.append((part, begin, self._stamp()))
+            end = self._stamp()
+            if alone:  # that other programs had the processor is no fault of the data
+                end -= min(end - begin, max(0.0, queued + _queued_seconds()))
+            self._open.append((part, begin, end))
 
     def begin_step(self) -> None:
         self._begin = self._stamp()
@@ -116,6 +121,14 @@ class Meter:
             usual = (self.step_seconds - self.first_step) / (self.steps - 1)
             parts["compile"] = max(0.0, self.first_step - usual)
         return parts
+
+
+def _queued_seconds() -> float:
+    """For how long this thread was ready and waited for a processor; 0 where the system does not tell."""
+    try:
+        return float(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def queue() -> tuple[float, float]:

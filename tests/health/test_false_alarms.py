@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.health.curves import findings, healthy, schedule, trouble
+from tests.health.curves import change, findings, healthy, schedule, trouble
 
 from athanor.health.monitor import Monitor
 from athanor.health.reader import Reader
@@ -46,8 +46,9 @@ def test_hard_batch_in_a_real_run_is_no_loss_spike(phase):
     pairs = enumerate(curve.astype(float).tolist(), 1)
     rows = [{"step": step, "loss": loss, "grad_norm": norm} for step, (loss, norm) in pairs]
     assert trouble(findings(rows, len(rows), phase)) == []
-    if phase == "sft":
-        assert trouble(findings(rows, len(rows), phase, thresholds=Thresholds(spike_single_sigma=6.0))) != []
+    if phase == "pretrain":  # and the rule is awake
+        spike = change(rows, "loss", lambda step, value: 1.5 * value, 300, 302)
+        assert [each.rule for each in trouble(findings(spike, len(rows), phase))] == ["loss_spike"]
 
 
 def test_short_history_is_silence():

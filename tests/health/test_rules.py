@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 import pytest
 from tests.health.curves import BATCH, GIB, Rows, change, findings, healthy, schedule, trouble
@@ -279,6 +280,57 @@ def test_throughput_names_the_part_that_grew():
     rows = change(healthy(1200, seed=5), "tokens_per_second", lambda step, value: 0.7 * value, 600)
     rows = change(rows, "time.optimizer_s", lambda step, value: value + 0.1, 600)
     assert "time.optimizer_s grew most" in trouble(findings(rows, 1200))[0].diagnosis
+
+
+@pytest.mark.parametrize(("waits", "level"), [(0.5, "info"), (0.0, "critical")])
+def test_a_busy_machine_is_no_fault_of_the_run(waits, level):
+    """The same slow steps, where other programs have the processors and where nothing else explains them."""
+    rows = [{**row, "cpu.wait_share": 0.02} if "time.data_s" in row else row for row in healthy(1200, seed=5)]
+    slow = very_slow(change(rows, "cpu.wait_share", lambda step, value: value + waits, 600), 300)
+    found = [finding for finding in findings(slow, 1200) if finding.rule == "throughput"]
+    assert found[-1].level == level and ("because other programs have it" in found[-1].diagnosis) == bool(waits)
+
+
+def sourced(
+    rows: Rows,
+    planted: Callable[[str, int, float], float] = lambda name, step, value: value,
+    text: Callable[[int], bool] = lambda step: step % 3 == 0,
+) -> Rows:
+    """Fine-tuning as it is: batches of answers known by heart, batches of text, and a total that is either."""
+    told = []
+    for row in rows:
+        if "loss" in row:
+            step, level = int(row["step"]), row["loss"] / 1.6
+            name, cost = ("text", 3.0) if text(step) else ("chat", 0.02)
+            loss = planted(name, step, cost * level)
+            row = {**row, f"loss.{name}": loss, "loss": loss}
+        told.append(row)
+    return told
+
+
+@pytest.mark.parametrize("steps", [490, 1200])
+def test_batches_of_other_sources_are_no_spike(steps):
+    """The total jumps from 0.02 to 3 whenever a batch is nothing but text, and no source ever jumps."""
+    clean = healthy(steps, seed=3, phase="sft")
+    assert trouble(findings(sourced(clean), steps, "sft")) == []
+    seldom = sourced(clean, text=lambda step: step % 40 < 2)
+    assert trouble(findings(seldom, steps, "sft")) == []
+    # To a monitor that knows the total alone they are spikes.
+    bare = [{key: value for key, value in row.items() if not key.startswith("loss.")} for row in seldom]
+    assert "loss_spike" in names(trouble(findings(bare, steps, "sft")))
+
+
+@pytest.mark.parametrize("name", ["chat", "text"])
+def test_a_spike_of_one_source_is_found_and_named_and_its_end_is_seen(name):
+    at, steps = 600, 1200
+    rows = sourced(
+        healthy(steps, seed=3, phase="sft"),
+        lambda source, step, value: value * (1.5 if source == name and at <= step < at + 12 else 1.0),
+    )
+    found = [each for each in findings(rows, steps, "sft") if each.rule != "plateau"]
+    assert [each.rule for each in found if each.rule == "loss_spike"] and at <= found[0].step <= at + 6
+    assert f"The loss of {name} jumped" in found[0].diagnosis
+    assert [(each.rule, each.level) for each in found][-1] == ("spike_recovery", "info")
 
 
 def test_steps_skipped_in_a_row_get_critical():
