@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from athanor.errors import InputError
-from athanor.hardware import architecture
+from athanor.hardware.architecture import identify
 from athanor.model.config import ModelConfig
 from athanor.model.flops import block_weights
 from athanor.model.kernels import BLOCK_TOKENS, CHUNK_ROWS, MAX_ROW_TOKENS
@@ -298,7 +298,7 @@ def what_to_change(config: ModelConfig, load: Load, device: torch.device, fits: 
         load = dataclasses.replace(load, checkpointing=True)
         steps.append("checkpointing: on in machine.yaml")
     # A format that the chip only emulates is slower than fp32; the driver would offer it all the same.
-    native = architecture.identify(device).native if device.type == "cuda" else ()
+    native = identify(device).native if device.type == "cuda" else ()
     if native and load.precision == "fp32" and not fit():
         load = dataclasses.replace(load, precision=native[0])
         steps.append(f"precision: {load.precision}")

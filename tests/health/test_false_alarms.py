@@ -51,6 +51,23 @@ def test_hard_batch_in_a_real_run_is_no_loss_spike(phase):
         assert [each.rule for each in trouble(findings(spike, len(rows), phase))] == ["loss_spike"]
 
 
+def test_a_real_fine_tuning_has_no_spike_and_a_planted_one_is_found():
+    """Losses of the default preset, of each source; its total jumps from 0.4 to 3 and more again and again."""
+    columns = np.load(REAL / "default_sft_sources.npz")
+    names, table = columns.files, np.stack([columns[name] for name in columns.files], axis=1).astype(float).tolist()
+    rows = [
+        {"step": step} | {name: value for name, value in zip(names, values, strict=True) if value == value}
+        for step, values in enumerate(table, 1)
+    ]
+    assert trouble(findings(rows, len(rows), "sft")) == []
+    for at in (800, 1200, 1900):
+        spike = rows
+        for name in names[:-1]:  # the gradient norm comes last
+            spike = change(spike, name, lambda step, value: 3.0 * value, at, at + 11)
+        found = trouble(findings(spike, len(rows), "sft"))
+        assert {each.rule for each in found} == {"loss_spike"} and at <= found[0].step <= at + 11
+
+
 def test_short_history_is_silence():
     """What a long run would call broken says nothing after a few steps."""
     rows = [{"step": step, "loss": 8.3 if step < 10 else 30.0, "grad_norm": 1.0} for step in range(1, 20)]

@@ -282,6 +282,17 @@ def test_throughput_names_the_part_that_grew():
     assert "time.optimizer_s grew most" in trouble(findings(rows, 1200))[0].diagnosis
 
 
+def test_memory_that_a_validation_takes_once_is_no_leak():
+    """MiB in the stretches of a default run: a heap that creeps, and then the first validation."""
+    mib = (466, 473, 483, 492, 651, 651, 652)
+
+    def held(step: int, value: float) -> float:
+        return mib[min(len(mib) - 1, (step - 1) // 60)] * 2.0**20
+
+    rows = change(change(healthy(1200, seed=5), "memory.bytes", held), "memory.host_bytes", held)
+    assert trouble(findings(rows, 1200)) == []
+
+
 @pytest.mark.parametrize(("waits", "level"), [(0.5, "info"), (0.0, "critical")])
 def test_a_busy_machine_is_no_fault_of_the_run(waits, level):
     """The same slow steps, where other programs have the processors and where nothing else explains them."""
