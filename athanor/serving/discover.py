@@ -144,8 +144,8 @@ def _local(root: Path) -> list[Found]:
 def _of_other_weights(folder: Path) -> str:
     """Why a checkout's export is not one of the weights beside it, "" if it is or cannot be compared."""
     root = folder.parents[1]
-    weights = WEIGHTS_OF[folder.relative_to(root).as_posix()]
-    if not (root / weights / MANIFEST).is_file() or not (folder / MANIFEST).is_file():
+    weights = WEIGHTS_OF.get(folder.relative_to(root).as_posix())
+    if weights is None or not (root / weights / MANIFEST).is_file() or not (folder / MANIFEST).is_file():
         return ""
     parents = read_json(_bounded(folder / MANIFEST))["parents"]
     name = Path(weights).name
