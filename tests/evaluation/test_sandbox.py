@@ -23,7 +23,7 @@ TESTS = ("assert double(2) == 4", "assert double(-3) == -6", "assert double(0) =
 RIGHT = "def double(x):\n    return 2 * x"
 
 
-@pytest.fixture(params=["bubblewrap", "filter alone"])
+@pytest.fixture(params=[pytest.param("bubblewrap", marks=pytest.mark.extra), "filter alone"])
 def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Each strength that this machine has: with namespaces around the filter, and as where none can be made."""
     if request.param == "filter alone":
