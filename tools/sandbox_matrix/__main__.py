@@ -145,7 +145,7 @@ def table(runners: dict[str, str], args: argparse.Namespace) -> int:
     lost = Counter((row["kind"], row["runner"], row["context"]) for row in every if row["reached"])
     for kind in dict.fromkeys(row["kind"] for row in every):
         print(f"| {kind} | " + " | ".join(f"{lost[kind, *at]} of {count[kind, *at]}" for at in columns) + " |")
-    sums = [(sum(n for key, n in part.items() if key[1:] == at) for part in (lost, count)) for at in columns]
+    sums = [[sum(n for key, n in part.items() if key[1:] == at) for part in (lost, count)] for at in columns]
     print("| **all** | " + " | ".join(f"{first} of {second}" for first, second in sums) + " |\n")
     for row in every:
         if row["reached"]:
