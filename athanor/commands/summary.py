@@ -68,11 +68,13 @@ def text(
     if stages:
         return "\n".join([*lines, *_tuned(root), *_health(after)]) + "\n"
     lines += _scores(root)
+    health = _health(after)
     if (root / "models" / "export" / "MODEL_CARD.md").is_file():
         lines += ["", "Model     models/export  (hf/ for transformers, *.gguf for llama.cpp, MODEL_CARD.md)"]
         lines += ["Chat      make serve   (a page, and OpenAI's protocol for any client; in the terminal: make chat)"]
         lines += ["Runs      make ui      (MLflow: parameters, curves, every stage of every run)"]
-    return "\n".join(lines + _health(after)) + "\n"
+        health = health[1:]
+    return "\n".join(lines + health) + "\n"
 
 
 def _health(ran: dict[str, str]) -> list[str]:
