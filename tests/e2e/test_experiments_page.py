@@ -75,7 +75,7 @@ class Tour:
             child = subprocess.Popen(
                 ["bash", "-c", f'{command.line}\nstatus=$?\npwd > "{where}"\nexit $status'],
                 cwd=self.here,
-                env=environment(HOME=str(self.start.parent / "home")),  # a machine on which Git does not know its user
+                env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -250,7 +250,9 @@ def test_every_heading_with_commands_has_a_check():
     assert list(dict.fromkeys(command.heading for command in commands())) == list(CHECKS)
 
 
-def test_the_tour(start):
+def test_the_tour(start, monkeypatch):
+    """On a machine where Git does not know its user."""
+    monkeypatch.setenv("HOME", str(start.parent / "home"))
     (start.parent / "home").mkdir()
     tour, todo = Tour(start), commands()
     for number, command in enumerate(todo):

@@ -174,7 +174,7 @@ def record_batches(watch: Watch) -> None:
     def wrapped(real: Callable[..., Any]) -> Callable[..., Any]:
         def batch(self: Any, position_tokens: int, batch_tokens: int, *skipped: int) -> Any:
             rows = real(self, position_tokens, batch_tokens, *skipped)
-            content = b"".join(array.tobytes() for array in rows)
+            content = b"".join(array.tobytes() for array in rows if hasattr(array, "tobytes"))
             watch.note(at=position_tokens, digest=sha256_bytes(content)[:16])
             return rows
 
@@ -191,10 +191,19 @@ def record_rows(watch: Watch) -> None:
     from athanor.corpus.sources import huggingface
 
     real_rows, real_open, real_write = huggingface.rows_of, pq.ParquetWriter.__init__, pq.ParquetWriter.write_table
+    real_look, opened = huggingface.look, []
+
+    def look(*args: Any) -> tuple[int, int]:
+        opened.clear()
+        try:
+            return real_look(*args)
+        finally:
+            opened.append(True)
 
     def rows_of(*args: Any) -> Iterator[dict[str, Any]]:
         for row in real_rows(*args):
-            watch.note(row=sha256_bytes(json.dumps(row, sort_keys=True).encode())[:16])
+            if opened:  # before it, the first rows are only looked at
+                watch.note(row=sha256_bytes(json.dumps(row, sort_keys=True).encode())[:16])
             yield row
 
     def open_writer(self: Any, where: Any, *args: Any, **options: Any) -> None:
@@ -205,5 +214,5 @@ def record_rows(watch: Watch) -> None:
         real_write(self, *args, **options)
         watch.pass_by("write", self.drilled_path)  # rows without the footer
 
-    huggingface.rows_of = rows_of
+    huggingface.rows_of, huggingface.look = rows_of, look
     pq.ParquetWriter.__init__, pq.ParquetWriter.write_table = open_writer, write_table
