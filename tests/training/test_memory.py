@@ -42,27 +42,23 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def true_bytes():
-    """Growth of a process that trains two steps of each shape, the smaller of two measurements.
+    """Growth of a process that trains two steps of each shape.
 
     glibc's heap is kept from holding on to freed blocks: how much it holds no
-    estimate can know, and `_SLACK` allows for it. Pages that the system takes
-    away before and gives back meanwhile count as growth, which a busy machine does.
+    estimate can know, and `_SLACK` allows for it.
     """
     asked = [
         {"config": config.to_dict(), "load": dataclasses.asdict(load), "batch_rows": rows}
         for config, load, rows in SHAPES.values()
     ]
-    grown = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("peak.py")), json.dumps(asked)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "MALLOC_MMAP_THRESHOLD_": "65536"},
-        )
-        assert done.returncode == 0, done.stderr
-        grown.append(map(int, done.stdout.split()))
-    return dict(zip(SHAPES, map(min, *grown), strict=True))
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("peak.py")), json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "MALLOC_MMAP_THRESHOLD_": "65536"},
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(SHAPES, map(int, done.stdout.split()), strict=True))
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
