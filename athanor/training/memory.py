@@ -227,7 +227,9 @@ def training_bytes(
         blocks = config.layers * 4 * config.dim * load.micro_batch_tokens + block
     turn = blocks + rest + measured.loss.bytes(rows, T)
     # The embedding is the output matrix, too: two gradients of it meet at the end.
-    end = gradient + (0 if config.adapters else 4 * config.vocab_size * config.dim) + 2 * block + rest
+    twice = 0 if config.adapters else 4 * config.vocab_size * config.dim
+    # A block that runs again in backward is gone before the embedding's second gradient comes.
+    end = gradient + (max(twice, block + rest) if load.checkpointing else twice + 2 * block + rest)
     if load.accumulates:
         turn, end = turn + gradient, end + gradient
     waiting = gradient * (load.lanes - load.parallel)  # gradients of lanes that are done

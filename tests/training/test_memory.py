@@ -37,6 +37,7 @@ SHAPES = {
     "24M, 512 tokens, Muon": (WIDE, Load(1, 512, "fp32", accumulates=False, optimizer="muon"), 1),
     "15M, 512 tokens, the best kept": (LARGE, Load(1, 512, "fp32", accumulates=False, keeps_best=True), 1),
     "24M, 512 tokens, checkpointing": (WIDE, Load(1, 512, "fp32", accumulates=False, checkpointing=True), 1),
+    "5M, 1024 tokens, checkpointing": (DEEP, Load(2, 1024, "fp32", documents=False, checkpointing=True), 4),
 }
 
 
