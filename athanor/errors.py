@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+
+def suggest(name: object, known: Iterable[object], otherwise: str = "", cutoff: float = 0.0) -> str:
+    """The fix for a name that does not exist: the known one that is most like it, else `otherwise`."""
+    near = difflib.get_close_matches(str(name), [str(each) for each in known], n=1, cutoff=cutoff)
+    return f"did you mean '{near[0]}'?" if near else otherwise
+
 
 class AthanorError(Exception):
     """A problem with input, parameters or the machine, told in one line.

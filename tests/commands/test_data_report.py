@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import html
+import dataclasses
 import os
 import re
 import time
+from collections import Counter
 from html.parser import HTMLParser
 
 import pytest
+from markupsafe import escape
 
 from athanor.artifacts import read_json
-from athanor.commands.data import page, show
+from athanor.commands.data import show
 from athanor.commands.data.gather import gather
 from athanor.commands.data.read import Corpus
-from athanor.commands.data.report import refresh, render
+from athanor.commands.data.report import page, refresh, render
 from athanor.errors import InputError
 from athanor.pipeline import attach, ship
 from athanor.pipeline.locks import try_lock
@@ -49,15 +51,28 @@ def test_a_documents_markup_comes_out_as_text(world):
     tags = Tags(shown)
     assert not {"script", "img", "iframe", "link"} & tags.names
     assert not {name for name in tags.attributes if name.startswith("on")} and "src" not in tags.attributes
-    assert html.escape(show.visible(SHORT)) in shown and html.escape(show.visible(EVIL)) in shown
+    assert escape(show.visible(SHORT)) in shown and escape(show.visible(EVIL)) in shown
     assert "\x1b" not in shown and "\u202e" not in shown
     assert "MIT &lt;&amp;&gt;" in shown and "&lt;b&gt;green&lt;/b&gt;" in shown
     assert "http" not in shown.replace("http-equiv", "") and "default-src 'none'" in shown
 
 
-def test_attributes_are_escaped():
-    assert page.tag("a", "x", href='"><script>') == '<a href="&quot;&gt;&lt;script&gt;">x</a>'
-    assert page.table(("<i>",), [("<b>",)], caption='"<').count("<i>") == 0
+def test_attributes_are_escaped(world):
+    facts = gather(Corpus(world))
+    facts.sources["web"].name = EVIL
+    tags = Tags(page(facts))
+    assert not {"script", "img"} & tags.names and not {name for name in tags.attributes if name.startswith("on")}
+
+
+def test_what_is_not_there_is_left_out(world):
+    facts = gather(Corpus(world))
+    empty = {"shards": None, "cards": {}, "metrics": {}, "cluster_sizes": Counter(), "contaminated": {}, "twins": {}}
+    text = page(dataclasses.replace(facts, **empty))
+    Tags(text)
+    for expected in ("no token files yet", "no classifier card", "No duplicate was dropped", "No document held"):
+        assert expected in text
+    few = dict(facts.metrics, contaminated={"by_category": {"facts": 0, "code": 0}})
+    assert "items of: code, facts." in page(dataclasses.replace(facts, metrics=few, other_clean=True))
 
 
 def test_the_report_is_complete_and_the_same_each_time(world):

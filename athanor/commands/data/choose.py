@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
@@ -15,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from athanor.commands.data.read import CLEAN, DROPPED, KEPT, Corpus, Place
+from athanor.commands.data.read import CLEAN, DROPPED, KEPT, Corpus, Entry, Place
 from athanor.corpus.sweep import SCORES
 from athanor.corpus.table import EXACT, EXACT_VAL, NEAR, NEAR_VAL, REASONS
-from athanor.errors import InputError
+from athanor.errors import InputError, suggest
 
 COMPARE = {"<=": le, ">=": ge, "<": lt, ">": gt}
 DUPLICATES = (EXACT, NEAR, EXACT_VAL, NEAR_VAL)
@@ -52,8 +51,7 @@ def known(value: str, names: Sequence[str], option: str) -> str:
     """`value` if it is one of the names, else an InputError that says which it probably meant."""
     if value in names:
         return value
-    near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
-    fix = f"did you mean '{near[0]}'?" if near else f"use one of: {', '.join(names)}"
+    fix = suggest(value, names, f"use one of: {', '.join(names)}", cutoff=0.5)
     raise InputError(f"there is no '{value}'", where=option, fix=fix)
 
 
@@ -127,6 +125,13 @@ def draw(corpus: Corpus, wanted: Wanted, count: int, seed: int) -> tuple[int, li
         rows = np.flatnonzero(mask)
         drawn.show(keys[rows], [Place(file, first + row) for row in rows.tolist()])
     return drawn.seen, drawn.places
+
+
+def twins_of(corpus: Corpus, entries: Sequence[Entry]) -> dict[str, Entry]:
+    """The documents that dropped duplicates among `entries` repeat, by id; kept ones where there are several."""
+    places = corpus.find(entry.twin for entry in entries if entry.twin)
+    chosen = {found: where[0] for found, where in places.items()}
+    return dict(zip(chosen, corpus.entries(list(chosen.values())), strict=True))
 
 
 class Clusters:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.commands.data import show
-from athanor.commands.data.choose import Clusters, Wanted, draw, known, rule_name, score_condition
+from athanor.commands.data.choose import Clusters, Wanted, draw, known, rule_name, score_condition, twins_of
 from athanor.commands.data.read import DROPPED, KEPT, Corpus, Entry, Place, weak_labels
 from athanor.errors import InputError
 
@@ -40,7 +40,10 @@ def parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     corpus = Corpus(Path.cwd())
     told = peek(corpus, args)
-    print(json.dumps(told, indent=2) if args.json else show.visible(text(corpus, told)))
+    if args.json:
+        print(json.dumps(told, indent=2))
+    else:
+        print(show.template("peek.txt.j2", **told, weak_labels=weak_labels(corpus.root)))
     return 0
 
 
@@ -90,61 +93,3 @@ def _cluster(corpus: Corpus, start: str, count: int) -> tuple[int, list[Place]]:
     rows = [Place(corpus.dropped, row) for row in clusters.members()[root]]
     first = [place for place in corpus.find([root]).get(root, []) if place not in rows][:1]
     return len(first) + len(rows), [*first, *rows][:count]
-
-
-def twins_of(corpus: Corpus, entries: Sequence[Entry]) -> dict[str, Entry]:
-    """The documents that dropped duplicates among `entries` repeat, by id; kept ones where there are several."""
-    places = corpus.find(entry.twin for entry in entries if entry.twin)
-    chosen = {found: where[0] for found, where in places.items()}
-    return dict(zip(chosen, corpus.entries(list(chosen.values())), strict=True))
-
-
-# -- in words ----------------------------------------------------------------------------------------------------------
-
-
-def text(corpus: Corpus, told: dict[str, Any]) -> str:
-    documents = told["documents"]
-    if not documents:
-        return "no document matches"
-    parts = []
-    for number, row in enumerate(documents, 1):
-        lines = [f"── {number} of {len(documents)} " + "─" * 60, *facts(corpus, row), ""]
-        lines.append(row["text"])
-        if row["cut"]:
-            lines.append(f"[… {row['cut']} are shown; --chars 0 shows all]")
-        if "twin_is" in row:
-            lines += ["", *_beside(row)]
-        parts.append("\n".join(lines))
-    again = "" if told["seed"] is None else f"; the same again: --seed {told['seed']}"
-    return "\n\n".join([*parts, f"{len(documents)} of {told['matching']:,} that match{again}"])
-
-
-def facts(corpus: Corpus, row: dict[str, Any]) -> list[str]:
-    weak = weak_labels(corpus.root)
-    ids = row["id"] + (f"  (now {row['clean_id']})" if row["clean_id"] not in (None, row["id"]) else "")
-    meta = ", ".join(f"{name} {value}" for name, value in sorted(row["meta"].items()))
-    lines = [f"id       {ids}", f"source   {row['source']}, {row['kind']}, licence {row['license']}, {row['split']}"]
-    lines += [f"meta     {meta}"] if meta else []
-    fate = row["fate"] if row["rule"] is None else f"dropped by {row['rule']}: {row['detail']}"
-    lines += [f"fate     {fate}", f"scores   {scores(row['scores'], weak)}", f"size     {show.size(row['bytes'])}"]
-    return lines
-
-
-def scores(found: dict[str, float], weak: dict[str, bool]) -> str:
-    """Scores in one line, with the reminder that labels were weak."""
-    if not found:
-        return "none: it went before it was scored"
-    line = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
-    named = [name for name, on in weak.items() if on]
-    return f"{line}   (weak labels: {', '.join(named)})" if named else line
-
-
-def _beside(row: dict[str, Any]) -> list[str]:
-    twin = row["twin_is"]
-    what = f"{twin['fate']}, {twin['source']}, {twin['split']}"
-    if not row["differs_from_twin"]:
-        return [f"the same text as {twin['id']} ({what})"]
-    return [
-        f"compared with {twin['id']} ({what}): - there, + here",
-        *("  " + line for line in row["differs_from_twin"]),
-    ]

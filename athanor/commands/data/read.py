@@ -271,9 +271,7 @@ def clean_params(root: Path) -> CleanParams | None:
         return None
 
 
-def weak_labels(root: Path) -> dict[str, bool]:
-    """Classifier to whether labels of it are weak, by its card; empty without one."""
+def weak_labels(root: Path) -> list[str]:
+    """Classifiers whose card says that they were trained on weak labels."""
     path = root / CLASSIFIERS / "card.json"
-    if not path.is_file():
-        return {}
-    return {name: "weak" in card["labels"] for name, card in read_json(path).items()}
+    return [name for name, card in read_json(path).items() if "weak" in card["labels"]] if path.is_file() else []

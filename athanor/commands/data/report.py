@@ -9,17 +9,21 @@ from __future__ import annotations
 import argparse
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 from athanor.artifacts import read_json, write_text
-from athanor.commands.data import mixture, numbers, texts
-from athanor.commands.data.gather import gather
-from athanor.commands.data.page import page
+from athanor.commands.data import show
+from athanor.commands.data.gather import LIMITS, Facts, gather
 from athanor.commands.data.read import Corpus
+from athanor.corpus import rules
+from athanor.corpus.pii import CATEGORIES
 from athanor.errors import AthanorError
 from athanor.pipeline.attach import attach_later
 from athanor.pipeline.machine import anchor
 
 OUT = Path(".athanor/data-report.html")
+LANGUAGE = (rules.NOT_ENGLISH, "few_stop_words", "not_ascii")
+WEAKENED = ("quality", "quality_classifier", "toxicity")  # scores that a classifier has a part in
 
 
 def parser(parser: argparse.ArgumentParser) -> None:
@@ -58,23 +62,29 @@ def refresh(root: Path) -> Path | None:
 
 def render(root: Path) -> str:
     """The page about the corpus below `root`."""
-    facts = gather(Corpus(root))
-    sections = [
-        part(facts)
-        for part in (
-            numbers.funnel,
-            mixture.mixture,
-            numbers.scores,
-            numbers.lengths,
-            texts.duplicates,
-            texts.personal,
-            texts.contamination,
-            numbers.licences,
-            texts.languages,
-            texts.examples,
-        )
-    ]
-    return page("Data report", numbers.head(facts), sections)
+    return page(gather(Corpus(root)))
+
+
+def page(facts: Facts) -> str:
+    constants = {"LIMITS": LIMITS, "WEAKENED": WEAKENED, "CATEGORIES": CATEGORIES, "LANGUAGE": LANGUAGE}
+    return show.template("report.html.j2", facts=facts, drift_of=drift_of, **constants)
+
+
+def drift_of(stream: dict[str, Any]) -> dict[str, Any]:
+    """The share of each source in each token file, and how far the worst is from the target."""
+    counts, worst = dict(sorted(stream["per_shard"].items())), []
+    colours = {name: f"var(--c{number})" if number else "var(--kept)" for number, name in enumerate(counts)}
+    totals = [sum(column) for column in zip(*counts.values(), strict=True)]
+    shares = {name: [n / total for n, total in zip(row, totals, strict=True)] for name, row in counts.items()}
+    for name, row in shares.items():
+        drift = max(abs(share - stream["sources"][name]["target_share"]) for share in row)
+        worst.append((name, f"{min(row):.2%}", f"{max(row):.2%}", f"{100 * drift:.2f}"))
+    files = []
+    for number in range(len(totals)):
+        label = ", ".join(f"{name} {row[number]:.1%}" for name, row in shares.items())
+        parts = [(name, row[number], colours[name]) for name, row in counts.items()]
+        files.append((f"file {number:05d}: {label}", parts))
+    return {"worst": worst, "files": files, "colours": colours}
 
 
 def attach(root: Path, text: str) -> str:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
-import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
 
 from athanor.corpus import pii
 from athanor.corpus.normalise import normalise
@@ -40,6 +45,10 @@ def size(count: float) -> str:
         if abs(count) >= factor:
             return f"{count / factor:.{1 if abs(count) >= 100 * factor else 2}f} {unit}"
     return f"{count:.0f} B"
+
+
+def share(part: float, whole: float) -> str:
+    return "–" if not whole else f"{part / whole:.2%}" if part / whole < 0.1 else f"{part / whole:.1%}"
 
 
 def plural(count: int, word: str) -> str:
@@ -89,12 +98,7 @@ def _short(line: str) -> str:
 
 def common(left: str, right: str) -> int:
     """Length of the common beginning."""
-    length = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+    return len(os.path.commonprefix([left, right]))
 
 
 def prepared(text: str, kind: str, params: CleanParams | None) -> tuple[str, str, dict[str, int]]:
@@ -106,7 +110,28 @@ def prepared(text: str, kind: str, params: CleanParams | None) -> tuple[str, str
     return normal, redacted, dict(sorted(counts.items()))
 
 
-def slug(text: str) -> str:
-    """A name for an anchor."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "x"
+def pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sorted(values.items()))
+
+
+def scores(values: Mapping[str, float], weak: Sequence[str]) -> str:
+    """Scores in one line, with the reminder that labels of these classifiers were weak."""
+    if not values:
+        return "none: it went before it was scored"
+    line = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+    return f"{line}   (weak labels: {', '.join(weak)})" if weak else line
+
+
+def template(name: str, **values: Any) -> str:
+    """A template of this folder filled in. HTML is escaped; what cannot be seen is spelled out."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        finalize=lambda value: visible(value) if type(value) is str else value,  # markup is a subclass
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"size": size, "share": share, "plural": plural, "pairs": pairs, "scores": scores, "n": "{:,}".format}
+    templates.globals |= {"cut": cut, "differences": differences}
+    return templates.get_template(name).render(**values)

@@ -7,6 +7,7 @@ athanor data trace --text 'some words'      a document that holds this
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from athanor.commands.data.read import (
     clean_params,
     weak_labels,
 )
-from athanor.commands.data.told import text
 from athanor.corpus import minhash, rules
 from athanor.corpus.conversations import read_items
 from athanor.corpus.dedup import shingle_sets
@@ -52,8 +52,11 @@ def run(args: argparse.Namespace) -> int:
         )
     corpus = Corpus(Path.cwd())
     places = by_text(corpus, args.text) if args.text else by_id(corpus, args.id)
-    told = [trace(corpus, entry) for entry in corpus.entries(places)]
-    print(json.dumps(told, indent=2) if args.json else show.visible("\n\n".join(map(text, told))))
+    histories = [trace(corpus, entry) for entry in corpus.entries(places)]
+    if args.json:
+        print(json.dumps(histories, indent=2))
+    else:
+        print("\n".join(show.template("trace.txt.j2", **history) for history in histories), end="")
     return 0
 
 
@@ -64,36 +67,23 @@ def by_id(corpus: Corpus, start: str) -> list[Place]:
     """Every copy of the one text whose id begins with `start`, the one that stayed first."""
     start = start.lower()
     hits: dict[str, list[Place]] = {}  # the id that fits -> where; a text that came twice has one id and two places
-    near: tuple[int, set[str]] = (0, set())
     for place, raw, clean in corpus.ids():
         for found in {raw, clean}:
             if found.startswith(start):
                 hits.setdefault(found, []).append(place)
-            elif not hits:
-                shared = show.common(found, start)
-                near = (
-                    (shared, {found})
-                    if shared > near[0]
-                    else (shared, near[1] | {found})
-                    if shared == near[0]
-                    else near
-                )
-                near = near if len(near[1]) <= MOST else (near[0], set(sorted(near[1])[:MOST]))
     if start in hits:  # whole ids win over beginnings
         hits = {start: hits[start]}
     if len(hits) > 1:
         names = ", ".join(sorted(hits)[:MOST]) + (" …" if len(hits) > MOST else "")
-        raise InputError(
-            f"{len(hits):,} documents have an id that begins with '{start}'", where="trace", fix=f"one of {names}"
-        )
+        what = f"{len(hits):,} documents have an id that begins with '{start}'"
+        raise InputError(what, where="trace", fix=f"one of {names}")
     if not hits:
-        fix = (
-            f"the nearest are: {', '.join(sorted(near[1]))}"
-            if near[0]
-            else "athanor data peek shows documents with their ids"
-        )
+        ids = (found for _, raw, clean in corpus.ids() for found in {raw, clean} if found[:1] == start[:1])
+        near = heapq.nlargest(MOST, ids, key=lambda found: show.common(found, start))
+        near = [found for found in near if show.common(found, start) == show.common(near[0], start)]
+        fix = f"the nearest are: {', '.join(near)}" if near else "athanor data peek shows documents with their ids"
         raise InputError(f"no document has an id that begins with '{start}'", where="trace", fix=fix)
-    ((found, places),) = hits.items()
+    ((_, places),) = hits.items()
     return _with_copies(corpus, places)
 
 
@@ -148,7 +138,7 @@ def trace(corpus: Corpus, entry: Entry) -> dict[str, Any]:
         },
         "changed": _changed(entry, raw, params),
         "scores": entry.scores,
-        "weak_labels": [name for name, weak in weak_labels(corpus.root).items() if weak],
+        "weak_labels": weak_labels(corpus.root),
         "fate": entry.fate,
         "verdict": _verdict(corpus, entry, params),
     }
