@@ -17,7 +17,7 @@ from athanor.pipeline.hooks import hooks
 from athanor.pipeline.machine import machine
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
-from athanor.pipeline.speed import gauge
+from athanor.pipeline.speed import with_rates
 from athanor.training import foreign, lora
 from athanor.training.best import by_stops_and_loss
 from athanor.training.foreign import Foreign
@@ -74,7 +74,7 @@ def run(run: Run) -> None:
         micro_batch_rows=load.micro_batch_rows,
         load=load,
     )
-    with slot, gauge(device, load.precision) as timed, run.progress(total, "lora", "tokens") as bar:
+    with slot, run.progress(total, "lora", "tokens") as bar:
         run.watch_health(schedule, params.batch_tokens, config.vocab_size, precision=how.precision)
 
         def validate(model: Foreign) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def run(run: Run) -> None:
     run.metrics({**result.metrics(config), **chosen, "base_validation": before})
     run.plot("lora", result.curve)
     run.plot("lora_validation", result.validation_rows(lambda row: {name: row[name] for name in ("loss", "stop_rate")}))
-    run.fact(**result.trained_by, **timed(result.timings(config)))
+    run.fact(**result.trained_by, **with_rates(result.timings(config), device, load.precision))
 
 
 def check_ids(vocab_size: int, base: str) -> None:

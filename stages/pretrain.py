@@ -19,7 +19,7 @@ from athanor.pipeline.machine import machine
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
 from athanor.pipeline.slots import Slot
-from athanor.pipeline.speed import gauge
+from athanor.pipeline.speed import with_rates
 from athanor.training.loop import train
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.preflight import preflight
@@ -76,7 +76,7 @@ def run(run: Run) -> None:
     trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
     slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
     world, device, load, settings, how = placed(run, (slot, trunk), params, config, total)
-    with slot, gauge(device, load.precision) as told, run.progress(total, "pretrain", "tokens") as bar:
+    with slot, run.progress(total, "pretrain", "tokens") as bar:
         other_data = "cooldown_epochs" in sampler.epochs(total)
         run.watch_health(schedule, params.batch_tokens, vocabulary.size, other_data, how.precision)
 
@@ -115,7 +115,7 @@ def run(run: Run) -> None:
     run.plot("pretrain", result.curve)
     names = sorted(result.validations[-1]["scores"])  # a resumed run has them sorted
     run.plot("pretrain_validation", result.validation_rows(lambda scores: {n: scores[n]["bpb"] for n in names}))
-    run.fact(**result.trained_by, **told(result.timings(config)))
+    run.fact(**result.trained_by, **with_rates(result.timings(config), device, load.precision))
 
 
 if __name__ == "__main__":

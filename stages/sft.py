@@ -17,7 +17,7 @@ from athanor.pipeline.hooks import hooks
 from athanor.pipeline.machine import machine
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
-from athanor.pipeline.speed import gauge
+from athanor.pipeline.speed import with_rates
 from athanor.training.best import by_stops_and_loss
 from athanor.training.loop import train
 from athanor.training.optimizer import OptimizerSettings
@@ -70,7 +70,7 @@ def run(run: Run) -> None:
         micro_batch_rows=load.micro_batch_rows,
         load=load,
     )
-    with slot, gauge(device, load.precision) as told, run.progress(total, "sft", "tokens") as bar:
+    with slot, run.progress(total, "sft", "tokens") as bar:
         run.watch_health(schedule, params.batch_tokens, vocabulary.size, precision=how.precision)
 
         def validate(model: Transformer) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def run(run: Run) -> None:
     run.metrics({**result.metrics(config), **chosen})
     run.plot("sft", result.curve)
     run.plot("sft_validation", result.validation_rows(lambda score: {name: score[name] for name in ("loss", "stop_rate")}))
-    run.fact(**result.trained_by, **told(result.timings(config)))
+    run.fact(**result.trained_by, **with_rates(result.timings(config), device, load.precision))
 
 
 if __name__ == "__main__":

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from athanor.hardware import profile
 from athanor.hardware.peaks import measured_tflops, peak_tflops
-from athanor.pipeline.energy import Energy
 from athanor.pipeline.machine import anchor
 
 
-@contextlib.contextmanager
-def gauge(device: Any, precision: str) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
-    """Counts energy while it lasts; gives a function that completes the timings of a training, for after it."""
-    with Energy() as energy:
-
-        def complete(timings: Mapping[str, Any]) -> dict[str, Any]:
-            return {**timings, **rates(timings, device_name(device), precision, profile.read(anchor()), tf32()), **energy.facts()}
-
-        yield complete
+def with_rates(timings: Mapping[str, Any], device: Any, precision: str) -> dict[str, Any]:
+    """The timings of a training, completed by what they are of this machine's peak."""
+    return {**timings, **rates(timings, device_name(device), precision, profile.read(anchor()), tf32())}
 
 
 def rates(

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from athanor.pipeline.speed import gauge, rates
+from athanor.pipeline.speed import rates, with_rates
 
 PROFILE = {"schema": 1, "products": {"gflops": {"fp32": {"ceiling": 1e6}}}}
 TIMINGS = {"model_gflops": 500_000.0, "tokens_per_second": 1e5}
@@ -32,7 +32,5 @@ def test_a_run_is_told_with_the_profile_of_its_machine(tmp_path, monkeypatch):
     profile = tmp_path / ".athanor" / "hardware.json"
     for text, share in (('{"broken', None), (json.dumps(PROFILE), 0.5)):
         profile.write_text(text)
-        with gauge(torch.device("cpu"), "fp32") as complete:
-            pass
-        told = complete(TIMINGS)
+        told = with_rates(TIMINGS, torch.device("cpu"), "fp32")
         assert told["tokens_per_second"] == 1e5 and told.get("of_ceiling") == share and "mfu" not in told
