@@ -260,11 +260,6 @@ def test_a_shipper_at_work_is_waited_for_and_one_that_is_not_is_given_up(tmp_pat
 # -- HEAD ---------------------------------------------------------------------------
 
 
-def exec_refs(toy: Toy, merge: str) -> None:
-    toy.git("update-ref", "refs/exps/exec/EXEC_BASELINE", "HEAD")
-    toy.git("update-ref", "refs/exps/exec/EXEC_MERGE", merge)
-
-
 def test_a_head_that_the_user_detached_stays(toy: Toy) -> None:
     toy.git("update-ref", "refs/exps/exec/EXEC_HEAD", "HEAD")  # every experiment leaves this one
     toy.git("checkout", "-q", "--detach")
@@ -272,38 +267,19 @@ def test_a_head_that_the_user_detached_stays(toy: Toy) -> None:
     assert toy.run("git", "symbolic-ref", "-q", "HEAD", check=False).returncode == 1
 
 
-def test_own_commits_on_a_detached_head_are_not_left_behind(toy: Toy) -> None:
-    (toy.path / "params.yaml").open("a").write("# edit\n")
-    exec_refs(toy, toy.git("stash", "create"))
-    toy.git("checkout", "-q", "--detach")
-    toy.git("commit", "-qam", "mine")
-    (row,) = problems(toy, "--fix").values()
-    assert "HEAD holds commits of no experiment" in row["what"] and row["fixed"] is None
-    assert "EXEC_MERGE" in toy.git("for-each-ref") and toy.git("log", "-1", "--format=%s") == "mine"
-
-
-def test_a_branch_that_went_on_is_not_taken_back(toy: Toy) -> None:
-    exec_refs(toy, "HEAD")
-    toy.git("checkout", "-q", "--detach")
-    toy.git("update-ref", "refs/heads/main", toy.git("commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", "later"))
-    (row,) = problems(toy, "--fix").values()
-    assert "no single branch" in row["what"] and row["fixed"] is None
-
-
-def test_what_only_the_experiment_holds_goes_to_the_stash(toy: Toy) -> None:
-    """The files of the killed experiment were changed since: its own version must not vanish with its ref."""
+def test_what_a_killed_experiment_leaves_in_git_is_named_with_the_commands(toy: Toy) -> None:
+    """Doctor repairs none of it; its commands keep every edit."""
     params = toy.path / "params.yaml"
-    start = params.read_text()
-    params.write_text(f"{start}# of the experiment\n")
-    exec_refs(toy, toy.git("stash", "create"))
+    params.write_text(f"{params.read_text()}# edited\n")
+    toy.git("update-ref", "refs/exps/exec/EXEC_BASELINE", "HEAD")
+    toy.git("update-ref", "refs/exps/exec/EXEC_MERGE", toy.git("stash", "create"))
     toy.git("checkout", "-q", "--detach")
-    params.write_text(f"{start}# edited later\n")
-    toy.git("add", "params.yaml")
-    assert [row["kind"] for row in problems(toy, "--fix").values()] == ["head"]
+    (row,) = problems(toy, "--fix").values()
+    assert row["kind"] == "head" and row["fixed"] is None and "EXEC_MERGE" in toy.git("for-each-ref")
+    for command in row["command"].split(" (docs")[0].split(" && "):
+        toy.run(*command.split())
     assert toy.git("symbolic-ref", "--short", "HEAD") == "main" and "EXEC" not in toy.git("for-each-ref")
-    assert params.read_text().endswith("# edited later\n")
-    assert toy.git("diff", "--cached", "--name-only") == "params.yaml"
-    assert toy.git("show", "stash@{0}:params.yaml").endswith("# of the experiment")
+    assert params.read_text().endswith("# edited\n") and toy.doctor() == (0, [])
 
 
 # -- the cache -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 
 from athanor.artifacts import read_json, write_json
 from athanor.commands.bench import main as bench
-from athanor.commands.doctor.measured import hardware_profile
+from athanor.commands.doctor.checks import hardware_profile
 from athanor.errors import InputError
 from athanor.hardware import kernels, measure, products, profile, steps, storage
 from athanor.hardware.measure import Bounds

@@ -1,13 +1,16 @@
-"""Checks of `athanor doctor` on the checkout itself: locks, leftovers, journals, files, space."""
+"""Checks of `athanor doctor` on the checkout itself: locks, journals, files, space, the hardware profile.
+
+Without torch, whose import takes longer than all checks.
+"""
 
 from __future__ import annotations
 
 import configparser
 import contextlib
+import importlib.metadata
 import json
 import os
 import shlex
-import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -15,45 +18,47 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from athanor.artifacts import OLD, read_json, write_text
+from athanor.artifacts import read_json, write_text
 from athanor.commands import slots
 from athanor.commands.doctor.main import FIX, Finding
-from athanor.commands.doctor.processes import Place, author, holder
+from athanor.commands.doctor.processes import Checkout, author, holder
 from athanor.errors import AthanorError, InputError
+from athanor.hardware import profile as profiles
+from athanor.params.strict import read_yaml
 from athanor.pipeline import dvc_lock, ship
 from athanor.pipeline.facts import Graph, git
 from athanor.pipeline.journal import alive
 from athanor.pipeline.locks import locked, try_lock
 from athanor.pipeline.store import EXPERIMENT, artifacts_of, database, delivery
 
-SCRAP_FOLDERS = ("data", "models", "metrics", "plots", ".athanor")
 SHIP_SECONDS = 30.0
 SHIP_AT_WORK_SECONDS = 180.0  # it steps back for every other program, and loads MLflow first
 FEW_INODES = 10_000
+BENCH = "python -m athanor bench hardware"
 
 
-def unseen(place: Place) -> Iterator[Finding]:
-    for slot in place.unseen:
+def unseen(checkout: Checkout) -> Iterator[Finding]:
+    for slot in checkout.unseen:
         what = f"process {holder(slot) or 'unknown'} works in this slot but is not visible here (another container?)"
-        where = slot.relative_to(place.root).as_posix()
+        where = slot.relative_to(checkout.root).as_posix()
         yield Finding("unseen", where, f"{what}; nothing that it may own is repaired", "ask there", note=True)
 
 
 # -- locks --------------------------------------------------------------------
 
 
-def locks(place: Place) -> Iterator[Finding]:
-    tmp = place.root / ".dvc" / "tmp"
-    for path in _rwlocks(place.root):
-        yield from _rwlock(place, path)
+def locks(checkout: Checkout) -> Iterator[Finding]:
+    tmp = checkout.root / ".dvc" / "tmp"
+    for path in _rwlocks(checkout.root):
+        yield from _rwlock(checkout, path)
     # A flock ends with its process. Only the hard links of core.hardlink_lock stay behind.
     for path in (tmp / "lock", tmp / "rwlock.lock"):
-        if path.is_file() and path.stat().st_nlink > 1 and not place.dvc:
-            where = path.relative_to(place.root).as_posix()
+        if path.is_file() and path.stat().st_nlink > 1 and not checkout.dvc:
+            where = path.relative_to(checkout.root).as_posix()
             yield Finding("lock", where, "held by hard link, and no DVC process lives on this machine", f"rm {where}")
-    folder = place.root / (git(place.root, "rev-parse", "--git-dir") or ".git")
+    folder = checkout.root / (git(checkout.root, "rev-parse", "--git-dir") or ".git")
     for path in (folder / "index.lock", folder / "HEAD.lock"):
-        if path.is_file() and not place.owned(path):
+        if path.is_file() and not checkout.owned(path):
             what = "left by a killed git or dvc; Git refuses to work"
             yield Finding("lock", str(path), what, FIX, lambda path=path: _unlink(path))
 
@@ -63,51 +68,51 @@ def _rwlocks(root: Path) -> list[Path]:
     return [path for path in (tmp / "rwlock", tmp / "exps" / "rwlock") if path.is_file()]
 
 
-def torn_records(place: Place) -> Iterator[Finding]:
+def torn_records(checkout: Checkout) -> Iterator[Finding]:
     """A dvc.lock that DVC cannot read, because it was killed in the midst of it or Git has left its marks."""
-    if locked(place.root / dvc_lock.GUARD):
+    if locked(checkout.root / dvc_lock.GUARD):
         return  # DVC may be writing it
-    torn = list(dvc_lock.torn(place.root))
-    for path in dvc_lock.files(place.root):
+    torn = list(dvc_lock.torn(checkout.root))
+    for path in dvc_lock.files(checkout.root):
         try:
             dvc_lock.stages(path)
         except InputError as error:
-            where = path.relative_to(place.root).as_posix()
-            mend = lambda: "; ".join(dvc_lock.mend(place.root)) or "it is whole again"  # noqa: E731
-            repair = mend if place.trusted and path in torn else None
+            where = path.relative_to(checkout.root).as_posix()
+            mend = lambda: "; ".join(dvc_lock.mend(checkout.root)) or "it is whole again"  # noqa: E731
+            repair = mend if checkout.trusted and path in torn else None
             command = error.fix if repair or path not in torn else f"when no DVC runs anywhere: rm {where}"
             yield Finding("record", where, f"{error.what}; every dvc command fails", command, repair)
 
 
-def recorded(place: Place) -> dict[str, Any]:
+def recorded(checkout: Checkout) -> dict[str, Any]:
     """The stages of every dvc.lock; none of one that cannot be read, for which there is a finding."""
     found: dict[str, Any] = {}
-    for path in dvc_lock.files(place.root):
+    for path in dvc_lock.files(checkout.root):
         with contextlib.suppress(InputError):
             found |= dvc_lock.stages(path)
     return found
 
 
-def _rwlock(place: Place, path: Path) -> Iterator[Finding]:
-    where = path.relative_to(place.root).as_posix()
+def _rwlock(checkout: Checkout, path: Path) -> Iterator[Finding]:
+    where = path.relative_to(checkout.root).as_posix()
     try:
         lock = json.loads(path.read_text(encoding="utf-8"))
         entries = _entries(lock)
     except (ValueError, TypeError, KeyError, AttributeError):
-        repair = (lambda: _unlink(path)) if place.trusted and not place.dvc else None
+        repair = (lambda: _unlink(path)) if checkout.trusted and not checkout.dvc else None
         yield Finding("lock", where, "not valid JSON; every dvc command fails", f"rm {where}", repair)
         return
     for pid, command in sorted({(entry["pid"], entry["cmd"]) for _, _, entry in entries}):
         state = author(pid, command)
         if state == "lives":
             continue
-        paths = sorted({os.path.relpath(name, place.root) for _, name, entry in entries if entry["pid"] == pid})
+        paths = sorted({os.path.relpath(name, checkout.root) for _, name, entry in entries if entry["pid"] == pid})
         # DVC drops an ended process's entry when it meets it, and a read lock it meets only where it wants to write.
         modes = {mode for mode, _, entry in entries if entry["pid"] == pid}
         harmless = state == "ended" and modes == {"read"}
         whose = "which has ended" if state == "ended" else "which is no DVC process now; DVC would wait for its end"
         whose += "; a read lock without a process stops nothing" if harmless else ""
-        repair = (lambda pid=pid: _release(path, pid)) if place.trusted else None
+        repair = (lambda pid=pid: _release(path, pid)) if checkout.trusted else None
         what = f"{', '.join(paths[:3])}{' ...' if len(paths) > 3 else ''} locked by process {pid}, {whose}"
         command = FIX if repair else f"when no DVC runs anywhere: rm {where}"
         yield Finding("lock", where, what, command, repair, note=harmless)
@@ -139,82 +144,28 @@ def _unlink(path: Path) -> str:
     return "removed"
 
 
-# -- leftovers ----------------------------------------------------------------
-
-
-def scraps(root: Path) -> list[Path]:
-    """Temporary names of atomic writes (athanor.artifacts) that were never published."""
-    found = [path for path in root.glob(".*.tmp") if path.is_file()]
-    for top in SCRAP_FOLDERS:
-        for folder, folders, names in os.walk(root / top):
-            found += [Path(folder, name) for name in (*folders, *names) if _scrap(name)]
-            folders[:] = [name for name in folders if not _scrap(name)]
-    return found
-
-
-def _scrap(name: str) -> bool:
-    return name.startswith(".") and name.endswith((".tmp", OLD))
-
-
-def leftovers(place: Place, found: list[Path]) -> Iterator[Finding]:
-    for path in found:
-        with contextlib.suppress(FileNotFoundError):  # finished in the meantime
-            if not place.owned(path):
-                size = slots.size(_bytes(path))
-                where = path.relative_to(place.root).as_posix()
-                what, repair = f"{size} of an unfinished write; its process has ended", _remove
-                if path.name.endswith(OLD) and not _replaced(path).exists():
-                    what, repair = f"the former {_replaced(path).name}, whose replacement was killed", _put_back
-                yield Finding("leftover", where, what, FIX, lambda path=path, size=size, do=repair: do(path, size))
-
-
-def _replaced(old: Path) -> Path:
-    """What stood aside as `.NAME.*.old` while it was replaced (athanor.artifacts.new_dir)."""
-    return old.with_name(old.name[1:].rsplit(".", 2)[0])
-
-
-def _put_back(path: Path, size: str) -> str:
-    if _replaced(path).exists():
-        return _remove(path, size)
-    path.rename(_replaced(path))
-    return f"{_replaced(path).name} is back, {size}"
-
-
-def _bytes(path: Path) -> int:
-    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-    return sum(file.lstat().st_size for file in files)
-
-
-def _remove(path: Path, size: str) -> str:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-    return f"removed, {size} freed"
-
-
 # -- journals, slots, files -----------------------------------------------------
 
 
-def journals(place: Place) -> Iterator[Finding]:
+def journals(checkout: Checkout) -> Iterator[Finding]:
     if os.environ.get("ATHANOR_TRACKING") == "off":
         return
-    left = _undelivered(place.root)
+    left = _undelivered(checkout.root)
     if left:
         names = f"{left[0].name}{f' and {len(left) - 1} more' if len(left) > 1 else ''}"
-        with try_lock(place.root / ".athanor" / "ship.lock") as free:
+        with try_lock(checkout.root / ".athanor" / "ship.lock") as free:
             running = not free
         if running:
             yield Finding("journal", names, "being shipped to MLflow now", "wait", note=True)
         else:
             what = "journal is not in MLflow yet"
-            yield Finding("journal", names, what, "python -m athanor ship", lambda: _ship(place.root))
+            yield Finding("journal", names, what, "python -m athanor ship", lambda: _ship(checkout.root))
 
 
-def moved_store(place: Place) -> Iterator[Finding]:
-    """MLflow writes the absolute place of its files into the database: a copied or moved checkout keeps the old one."""
-    path = database(ship.tracking_uri(place.root))
-    if path != place.root / "mlflow.db" or not path.is_file():
+def moved_store(checkout: Checkout) -> Iterator[Finding]:
+    """MLflow writes the absolute path of its files into the database: a copied or moved checkout keeps the old one."""
+    path = database(ship.tracking_uri(checkout.root))
+    if path != checkout.root / "mlflow.db" or not path.is_file():
         return  # one elsewhere is not this checkout's alone
     query = "SELECT artifact_location FROM experiments WHERE name = ?"
     with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5.0)) as store:
@@ -249,15 +200,15 @@ def _ship(root: Path) -> str:
     return "shipped"
 
 
-def untracked(place: Place) -> Iterator[Finding]:
+def untracked(checkout: Checkout) -> Iterator[Finding]:
     """Files that a stage reads in the workspace and an experiment in a clone would miss."""
-    graph = Graph(place.root)
+    graph = Graph(checkout.root)
     outs = {out for stage in graph.stages for out in graph.outputs(stage)}
     makers = [Path(out) for out in outs] + [Path("metrics"), Path("plots")]
     deps = {str(dep) for stage in graph.stages.values() for dep in stage.get("deps", [])}
     deps = {dep for dep in deps if not any(maker == Path(dep) or maker in Path(dep).parents for maker in makers)}
     deps |= {"params.yaml", "dvc.yaml"}
-    listed = git(place.root, "ls-files", "-o", "-z", "--", "stages", "athanor", *sorted(deps))
+    listed = git(checkout.root, "ls-files", "-o", "-z", "--", "stages", "athanor", *sorted(deps))
     for name in filter(None, listed.split("\0")):
         path = Path(name)
         code = path.suffix == ".py" and path.parts[0] in ("stages", "athanor")
@@ -267,17 +218,17 @@ def untracked(place: Place) -> Iterator[Finding]:
             yield Finding("untracked", name, what, f"git add {name}")
 
 
-def space(place: Place) -> Iterator[Finding]:
+def space(checkout: Checkout) -> Iterator[Finding]:
     """Room for what a run may write next: the largest slot, and the largest stage's outputs."""
-    found = slots.find(place.root)
+    found = slots.find(checkout.root)
     done = [slot for slot in found if slot.state == "done" and not slot.current and not slot.pinned]
     if done:
         size = slots.size(sum(slot.bytes for slot in done))
         what = f"{len(done)} finished slots that made nothing in the workspace, {size}"
         yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune --days 0", note=True)
-    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in recorded(place).values()]
+    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in recorded(checkout).values()]
     need = max((slot.bytes for slot in found), default=0) + max(sizes, default=0)
-    for path in {os.stat(folder).st_dev: folder for folder in (cache_folder(place.root), place.root)}.values():
+    for path in {os.stat(folder).st_dev: folder for folder in (cache_folder(checkout.root), checkout.root)}.values():
         disk = os.statvfs(path)
         free = disk.f_bavail * disk.f_frsize
         if free < need:
@@ -285,6 +236,38 @@ def space(place: Place) -> Iterator[Finding]:
             yield Finding("disk", str(path), what, "python -m athanor slots prune, dvc gc, or a larger disk")
         if disk.f_files and disk.f_favail < FEW_INODES:
             yield Finding("disk", str(path), f"only {disk.f_favail} inodes free", "remove small files")
+
+
+def hardware_profile(root: Path) -> Iterator[Finding]:
+    """One note: what the hardware profile is, or why it is not used."""
+    path = root / profiles.FILE
+    if not path.is_file():
+        return
+    profile = profiles.read(root)
+    where = profiles.FILE.as_posix()
+    if profile is None:
+        yield Finding("profile", where, "cannot be read, so it is not used", f"{BENCH} --again", note=True)
+        return
+    about = profile["fingerprint"]
+    shape = read_yaml(root / "params.yaml").get("model", {}) if (root / "params.yaml").is_file() else {}
+    reasons = [name for name, value in shape.items() if value is not None and about["model"].get(name, value) != value]
+    changed = [f"model.{name} is another" for name in reasons]
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        version = about["torch"]
+    if version.split("+")[0] != about["torch"].split("+")[0]:
+        changed.append(f"torch is now {version}")
+    if changed:
+        yield Finding("profile", where, f"is stale and not used: {', '.join(changed)}", BENCH, note=True)
+        return
+    compiled = profile["compile"]
+    gain = "not compiled"
+    if compiled["works"]:
+        gain = f"{compiled['eager_seconds'] / compiled['compiled_seconds']:.2f} times as fast compiled"
+    kernel = profile["attention"]["default"]
+    what = f"{about['device']}, {about['threads']} threads: {profile['precision']}, {kernel} attention, {gain}"
+    yield Finding("profile", where, what, f"{BENCH} shows all of it", note=True)
 
 
 # -- cache ----------------------------------------------------------------------

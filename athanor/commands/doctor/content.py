@@ -16,23 +16,23 @@ from pathlib import Path
 
 from athanor.commands.doctor.checks import cache_folder, recorded
 from athanor.commands.doctor.main import FIX, Finding
-from athanor.commands.doctor.processes import Place
+from athanor.commands.doctor.processes import Checkout
 from athanor.pipeline import dvc_lock, intact
 
 Hashes = dict[tuple[int, int], str]  # MD5 by device and inode: hard links are read once
 
 
-def damaged(place: Place) -> Iterator[Finding]:
+def damaged(checkout: Checkout) -> Iterator[Finding]:
     """Files of dvc.lock whose bytes changed without DVC's knowledge. Another version of an output is none."""
-    root, cache, known = place.root, cache_folder(place.root) / "files" / "md5", Hashes()
+    root, cache, known = checkout.root, cache_folder(checkout.root) / "files" / "md5", Hashes()
     locks = [path.stat().st_mtime for path in dvc_lock.files(root) if path.is_file()]
-    for stage, row in recorded(place).items():
+    for stage, row in recorded(checkout).items():
         for out in row.get("outs", ()):
             for name, md5 in _objects(cache, out["path"], out.get("md5", "")):
                 file, cached = root / name, cache / md5[:2] / md5[2:]
                 bad = _bad(file, cached, md5, max(locks), known)
                 # What was written since may be somebody's edit, through a hard link; a list of files has no twin.
-                ours = place.trusted and not place.dvc and not md5.endswith(".dir")
+                ours = checkout.trusted and not checkout.dvc and not md5.endswith(".dir")
                 safe = ours and all(path.stat().st_mtime < max(locks) for path in bad)
                 if bad:
                     yield _finding(root, file, cached, bad, stage, safe)

@@ -57,28 +57,26 @@ Check = Callable[[], Iterable[Finding]]
 
 def examine(root: Path, deep: bool = False) -> list[Finding]:
     """Every finding in the checkout at `root`; a check that cannot be made is a finding, too."""
-    from athanor.commands.doctor import checks, content, experiments, measured
+    from athanor.commands.doctor import checks, content, leftovers
     from athanor.commands.doctor.processes import look
 
-    scraps = checks.scraps(root)  # before the processes: what has no living owner then never gets one
-    place = look(root)
+    scraps = leftovers.scraps(root)  # before the processes: what has no living owner then never gets one
+    checkout = look(root)
     rules: list[tuple[str, Check]] = [
-        ("process", lambda: checks.unseen(place)),
-        ("lock", lambda: checks.locks(place)),
-        ("record", lambda: checks.torn_records(place)),
-        ("head", lambda: experiments.head(place)),
-        ("queue", lambda: experiments.queue(place)),
-        ("queue", lambda: experiments.waiting(place)),
-        ("temp-dir", lambda: experiments.temp_dirs(place)),
-        ("leftover", lambda: checks.leftovers(place, scraps)),
-        ("journal", lambda: checks.journals(place)),
-        ("store", lambda: checks.moved_store(place)),
-        ("untracked", lambda: checks.untracked(place)),
-        ("space", lambda: checks.space(place)),
-        ("profile", lambda: measured.hardware_profile(root)),
+        ("process", lambda: checks.unseen(checkout)),
+        ("lock", lambda: checks.locks(checkout)),
+        ("record", lambda: checks.torn_records(checkout)),
+        ("head", lambda: leftovers.experiment(checkout)),
+        ("temp-dir", lambda: leftovers.temp_dirs(checkout)),
+        ("leftover", lambda: leftovers.leftovers(checkout, scraps)),
+        ("journal", lambda: checks.journals(checkout)),
+        ("store", lambda: checks.moved_store(checkout)),
+        ("untracked", lambda: checks.untracked(checkout)),
+        ("space", lambda: checks.space(checkout)),
+        ("profile", lambda: checks.hardware_profile(root)),
     ]
     if deep:
-        rules.append(("cache", lambda: content.damaged(place)))
+        rules.append(("cache", lambda: content.damaged(checkout)))
     findings: list[Finding] = []
     for kind, check in rules:
         try:

@@ -54,7 +54,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Place:
+class Checkout:
     """A checkout and the processes that may be writing to it.
 
     unseen: slots whose lock is held by no process of this table. Their holder
@@ -82,9 +82,6 @@ class Place:
         written = max(stat.st_mtime, stat.st_ctime)
         return not self.trusted or any(process.started <= written + 1 for process in self.workers)
 
-    def named(self, text: str) -> list[Process]:
-        return [process for process in self.workers if any(text in word for word in process.words or ())]
-
 
 def table() -> list[Process]:
     """Every living process but this one and those that called it. One that is dead but not reaped does not live."""
@@ -101,7 +98,7 @@ def table() -> list[Process]:
     return found
 
 
-def look(root: Path) -> Place:
+def look(root: Path) -> Checkout:
     root = root.resolve()
     stat = root.stat()
     shared = bool(stat.st_mode & 0o022)
@@ -115,7 +112,7 @@ def look(root: Path) -> Place:
             workers.append(process)
     pids = {process.pid for process in workers}
     slots = [path for path in (root / ".athanor" / "slots").glob("*/[!.]*") if path.is_dir() and busy(path)]
-    return Place(root, tuple(workers), tuple(path for path in slots if holder(path) not in pids))
+    return Checkout(root, tuple(workers), tuple(path for path in slots if holder(path) not in pids))
 
 
 def holder(slot: Path) -> int:
