@@ -32,6 +32,7 @@ import psutil
 from ruamel.yaml import YAML
 
 from tools.canary_search import contents, forms
+from tools.scratch import micro_clone
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "A secret is found where it was planted, or it is found nowhere; this is line {} of the text that says so. "
@@ -112,15 +113,7 @@ def plant_files(planted: Planted, folder: Path) -> None:
 def make_checkout(planted: Planted, folder: Path, port: int) -> Path:
     """The files that Git knows, with a source whose addresses are signed, committed; then the planted files."""
     checkout = folder / "checkout"
-    command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"]
-    for name in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
-        if (ROOT / name).is_file() and name != "dvc.lock" and not name.startswith(("metrics/", "plots/")):
-            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, checkout / name)
-    shutil.copyfile(ROOT / "presets" / "micro.yaml", checkout / "params.yaml")
-    me = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
-    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "start"]):
-        subprocess.run(["git", *me, *words], cwd=checkout, check=True, env={**os.environ, "HOME": str(folder)})
+    micro_clone(ROOT, checkout, os.environ | {"HOME": str(folder)})
     plant_files(planted, folder)
     for name in FILES:
         source = {"type": "http", "name": "web", "kind": "prose", "text_column": "text", "select": None}

@@ -23,10 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from athanor.artifacts import sha256_file
-from athanor.commands.drill.scratch import environment
 from athanor.pipeline import dvc_lock
-from athanor.pipeline.facts import Graph
+from tools.scratch import environment, hashes, micro_clone
 
 TARGETS = ("shard", "sft-data")  # every stage that does not train, so that a round is short
 COMMANDS = {"athanor": ["athanor", "repro"], "dvc": ["dvc", "repro"]}
@@ -58,14 +56,7 @@ class Clone:
         who = {f"GIT_{role}_{what}": "t@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.env = environment(DVC_SITE_CACHE_DIR=str(base / "site"), PATH=path, OMP_NUM_THREADS="1", **settings, **who)
-        listed = subprocess.run(["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "-z"], capture_output=True, text=True, check=True)
-        for name in filter(None, listed.stdout.split("\0")):
-            if (root / name).is_file() and name != dvc_lock.LOCK and not name.startswith(("metrics/", "plots/")):
-                (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(root / name, self.path / name)
-        shutil.copyfile(root / "presets" / "micro.yaml", self.path / "params.yaml")
-        for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "start"]):
-            subprocess.run(["git", *words], cwd=self.path, env=self.env, check=True)
+        micro_clone(root, self.path, self.env)
 
     def start(self) -> subprocess.Popen[bytes]:
         with open(self.log, "wb") as log:
@@ -74,16 +65,6 @@ class Clone:
     def ended_stages(self) -> dict[str, int]:
         """When each stage last said that it was done."""
         return {path.name: path.stat().st_mtime_ns for path in (self.path / "metrics" / "runs").glob("*.json")}
-
-    def results(self) -> dict[str, str]:
-        """SHA-256 of every output, metric and plot, without the leaf files of timings."""
-        found = {}
-        for top in ("data", "models", "metrics", "plots"):
-            for file in sorted((self.path / top).rglob("*")):
-                name = file.relative_to(self.path).as_posix()
-                if file.is_file() and not name.startswith("metrics/runs/"):
-                    found[name] = sha256_file(file)
-        return found
 
     def recorded(self) -> set[str]:
         return set(dvc_lock.stages(self.path / dvc_lock.LOCK))
@@ -133,7 +114,7 @@ def main() -> int:
     if clone.start().wait():
         print(f"a run without kills failed: {clone.log.read_text()[-2000:]}", file=sys.stderr)
         return 1
-    wanted, stages = clone.results(), len(clone.recorded())
+    wanted, stages = hashes(clone.path), len(clone.recorded())
     clone.begin_anew()
     kills = torn = rounds = 0
     problems: list[str] = []
@@ -147,7 +128,7 @@ def main() -> int:
         if said == "done" or kills == args.kills:
             if said != "done" and (status := clone.start().wait()):
                 problems.append(f"the last run ended with {status}: {clone.log.read_text(errors='replace')[-1000:]}")
-            found, rounds = clone.results(), rounds + 1
+            found, rounds = hashes(clone.path), rounds + 1
             problems += [f"round {rounds}: {name} differs" for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)]
             clone.begin_anew()
         elif said:

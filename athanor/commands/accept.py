@@ -120,19 +120,14 @@ def _refusal(root: Path, stage: Any, changes: Sequence[Change], files: Sequence[
     return ""
 
 
-def main() -> int:
-    about, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        prog="athanor accept", description=about, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stages", nargs="*", metavar="STAGE", help="default: every stage with a changed .py file")
-    verdicts = accept(Path.cwd(), parser.parse_args().stages)
+
+
+def run(args: argparse.Namespace) -> int:
+    verdicts = accept(Path.cwd(), args.stages)
     for verdict in verdicts:
         print(verdict, file=sys.stderr if verdict.refusal else sys.stdout)
     if not verdicts:
         print("nothing to accept: no stage that has run has changed code")
     return 1 if any(verdict.refusal for verdict in verdicts) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

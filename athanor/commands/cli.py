@@ -1,17 +1,18 @@
 """The command line: python -m athanor COMMAND.
 
-Each command is a module with a `main()` that reads `sys.argv`; it is imported
-when it is called, so that one command does not pay for another's imports.
+Each command is a module with `options(parser)`, which adds its arguments, and `run(args)`, which returns the exit status.
+It is imported when it is called, so that one command does not pay for another's imports. Its docstring is the help.
 """
 
 from __future__ import annotations
 
-import difflib
+import argparse
 import importlib
 import sys
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from athanor.errors import AthanorError
+from athanor.errors import AthanorError, suggest
 
 
 class Command(NamedTuple):
@@ -42,14 +43,12 @@ COMMANDS = {
     "slots": Command("athanor.commands.slots", "[prune | pin ID | adopt | drop ...]", "checkpoints of long stages"),
     "shrink": Command("athanor.commands.shrink", "SOURCE OUT [--dtype D]", "a checkpoint without the optimiser"),
     "stop": Command("athanor.commands.stop", "[--wait S]", "have the stages that run save and end"),
-    "save": Command("athanor.commands.save", "[--wait S]", "have a training that runs write a checkpoint, and go on"),
+    "save": Command("athanor.commands.stop", "[--wait S]", "have a training that runs write a checkpoint, and go on"),
     "doctor": Command("athanor.commands.doctor.main", "[--fix] [--deep] [--json]", "what crashes left behind; repair it"),
     "accept": Command("athanor.commands.accept", "[STAGE ...]", "keep results after edits of comments or docstrings"),
     "work": Command("athanor.commands.work", "FOLDER --part I --of N", "one job of data work on a cluster"),
     "deps": Command("athanor.pipeline.closure", "[--fix]", "check the code dependencies in dvc.yaml"),
-    "drill": Command("athanor.commands.drill.main", "[--kills N]", "kill stages again and again, compare every byte"),
     "bench": Command("athanor.commands.bench.main", "hardware [--again]", "measure this machine for the model; once"),
-    "params-doc": Command("athanor.commands.params_doc", "", "write docs/params.md from the schemas"),
 }
 
 
@@ -59,18 +58,43 @@ def usage() -> str:
     return "\n".join(lines)
 
 
+def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """The type of an option that takes a number above 0."""
+
+    def number(text: str) -> float:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    return number
+
+
+def call(name: str, words: Sequence[str]) -> int:
+    """Run a command with its arguments; errors are the caller's."""
+    module = importlib.import_module(COMMANDS[name].module)
+    if not hasattr(module, "options"):  # it passes arguments on that it does not know
+        sys.argv = [f"athanor {name}", *words]
+        return int(module.main())
+    about, _, details = (module.__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        f"athanor {name}", description=about, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(name=name)
+    module.options(parser)
+    return int(module.run(parser.parse_args(words)))
+
+
 def main() -> int:
     name, words = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name in ("", "help", "--help", "-h"):
         print(usage())
         return 0
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)
-        print(f"no command '{name}'. Fix: did you mean '{near[0]}'?\n\n{usage()}", file=sys.stderr)
+        print(f"no command '{name}'. Fix: {suggest(name, COMMANDS)}\n\n{usage()}", file=sys.stderr)
         return 2
-    sys.argv = [f"athanor {name}", *words]
     try:
-        return int(importlib.import_module(COMMANDS[name].module).main())
+        return call(name, words)
     except AthanorError as error:
         print(error, file=sys.stderr)
         return 1

@@ -318,19 +318,16 @@ def _verdict(row: Mapping[str, Any]) -> str:
     return {True: "yes, better", False: "yes, worse", None: "yes"}[row["better"]]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="athanor compare", description="compare two experiments or revisions")
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", nargs="?", default="HEAD", help="experiment, revision or workspace (default: HEAD)")
     parser.add_argument("b", nargs="?", default=WORKSPACE, help="the same (default: workspace)")
     parser.add_argument("--json", action="store_true", help="everything, for scripts")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     root = Path.cwd()
     if not git(root, "rev-parse", "--git-dir"):
         raise AthanorError("not inside a Git repository", where=str(root), fix="run it in the checkout")
     found = compare(root, args.a, args.b)
     sys.stdout.write(json.dumps(found, indent=2) + "\n" if args.json else text(found))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -108,15 +108,13 @@ def as_json(folder: Path, reader: Reader) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    what, _, how = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="athanor health", description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(parser: argparse.ArgumentParser) -> None:
     help = "a stage, the start of a run's id, or a folder (default: the latest training)"
     parser.add_argument("run", nargs="?", default="", metavar="RUN", help=help)
     parser.add_argument("--json", action="store_true", help="every finding, for programs")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     try:
         folder = choose(anchor(), args.run)
         reader = read(folder, load(Path.cwd(), anchor()))
@@ -125,7 +123,3 @@ def main() -> int:
         return 2
     print(json.dumps(as_json(folder, reader), indent=2) if args.json else text(folder, reader))
     return 1 if status(reader.findings) == "critical" else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

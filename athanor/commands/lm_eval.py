@@ -11,7 +11,6 @@ It needs `pip install 'lm_eval>=0.4.13,<0.5'`, here or elsewhere ($LM_EVAL names
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
@@ -28,8 +27,7 @@ MODEL, TEXTS = Path("models/export/hf"), Path("data/clean/val.parquet")
 ITEMS = 200  # of the local tasks: a point of accuracy is then known to ± 7
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="tasks of lm-evaluation-harness on the exported model")
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=MODEL, help="a Hugging Face directory made by export or shrink")
     parser.add_argument("--tasks", default="local", help="'local', 'standard', or lm_eval's names with commas between")
     parser.add_argument("--limit", type=int, help=f"items per task ({ITEMS} for local tasks, else all)")
@@ -37,7 +35,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="new folder for results and samples (below .athanor/lm_eval)")
     parser.add_argument("--timeout", type=float, help="seconds, for each of at most two calls")
     parser.add_argument("--check", action="store_true", help="compare local tasks with our own scorer")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     if args.limit is not None and args.limit < 1:
         raise InputError(f"{args.limit} items", where="--limit", fix="at least 1")
     named = {"local": standard.LOCAL, "standard": standard.STANDARD}
@@ -83,7 +83,3 @@ def _folder(wanted: Path | None) -> Path:
     parent = anchor() / ".athanor" / "lm_eval"
     parent.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix="run-", dir=parent))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

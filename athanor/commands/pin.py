@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from athanor.artifacts import write_text
@@ -61,20 +60,15 @@ def newest_commit(dataset: str) -> str:
     return str(commit)
 
 
-def main() -> int:
-    about, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        prog="athanor pin", description=about, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", default="params.yaml", metavar="FILE", help="default: params.yaml")
-    path = Path(parser.parse_args().file)
+
+
+def run(args: argparse.Namespace) -> int:
+    path = Path(args.file)
     pinned = pin(path)
     for where, commit in pinned.items():
         print(f"{where}.revision: {commit}")
     if not pinned:
         print(f"every hub data set in {path} is pinned")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

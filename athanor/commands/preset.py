@@ -7,12 +7,11 @@
 
 from __future__ import annotations
 
-import difflib
-import sys
+import argparse
 from pathlib import Path
 
 from athanor.artifacts import write_bytes
-from athanor.errors import ParamsError
+from athanor.errors import ParamsError, suggest
 from athanor.pipeline.facts import git
 from athanor.pipeline.schema import check_file
 
@@ -30,25 +29,28 @@ def _edited(path: Path, known: dict[str, Path]) -> bool:
     )
 
 
-def main() -> int:
-    """List the presets, or copy one over params.yaml after checking it whole."""
-    words, found = sys.argv[1:], presets()
-    if words == ["list"] or not words:
-        for name, path in found.items():
+def options(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="command", metavar="list | use")
+    commands.add_parser("list", help="the presets, each with its first line")
+    use = commands.add_parser("use", help="copy one over params.yaml after checking it whole")
+    use.add_argument("preset", metavar="NAME")
+    use.add_argument("--force", action="store_true", help="although params.yaml has edits that are not committed")
+
+
+def run(args: argparse.Namespace) -> int:
+    known = presets()
+    if args.command != "use":
+        for name, path in known.items():
             first = path.read_text(encoding="utf-8").splitlines()[0]
             print(f"{name:<14} {first.removeprefix('# ')}")
         return 0
-    force = "--force" in words
-    words = [word for word in words if word != "--force"]
-    if len(words) != 2 or words[0] != "use":
-        raise ParamsError("unknown preset command", fix="python -m athanor preset list, or preset use NAME")
-    if words[1] not in found:
-        near = difflib.get_close_matches(words[1], found, n=1, cutoff=0.0)
-        raise ParamsError(f"no preset '{words[1]}'", fix=f"did you mean '{near[0]}'?" if near else "")
-    check_file(found[words[1]])
-    if not force and _edited(Path("params.yaml"), found):
-        fix = f"commit it, or throw them away: athanor preset use {words[1]} --force"
+    name = args.preset
+    if name not in known:
+        raise ParamsError(f"no preset '{name}'", fix=suggest(name, known))
+    check_file(known[name])
+    if not args.force and _edited(Path("params.yaml"), known):
+        fix = f"commit it, or throw them away: athanor preset use {name} --force"
         raise ParamsError("it has edits that are not committed", where="params.yaml", fix=fix)
-    write_bytes("params.yaml", found[words[1]].read_bytes())
-    print(f"params.yaml is now presets/{words[1]}.yaml; git diff shows what changed, dvc repro builds it")
+    write_bytes("params.yaml", known[name].read_bytes())
+    print(f"params.yaml is now presets/{name}.yaml; git diff shows what changed, dvc repro builds it")
     return 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from athanor.artifacts import read_json, write_text
 from athanor.commands import probe_chart, side
+from athanor.commands.cli import positive
 from athanor.params.strict import read_yaml
 from athanor.pipeline import dvc_lock
 from athanor.pipeline.closure import SIDE
@@ -140,28 +140,16 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if value < 0.9 else f"{value:.6g}"
 
 
-def _positive(text: str) -> int:
-    value = int(float(text))
-    if value < 1 or not math.isfinite(float(text)):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
-    return value
-
-
-def main() -> int:
-    about, _, _ = (__doc__ or "").partition("\n")
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="athanor probe", description=__doc__ or about, formatter_class=raw)
+def options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="lr | recipe", required=True)
     rates = commands.add_parser("lr", help="short runs at several learning rates, and their optimum")
     rates.add_argument("--force", action="store_true", help="even if nothing has changed")
     rates.set_defaults(act=lr)
     shown = commands.add_parser("recipe", help="half-lives, timescales and warnings; values for another batch or model")
     for name, what in (("batch-tokens", "per step"), ("tokens", "of the run"), ("parameters", "of the model")):
-        shown.add_argument(f"--{name}", type=_positive, metavar="N", help=f"suggest values for N {what}")
+        shown.add_argument(f"--{name}", type=positive(int), metavar="N", help=f"suggest values for N {what}")
     shown.set_defaults(act=recipe)
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     return int(args.act(args))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

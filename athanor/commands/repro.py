@@ -26,7 +26,6 @@ from athanor.artifacts import read_json, write_text
 from athanor.commands import side, summary, supervise
 from athanor.commands.battery_gate import check_battery
 from athanor.commands.data import report
-from athanor.errors import GateError, InputError, ParamsError
 from athanor.params.sft import SCRATCH
 from athanor.pipeline import ship
 from athanor.pipeline.closure import FOREIGN
@@ -42,21 +41,17 @@ GRAPH, PLACE = Path(FOREIGN) / "dvc.yaml", "models/foreign"
 
 
 def main() -> int:
-    root = Path.cwd()
     parser = argparse.ArgumentParser(prog="athanor repro", add_help=False, allow_abbrev=False)
     parser.add_argument("--max-minutes", type=float)
     parser.add_argument("--supervise", action="store_true")
     own, words = parser.parse_known_args()
+    root = Path.cwd()
     # A moment and not an amount: the stages of one repro share what is left.
     until = {} if own.max_minutes is None else {UNTIL: f"{time.time() + 60 * own.max_minutes:.1f}"}
-    try:
-        built = check_file(PARAMS)  # before DVC, which deletes a stage's outputs and only then starts it
-        base = built["sft"].base
-        if base == SCRATCH:
-            check_battery(root, built["battery"])
-    except (ParamsError, InputError, GateError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    built = check_file(PARAMS)  # before DVC, which deletes a stage's outputs and only then starts it
+    base = built["sft"].base
+    if base == SCRATCH:
+        check_battery(root, built["battery"])
     foreign = base != SCRATCH
     stages = ("download", *FOREIGN_STAGES) if foreign else None
     since_ms, before = int(time.time() * 1000), summary.runs(root, stages)
@@ -115,7 +110,3 @@ def stopped(root: Path, since_ms: int) -> bool:
     """Whether a run ended on request since then, and not because of an error."""
     ends = [read_json(path) for path in (root / ".athanor" / "runs").glob("*/end.json")]
     return any(end["status"] == "KILLED" and end["ended_ms"] >= since_ms for end in ends)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,14 +10,13 @@ asked. Nothing is opened; the address is printed.
 from __future__ import annotations
 
 import argparse
-import errno
 import contextlib
+import errno
 import ipaddress
 import os
 import re
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from athanor.errors import InputError
@@ -28,8 +27,7 @@ KEY_VARIABLE = "ATHANOR_API_KEY"
 OTHERS = 512  # connections beside those of answers; with the default limit below the 1,024 files that a process may open
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="athanor serve", description="A chat page, and OpenAI's protocol under /v1.")
+def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     what = "an export, experiment, GGUF file or Hugging Face directory; may be repeated (default: all that are here)"
     add("--model", action="append", default=[], help=what)
@@ -44,13 +42,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what = "answers under way before clients are asked to come again (default 256)"
     add("--max-requests", type=int, default=256, help=what)
     add("--history", default=HISTORY, help=f"file of the page's chats (default {HISTORY})")
-    return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+def run(args: argparse.Namespace) -> int:
     for name in ("rows", "max_requests", "cache", "memory"):
-        value = getattr(options, name)
+        value = getattr(args, name)
         if value is not None and not 0 < value < 1e9:
             told = f"--{name.replace('_', '-')}"
             raise InputError(f"{value} is no number above 0", where=told, fix="athanor serve --help tells its unit")
@@ -65,41 +61,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from athanor.serving.store import Store
 
     root, settings = anchor(), machine()
-    key = read_key(options.api_key_file)
-    found = discover(root, options.model)
+    key = read_key(args.api_key_file)
+    found = discover(root, args.model)
     spec = {
         "device": settings.device,
         "threads": settings.threads,
-        "rows": options.rows,
-        "cache_bytes": int(options.cache * GIB),
+        "rows": args.rows,
+        "cache_bytes": int(args.cache * GIB),
     }
-    for name in options.allow_host:
+    for name in args.allow_host:
         if not HOST_NAME.fullmatch(name):
             fix = "name it as in an address, without port: my-machine.local"
             raise InputError("no name of a host", where=f"--allow-host {name}", fix=fix)
-    local = is_loopback(options.host)
-    hosts = tuple(dict.fromkeys([*LOOPBACK, *(one.lower() for one in (shown(options.host), *options.allow_host))]))
+    local = is_loopback(args.host)
+    hosts = tuple(dict.fromkeys([*LOOPBACK, *(one.lower() for one in (shown(args.host), *args.allow_host))]))
     hosts = hosts if local or not key else ()
-    listener = listen(options.host, options.port)
-    memory = default_memory_bytes() if options.memory is None else int(options.memory * GIB)
-    store = Store(root / options.history)
+    listener = listen(args.host, args.port)
+    memory = default_memory_bytes() if args.memory is None else int(args.memory * GIB)
+    store = Store(root / args.history)
 
     def app() -> object:  # inside the event loop, to which the models belong
         models = Models(found, memory_bytes=memory, root=root, spec=spec)
-        return build_app(models, store, key=key, hosts=hosts, addresses=not local, most_waiting=options.max_requests)
+        return build_app(models, store, key=key, hosts=hosts, addresses=not local, most_waiting=args.max_requests)
 
     told = [f"  {one.id:<24} {one.label}{f'  (cannot be served: {one.problem})' if one.problem else ''}" for one in found]
     print("\n".join(["models:", *told] if found else ["no model yet: make repro makes one, or name one with --model"]))
-    if lacking := unexported(root) if not options.model else []:
+    if lacking := unexported(root) if not args.model else []:
         print(f"experiments without an export of their own, not served: {', '.join(lacking)}")
         print(f"  to serve one: dvc exp apply {lacking[0]}, then dvc repro export")
     if not local and not key:
-        print(f"anyone who reaches {options.host} can use this server: set {KEY_VARIABLE}", file=sys.stderr)
-    address = f"http://{shown(options.host)}:{listener.getsockname()[1]}"
+        print(f"anyone who reaches {args.host} can use this server: set {KEY_VARIABLE}", file=sys.stderr)
+    address = f"http://{shown(args.host)}:{listener.getsockname()[1]}"
     print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
     config = uvicorn.Config(
         app, factory=True, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none",
-        limit_concurrency=options.max_requests + OTHERS,
+        limit_concurrency=args.max_requests + OTHERS,
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, told again when all has ended
         Server(config).run(sockets=[listener])
@@ -153,7 +149,3 @@ def listen(host: str, port: int) -> socket.socket:
         fix = "name an address of this machine, or 0.0.0.0 for all of them" if elsewhere else fix
         raise InputError(f"cannot listen: {getattr(error, 'strerror', None) or error}", where=f"{host}:{port}", fix=fix) from None
     return listener
-
-
-if __name__ == "__main__":
-    sys.exit(main())

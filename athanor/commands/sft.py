@@ -39,8 +39,7 @@ COLOUR = Style(("\x1b[32m", "\x1b[0m"), ("\x1b[2m", "\x1b[22m"), ("\x1b[1m", "\x
 PLAIN = Style(("⟦", "⟧"), ("", ""), ("", ""))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="athanor sft", description="look at the rows that instruction tuning learns")
+def options(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="what", required=True)
     peek = parts.add_parser("peek", help="print packed rows with what is supervised")
     which = peek.add_mutually_exclusive_group()
@@ -49,7 +48,9 @@ def main() -> int:
     peek.add_argument("--split", choices=("train", "val"), default="train")
     peek.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
     peek.add_argument("--count", type=int, default=COUNT, help=f"how many rows to draw (default {COUNT})")
-    words = parser.parse_args()
+
+
+def run(words: argparse.Namespace) -> int:
     manifest = read_manifest(DATA, KIND, VERSION)
     tokenizer, rows = Tokenizer.load(TOKENIZER), PackedRows(DATA, words.split)
     if manifest["tokenizer"] != tokenizer.digest:

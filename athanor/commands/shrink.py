@@ -9,7 +9,6 @@ folder. `athanor chat --model OUT`, transformers and lm_eval read OUT.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from athanor.commands import slots
@@ -19,12 +18,13 @@ from athanor.export.shrink import newest, shrink
 from athanor.pipeline.machine import anchor
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="a checkpoint without its optimiser")
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help="a slot's id, or a checkpoint's folder")
     parser.add_argument("out", type=Path, help="directory to write; must not exist")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     if args.out.exists():
         raise InputError("exists", where=str(args.out), fix="name a directory that does not exist")
     source = Path(args.source)
@@ -34,7 +34,3 @@ def main() -> int:
     before, after = slots.size(made.before), slots.size(made.after)
     print(f"step {made.step:,}: {before} with optimiser state, {after} in {args.out} ({made.after / made.before:.0%})")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -279,8 +279,7 @@ def choose(slots: list[Found], start: str) -> Found:
     return hits[0]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="checkpoint slots of long stages")
+def options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="prune | pin | unpin | adopt | drop")
     prune = commands.add_parser("prune", help="delete slots that are not needed")
     prune.add_argument("--days", type=float, help="those not changed for so many days (7 when --max-gib is not given)")
@@ -291,7 +290,9 @@ def main() -> int:
         commands.add_parser(name, help=text).add_argument("id")
     for name, text in (("adopt", "go on with changed code"), ("drop", "remove what other code began")):
         commands.add_parser(name, help=text).add_argument("id", nargs="?", default="")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     slots = find(anchor())
     if args.command == "prune":
         return _prune(slots, args)
@@ -331,7 +332,3 @@ def _prune(slots: list[Found], args: argparse.Namespace) -> int:
         print("the rest is pinned, at work, or unfinished (--unfinished takes those, too)", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

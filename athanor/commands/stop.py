@@ -98,12 +98,9 @@ def _how_it_ended(folder: Path) -> str:
     return str(end.get("error", end["status"]))
 
 
-def main(what: str = STOP) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", type=float, default=WAIT, help=f"seconds to wait for an answer ({WAIT:.0f})")
-    args = parser.parse_args()
-    return (stop if what == STOP else save)(anchor(), args.wait)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def run(args: argparse.Namespace) -> int:
+    return (save if args.name == "save" else stop)(anchor(), args.wait)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterable
@@ -17,7 +18,6 @@ from athanor.pipeline.facts import Graph
 from athanor.pipeline.machine import anchor
 from athanor.pipeline.progress import duration
 from athanor.pipeline.watch import FILE
-
 
 RATES = (
     ("stop", "end by themselves"), ("fake_turn", "fake a turn"), ("repetition", "repeat"), ("hedge", "hedge"),
@@ -151,10 +151,10 @@ def _error(value: float | None) -> str:
     return "?" if value is None else f"{value:.3f}"
 
 
-def main() -> int:
+def options(parser: argparse.ArgumentParser) -> None:
+    """It has none."""
+
+
+def run(args: argparse.Namespace) -> int:
     sys.stdout.write(text(Path.cwd()))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

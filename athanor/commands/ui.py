@@ -21,10 +21,11 @@ from athanor.pipeline.redact import redact
 from athanor.pipeline.store import EXPERIMENT
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="open the MLflow UI on this checkout's runs")
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=5000)
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     root = anchor()
     ship.wait(root, 60.0)
     uri = ship.tracking_uri(root)
@@ -74,7 +75,3 @@ def _answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
         return True
     return False
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,6 @@ copied elsewhere. Exit status 0: nothing differs. 1: something does. 2 with
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -27,19 +26,16 @@ def report(lines: Sequence[Line]) -> str:
     return "\n".join([*rows, f"{text}."])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="check where an exported model comes from")
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", nargs="?", default="models/export", help="folder, Hugging Face directory or GGUF file")
     parser.add_argument("--data", action="store_true", help="hash again every file that the data's manifests list")
     parser.add_argument("--strict", action="store_true", help="status 2 if anything could not be checked")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     lines = verify(args.path, data=args.data)
     print(report(lines))
     found = {line.status for line in lines}
     if DIFFERS in found:
         return 1
     return 2 if args.strict and UNCHECKED in found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

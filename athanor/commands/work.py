@@ -9,14 +9,15 @@ from athanor.errors import InputError
 from athanor.pipeline.slurm import TASKS, run_part
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="athanor work", description="do part I of N of the tasks in FOLDER")
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--part", type=int, required=True, metavar="I", help="from 0")
     parser.add_argument("--of", type=int, required=True, metavar="N")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     if not 0 <= args.part < args.of:
-        parser.error(f"--part {args.part} is not from 0 to {args.of - 1}")
+        raise InputError(f"{args.part} is out of range", where="--part", fix=f"use 0 to {args.of - 1}")
     if not (args.folder / TASKS).is_file():
         fix = "a stage makes it when machine.yaml says executor: slurm; this machine has to see the same files"
         raise InputError(f"no {TASKS} there", where=str(args.folder), fix=fix)

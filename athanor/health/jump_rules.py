@@ -171,7 +171,7 @@ class ResumeSpike(Rule):
         limit = self.limits.resume_critical if critical else self.limits.resume_warning
         text = f"After the resume the median loss of {self.need} steps is {now:.3f}, {before:.3f} before it "
         text += f"({z:.0f} standard errors)."
-        fix = f"the checkpoint may not fit: run athanor drill --stages {self.phase}; athanor slots shows what is kept."
+        fix = f"the checkpoint may not fit: run python -m tools.drill --stages {self.phase}; athanor slots shows what is kept."
         return Verdict(CRITICAL if critical else WARNING, z, limit, text, fix)
 
 
@@ -222,7 +222,7 @@ class ResumeUnderReport(Rule):
         self.shared.rebase()
         text = f"After the resume the loss was {self.lowest:.3f} where {self.expected:.3f} was due, and stepped up to "
         text += f"{now:.3f}: the same data came twice."
-        fix = f"do not trust the curve between; run athanor drill --stages {self.phase}: the resumed "
+        fix = f"do not trust the curve between; run python -m tools.drill --stages {self.phase}: the resumed "
         fix += "run must equal a whole one."
         return Verdict(WARNING, z, limit, text, fix)
 

@@ -53,7 +53,7 @@ def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
     for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
         subprocess.run(command, cwd=tmp_path, env=env, check=True)
     child = subprocess.Popen(
-        [sys.executable, "-m", "athanor.commands.repro"],
+        [sys.executable, "-m", "athanor", "repro"],
         cwd=tmp_path,
         env=env,
         stdout=subprocess.PIPE,
@@ -121,7 +121,7 @@ def foreign(tmp_path) -> Clone:
 
 
 QUIET = {"PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
-REPRO = (sys.executable, "-m", "athanor.commands.repro")
+REPRO = (sys.executable, "-m", "athanor", "repro")
 
 
 def test_repro_targets_of_a_foreign_base(foreign):

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from athanor.artifacts import manifest_digest, read_json, write_json
+from athanor.commands import cli
 from athanor.commands.evaluate import main as command
 from athanor.commands.evaluate import watch
 from athanor.corpus.documents import Document, write_documents
@@ -250,8 +251,7 @@ def project(tmp_path, monkeypatch, tokenizer, tokenizer_dir):
 
 def run(monkeypatch, *words):
     words = ("--set", "t.txt", "--tokenizer", "models/tokenizer", "--threads", "1", *words)
-    monkeypatch.setattr("sys.argv", ["athanor evaluate", *words])
-    return command.main()
+    return cli.call("evaluate", words)
 
 
 def test_the_command_scores_apart_and_keeps_a_history(project, monkeypatch, capsys):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from athanor.artifacts import read_json
-from athanor.commands import lm_eval as command
+from athanor.commands import cli
 from athanor.corpus.documents import Document, write_documents
 from athanor.errors import InputError
 from athanor.evaluation import agreement, battery, likelihood, local_tasks, scoring, standard
@@ -171,8 +171,7 @@ def harness():
 def test_our_scorer_and_the_harness_agree(exported, harness, tmp_path, monkeypatch, capsys):
     """Accuracy, normalised accuracy, every item's log-likelihood, and bits per byte of long texts."""
     monkeypatch.chdir(exported)
-    monkeypatch.setattr("sys.argv", ["athanor lm-eval", "--check", "--out", str(tmp_path / "out")])
-    assert command.main() == 0
+    assert cli.call("lm-eval", ["--check", "--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.count("our scorer agrees on 12 items") == 2
     model, tokenizer = load_export(exported / "models" / "export" / "hf")
     results = {}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from athanor.artifacts import manifest_digest, write_json
-from athanor.commands import shrink as command
+from athanor.commands import cli
 from athanor.errors import InputError
 from athanor.export.shrink import newest, shrink
 from athanor.serving.loading import load_export
@@ -103,12 +103,11 @@ def test_parts_of_another_run_are_refused(project):
         shrink(project / "models" / "base", project / "out", "float32")
 
 
-def test_command_takes_an_id_and_says_the_sizes(project, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["athanor shrink", "ppp", "out", "--dtype", "float16"])
-    assert command.main() == 0
+def test_command_takes_an_id_and_says_the_sizes(project, capsys):
+    words = ["ppp", "out", "--dtype", "float16"]
+    assert cli.call("shrink", words) == 0
     assert "step 20: 0.4 MiB with optimiser state, 0." in capsys.readouterr().out
     with pytest.raises(InputError, match="exists"):
-        command.main()
-    monkeypatch.setattr("sys.argv", ["athanor shrink", "zzz", "other"])
+        cli.call("shrink", words)
     with pytest.raises(InputError, match="0 slots begin with 'zzz'"):
-        command.main()
+        cli.call("shrink", ["zzz", "other"])

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGUFReader
 
 from athanor.artifacts import digest, sha256_file, write_json
-from athanor.commands import verify as command
+from athanor.commands import cli
 from athanor.errors import InputError
 from athanor.export import lineage, seal
 from athanor.export.gguf_check import contents
@@ -112,8 +112,7 @@ def test_folder_hash_is_the_one_of_dvc(tmp_path):
 
 def test_status_and_report_of_the_command(project, monkeypatch, capsys):
     def run(*words):
-        monkeypatch.setattr("sys.argv", ["athanor verify", *words])
-        return command.main()
+        return cli.call("verify", words)
 
     assert run() == 0 and "0 differ, 0 could not be made" in capsys.readouterr().out
     shutil.rmtree("data/raw")

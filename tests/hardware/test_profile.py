@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from athanor.artifacts import read_json, write_json
-from athanor.commands.bench import main as bench
+from athanor.commands import cli
 from athanor.commands.doctor.checks import hardware_profile
 from athanor.errors import InputError
 from athanor.hardware import kernels, measure, products, profile, steps, storage
@@ -155,8 +155,7 @@ def test_command_measures_once(here, monkeypatch, capsys):
     monkeypatch.setattr(measure, "Bounds", lambda compile: BRIEF._replace(compile=compile))
 
     def run(*words: str) -> tuple[bool, str]:
-        monkeypatch.setattr("sys.argv", ["athanor bench", "hardware", *words])
-        assert bench.main() == 0
+        assert cli.call("bench", ["hardware", *words]) == 0
         said = capsys.readouterr()
         return "measuring: matrix products" in said.err, said.out
 

@@ -18,7 +18,7 @@ from tests.serving.live import PATIENCE, Live, lay_out, serve, until
 # A server that waits three seconds for its readers, and whose sockets hold little.
 IMPATIENT = """
 import socket, sys
-from athanor.commands import serve
+from athanor.commands import cli, serve
 from athanor.serving import running
 running.SEND_SECONDS, listen = 3.0, serve.listen
 def small(*where):
@@ -26,7 +26,7 @@ def small(*where):
     one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     return one
 serve.listen = small
-sys.exit(serve.main(sys.argv[1:]))
+sys.exit(cli.call('serve', sys.argv[1:]))
 """
 QUESTION = [{"role": "user", "content": "Go on"}]
 

@@ -325,7 +325,7 @@ def test_repro_without_the_base_says_so(tmp_path):
     values = read_yaml(tmp_path / "params.yaml")
     values["sft_data"]["sources"] = read_yaml(ROOT / "presets/micro.yaml")["sft_data"]["sources"]
     YAML().dump(values, tmp_path / "params.yaml")
-    command = [sys.executable, "-m", "athanor.commands.repro"]
+    command = [sys.executable, "-m", "athanor", "repro"]
     env = environment(PYTHONPATH=str(ROOT))
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "sft.base: models/none" in done.stderr and "Traceback" not in done.stderr

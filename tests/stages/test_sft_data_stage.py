@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from athanor.artifacts import manifest_digest, read_json, sha256_file, verify_files, write_manifest
+from athanor.commands import cli
 from athanor.commands import sft as sft_command
 from athanor.corpus.conversations import Conversation, Item, Message, read_conversations, write_rows
 from athanor.corpus.documents import read_documents, shard_files, split_of, write_documents
@@ -269,8 +270,7 @@ def test_replay_never_holds_a_battery_item_and_says_when_text_runs_out(world, ru
 
 def test_peek_shows_what_is_supervised(world, run_text_stage, monkeypatch, capsys):
     def peek(*words: str) -> str:
-        monkeypatch.setattr("sys.argv", ["athanor sft", "peek", *words])
-        assert sft_command.main() == 0
+        assert cli.call("sft", ["peek", *words]) == 0
         return capsys.readouterr().out
 
     add(world, "chat", conversation("chat", "\x1b[2Jclear", "the \x1b[31m screen."))

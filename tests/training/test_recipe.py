@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from athanor.commands import probe
+from athanor.commands import cli
 from athanor.commands.probe import recipe_of
 from athanor.pipeline.schema import check_file
 from athanor.training.recipe import Recipe, beta_for, check, derive, half_life, measures, table, timescale
@@ -126,16 +126,13 @@ def test_every_preset_has_a_table(path):
 
 def test_the_command_shows_the_table_and_suggests(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("sys.argv", ["athanor probe", "recipe"])
-    assert probe.main() == 0
+    assert cli.call("probe", ["recipe"]) == 0
     plain = capsys.readouterr().out
     recipe = recipe_of(check_file("params.yaml"))
     assert "beta2 half-life" in plain and "For " not in plain
     assert [line for line in plain.splitlines() if line.startswith("! ")] == [f"! {line}" for line in check(recipe)]
-    monkeypatch.setattr("sys.argv", ["athanor probe", "recipe", "--batch-tokens", str(4 * recipe.batch_tokens)])
-    assert probe.main() == 0
+    assert cli.call("probe", ["recipe", "--batch-tokens", str(4 * recipe.batch_tokens)]) == 0
     told = capsys.readouterr().out
     assert told.startswith(plain) and f"->  {2 * recipe.lr:.4g}" in told and "as it is" in told
-    monkeypatch.setattr("sys.argv", ["athanor probe", "recipe", "--tokens", "0"])
     with pytest.raises(SystemExit):
-        probe.main()
+        cli.call("probe", ["recipe", "--tokens", "0"])

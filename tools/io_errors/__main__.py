@@ -27,10 +27,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from athanor.commands.drill.scratch import Scratch, environment
 from athanor.errors import AthanorError
 from tools.io_errors.operations import Operation, named
 from tools.io_errors.sweep import Tally, sweep
+from tools.scratch import Scratch, environment
 
 SHIM = Path(__file__).with_name("shim.c")
 STAGES = ("download", "train-classifiers", "clean", "train-tokenizer", "shard", "sft-data", "pretrain", "sft", "eval", "export")
@@ -54,7 +54,7 @@ def main() -> int:
         start_again(base)
     started, tallies = time.monotonic(), []
     try:
-        scratch = Scratch(Path.cwd(), base / "scratch", Path("presets/micro.yaml"))
+        scratch = Scratch(Path.cwd(), base / "scratch")
         for operation in operations(names, scratch, args.inputs):
             tallies.append(sweep(operation, args.most))
             print(table(tallies[-1:]) if len(tallies) == 1 else table(tallies[-1:]).splitlines()[-1], flush=True)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json
-from athanor.commands.drill import compare
-from athanor.commands.drill.scratch import Scratch
 from athanor.errors import AthanorError
 from athanor.pipeline.closure import stage_module
 from athanor.pipeline.journal import Journal, live, rows
+from tools.drill import compare
+from tools.scratch import Scratch
 
 ROWS = 40
 

@@ -20,13 +20,14 @@ from athanor.params.strict import load_section
 PARAMS = Path("params.yaml")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="athanor bench", description="measure this machine")
+def options(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="hardware")
     hardware = kinds.add_parser("hardware", help="for the model of params.yaml: formats, kernels, compiler, disk")
     hardware.add_argument("--again", action="store_true", help="measure although there is a profile")
     hardware.add_argument("--json", action="store_true", help="the profile itself")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     profile, report = _hardware(args.again)
     print(json.dumps(profile, indent=2) if args.json else report)
     return 0
@@ -87,7 +88,3 @@ def vocabulary_size() -> int:
     from athanor.params.tokenizer import TokenizerParams
 
     return load_section(PARAMS, "tokenizer", TokenizerParams).vocab_size
-
-
-if __name__ == "__main__":
-    sys.exit(main())

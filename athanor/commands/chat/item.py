@@ -21,8 +21,7 @@ from athanor.serving.store import Store
 OUT = "battery/chat.jsonl"
 
 
-def parsers(commands: Any) -> None:
-    command = commands.add_parser("item", help="add a correction to the battery's held-out questions")
+def options(command: argparse.ArgumentParser) -> None:
     command.add_argument("id", type=int, metavar="ID", help="as athanor chat list --all shows it")
     command.add_argument("--kind", choices=BY_HAND, default="exact", help="how answers are scored (docs/evaluation.md)")
     command.add_argument("--category", default="chat", help="name of the row in the battery's table (default chat)")

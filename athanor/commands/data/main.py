@@ -8,23 +8,22 @@ athanor data trace ID | --text 'some words'                                 what
 from __future__ import annotations
 
 import argparse
-import sys
 
 from athanor.commands.data import peek, report, trace
 
 COMMANDS = {"peek": peek, "report": report, "trace": trace}
 
 
-def main() -> int:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="athanor data", description=__doc__, formatter_class=raw)
+def options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="peek | report | trace", required=True)
     for name, module in COMMANDS.items():
-        what, _, how = (module.__doc__ or "").partition("\n\n")
-        module.parser(commands.add_parser(name, help=what, description=what, epilog=how, formatter_class=raw))
-    args = parser.parse_args()
+        about, _, details = (module.__doc__ or "").partition("\n\n")
+        module.options(
+            commands.add_parser(
+                name, help=about, description=about, epilog=details, formatter_class=parser.formatter_class
+            )
+        )
+
+
+def run(args: argparse.Namespace) -> int:
     return COMMANDS[args.command].run(args)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

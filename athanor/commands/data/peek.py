@@ -11,17 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from athanor.commands.data import show
 from athanor.commands.data.choose import Clusters, Wanted, draw, known, rule_name, score_condition, twins_of
-from athanor.commands.data.read import DROPPED, KEPT, Corpus, Entry, Place, weak_labels
+from athanor.commands.data.read import DROPPED, KEPT, Corpus, Place, weak_labels
 from athanor.errors import InputError
 
 
-def parser(parser: argparse.ArgumentParser) -> None:
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", action="append", default=[], help="of this source; may be given again")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--kept", action="store_true", help="only documents that stayed")

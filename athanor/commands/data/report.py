@@ -26,7 +26,7 @@ LANGUAGE = (rules.NOT_ENGLISH, "few_stop_words", "not_ascii")
 WEAKENED = ("quality", "quality_classifier", "toxicity")  # scores that a classifier has a part in
 
 
-def parser(parser: argparse.ArgumentParser) -> None:
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"default {OUT}, which Git ignores")
     parser.add_argument("--open", action="store_true", help="in the browser")
     parser.add_argument("--no-attach", action="store_true", help="do not show it with the clean run in MLflow")

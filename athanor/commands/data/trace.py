@@ -39,7 +39,7 @@ from athanor.params.clean import CleanParams
 MOST = 8  # documents named in an error
 
 
-def parser(parser: argparse.ArgumentParser) -> None:
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", nargs="?", metavar="ID", help="or the beginning of one")
     parser.add_argument("--text", help="a piece of the document's text, instead of its id")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import json
 import sqlite3
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,12 +99,13 @@ def fix(findings: Iterable[Finding]) -> list[Finding]:
     return done
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="find and repair what crashes left behind")
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fix", action="store_true", help="repair what is safe")
     parser.add_argument("--deep", action="store_true", help="also hash all that dvc.lock names, in the workspace and in the cache")
     parser.add_argument("--json", action="store_true", help="for scripts")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     root = anchor()
     if not (root / "dvc.yaml").is_file():
         raise InputError("no dvc.yaml here", where=str(root), fix="run it in the checkout")
@@ -122,7 +122,3 @@ def main() -> int:
             print(finding)
         print(f"{len(problems)} problems" if problems else "healthy")
     return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,11 +14,11 @@ plots/eval_history/, and all of them to the tracking UI.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from athanor.commands.cli import positive
 from athanor.evaluation.perplexity import history
 from athanor.evaluation.perplexity.child import apart
 from athanor.evaluation.perplexity.job import BACKENDS, CHECKPOINT, Job, kind_of
@@ -28,28 +28,22 @@ from athanor.pipeline.machine import anchor, machine
 PLOTS = Path("plots/eval_history")
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="athanor evaluate", description="perplexity in any runtime, out of process")
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="models/sft", help="model folder, Hugging Face directory, .gguf, checkpoint")
     parser.add_argument("--backend", choices=BACKENDS, default="", help="runtime (default: what fits the model)")
     parser.add_argument("--set", default="data/clean/val.parquet", help="documents (.txt, .parquet, .jsonl with text)"
                         " or conversations (.jsonl with messages, a data/sft folder)")
     parser.add_argument("--tokenizer", default="models/tokenizer", help="tokenizer of a model folder or checkpoint")
     parser.add_argument("--context", type=int, default=0, help="tokens in a window (default: the model's context)")
-    parser.add_argument("--max-bytes", type=int, default=65536, help="of documents, drawn by content")
-    parser.add_argument("--max-conversations", type=int, default=200, help="drawn by content")
+    parser.add_argument("--max-bytes", type=positive(int), default=65536, help="of documents, drawn by content")
+    parser.add_argument("--max-conversations", type=positive(int), default=200, help="drawn by content")
     parser.add_argument("--threads", type=int, default=0, help="default: the machine's; 1 with --watch")
     parser.add_argument("--gpu-layers", type=int, default=0, help="layers that llama-perplexity puts on an accelerator")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one score")
+    parser.add_argument("--timeout", type=positive(float), default=600.0, help="seconds for one score")
     parser.add_argument("--watch", action="store_true", help="follow the checkpoints of trainings that go on, idly")
     parser.add_argument("--slot", default="", help="only this slot (the start of its id, from `athanor slots`)")
-    parser.add_argument("--poll", type=float, default=5.0, help="seconds between looks, with --watch")
+    parser.add_argument("--poll", type=positive(float), default=5.0, help="seconds between looks, with --watch")
     parser.add_argument("--history", action="store_true", help="show the rows so far and score nothing")
-    args = parser.parse_args(words)
-    for name in ("max_bytes", "max_conversations", "timeout", "poll"):
-        if getattr(args, name) <= 0:
-            parser.error(f"--{name.replace('_', '-')} must be more than 0")
-    return args
 
 
 def job_of(args: argparse.Namespace, model: Path, kind: str, **more: Any) -> Job:
@@ -104,8 +98,7 @@ def line(row: Mapping[str, Any]) -> str:
     )
 
 
-def main() -> int:
-    args = parse()
+def run(args: argparse.Namespace) -> int:
     root, place = Path.cwd(), anchor()
     if args.history:
         rows = history.read(place / ".athanor" / history.FILE)
@@ -124,7 +117,3 @@ def main() -> int:
         told = about(slot_of(model), model.resolve())
     recorder.add(apart(job_of(args, model, kind, about=told), low_priority=False))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

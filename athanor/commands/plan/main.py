@@ -39,9 +39,9 @@ from athanor.commands import probe
 from athanor.commands.battery_gate import check_battery
 from athanor.commands.plan.forecast import Forecast, Memory, forecast
 from athanor.commands.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, busy, open_repo, simulate
+from athanor.commands.plan.work import STAGES, questions, training_of
 from athanor.commands.slots import size
 from athanor.commands.summary import leaf
-from athanor.commands.plan.work import STAGES, questions, training_of
 from athanor.errors import AthanorError, GateError, ParamsError
 from athanor.hardware.shape import advice
 from athanor.params.sft import SCRATCH
@@ -226,14 +226,12 @@ def _rows(step: Step, told: Forecast | None, wide: int) -> list[str]:
     return [(first + "".join(reasons[:1])).rstrip(), *(f"{'':<{wide + 61}}  {reason}" for reason in reasons[1:])]
 
 
-def main() -> int:
-    about, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        prog="athanor plan", description=about, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="stages, as dvc repro takes them; default all")
     parser.add_argument("--json", action="store_true", help="for scripts")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     try:
         plan = make_plan(Path.cwd(), args.targets)
     except (ParamsError, GateError) as error:
@@ -241,7 +239,3 @@ def main() -> int:
         return 2
     sys.stdout.write(as_json(plan) + "\n" if args.json else as_text(plan))
     return WORK if plan.work else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

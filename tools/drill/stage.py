@@ -16,20 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json, sha256_file
-from athanor.commands.drill import compare
-from athanor.commands.drill.plan import DAMAGE, DISKS, TRAINING, Fault, damage, point, possible
-from athanor.commands.drill.scratch import Scratch, drill_params, environment, fill, small_disk
 from athanor.errors import AthanorError
 from athanor.pipeline.closure import stage_module
 from athanor.pipeline.facts import Graph
 from athanor.pipeline.progress import Progress
+from tools.drill import compare
+from tools.drill.faults import DAMAGE, DISKS, TRAINING, Fault, damage, point, possible
+from tools.scratch import Scratch, drill_params, environment
 
 MIN_REMOVED = 2  # old checkpoints in a run without kills; so that every kind of death has its occasion
 MAX_LONGER = 64
 MAX_TOLD = 10  # differences of one comparison
 TRIES = 4  # to reach a point, until the kill comes at a random moment instead
 LEAST_PART = 16 << 10  # of a download, on the disk
-LEAST_ROOM = 96 << 10  # left on a full disk: for the journal and the slot's own files
 
 Damaged = set[tuple[Path, int, int]]  # as `identity` says
 
@@ -76,7 +75,7 @@ class Drill:
     def __enter__(self) -> Drill:
         module = stage_module(Graph(self.scratch.code).stages[self.stage]["cmd"])
         self.server = subprocess.Popen(
-            [sys.executable, "-m", "athanor.commands.drill.server", self.stage, module],
+            [sys.executable, "-m", "tools.drill.server", self.stage, module],
             cwd=self.scratch.code,
             env=environment(),
             stdin=subprocess.PIPE,
@@ -253,51 +252,35 @@ class Drill:
             raise Different(name, *problems)
 
     def disk_round(self) -> None:
-        """Disks that are full while checkpoints are written: a small file system, or a limit on the size of files."""
+        """No room while checkpoints are written: a limit on the size of files. tools/io_errors fails each single write."""
         name = "full disk"
         folder = self.scratch.folder(self.base / "disk", self.params, self.stage)
-        slot = compare.files(self.quiet, [".athanor"])
-        needed = sum(file.stat().st_size for file in slot.values())
-        with small_disk(folder / ".athanor", 8 + 4 * needed // 2**20) as mounted:
-            self.attempt(folder, "renamed", 1 if self.stage in TRAINING else 9)
-            for number in range(DISKS):
-                before = self.contents(folder)
-                start = self.position(folder, set())
-                attempt = self.on_full_disk(folder, mounted, self.draw.uniform(0.1, 0.9))
-                self.check(name, attempt, start, "disk" if number else "")
-                lost = [path for path, content in before.items() if self.contents(folder).get(path) != content]
-                if lost:
-                    raise Different(name, f"{lost[0]} is lost or changed")
-                if attempt.status in (0, -signal.SIGKILL):
-                    raise Different(name, f"the attempt ended with {attempt.status}, not with an error")
-                if mounted and ("the disk is full" not in attempt.log or "Traceback" in attempt.log):
-                    raise Different(name, f"not told in one line: {_last(attempt.log)}")
+        self.attempt(folder, "renamed", 1 if self.stage in TRAINING else 9)
+        for number in range(DISKS):
+            before = self.contents(folder)
             start = self.position(folder, set())
-            attempt = self.attempt(folder)
-            self.check(name, attempt, start, "disk")
-            if attempt.status:
-                what = f"with space again the attempt exited with {attempt.status}: {_last(attempt.log)}"
-                raise Different(name, what)
-            self.compare_end(folder, name)
+            attempt = self.attempt(folder, file_bytes=int(self.draw.uniform(0.1, 0.9) * self.room()))
+            self.check(name, attempt, start, "disk" if number else "")
+            lost = [path for path, content in before.items() if self.contents(folder).get(path) != content]
+            if lost:
+                raise Different(name, f"{lost[0]} is lost or changed")
+            if attempt.status in (0, -signal.SIGKILL):
+                raise Different(name, f"the attempt ended with {attempt.status}, not with an error")
+        start = self.position(folder, set())
+        attempt = self.attempt(folder)
+        self.check(name, attempt, start, "disk")
+        if attempt.status:
+            what = f"with space again the attempt exited with {attempt.status}: {_last(attempt.log)}"
+            raise Different(name, what)
+        self.compare_end(folder, name)
         if not self.keep:
             shutil.rmtree(folder)
 
-    def on_full_disk(self, folder: Path, mounted: bool, part: float) -> Attempt:
-        """An attempt with too little room for a checkpoint, or for what is left of a download."""
-        if self.stage in TRAINING:
-            newest = compare.checkpoints(self.quiet, self.stage)[0]
-            room = sum(file.stat().st_size for file in newest.iterdir())
-        else:
-            parts = ".athanor/slots/download/*/part-*"
-            all_of_it, there = (sum(p.stat().st_size for p in at.glob(parts)) for at in (self.quiet, folder))
-            room = (all_of_it - there) // 2 if mounted else LEAST_PART
-        if not mounted:
-            return self.attempt(folder, file_bytes=int(part * room))
-        filler = fill(folder / ".athanor", LEAST_ROOM + int(part * (room - LEAST_ROOM)))
-        try:
-            return self.attempt(folder)
-        finally:
-            filler.unlink()
+    def room(self) -> int:
+        """Bytes of a checkpoint's largest file, or about those of a part of a download."""
+        if self.stage not in TRAINING:
+            return LEAST_PART
+        return max(file.stat().st_size for file in compare.checkpoints(self.quiet, self.stage)[0].iterdir())
 
     def contents(self, folder: Path) -> dict[str, str]:
         """Digests of what a full disk must leave alone: checkpoints, or parts of a download."""

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 from athanor.params.strict import read_yaml
-from athanor.commands import params_doc
+from tools import params_doc
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_params_page_is_up_to_date(monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert params_doc.PAGE.read_text() == params_doc.page(), "run python -m athanor params-doc"
+    assert params_doc.PAGE.read_text() == params_doc.page(), "run python -m tools.params_doc"
 
 
 def test_readme_links_files_that_exist_and_names_every_stage():

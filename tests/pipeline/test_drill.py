@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from athanor.commands.drill import compare
-from athanor.commands.drill.plan import DAMAGE, KINDS, NOT_FOR_DOWNLOAD, plan
-from athanor.commands.drill.stage import identity
+from tools.drill import compare
+from tools.drill.faults import DAMAGE, KINDS, NOT_FOR_DOWNLOAD, plan
+from tools.drill.stage import identity
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("athanor", "stages", "corpus", "presets", "dvc.yaml")
+CODE = ("athanor", "stages", "corpus", "presets", "tools", "dvc.yaml")
 
 
 def drill(*words: str, root: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_", "OMP_"))}
-    command = [sys.executable, "-m", "athanor", "drill", *words]
+    command = [sys.executable, "-m", "tools.drill", *words]
     return subprocess.run(command, cwd=root, env=clean | env, capture_output=True, text=True, timeout=1800)
 
 
@@ -52,9 +52,8 @@ def test_sft_and_download_end_as_if_never_killed(kept):
         assert kills == 4 and resumed > 0 and differences == 0
         assert table[stage, KINDS["disk"]][1] == 2  # full twice, and each time it went on from what was kept
         logs = [log.read_text() for log in (base / stage / "disk" / "attempts").glob("*.log")]
-        assert sum("the disk is full" in log or "File too large" in log for log in logs) == 2
+        assert sum("File too large" in log for log in logs) == 2
     assert len(list(base.glob("sft/round-*/metrics/sft.json"))) >= 1
-    assert not os.path.ismount(base / "sft" / "disk" / ".athanor")
 
 
 def test_pretrain_ends_as_if_never_killed_after_twenty_deaths(kept, tmp_path):

@@ -1,26 +1,32 @@
-"""The places a drill works in: a copy of the code, inputs built once, and a folder for each run of a stage."""
+"""Scratch directories for tools that run stages or DVC: a copy of the code with micro parameters, and its results.
+
+`Scratch` holds one copy of the code and a folder for each run of a stage; `micro_clone` is a Git checkout of its own.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import write_text
+from ruamel.yaml import YAML
+
+from athanor.artifacts import sha256_file, write_text
 from athanor.errors import AthanorError, InputError
 from athanor.params.strict import read_yaml
 from athanor.pipeline.facts import Graph
 from athanor.pipeline.schema import check_file
 
-CODE = ("athanor", "stages", "corpus", "dvc.yaml")
-ROWS, ROW_BYTES, CHECKPOINT_DOCUMENTS = 600, 3000, 20
+CODE = ("athanor", "stages", "corpus", "tools", "dvc.yaml")
+MICRO = Path("presets/micro.yaml")
+ROWS, ROW_BYTES = 600, 3000
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -31,10 +37,30 @@ def environment(**more: str) -> dict[str, str]:
     return clean | drill | {"HF_HUB_OFFLINE": "1"} | more
 
 
-class Scratch:
-    """A drill's directory. The code is a copy, so that an edit meanwhile does not end up in half of the runs."""
+def micro_clone(root: Path, path: Path, env: Mapping[str, str]) -> None:
+    """The files that Git knows or would add, committed in a repository of its own with micro parameters, without results."""
+    command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "-z"]
+    for name in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0"):
+        if (root / name).is_file() and name != "dvc.lock" and not name.startswith(("metrics/", "plots/")):
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / name, path / name)
+    shutil.copyfile(root / MICRO, path / "params.yaml")
+    me = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "start"]):
+        subprocess.run(["git", *me, *words], cwd=path, env=env, check=True)
 
-    def __init__(self, root: Path, base: Path, params: Path) -> None:
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every output, metric and plot of a pipeline, without the leaf files of timings."""
+    files = [file for top in ("data", "models", "metrics", "plots") for file in sorted((folder / top).rglob("*"))]
+    names = {file.relative_to(folder).as_posix(): file for file in files if file.is_file()}
+    return {name: sha256_file(file) for name, file in names.items() if not name.startswith("metrics/runs/")}
+
+
+class Scratch:
+    """A directory to run stages in. The code is a copy, so that an edit meanwhile does not end up in half of the runs."""
+
+    def __init__(self, root: Path, base: Path, params: Path = MICRO) -> None:
         self.base, self.params = base, read_yaml(params)
         self.code = base / "code"
         check_file(params)
@@ -42,7 +68,7 @@ class Scratch:
         for name in CODE:
             source = root / name
             if not source.exists():
-                raise InputError("not found", where=str(source), fix="run the drill at the root of the repository")
+                raise InputError("not found", where=str(source), fix="run this at the root of the repository")
             if source.is_dir():
                 shutil.copytree(source, self.code / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
@@ -51,10 +77,6 @@ class Scratch:
         self.inputs: Path | None = None
 
     def write_params(self, folder: Path, values: Mapping[str, Any]) -> None:
-        import io
-
-        from ruamel.yaml import YAML
-
         out = io.StringIO()
         YAML(typ="safe", pure=True).dump(dict(values), out)
         write_text(folder / "params.yaml", out.getvalue())
@@ -126,29 +148,7 @@ def drill_params(stage: str, values: Mapping[str, Any], longer: int) -> dict[str
     elif stage == "sft":
         values["sft"]["epochs"] *= longer
     else:
-        source = {
-            "type": "huggingface",
-            "name": "set",
-            "kind": "prose",
-            "license": "CC0-1.0",
-            "dataset": "./set",
-            "config": None,
-            "split": "train",
-            "revision": None,
-            "json_lines": None,
-            "text_column": "text",
-            "text_template": None,
-            "select": None,
-            "max_document_bytes": 100_000,
-            "max_malformed_fraction": 0.0,
-            "skip_documents": 3,
-            "max_documents": None,
-            "max_bytes": None,
-            "checkpoint_documents": CHECKPOINT_DOCUMENTS,
-            "min_chars": 200,
-            "min_documents": 1,
-            "min_bytes": 1,
-        }
+        source = read_yaml(Path(__file__).with_name("drill") / "source.yaml")
         values["download"]["sources"] = [source]
         chats = values["instruct"]["sources"]
         values["instruct"]["sources"] = [chat for chat in chats if chat["type"] in ("exercises", "identity")]
@@ -172,36 +172,3 @@ def write_dataset(folder: Path) -> None:
             words = draw.randbytes(ROW_BYTES // 2 if row % 9 else 20).hex()
             rows.append(json.dumps({"text": " ".join(words[at : at + 7] for at in range(0, len(words), 7))}))
         write_text(folder / f"{number}.jsonl", "\n".join(rows) + "\n")
-
-
-@contextlib.contextmanager
-def small_disk(path: Path, megabytes: int) -> Iterator[bool]:
-    """A small file system of its own at `path`; yields False where mounting is not allowed."""
-    path.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "tmpfs", str(path)]
-    mounted = bool(shutil.which("mount")) and subprocess.run(command, capture_output=True).returncode == 0
-    try:
-        yield mounted
-    finally:
-        if mounted:
-            subprocess.run(["umount", "-l", str(path)], capture_output=True)
-
-
-def fill(path: Path, leave: int) -> Path:
-    """Fill a file system but for `leave` bytes; returns the file that does it."""
-    filler = path / "filler"
-    free = shutil.disk_usage(path).free
-    with open(filler, "wb") as file:
-        file.write(bytes(max(0, free - leave)))
-    return filler
-
-
-def enter_namespace() -> None:
-    """Start this command again where it may mount, with mounts that end with it, if the system lets it."""
-    if os.environ.get("ATHANOR_DRILL") == "inside" or not shutil.which("unshare"):
-        return
-    options = ["-m"] if os.geteuid() == 0 else ["-rm"]
-    if subprocess.run(["unshare", *options, "true"], capture_output=True).returncode == 0:
-        os.environ["ATHANOR_DRILL"] = "inside"
-        words = [sys.executable, "-m", "athanor", "drill", *sys.argv[1:]]
-        os.execvp("unshare", ["unshare", *options, *words])

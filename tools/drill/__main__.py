@@ -1,6 +1,6 @@
 """Kill resumable stages again and again, at bad moments and worse ones, and compare every byte with a quiet run.
 
-    python -m athanor drill [--stages pretrain,sft,download] [--kills N] [--seed S] [--keep DIR]
+    python -m tools.drill [--stages pretrain,sft,download] [--kills N] [--seed S] [--keep DIR]
                             [--params FILE] [--inputs DIR]
 
 For each stage: one uninterrupted run as a process of its own, then rounds in
@@ -18,21 +18,18 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from athanor.commands.drill.plan import KINDS, STAGES, plan
-from athanor.commands.drill.scratch import Scratch, enter_namespace
-from athanor.commands.drill.stage import Drill, Outcome
-from athanor.errors import ParamsError
+from athanor.errors import AthanorError, ParamsError
 from athanor.pipeline.progress import duration
-
-MICRO = Path("presets/micro.yaml")
+from tools.drill.faults import KINDS, STAGES, plan
+from tools.drill.stage import Drill, Outcome
+from tools.scratch import MICRO, Scratch
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="athanor drill", description="kill stages at bad moments, compare every byte")
+    parser = argparse.ArgumentParser(prog="python -m tools.drill", description="kill stages at bad moments, compare every byte")
     parser.add_argument("--stages", default=",".join(STAGES), help="resumable stages to drill, with commas")
     parser.add_argument("--kills", type=int, default=34, metavar="N", help="SIGKILLs per stage (34)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="chooses moments and their order (1)")
@@ -49,13 +46,12 @@ def arguments() -> argparse.Namespace:
     if args.keep and args.keep.exists() and any(args.keep.iterdir()):
         raise ParamsError("the directory is not empty", where=str(args.keep), fix="name a new one")
     if not sys.platform.startswith("linux"):
-        raise ParamsError("the drill needs Linux (/proc and fork)", where="athanor drill", fix="run it in a container")
+        raise ParamsError("the drill needs Linux (/proc and fork)", where="tools.drill", fix="run it in a container")
     return args
 
 
 def main() -> int:
     args = arguments()
-    enter_namespace()
     started = time.monotonic()
     base = args.keep or Path(tempfile.mkdtemp(prefix="athanor-drill-"))
     base.mkdir(parents=True, exist_ok=True)
@@ -67,7 +63,7 @@ def main() -> int:
         raise
     print(table(outcomes))
     problems = [problem for outcome in outcomes for problem in outcome.problems]
-    kills = sum(sum(outcome.kills.values()) for outcome in outcomes)
+    kills = sum(outcome.kills.total() for outcome in outcomes)
     print(f"\n{kills} kills, {len(problems)} differences, {duration(time.monotonic() - started)}")
     for problem in problems:
         print(f"  {problem}")
@@ -106,7 +102,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
             numbers = (outcome.kills[kind], outcome.resumed[kind], outcome.anew[kind], outcome.different[kind])
             if any(numbers):
                 rows.append((outcome.stage, words, *map(str, numbers)))
-        rows.append((outcome.stage, f"all: {outcome.rounds} rounds to the end", *map(str, _sums(outcome))))
+        totals = (outcome.kills.total(), outcome.resumed.total(), outcome.anew.total(), len(outcome.problems))
+        rows.append((outcome.stage, f"all: {outcome.rounds} rounds to the end", *map(str, totals)))
     widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
     rule = ["-" * widths[at] if at < 2 else "-" * (widths[at] - 1) + ":" for at in range(len(head))]
 
@@ -117,12 +114,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([line(head), line(rule), *map(line, rows)])
 
 
-def _sums(outcome: Outcome) -> tuple[int, int, int, int]:
-    def total(counter: Counter[str]) -> int:
-        return sum(counter.values())
-
-    return total(outcome.kills), total(outcome.resumed), total(outcome.anew), len(outcome.problems)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except AthanorError as error:
+        sys.exit(str(error))

@@ -1,6 +1,6 @@
 """A process that has imported one stage and forks a child for each attempt of the drill.
 
-    python -m athanor.commands.drill.server STAGE MODULE
+    python -m tools.drill.server STAGE MODULE
 
 Importing torch takes seconds and a hundred kills would wait for it a hundred
 times. Reads one attempt as a JSON line, runs the stage in a fresh child,
@@ -87,8 +87,8 @@ def _run(stage: str, body: Any, attempt: dict[str, Any]) -> None:
 
 
 def _execute(stage: str, body: Any, attempt: dict[str, Any]) -> int:
-    from athanor.commands.drill.faults import Watch, record_batches, record_rows
     from athanor.pipeline.process import execute
+    from tools.drill.faults import Watch, record_batches, record_rows
 
     watch = Watch(Path(attempt["folder"]), Path(attempt["record"]), attempt["kind"], attempt["count"])
     (record_rows if stage == "download" else record_batches)(watch)

@@ -1,6 +1,6 @@
 """docs/params.md, generated from the schemas so that it cannot fall behind them.
 
-    python -m athanor params-doc
+    python -m tools.params_doc
 
 Key, type and range come from the dataclasses, the words from the comment
 behind a field or the class's docstring.
@@ -27,7 +27,7 @@ An unknown key, a wrong type or a value out of range stops `make repro` (`athano
 in the first stage that runs, with the name of the key. Units are in the names.
 `null` is allowed where the type says so. Which stages read a section stands in `dvc.yaml`.
 
-This page is generated: `python -m athanor params-doc`.
+This page is generated: `python -m tools.params_doc`.
 """
 
 
