@@ -14,7 +14,7 @@ from athanor.evaluation.battery import ask
 from athanor.evaluation.bpb import bpb_facts, choose, encode, model_rates
 from athanor.evaluation.compression import compression_rates
 from athanor.evaluation.conditions import GREEDY_NAME, chosen, condition_rows, findings
-from athanor.evaluation.sampling import Sampling
+from athanor.decoding.sampling import Sampling
 from athanor.evaluation.item_gate import check_items
 from athanor.evaluation.pages import battery_markdown, left_out_line, samples_markdown
 from athanor.evaluation.report import Answer, answer_rows, table_rows

@@ -61,7 +61,7 @@ def battery(export: Path, items_path: Path, pairs: int, sample: int, threads: in
     import torch
 
     from athanor.corpus.conversations import read_items
-    from athanor.evaluation.generate import generate
+    from athanor.decoding.generate import generate
     from athanor.model.folded import Folded
     from athanor.serving.loading import load_export
     from athanor.tokenizer.chat import prompt_ids
@@ -135,7 +135,7 @@ def llama(path: str, threads: str, context: str) -> None:
 def single(export: Path, pairs: int, threads: int) -> None:
     import torch
 
-    from athanor.evaluation.generate import stream
+    from athanor.decoding.generate import stream
     from athanor.export.gguf import write_gguf
     from athanor.export.source import make_source
     from athanor.export.vocabulary import Vocabulary

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from athanor.corpus.conversations import Item
 from athanor.errors import InputError
-from athanor.evaluation.generate import generate
+from athanor.decoding.generate import generate
 from athanor.evaluation.item_scores import choice_log_likelihoods, gold_bits
 from athanor.evaluation.report import Answer, repeats
-from athanor.evaluation.sampling import GREEDY, Sampling
+from athanor.decoding.sampling import GREEDY, Sampling
 from athanor.evaluation.scoring import choose, score_many
 from athanor.model.folded import Folded
 from athanor.model.transformer import Transformer

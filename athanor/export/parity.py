@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from athanor.errors import GateError
-from athanor.evaluation.generate import generate
-from athanor.evaluation.sampling import GREEDY
+from athanor.decoding.generate import generate
+from athanor.decoding.sampling import GREEDY
 from athanor.export import llamacpp
 from athanor.export.divergence import FLOOR, Divergence, spread
 from athanor.export.gguf import K_TYPES

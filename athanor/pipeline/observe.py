@@ -19,8 +19,8 @@ def sampler(tokenizer_folder: str | Path, prompts: Sequence[str], tokens: int = 
     """
     import torch
 
-    from athanor.evaluation.generate import generate
-    from athanor.evaluation.sampling import Sampling
+    from athanor.decoding.generate import generate
+    from athanor.decoding.sampling import Sampling
     from athanor.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(tokenizer_folder)

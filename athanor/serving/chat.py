@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from athanor.corpus.conversations import Message
-from athanor.evaluation.engine import Decodes
-from athanor.evaluation.generate import stream
-from athanor.evaluation.sampling import Sampling
+from athanor.decoding.engine import Decodes
+from athanor.decoding.generate import stream
+from athanor.decoding.sampling import Sampling
 from athanor.serving.answers import Pieces, prepare
 from athanor.tokenizer.prompting import end_ids, exempt_ids
 from athanor.tokenizer.tokenizer import Tokenizer

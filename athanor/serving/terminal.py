@@ -19,7 +19,7 @@ from contextlib import suppress
 from types import FrameType
 
 from athanor.errors import AthanorError
-from athanor.evaluation.sampling import Sampling
+from athanor.decoding.sampling import Sampling
 from athanor.model.folded import Folded
 from athanor.pipeline.machine import machine
 from athanor.serving.chat import Chat

@@ -9,7 +9,7 @@ stage does not declare have another preset's values.
 
 What this cannot see: a stage that uses a library module which it does not
 declare but its infrastructure imports (`athanor/params/*` by way of
-pipeline/schema, `athanor/evaluation/generate` by way of pipeline/observe). The
+pipeline/schema, `athanor/decoding/generate` by way of pipeline/observe). The
 static closure in test_closure.py sees it when the stage imports the module or
 takes a name of it from a pipeline module; only a value that a pipeline function
 computes with it and returns could enter an output unseen.

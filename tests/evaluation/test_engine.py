@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from athanor.errors import InputError
-from athanor.evaluation.engine import Engine
-from athanor.evaluation.sampling import GREEDY, Sampling
+from athanor.decoding.engine import Engine
+from athanor.decoding.sampling import GREEDY, Sampling
 from athanor.model.cache import KVCache
 from athanor.model.folded import Folded
 from tests.evaluation.test_generate import plain_greedy, prompts

@@ -10,9 +10,9 @@ import torch
 
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
-from athanor.evaluation import sampling as module
-from athanor.evaluation.generate import generate, stream
-from athanor.evaluation.sampling import GREEDY, Sampling, filtered
+from athanor.decoding import sampling as module
+from athanor.decoding.generate import generate, stream
+from athanor.decoding.sampling import GREEDY, Sampling, filtered
 from athanor.tokenizer.prompting import end_ids, exempt_ids, fit_history
 from athanor.model.cache import KVCache
 from athanor.model.folded import Folded

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from athanor.errors import GateError
-from athanor.evaluation.generate import generate
-from athanor.evaluation.sampling import GREEDY
+from athanor.decoding.generate import generate
+from athanor.decoding.sampling import GREEDY
 from athanor.export import gguf, gguf_check, llamacpp
 from athanor.export.huggingface import DTYPES, write_huggingface
 from athanor.export.parity import Limits, bound, check_llama_cpp, check_transformers, expect, rebuilt

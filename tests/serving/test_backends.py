@@ -12,7 +12,7 @@ import pytest
 
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
-from athanor.evaluation.generate import generate
+from athanor.decoding.generate import generate
 from athanor.serving.answers import Stops
 from athanor.serving.backends.base import Request
 from athanor.serving.gguf_header import read_header

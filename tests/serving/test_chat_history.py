@@ -6,7 +6,7 @@ import pytest
 
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
-from athanor.evaluation.sampling import GREEDY, Sampling
+from athanor.decoding.sampling import GREEDY, Sampling
 from athanor.serving.answers import prepare
 from athanor.serving.chat import Chat
 from athanor.tokenizer.chat import prompt_ids, render

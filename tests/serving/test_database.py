@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from athanor.errors import InputError
-from athanor.evaluation import sampling
+from athanor.decoding import sampling
 from athanor.serving import database
 from athanor.serving.backends.shared import LEAST_HEAT, settings
 from athanor.serving.database import on_network

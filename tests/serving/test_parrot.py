@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from athanor.corpus.conversations import Message
-from athanor.evaluation.generate import Sampling
+from athanor.decoding.generate import Sampling
 from athanor.serving.chat import Chat
 from athanor.serving.loading import load_export
 from tests.serving.parrot import CONVERSATIONS, LONG, PLAIN, SYSTEM, WHO

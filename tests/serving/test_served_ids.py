@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from athanor.corpus.conversations import Message
-from athanor.evaluation.sampling import GREEDY
+from athanor.decoding.sampling import GREEDY
 from athanor.model.folded import Folded
 from athanor.serving.answers import prepare, reserve
 from athanor.serving.backends.base import Request

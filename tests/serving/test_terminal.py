@@ -21,7 +21,7 @@ import torch
 
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
-from athanor.evaluation.generate import generate
+from athanor.decoding.generate import generate
 from athanor.tokenizer.prompting import end_ids
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import make_source

@@ -39,7 +39,7 @@ INSTALL = "pip install xllamacpp"
 CACHE_BYTES = 1 << 30  # of keys and values, where nothing else is asked for
 ELEMENT_BYTES = 2  # of a key or value in fp16, llama.cpp's default
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-# The order of athanor.evaluation.generate.Sampling; its penalty has no equal here.
+# The order of athanor.decoding.generate.Sampling; its penalty has no equal here.
 SAMPLERS = ("temperature", "top_k", "top_p", "min_p")
 HALF = "\ufffd"
 

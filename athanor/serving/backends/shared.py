@@ -7,7 +7,7 @@ from typing import Any
 
 from athanor.errors import InputError
 
-LEAST_HEAT = 1e-6  # as athanor.evaluation.sampling has it: below it logits overflow, which can end a GPU's process
+LEAST_HEAT = 1e-6  # as athanor.decoding.sampling has it: below it logits overflow, which can end a GPU's process
 RANGES = {
     "temperature": (0, 100),
     "top_k": (0, 1 << 31),

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from athanor.errors import AthanorError
-from athanor.evaluation.engine import Engine
-from athanor.evaluation.sampling import GREEDY, Sampling
+from athanor.decoding.engine import Engine
+from athanor.decoding.sampling import GREEDY, Sampling
 from athanor.model.config import ModelConfig
 from athanor.model.folded import Folded
 from athanor.serving.answers import Pieces, Prompt, prepare

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from athanor.errors import InputError
-from athanor.evaluation.sampling import Sampling, penalise, pick
+from athanor.decoding.sampling import Sampling, penalise, pick
 from athanor.model.cache import KVCache
 from athanor.model.config import ModelConfig
 
