@@ -19,9 +19,9 @@ from athanor.artifacts import (
     write_text,
 )
 from athanor.corpus.documents import read_documents
-from athanor.evaluation.perplexity.agreement import check_perplexity
 from athanor.export.card import CardInputs, model_card
 from athanor.export.lineage import MANIFESTS, METRICS, MODEL, TOKENIZER, locked, manifests, metrics
+from athanor.export.perplexity_gate import check_perplexity
 from athanor.export.probes import battery_prompts, make_probe
 from athanor.export.publish import check_files, write_files
 from athanor.export.source import load_source

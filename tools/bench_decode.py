@@ -122,20 +122,21 @@ class LlamaCpp:
 
 
 def llama(path: str, threads: str, context: str) -> None:
-    from athanor.export.llamacpp_worker import Client, serve
+    from athanor.gguf.llamacpp import Client, start_server
 
-    server = serve({"model": path, "context": int(context), "threads": int(threads), "exact": True})
+    server = start_server(path, context_tokens=int(context), threads=int(threads), exact=True)
     client = Client(server.listening_address)
     for _ in sys.stdin:
         body = {"prompt": list(range(10, 30)), "n_predict": NEW_IDS, "temperature": 0, "ignore_eos": True}
-        print(client.post("/completion", {**body, "cache_prompt": False})["timings"]["predicted_per_second"], flush=True)
+        print(client.ask("/completion", {**body, "cache_prompt": False})["timings"]["predicted_per_second"], flush=True)
     os._exit(0)
 
 
 def single(export: Path, pairs: int, threads: int) -> None:
     import torch
 
-    from athanor.decoding.generate import stream
+    from athanor.decoding.engine import Engine
+    from athanor.decoding.sampling import GREEDY
     from athanor.export.gguf import write_gguf
     from athanor.export.source import make_source
     from athanor.export.vocabulary import Vocabulary
@@ -149,8 +150,10 @@ def single(export: Path, pairs: int, threads: int) -> None:
 
     def torch_speed(count: int) -> float:
         torch.set_num_threads(count)
-        times = []
-        for _ in stream(folded, list(range(10, 30)), max_new_tokens=NEW_IDS, stop_ids=()):
+        engine = Engine(folded, rows=1, tokens=20 + NEW_IDS, stop_ids=())
+        engine.join([(0, list(range(10, 30)), NEW_IDS, GREEDY)])
+        times = [time.perf_counter()]
+        while engine.step():
             times.append(time.perf_counter())
         return (len(times) - 1) / (times[-1] - times[0])
 

@@ -1,8 +1,8 @@
-"""Continue prompts: many at once, or one as a stream of ids."""
+"""Continue prompts, many at once."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -86,22 +86,3 @@ def generate(
         for _ in pool.map(decode, shares) if workers > 1 else map(decode, shares):
             pass
     return [Generation(i, end) for i, end in zip(ids, ends, strict=True)]
-
-
-def stream(
-    model: Decodes,
-    prompt: Sequence[int],
-    *,
-    max_new_tokens: int,
-    stop_ids: Collection[int],
-    sampling: Sampling = GREEDY,
-    exempt: Collection[int] = (),
-) -> Iterator[int]:
-    """Ids of one continuation as they are made, the stop id that ends it included; else as `generate`."""
-    check_prompt(prompt, model.config.context_tokens)
-    tokens = min(len(prompt) + max_new_tokens, model.config.context_tokens)
-    engine = Engine(model, rows=1, tokens=tokens, stop_ids=stop_ids, exempt=exempt)
-    made = engine.join([(0, prompt, max_new_tokens, sampling)])
-    while made:
-        yield made[0].token
-        made = engine.step()

@@ -8,6 +8,7 @@ seals do not depend on what the quantiser copies.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -15,13 +16,31 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFReader
 
-from athanor.errors import GateError
+from athanor.errors import GateError, InputError
 from athanor.export.gguf import metadata, write_encoded
 from athanor.export.gguf_check import shape_of
 from athanor.export.source import Source
 
 BLOCK = 256  # numbers that a K type packs together
 QUANTISER = "llama-quantize"
+VARIABLE = "LLAMA_CPP_BIN"
+FOLDER = Path(".athanor/llama.cpp/bin")  # below the project's root, from which stages run
+MISSING = f"there is no {QUANTISER} in ${VARIABLE}, on PATH or in {FOLDER}"
+
+
+def find(name: str = QUANTISER) -> Path | None:
+    """A program of llama.cpp: in the folder that $LLAMA_CPP_BIN names, then on PATH, then in `FOLDER`; None without it.
+
+    InputError when the variable names no folder: a mistyped one must not end in another build's program.
+    """
+    named = os.environ.get(VARIABLE)
+    if named and not Path(named).is_dir():
+        raise InputError(f"'{named}' is no folder", where=VARIABLE, fix="name the folder with llama-quantize, or unset")
+    for folder in (named, os.environ.get("PATH", os.defpath), str(FOLDER)):
+        program = shutil.which(name, path=folder) if folder else None
+        if program:
+            return Path(program).resolve()
+    return None
 
 
 def write_quantised(

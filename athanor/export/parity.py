@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ from torch import Tensor
 from athanor.errors import GateError
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
-from athanor.export import llamacpp
 from athanor.export.divergence import FLOOR, Divergence, spread
 from athanor.export.gguf import K_TYPES
 from athanor.export.huggingface import DTYPES
 from athanor.export.probes import Probe
 from athanor.export.source import Source
 from athanor.export.vocabulary import SPACE
+from athanor.gguf import llamacpp
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.chat import prompt_ids
 from athanor.training.weights import fill
@@ -211,26 +211,28 @@ def check_llama_cpp(
     # A full window leaves no room for the next token.
     full = [ids[: source.config.context_tokens - 1] for ids in probe.windows]
     asked = [(number, length) for number, ids in enumerate(full) for length in spread(len(ids), positions)]
-    windows = [full[number][:length] for number, length in asked]
+    vocab_size = source.config.vocab_size
+    # Prefixes of one window follow each other. The exact mode computes each afresh, as the model did.
+    questions = {
+        "tokens": [[probe.texts[number]] for number in texts],
+        "chat_tokens": [[[asdict(message) for message in probe.conversations[number]]] for number in chats],
+        "greedy": list(zip(probe.prompts, expected.limits, strict=True)),
+        "next_logprobs": [[full[number][:length], vocab_size, not exact] for number, length in asked],
+    }
     reply = llamacpp.ask(
         path,
-        texts=[probe.texts[number] for number in texts],
-        conversations=[probe.conversations[number] for number in chats],
-        prompts=probe.prompts,
-        limits=expected.limits,
-        windows=windows,
+        questions,
         context_tokens=source.config.context_tokens,
-        vocab_size=source.config.vocab_size,
         exact=exact,
         threads=threads,
         timeout_seconds=timeout_seconds,
     )
-    _same_ids(gate, "text", [probe.texts[n] for n in texts], [expected.texts[n] for n in texts], reply["texts"])
+    _same_ids(gate, "text", [probe.texts[n] for n in texts], [expected.texts[n] for n in texts], reply["tokens"])
     wanted = [expected.conversations[number] for number in chats]
-    _same_ids(gate, "conversation", [probe.conversations[n] for n in chats], wanted, reply["conversations"])
+    _same_ids(gate, "conversation", [probe.conversations[n] for n in chats], wanted, reply["chat_tokens"])
 
     worst, apart = 0.0, Divergence()
-    for (window, length), top in zip(asked, reply["windows"], strict=True):
+    for (window, length), top in zip(asked, reply["next_logprobs"], strict=True):
         wanted_V = expected.logits[window][length - 1].log_softmax(-1).clamp(min=FLOOR)
         found_V = torch.full_like(wanted_V, math.nan)
         for number, logprob in top:
@@ -250,10 +252,9 @@ def check_llama_cpp(
 
     ties = 0
     margin = 2 * limits.logit_tolerance if exact else math.inf if file_type in K_TYPES else limits.margin_logits
-    for number, (answer, got) in enumerate(zip(expected.answers, reply["greedy"], strict=True)):
+    for number, (answer, (out, ended)) in enumerate(zip(expected.answers, reply["greedy"], strict=True)):
         # Its answers leave out the token that ended them.
-        out = got["ids"]
-        if got["ended"] and len(out) < len(answer.ids) and answer.ids[: len(out)] == out:
+        if ended and len(out) < len(answer.ids) and answer.ids[: len(out)] == out:
             last = answer.ids[len(out)]
             out = [*out, last if last in (source.tokenizer.eos, source.tokenizer.stop) else -1]
         ties += _same_answer(gate, number, answer, out, margin, FIX if exact else ROUNDED.format(file_type))

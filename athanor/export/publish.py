@@ -9,15 +9,14 @@ from typing import Any
 
 from athanor.errors import InputError
 from athanor.export import kquants
-from athanor.export.binaries import find, missing
 from athanor.export.gguf import K_TYPES, gguf_name, write_gguf
 from athanor.export.gguf_check import check_gguf, stored_types
 from athanor.export.huggingface import write_huggingface
-from athanor.export.llamacpp import NotInstalled
 from athanor.export.modelfile import write_modelfile
 from athanor.export.parity import Limits, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.probes import Probe
 from athanor.export.source import Source
+from athanor.gguf.llamacpp import NotInstalled
 from athanor.params.export import ExportParams
 
 HF_DIR = "hf"
@@ -32,10 +31,10 @@ def write_files(folder: Path, source: Source, params: ExportParams) -> None:
     """
     write_huggingface(folder / HF_DIR, source, params.dtype)
     packed = [name for name in params.gguf_types if name in K_TYPES]
-    quantiser = find(kquants.QUANTISER) if packed else None
+    quantiser = kquants.find() if packed else None
     if packed and quantiser is None and params.llama_cpp == "required":
         raise InputError(
-            f"{packed[0]} cannot be made: {missing(kquants.QUANTISER)}",
+            f"{packed[0]} cannot be made: {kquants.MISSING}",
             where="export.gguf_types",
             fix="build llama.cpp, drop the type, or set export.llama_cpp to if_installed",
         )
@@ -84,8 +83,8 @@ def check_files(
         "transformers": check_transformers(folder / HF_DIR, probe, stored, limits, expected.logits)
     }
     for file_type in (name for name in params.gguf_types if not (folder / gguf_name(name)).exists()):
-        note(f"{gguf_name(file_type)}: NOT WRITTEN, {missing(kquants.QUANTISER)}; {AGAIN}")
-        parity[f"llama_cpp_{file_type}"] = f"not written: {missing(kquants.QUANTISER)}"
+        note(f"{gguf_name(file_type)}: NOT WRITTEN, {kquants.MISSING}; {AGAIN}")
+        parity[f"llama_cpp_{file_type}"] = f"not written: {kquants.MISSING}"
     if params.llama_cpp == "off":
         note("llama.cpp: NOT CHECKED, export.llama_cpp is off")
         return parity | {"llama_cpp": "not checked: export.llama_cpp is off"}
@@ -113,7 +112,7 @@ def check_files(
     except NotInstalled as reason:
         if params.llama_cpp == "required":
             raise InputError(
-                f"llama.cpp cannot be asked: {reason}",
+                f"llama.cpp cannot be asked: {reason.what}",
                 where="export.llama_cpp",
                 fix="pip install xllamacpp, or set export.llama_cpp to if_installed",
             ) from None

@@ -22,7 +22,7 @@ from pathlib import Path
 from athanor.artifacts import MANIFEST, manifest_digest, new_dir, read_json
 from athanor.errors import AthanorError, InputError
 from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF, cache_of, cached, export_of, recorded, unexported
-from athanor.serving.gguf_header import read_header
+from athanor.gguf.reader import read_header
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 

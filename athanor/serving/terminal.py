@@ -9,22 +9,25 @@ message and only the answers go to standard output.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import queue
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from types import FrameType
+from typing import Any
 
-from athanor.errors import AthanorError
+from athanor.corpus.conversations import Message
 from athanor.decoding.sampling import Sampling
-from athanor.model.folded import Folded
+from athanor.errors import AthanorError
 from athanor.pipeline.machine import machine
-from athanor.serving.chat import Chat
-from athanor.serving.loading import decoding_defaults, few_threads, load_export, sampling_defaults
-from athanor.training.device import prepare
+from athanor.serving.backends.base import Backend, Request
+from athanor.serving.backends.torch_backend import open_backend
 
 DEFAULT_MODEL = "models/export/hf"
 HELP = """\
@@ -32,6 +35,59 @@ HELP = """\
 /reset         forget the conversation
 /help          this list
 /exit          leave, as does Ctrl-D; Ctrl-C stops an answer"""
+
+
+class Chat:
+    """One conversation. Attributes after an answer: `tokens` generated, `cut` at a limit, `forgotten` exchanges."""
+
+    def __init__(
+        self, backend: Backend, *, sampling: Mapping[str, Any], max_new_tokens: int | None, system: str = ""
+    ) -> None:
+        self.backend, self.system, self.max_new_tokens = backend, system, max_new_tokens
+        self.sampling = {"seed": secrets.randbelow(2**31), **sampling}
+        self.turns: list[Message] = []
+        self.tokens, self.cut, self.forgotten = 0, False, 0
+        self._numbers = itertools.count()
+
+    def reset(self) -> None:
+        """Forget the conversation; the system message stays."""
+        self.turns, self.forgotten = [], 0
+
+    def answer(self, text: str) -> Iterator[str]:
+        """Pieces of the answer to `text` as they are made.
+
+        Closing the iterator stops the answer. What was said up to then stays
+        in the history; an answer that was stopped before its first piece, or
+        failed, leaves the history as it was. AthanorError for the latter.
+        """
+        system, asked = [Message("system", self.system)] if self.system else [], Message("user", text)
+        # Another turn draws other numbers; the same conversation with the same seed repeats itself.
+        sampling = {**self.sampling, "seed": self.sampling["seed"] + len(self.turns)}
+        messages = (*system, *self.turns, asked)
+        request = Request(next(self._numbers), messages, self.max_new_tokens, sampling)
+        events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.backend.submit(request, events.put)
+        pieces: list[str] = []
+        self.tokens, self.cut = 0, False
+        try:
+            while (event := events.get())["type"] not in ("end", "error"):
+                if event["type"] == "start":
+                    self.forgotten = event["forgotten"]
+                else:
+                    self.tokens = event["tokens"]
+                    pieces.append(event["text"])
+                    yield event["text"]
+        except GeneratorExit:
+            self.backend.cancel(request.id)
+            while (event := events.get())["type"] not in ("end", "error"):
+                pass
+            if pieces:
+                self.turns += [asked, Message("assistant", "".join(pieces))]
+            raise
+        if event["type"] == "error":
+            raise AthanorError(event["message"])
+        self.tokens, self.cut = event["tokens"], event["reason"] == "length"
+        self.turns += [asked, Message("assistant", "".join(pieces))]
 
 
 class Terminal:
@@ -159,21 +215,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stream.reconfigure(encoding="utf-8", errors="replace")
     try:
         settings = machine()
-        model, tokenizer = load_export(options.model, prepare(settings.device, settings.threads))
-        few_threads(model)
-        defaults = decoding_defaults(options.model)
-        chosen = {
-            name: value
-            for name in ("temperature", "top_k", "top_p", "min_p", "seed")
-            if (value := getattr(options, name)) is not None
-        }
-        chat = Chat(
-            Folded(model),
-            tokenizer,
-            sampling=Sampling.from_dict({"seed": secrets.randbelow(2**31), **sampling_defaults(defaults), **chosen}),
-            max_new_tokens=max(1, options.max_new_tokens or defaults["max_new_tokens"]),
-            system=options.system,
-        )
+        spec = {"path": options.model, "device": settings.device, "threads": settings.threads}
+        backend = open_backend({**spec, "rows": 1, "cache_bytes": 0})
+        names = ("temperature", "top_k", "top_p", "min_p", "seed")
+        sampling = {name: value for name in names if (value := getattr(options, name)) is not None}
+        Sampling.from_dict(asdict(backend.defaults) | sampling)  # an impossible one is told before the first message
+        limit = options.max_new_tokens and max(1, options.max_new_tokens)
+        chat = Chat(backend, sampling=sampling, max_new_tokens=limit, system=options.system)
     except AthanorError as error:
         print(f"chat: {error}", file=sys.stderr)
         return 1
@@ -181,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if terminal.typed:
         with suppress(ImportError):
             import readline  # noqa: F401  line editing and history for input()
-        size = f"{model.config.parameter_count() / 1e6:.1f}M parameters, context {model.config.context_tokens} tokens"
+        size = f"{backend.info['parameters'] / 1e6:.1f}M parameters, context {backend.info['context_tokens']} tokens"
         terminal.say(f"{options.model} ({size}). /help for commands, Ctrl-C stops an answer, Ctrl-D leaves.")
     try:
         terminal.run()

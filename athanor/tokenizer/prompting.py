@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
-from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
 
 
@@ -61,15 +60,3 @@ def fit(
         else:
             bad = tried
     return without(good), good
-
-
-def fit_history(
-    tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens: int, reserve_tokens: int
-) -> tuple[list[Message], int]:
-    """`fit` for our own template."""
-    return fit(
-        messages,
-        lambda kept: len(prompt_ids(tokenizer, kept)),
-        context_tokens=context_tokens,
-        reserve_tokens=reserve_tokens,
-    )

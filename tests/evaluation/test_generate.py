@@ -11,9 +11,9 @@ import torch
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
 from athanor.decoding import sampling as module
-from athanor.decoding.generate import generate, stream
+from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY, Sampling, filtered
-from athanor.tokenizer.prompting import end_ids, exempt_ids, fit_history
+from athanor.tokenizer.prompting import end_ids, exempt_ids, fit
 from athanor.model.cache import KVCache
 from athanor.model.folded import Folded
 from athanor.tokenizer.chat import prompt_ids, render
@@ -70,15 +70,6 @@ def test_a_wrong_cache_is_noticed(tokenizer, monkeypatch, planted):
     except (ValueError, RuntimeError, IndexError):
         return
     assert found != expected
-
-
-def test_stream_is_generate_with_the_stop_id(tokenizer):
-    model, stops = make_model(tokenizer), set(range(0, 512, 17))
-    for prompt in prompts(tokenizer.vocab_size, 8):
-        (whole,) = generate(model, [prompt], max_new_tokens=20, stop_ids=stops)
-        assert list(stream(model, prompt, max_new_tokens=20, stop_ids=stops)) == whole.ids + (
-            [whole.end] if whole.stopped else []
-        )
 
 
 def test_sampling_depends_on_the_seed_and_not_on_the_batch(tokenizer):
@@ -233,7 +224,6 @@ def test_a_penalty_breaks_a_stuck_model_unless_the_id_is_exempt(tokenizer):
         said = [[tokenizer.bos, tokenizer.assistant]]
         (made,) = generate(model, said, max_new_tokens=6, stop_ids=(), sampling=strong, exempt=exempt)
         assert (made.ids == [token] * 6) is free
-        assert list(stream(model, said[0], max_new_tokens=6, stop_ids=(), sampling=strong, exempt=exempt)) == made.ids
 
 
 def test_one_batch_may_mix_penalties(tokenizer):
@@ -283,8 +273,8 @@ def history(pairs, system=True):
 def test_long_histories_lose_their_oldest_exchanges(tokenizer, system):
     messages = history(9, system)
     whole = len(prompt_ids(tokenizer, messages))
-    assert fit_history(tokenizer, messages, context_tokens=whole + 8, reserve_tokens=8) == (messages, 0)
-    kept, dropped = fit_history(tokenizer, messages, context_tokens=whole // 2, reserve_tokens=8)
+    assert fit(messages, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=whole + 8, reserve_tokens=8) == (messages, 0)
+    kept, dropped = fit(messages, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=whole // 2, reserve_tokens=8)
     assert 0 < dropped < 9 and len(prompt_ids(tokenizer, kept)) + 8 <= whole // 2
     head = messages[: int(system)]
     assert kept == head + messages[len(head) + 2 * dropped :]
@@ -298,7 +288,7 @@ def test_long_histories_lose_their_oldest_exchanges(tokenizer, system):
 def test_a_last_message_that_does_not_fit_alone_is_refused(tokenizer):
     messages = [*history(3)[:-1], Message("user", "word " * 80)]
     size = len(prompt_ids(tokenizer, [messages[0], messages[-1]]))
-    kept, dropped = fit_history(tokenizer, messages, context_tokens=size + 1, reserve_tokens=30)
+    kept, dropped = fit(messages, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=size + 1, reserve_tokens=30)
     assert dropped == 3 and len(kept) == 2
     with pytest.raises(InputError, match="does not fit"):
-        fit_history(tokenizer, messages, context_tokens=size, reserve_tokens=30)
+        fit(messages, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=size, reserve_tokens=30)

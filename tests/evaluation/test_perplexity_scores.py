@@ -15,17 +15,17 @@ import pytest
 import torch
 
 from athanor.artifacts import manifest_digest, read_json, write_json
+<<<<<<< HEAD
 from athanor.commands import cli
+=======
+from athanor.commands.evaluate import history, watch
+>>>>>>> ab9037f (One llama.cpp client and one GGUF header reader in athanor/gguf: serving, parity and perplexity share them; llama-perplexity and the parsing of its output go; athanor evaluate's job lies with its command; the terminal chats through the serving backend)
 from athanor.commands.evaluate import main as command
-from athanor.commands.evaluate import watch
+from athanor.commands.evaluate.job import Job, apart, kind_of
+from athanor.commands.evaluate.sets import document_rows, load_set, row_windows
 from athanor.corpus.documents import Document, write_documents
 from athanor.errors import GateError, InputError
-from athanor.evaluation.perplexity import history
-from athanor.evaluation.perplexity.backends import Ours
-from athanor.evaluation.perplexity.child import apart
-from athanor.evaluation.perplexity.job import Job, kind_of
-from athanor.evaluation.perplexity.sets import document_rows, load_set, row_windows
-from athanor.evaluation.perplexity.windows import chunk_windows, from_loss, plain, scored_bytes, summary
+from athanor.evaluation.perplexity import Ours, chunk_windows, measured, scored_bytes
 from athanor.pipeline.slots import Slot
 from athanor.training import checkpoint
 from athanor.training.validation import bits_per_byte
@@ -53,21 +53,24 @@ def test_chunks_are_cut_as_llama_perplexity_cuts(context, scored):
         chunk_windows(ids[: 2 * context - 1], context, bos=1)
 
 
-def test_one_newline_is_dropped_at_the_end():
-    assert plain("a\n\n") == "a\n" and plain("a") == "a"
+def test_one_newline_is_dropped_at_the_end(tokenizer):
+    model, seen = Ours(make_model(tokenizer), tokenizer), []
+    model.encode = lambda text: seen.append(text) or np.arange(200)
+    for text in (PROSE + "\n\n", PROSE):
+        model.text(text, 64)
+    assert seen == [PROSE + "\n", PROSE]
 
 
-def test_summary_is_the_printed_estimate():
-    nats = np.array([1.0, 2.0, 3.0, 6.0])
-    found = summary([nats[:2], nats[2:]], 2, 12)
-    assert found.loss == 3.0 and found.perplexity == pytest.approx(math.exp(3))
-    assert found.stderr == pytest.approx(math.exp(3) * math.sqrt((12.5 - 9) / 3))
-    assert found.bits_per_byte == pytest.approx(12 / math.log(2) / 12)
+def test_the_figure_is_the_printed_estimate():
+    score = measured(np.array([1.0, 2.0, 3.0, 6.0]), 2, 12)
+    assert score.loss == 3.0 and score.perplexity == pytest.approx(math.exp(3))
+    assert score.stderr == pytest.approx(math.exp(3) * math.sqrt((12.5 - 9) / 3))
+    assert score.bits_per_byte == pytest.approx(12 / math.log(2) / 12)
     for bad in (math.nan, math.inf):
         with pytest.raises(GateError, match="no finite loss"):
-            summary([np.array([1.0, bad])], 1, None)
+            measured(np.array([1.0, bad]), 1, None)
     with pytest.raises(GateError, match="no finite perplexity"):
-        from_loss(1e4, None, 1, 1, None)
+        measured(np.array([1e4]), 1, None)
 
 
 def test_bytes_are_those_of_the_scored_half(tokenizer):
@@ -95,7 +98,7 @@ def test_documents_on_their_own_equal_the_pipelines_bits_per_byte(tokenizer, tmp
     model = make_model(tokenizer)
     expected = bits_per_byte(model, [ids for ids, _ in rows], tokenizer.token_bytes, 128)
     windows = row_windows(rows, 128)
-    found = summary(Ours(model, tokenizer).nats(windows), len(windows), scored_bytes(windows, tokenizer.token_bytes))
+    found, _ = Ours(model, tokenizer).score(windows, tokenizer.token_bytes)
     assert found.bits_per_byte == pytest.approx(expected.bpb, rel=1e-6) and found.tokens == expected.tokens
 
 
@@ -159,13 +162,10 @@ def test_the_interval_of_the_watch_bench_is_no_narrower_than_students():
 
 
 def test_rows_are_compared_only_when_the_keys_agree():
-    other = {**ROW, "weights_sha256": "2", "loss": 2.9, "perplexity": math.exp(2.9)}
-    found = history.compare(ROW, other)
-    assert found.loss_difference == pytest.approx(-0.1) and found.perplexity_ratio == pytest.approx(math.exp(-0.1))
+    other = {**ROW, "weights_sha256": "2", "loss": 2.9}
+    assert history.previous([other, ROW], ROW) == other
     for key in history.KEYS:
-        with pytest.raises(InputError, match=f"cannot be compared: {key} is 'x' and 'y'"):
-            history.compare(ROW, {**other, key: "y"})
-    assert history.compare(ROW, {**other, "backend": "y"}, allow=("backend",)).loss_difference < 0
+        assert history.previous([{**other, key: "y"}, ROW], ROW) is None
     assert history.previous([other, {**ROW, "mask": "y", "weights_sha256": "3"}, ROW], ROW) == other
 
 
@@ -173,7 +173,7 @@ def test_rows_of_several_processes_stay_whole(tmp_path):
     path = tmp_path / history.FILE
     path.write_text('{"writer": 9, "num')  # torn by a power loss
     code = (
-        "import sys; from athanor.evaluation.perplexity.history import append\n"
+        "import sys; from athanor.commands.evaluate.history import append\n"
         "for n in range(40): append(sys.argv[1], {'writer': int(sys.argv[2]), 'number': n, 'filler': 'x' * 2000})"
     )
     workers = [subprocess.Popen([sys.executable, "-c", code, path, str(writer)], cwd=ROOT) for writer in (1, 2)]
@@ -260,7 +260,7 @@ def test_the_command_scores_apart_and_keeps_a_history(project, monkeypatch, caps
     assert "models/sft: chunks perplexity" in capsys.readouterr().out
     rows = history.read(root / ".athanor" / history.FILE)
     assert [row["method"] for row in rows] == ["chunks", "documents"]
-    for key in (*history.KEYS, "weights_sha256", "loss", "perplexity", "stderr", "bits_per_byte", "attempts", "seconds"):
+    for key in (*history.KEYS, "weights_sha256", "loss", "perplexity", "stderr", "bits_per_byte", "seconds"):
         assert rows[0][key] is not None, key
     assert run(monkeypatch, "--slot", slot.path.name[:6]) == 0
     said = capsys.readouterr().out

@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 from athanor.errors import InputError
-from athanor.export import binaries
+from athanor.export import kquants
 from tools import llama_cpp
 
 
@@ -22,16 +22,15 @@ def test_variable_then_path_then_project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.delenv("LLAMA_CPP_BIN", raising=False)
-    assert binaries.find("llama-quantize") is None
+    assert kquants.find("llama-quantize") is None
     project = place(tmp_path / ".athanor" / "llama.cpp" / "bin")
-    assert binaries.find("llama-quantize") == project and project.is_absolute()
+    assert kquants.find("llama-quantize") == project and project.is_absolute()
     on_path = place(tmp_path / "path")
-    assert binaries.find("llama-quantize") == on_path
+    assert kquants.find("llama-quantize") == on_path
     named = place(tmp_path / "named")
     monkeypatch.setenv("LLAMA_CPP_BIN", str(tmp_path / "named"))
-    assert binaries.find("llama-quantize") == named
-    assert binaries.find("llama-perplexity") is None
-    assert "LLAMA_CPP_BIN" in binaries.missing("llama-perplexity")
+    assert kquants.find("llama-quantize") == named
+    assert kquants.find("llama-server") is None and "LLAMA_CPP_BIN" in kquants.MISSING
 
 
 @pytest.mark.parametrize("filters", [True, False])
@@ -53,7 +52,7 @@ def test_the_source_is_unpacked_by_a_python_without_filters(tmp_path, monkeypatc
 def test_a_variable_that_names_no_folder_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMA_CPP_BIN", str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match="LLAMA_CPP_BIN"):
-        binaries.find("llama-quantize")
+        kquants.find("llama-quantize")
 
 
 def test_a_file_that_cannot_be_run_is_no_program(tmp_path, monkeypatch):
@@ -61,4 +60,4 @@ def test_a_file_that_cannot_be_run_is_no_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("LLAMA_CPP_BIN", str(tmp_path / "named"))
-    assert binaries.find("llama-quantize") is None
+    assert kquants.find("llama-quantize") is None

@@ -13,10 +13,11 @@ import torch
 from athanor.errors import GateError
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
-from athanor.export import gguf, gguf_check, llamacpp
+from athanor.export import gguf, gguf_check
 from athanor.export.huggingface import DTYPES, write_huggingface
 from athanor.export.parity import Limits, bound, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.vocabulary import NORMAL
+from athanor.gguf import llamacpp
 
 LIMITS = Limits(logit_tolerance=1e-4, margin_logits=0.1)
 

@@ -10,9 +10,8 @@ from gguf import GGUFReader
 from athanor.artifacts import sha256_file
 from athanor.errors import GateError, InputError, ParamsError
 from athanor.export import gguf, gguf_check, kquants, publish
-from athanor.export.binaries import find
-from athanor.export.llamacpp import NotInstalled
 from athanor.export.parity import Limits, check_llama_cpp
+from athanor.gguf.llamacpp import NotInstalled
 from athanor.params.export import ExportParams, PerplexityTolerance
 
 PARAMS = ExportParams(
@@ -36,7 +35,7 @@ PARAMS = ExportParams(
 
 @pytest.fixture
 def quantiser():
-    return find(kquants.QUANTISER) or pytest.skip("no llama-quantize: set LLAMA_CPP_BIN to llama.cpp's build/bin")
+    return kquants.find() or pytest.skip("no llama-quantize: set LLAMA_CPP_BIN to llama.cpp's build/bin")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """One text, three runtimes, one perplexity; and every silent trap of a GGUF file makes llama.cpp's another one.
 
-The program llama-perplexity is asked where it is found (LLAMA_PERPLEXITY, PATH), else the package xllamacpp, which
-scores the same ids. About 20 s.
+About 20 s.
 """
 
 from __future__ import annotations
@@ -12,36 +11,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from athanor.commands.evaluate.sets import row_windows
 from athanor.errors import GateError
-from athanor.evaluation.perplexity import server as server_module
-from athanor.evaluation.perplexity.agreement import agree, held_out_text
-from athanor.evaluation.perplexity.backends import HuggingFace, Ours, TextScore
-from athanor.evaluation.perplexity.binary import Binary, find
-from athanor.evaluation.perplexity.server import Server
-from athanor.evaluation.perplexity.sets import row_windows
-from athanor.evaluation.perplexity.windows import summary
+from athanor.evaluation.perplexity import HuggingFace, LlamaCpp, Ours, TextScore, measured
 from athanor.export import gguf
 from athanor.export.huggingface import write_huggingface
 from athanor.export.parity import rebuilt
+from athanor.export.perplexity_gate import agree, held_out_text
+from athanor.gguf import llamacpp
 from athanor.tokenizer.chat import render
 from tests.export.conftest import CONTEXT, documents, question, reply
 
 CHUNKS = 4
-NOT_FOUND = "no llama-perplexity: set LLAMA_PERPLEXITY, or build it with tools/llama_cpp.py"
 
 
-@pytest.fixture(scope="session", params=["llama-perplexity", "xllamacpp"])
-def runtime(request):
-    """Makes an evaluator of a file. The package only where the program is not: both mean llama.cpp."""
-    program = find()
-    if request.param == "llama-perplexity":
-        if program is None:
-            pytest.skip(NOT_FOUND)
-        return lambda path, exact=True: Binary(program, path, exact=exact, threads=1, timeout_seconds=120)
+def scorer(path, exact=True):
     pytest.importorskip("xllamacpp")
-    if program is not None:
-        pytest.skip("llama-perplexity is asked instead; test_the_package_and_the_program_agree asks both")
-    return lambda path, exact=True: Server(path, exact=exact, threads=1, timeout_seconds=120)
+    return LlamaCpp(path, exact=exact, threads=1, timeout_seconds=120)
 
 
 @pytest.fixture(scope="session")
@@ -68,26 +54,13 @@ def test_transformers_gives_the_same_number(case, text, wanted, tmp_path):
 
 
 @pytest.mark.parametrize("file_type, tolerance", [("f32", 1e-5), ("f16", 1e-3), ("q8_0", 2e-3)])
-def test_llama_cpp_gives_the_same_number(file_type, tolerance, case, text, wanted, runtime, tmp_path):
+def test_llama_cpp_gives_the_same_number(file_type, tolerance, case, text, wanted, tmp_path):
     gguf.write_gguf(tmp_path / "model.gguf", case.source, file_type)
-    found = runtime(tmp_path / "model.gguf", file_type == "f32").text(text, CONTEXT, CHUNKS)
+    found = scorer(tmp_path / "model.gguf", file_type == "f32").text(text, CONTEXT, CHUNKS)
     expected = wanted[case.source.architecture]
     assert agree(file_type, found, expected, tolerance, file_type == "q8_0") < (1e-5 if file_type == "f32" else 0.02)
     assert np.array_equal(found.ids, expected.ids)
     assert found.measured.bits_per_byte == pytest.approx(expected.measured.bits_per_byte, rel=0.01)
-
-
-def test_the_package_and_the_program_agree(llama, text, wanted, tmp_path):
-    pytest.importorskip("xllamacpp")
-    program = find()
-    if program is None:
-        pytest.skip(NOT_FOUND)
-    gguf.write_gguf(tmp_path / "model.gguf", llama.source, "f32")
-    how = {"exact": True, "threads": 1, "timeout_seconds": 120}
-    both = Server(tmp_path / "model.gguf", **how), Binary(program, tmp_path / "model.gguf", **how)
-    scores = [evaluator.text(text, CONTEXT, 2) for evaluator in both]
-    assert agree("llama.cpp", scores[0], scores[1], 1e-5, False) < 1e-5
-    assert scores[1].measured.stderr == pytest.approx(scores[0].measured.stderr, rel=1e-4)
 
 
 # -- traps ------------------------------------------------------------------
@@ -139,38 +112,38 @@ def write(path, source, arch, *, values=None, drop=(), arrays=None, without=()):
     gguf.write_raw(path, arch, keys, tensors, "f32")
 
 
-def caught(runtime, path, text, expected):
-    """By the ids where they are told, and by the perplexity alone where they are not."""
-    found = runtime(path).text(text, CONTEXT, CHUNKS)
+def caught(path, text, expected):
+    """By the ids, and by the perplexity alone."""
+    score = scorer(path).text(text, CONTEXT, CHUNKS)
     with pytest.raises(GateError, match="perplexity in trapped"):
-        agree("trapped", found, expected, 1e-5, False)
+        agree("trapped", score, expected, 1e-5, False)
     with pytest.raises(GateError, match="apart by|targets where ours"):
-        agree("trapped", replace(found, ids=None), expected, 1e-5, False)
+        agree("trapped", replace(score, ids=expected.ids), expected, 1e-5, False)
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_trap_of_a_llama_file_is_caught(trap, llama, text, wanted, runtime, tmp_path):
+def test_trap_of_a_llama_file_is_caught(trap, llama, text, wanted, tmp_path):
     write(tmp_path / "model.gguf", llama.source, "llama", **TRAPS[trap](llama.source))
-    caught(runtime, tmp_path / "model.gguf", text, wanted["llama"])
+    caught(tmp_path / "model.gguf", text, wanted["llama"])
 
 
-def test_trap_permuted_qwen3_is_caught(qwen, text, wanted, runtime, tmp_path):
+def test_trap_permuted_qwen3_is_caught(qwen, text, wanted, tmp_path):
     heads = {"_q.": qwen.source.config.heads, "_k.": qwen.source.config.kv_heads}
     permuted = {
         name: gguf.interleave(array, heads["_q." if "_q." in name else "_k."])
         for name, array in unpermuted(qwen.source).items()
     }
     write(tmp_path / "model.gguf", qwen.source, "qwen3", arrays=permuted)
-    caught(runtime, tmp_path / "model.gguf", text, wanted["qwen3"])
+    caught(tmp_path / "model.gguf", text, wanted["qwen3"])
 
 
-def test_trap_dropped_qk_norm_is_caught(qwen, text, wanted, runtime, tmp_path):
+def test_trap_dropped_qk_norm_is_caught(qwen, text, wanted, tmp_path):
     write(tmp_path / "model.gguf", qwen.source, "llama", without=["attn_q_norm.weight", "attn_k_norm.weight"])
-    caught(runtime, tmp_path / "model.gguf", text, wanted["qwen3"])
+    caught(tmp_path / "model.gguf", text, wanted["qwen3"])
 
 
 def scored(nats):
-    return TextScore(summary([nats], 1, None), None, nats)
+    return TextScore(measured(nats, 1, None), np.arange(len(nats)), nats)
 
 
 def test_rounding_is_allowed_its_chance_and_no_more():
@@ -198,31 +171,31 @@ def test_conversations_are_scored_by_ids_everywhere(llama, tmp_path):
     gguf.write_gguf(tmp_path / "model.gguf", llama.source, "f32")
     write_huggingface(tmp_path / "hf", llama.source, "float32")
     ours = Ours(rebuilt(llama.source, "float32"), tokenizer).nats(windows)
-    server = Server(tmp_path / "model.gguf", exact=True, threads=1, timeout_seconds=120).nats(windows)
+    server = scorer(tmp_path / "model.gguf").nats(windows)
     other = HuggingFace(tmp_path / "hf").nats(windows)
     for mine, theirs, third in zip(ours, server, other, strict=True):
         assert np.allclose(mine, theirs, atol=1e-3) and np.allclose(mine, third, atol=1e-5)
 
 
-def test_a_server_that_never_answers_is_started_again(llama, text, tmp_path, monkeypatch):
+def test_a_server_that_never_answers_is_started_again(llama, tmp_path, monkeypatch):
     """The first worker stands still as the real one does now and then; a server that always does is given up."""
     write(tmp_path / "model.gguf", llama.source, "llama")
-    starts, start = [], Server._start
+    model = scorer(tmp_path / "model.gguf")
+    starts, start = [], llamacpp.subprocess.Popen
 
-    def stuck(self, command, log_path):
+    def stuck(command, **options):
         starts.append(command)
         if len(starts) in silent:
             command = [sys.executable, "-c", "import time; print('.', flush=True); time.sleep(1000)"]
-        return start(self, command, log_path)
+        return start(command, **options)
 
-    monkeypatch.setattr(Server, "_start", stuck)
-    monkeypatch.setattr(server_module, "STALLS", 12)
+    monkeypatch.setattr(llamacpp.subprocess, "Popen", stuck)
+    monkeypatch.setattr(llamacpp, "STALLS", 12)
     silent = {1}
-    server = Server(tmp_path / "model.gguf", exact=True, threads=1, timeout_seconds=120)
-    assert len(server.encode("some text")) > 1 and len(starts) == 2
+    assert len(model.encode("some text")) > 1 and len(starts) == 2
     silent = set(range(100))
     starts.clear()
-    monkeypatch.setattr(server_module, "STALLS", 6000)
+    monkeypatch.setattr(llamacpp, "STALLS", 6000)
     with pytest.raises(GateError, match="no answer"):
-        server.encode("some text")
-    assert len(starts) == server_module.ATTEMPTS
+        model.encode("some text")
+    assert len(starts) == llamacpp.ATTEMPTS

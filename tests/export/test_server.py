@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from athanor.export import gguf
-from athanor.export.binaries import find
+from athanor.export.kquants import find
 
 
 @pytest.fixture

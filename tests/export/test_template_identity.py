@@ -10,6 +10,7 @@ them must filter.
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -18,10 +19,11 @@ from athanor.artifacts import write_manifest
 from athanor.corpus.conversations import Message
 from athanor.data.packing import pack
 from athanor.data.rows import KIND, VERSION, PackedRows, write_split
-from athanor.export import gguf, llamacpp
+from athanor.export import gguf
 from athanor.export.huggingface import write_huggingface
 from athanor.export.probes import has_control
 from athanor.export.source import load_source
+from athanor.gguf import llamacpp
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.tokenizer import sft_gates
@@ -138,12 +140,12 @@ def test_llama_cpp(conversations, source, tokenizer, tmp_path):
     chats = [asked(c) for c in conversations]
     try:
         reply = llamacpp.ask(
-            tmp_path / "model.gguf", texts=[], conversations=chats, prompts=[], limits=[], windows=[],
-            context_tokens=256, vocab_size=tokenizer.vocab_size, exact=True, threads=1, timeout_seconds=240,
+            tmp_path / "model.gguf", {"chat_tokens": [[[asdict(message) for message in chat]] for chat in chats]},
+            context_tokens=256, exact=True, threads=1, timeout_seconds=240,
         )  # fmt: skip
     except llamacpp.NotInstalled:
         pytest.skip("xllamacpp is not installed")
-    for chat, ids in zip(chats, reply["conversations"], strict=True):
+    for chat, ids in zip(chats, reply["chat_tokens"], strict=True):
         ours = prompt_ids(tokenizer, chat)
         spaced = [Message(m.role, m.content.replace(SPACE_MARK, " ")) for m in chat]
         if spelled(chat):

@@ -88,7 +88,7 @@ def main(job_path, result_path):
         import xllamacpp
     except ImportError:
         return 3
-    from athanor.export.llamacpp_worker import Client
+    from athanor.gguf.llamacpp import Client
 
     job = json.loads(Path(job_path).read_text())
     signal.alarm(110)
@@ -112,7 +112,7 @@ def main(job_path, result_path):
         # The bias decides which token is made, one with text, and leaves the probabilities told as they are.
         body = {"prompt": ids, "n_predict": 1, "temperature": 0, "logit_bias": [[34, 1000.0]]}
         body |= {"n_probs": job["vocab_size"], "cache_prompt": False}
-        row = client.post("/completion", body)["completion_probabilities"][0]["top_logprobs"]
+        row = client.ask("/completion", body)["completion_probabilities"][0]["top_logprobs"]
         found.append([(one["id"], one["logprob"]) for one in row])
     Path(result_path).write_text(json.dumps(found))
     return 0

@@ -13,11 +13,10 @@ import pytest
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
 from athanor.decoding.generate import generate
-from athanor.serving.answers import Stops
-from athanor.serving.backends.base import Request
-from athanor.serving.gguf_header import read_header
+from athanor.serving.backends.base import Request, Stops
+from athanor.gguf.reader import read_header
 from athanor.tokenizer.chat import prompt_ids
-from athanor.tokenizer.prompting import end_ids, fit_history
+from athanor.tokenizer.prompting import end_ids, fit
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.evaluation.tiny import always_says
 from tests.export.conftest import question, train_model
@@ -214,7 +213,7 @@ def test_the_oldest_exchanges_are_forgotten_as_our_own_engine_does(decided, llam
     for n in range(12):
         chat += [*question(n), Message("assistant", "apple river")]
     chat += question(50)
-    kept, forgotten = fit_history(tokenizer, chat, context_tokens=context, reserve_tokens=8)
+    kept, forgotten = fit(chat, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=context, reserve_tokens=8)
     assert forgotten > 0
     start = ask(chat, 8)[0]
     assert start == {"type": "start", "prompt_tokens": len(prompt_ids(tokenizer, kept)), "forgotten": forgotten}

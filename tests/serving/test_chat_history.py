@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from athanor.corpus.conversations import Message
-from athanor.errors import InputError
-from athanor.decoding.sampling import GREEDY, Sampling
-from athanor.serving.answers import prepare
-from athanor.serving.chat import Chat
+from athanor.errors import AthanorError
+from athanor.serving.backends.base import prepare
+from athanor.serving.backends.torch_backend import TorchBackend
+from athanor.serving.terminal import Chat
 from athanor.tokenizer.chat import prompt_ids, render
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.evaluation.tiny import always_says, make_model, silence
 
 
 def chat_with(model, tokenizer, **options):
-    settings = {"sampling": GREEDY, "max_new_tokens": 8} | options
-    return Chat(model, tokenizer, **settings)
+    backend = TorchBackend(model, tokenizer, {"max_new_tokens": 8}, rows=1, cache_bytes=0)
+    return Chat(backend, **{"sampling": {}, "max_new_tokens": 8} | options)
 
 
 def test_a_character_in_several_tokens_arrives_whole(tokenizer):
@@ -26,7 +26,7 @@ def test_a_character_in_several_tokens_arrives_whole(tokenizer):
     for count in range(1, 5):
         model = make_model(tokenizer)
         chat = chat_with(model, tokenizer)
-        chat.tokenizer = Spelling(tokenizer, spelled[:count])
+        chat.backend.tokenizer = Spelling(tokenizer, spelled[:count])
         pieces = list(chat.answer("hello"))
         text = tokenizer.decode(spelled[:count])
         assert "".join(pieces).startswith(text if count == 4 else "\ufffd")
@@ -73,14 +73,15 @@ def test_an_answer_that_fails_or_is_stopped_leaves_a_well_formed_history(tokeniz
     chat = chat_with(silence(make_model(tokenizer), tokenizer), tokenizer)
     "".join(chat.answer("first"))
     before = list(chat.turns)
-    with pytest.raises(InputError):
+    with pytest.raises(AthanorError, match="does not fit"):
         list(chat.answer("word " * 500))
     assert chat.turns == before
-    right, chat.model = chat.model, None
-    with pytest.raises(AttributeError):
+    engine = chat.backend.engine
+    right, engine.model = engine.model, None
+    with pytest.raises(AthanorError, match="AttributeError"):
         list(chat.answer("second"))
     assert chat.turns == before
-    chat.model = right
+    engine.model = right
     pieces = chat.answer("third")
     piece = next(pieces)
     pieces.close()
@@ -97,6 +98,6 @@ def test_equal_seeds_repeat_a_conversation_and_turns_differ(tokenizer):
     model = silence(make_model(tokenizer), tokenizer)
     talks = []
     for seed in (1, 1, 2):
-        chat = chat_with(model, tokenizer, sampling=Sampling(temperature=4.0, seed=seed))
+        chat = chat_with(model, tokenizer, sampling={"temperature": 4.0, "seed": seed})
         talks.append(["".join(chat.answer("hello")) for _ in range(2)])
     assert talks[0] == talks[1] != talks[2]

@@ -9,7 +9,7 @@ import pytest
 from athanor.errors import InputError
 from athanor.decoding import sampling
 from athanor.serving import database
-from athanor.serving.backends.shared import LEAST_HEAT, settings
+from athanor.serving.backends.base import LEAST_HEAT, settings
 from athanor.serving.database import on_network
 from athanor.serving.store import Store
 

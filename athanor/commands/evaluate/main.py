@@ -18,10 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from athanor.commands.evaluate import history
+from athanor.commands.evaluate.job import BACKENDS, CHECKPOINT, Job, apart, kind_of
 from athanor.commands.cli import positive
-from athanor.evaluation.perplexity import history
-from athanor.evaluation.perplexity.child import apart
-from athanor.evaluation.perplexity.job import BACKENDS, CHECKPOINT, Job, kind_of
 from athanor.pipeline.evaluations import Evaluations
 from athanor.pipeline.machine import anchor, machine
 
@@ -38,7 +37,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-bytes", type=positive(int), default=65536, help="of documents, drawn by content")
     parser.add_argument("--max-conversations", type=positive(int), default=200, help="drawn by content")
     parser.add_argument("--threads", type=int, default=0, help="default: the machine's; 1 with --watch")
-    parser.add_argument("--gpu-layers", type=int, default=0, help="layers that llama-perplexity puts on an accelerator")
     parser.add_argument("--timeout", type=positive(float), default=600.0, help="seconds for one score")
     parser.add_argument("--watch", action="store_true", help="follow the checkpoints of trainings that go on, idly")
     parser.add_argument("--slot", default="", help="only this slot (the start of its id, from `athanor slots`)")
@@ -58,7 +56,6 @@ def job_of(args: argparse.Namespace, model: Path, kind: str, **more: Any) -> Job
         max_bytes=args.max_bytes,
         max_conversations=args.max_conversations,
         threads=threads,
-        gpu_layers=args.gpu_layers,
         timeout_seconds=args.timeout,
         **more,
     )
@@ -77,8 +74,7 @@ class Recorder:
             history.append(self.path, row)
             print(line(row), flush=True)
             if before is not None:
-                found = history.compare(before, row)
-                print(f"  loss {found.loss_difference:+.4f} against {name(before)}", flush=True)
+                print(f"  loss {row['loss'] - before['loss']:+.4f} against {name(before)}", flush=True)
         history.write_plots(self.root / PLOTS, history.read(self.path))
         self.tracked.add(rows)
 

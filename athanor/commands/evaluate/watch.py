@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from athanor.artifacts import read_json
+from athanor.commands.evaluate.job import CHECKPOINT, apart
 from athanor.commands.slots import Found, choose, find
 from athanor.errors import AthanorError, InputError
-from athanor.evaluation.perplexity.child import apart
-from athanor.evaluation.perplexity.job import CHECKPOINT
 from athanor.training import checkpoint
 
 if TYPE_CHECKING:

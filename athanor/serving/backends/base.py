@@ -1,13 +1,30 @@
-"""What a worker asks of the runtime that makes its answers; the same for torch, llama.cpp and transformers."""
+"""What a worker asks of the runtime that makes its answers, and what all runtimes do alike. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from athanor.corpus.conversations import Message
+from athanor.errors import InputError
+from athanor.tokenizer.chat import prompt_ids
+from athanor.tokenizer.prompting import fit
+from athanor.tokenizer.tokenizer import Tokenizer
 
+RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest turns
+HALF = "\ufffd"  # stands for the bytes of an unfinished character
+LEAST_HEAT = 1e-6  # as athanor.decoding.sampling has it: below it logits overflow, which can end a GPU's process
+RANGES = {
+    "temperature": (0, 100),
+    "top_k": (0, 1 << 31),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+}
 Emit = Callable[[dict[str, Any]], None]
 
 
@@ -38,3 +55,122 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free what the model holds."""
+
+
+class Answer:
+    """The events of one answer: "start", then "text" as soon as it is certain, then one "end" or "error"."""
+
+    def __init__(self, request: Request, emit: Emit) -> None:
+        self.request, self.stops = request, Stops(request.stop)
+        self.tokens = 0  # made so far
+        self._emit, self._began = emit, 0.0
+        self._lock, self._over = threading.Lock(), False
+
+    def start(self, prompt: Prompt) -> None:
+        self._began = time.monotonic()
+        self._emit({"type": "start", "prompt_tokens": len(prompt.ids), "forgotten": prompt.forgotten})
+
+    def add(self, text: str) -> None:
+        self._say(self.stops.add(text))
+
+    def end(self, reason: str) -> None:
+        self._say(self.stops.rest())
+        seconds = round(time.monotonic() - self._began, 3) if self._began else 0.0
+        self._last({"type": "end", "reason": reason, "tokens": self.tokens, "seconds": seconds})
+
+    def fail(self, kind: str, message: str) -> None:
+        self._last({"type": "error", "kind": kind, "message": message})
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._emit({"type": "text", "text": text, "tokens": self.tokens})
+
+    def _last(self, event: dict[str, Any]) -> None:
+        with self._lock:
+            first, self._over = not self._over, True
+        if first:
+            self._emit(event)
+
+
+class Stops:
+    """Lets text through until one of `texts` appears; what could be the beginning of one is held back."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = [text for text in texts if text]
+        self.longest = max(map(len, self.texts), default=0)
+        self.held, self.found = "", False
+
+    def add(self, text: str) -> str:
+        """What may be shown of all up to now; sets `found` where a stop text appeared."""
+        if self.found:
+            return ""
+        text = self.held + text
+        places = [place for place in map(text.find, self.texts) if place >= 0]
+        if places:
+            self.held, self.found = "", True
+            return text[: min(places)]
+        lengths = range(min(self.longest - 1, len(text)), 0, -1)
+        keep = next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self.texts)), 0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def rest(self) -> str:
+        """What was held back and turned out to be no stop text."""
+        held, self.held = self.held, ""
+        return held
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Ids to continue, the most ids that may follow, and how many of the oldest exchanges were left out to fit."""
+
+    ids: list[int]
+    room: int
+    forgotten: int
+
+
+def reserve(context_tokens: int, limit: int) -> int:
+    """Tokens to keep free for an answer of at most `limit`."""
+    return max(1, min(limit, int(context_tokens * RESERVE_SHARE)))
+
+
+def prepare(
+    tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens: int, max_new_tokens: int
+) -> Prompt:
+    """The prompt of our own template; InputError also if the roles are not those of the template."""
+    prompt_ids(tokenizer, [Message(message.role, "") for message in messages])  # the roles, before their fitting
+    return fit_prompt(messages, partial(prompt_ids, tokenizer), context_tokens, max_new_tokens)
+
+
+def fit_prompt(
+    messages: Sequence[Message],
+    ids_of: Callable[[Sequence[Message]], list[int]],
+    context_tokens: int,
+    max_new_tokens: int,
+) -> Prompt:
+    """The prompt for the next answer of a conversation that ends with a user message; `ids_of` renders one.
+
+    InputError if the last message alone does not fit.
+    """
+    kept, forgotten = fit(
+        messages,
+        lambda some: len(ids_of(some)),
+        context_tokens=context_tokens,
+        reserve_tokens=reserve(context_tokens, max_new_tokens),
+    )
+    ids = ids_of(kept)
+    return Prompt(ids, min(max_new_tokens, context_tokens - len(ids)), forgotten)
+
+
+def settings(given: Mapping[str, float], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling settings of an answer: what was given, else the model's defaults. InputError for an impossible one."""
+    chosen = {name: given.get(name, defaults.get(name)) for name in RANGES}
+    for name, value in chosen.items():
+        low, high = RANGES[name]
+        open_below = name == "top_p"
+        faint = name == "temperature" and 0 < value < LEAST_HEAT
+        if not low <= value <= high or (open_below and value == low) or faint:
+            fix = f"use {'more than ' if open_below else ''}{low} to {high}"
+            fix += f", if not 0 then {LEAST_HEAT:g} at least" if faint else ""
+            raise InputError(f"{value} is impossible", where=name, fix=fix)
+    return chosen

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import codecs
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from athanor.errors import AthanorError
 from athanor.decoding.engine import Engine
-from athanor.decoding.sampling import GREEDY, Sampling
+from athanor.decoding.sampling import Sampling
 from athanor.model.config import ModelConfig
 from athanor.model.folded import Folded
-from athanor.serving.answers import Pieces, Prompt, prepare
-from athanor.serving.backends.base import Emit, Request
-from athanor.serving.loading import OWN, decoding_defaults, few_threads, load_export, sampling_defaults
+from athanor.model.transformer import Transformer
+from athanor.serving.backends.base import Answer, Emit, Prompt, Request, prepare
+from athanor.serving.loading import decoding_defaults, few_threads, load_export, sampling_defaults
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.prompting import end_ids, exempt_ids
+from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.training.device import prepare as prepare_device
 
 # Prompts read in one pass, padding included: more would hold up the answers under way for longer.
@@ -34,33 +34,35 @@ def row_bytes(config: ModelConfig) -> int:
     return 2 * 4 * config.layers * config.kv_heads * (config.context_tokens + 1) * config.head_dim
 
 
-@dataclass
-class _Answer:
-    request: Request
-    emit: Emit
-    prompt: Prompt
-    sampling: Sampling
-    pieces: Pieces
-    began: float = 0.0
-    tokens: int = 0
+class _Answer(Answer):
+    """An answer and what it is made from. A token may end in the middle of a character, hence the decoder."""
+
+    def __init__(self, request: Request, emit: Emit, prompt: Prompt, sampling: Sampling) -> None:
+        super().__init__(request, emit)
+        self.prompt, self.sampling = prompt, sampling
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def end(self, reason: str) -> None:
+        self.add(self.decoder.decode(b"", final=True))
+        super().end(reason)
 
 
 class TorchBackend:
-    """One thread decodes; requests and cancellations reach it through a queue."""
+    """One thread decodes; requests and cancellations reach it through a queue. `shipped`: see `decoding_defaults`."""
 
-    def __init__(self, folder: str | Path, *, device: str, threads: int, rows: int, cache_bytes: int) -> None:
-        model, self.tokenizer = load_export(folder, prepare_device(device, threads))
-        few_threads(model)
-        config, shipped = model.config, decoding_defaults(folder)
+    def __init__(
+        self, model: Transformer, tokenizer: Tokenizer, shipped: Mapping[str, Any], *, rows: int, cache_bytes: int
+    ) -> None:
+        self.tokenizer, config = tokenizer, model.config
         rows = max(1, min(rows, cache_bytes // row_bytes(config)))
-        self.ends = frozenset(end_ids(self.tokenizer))
+        self.ends = frozenset(end_ids(tokenizer))
         self.defaults = Sampling.from_dict(sampling_defaults(shipped))
         self.max_new_tokens = int(shipped["max_new_tokens"])
-        self.engine = Engine(Folded(model), rows=rows, stop_ids=self.ends, exempt=exempt_ids(self.tokenizer))
+        self.engine = Engine(Folded(model), rows=rows, stop_ids=self.ends, exempt=exempt_ids(tokenizer))
         self.info = {
             "backend": "torch",
             "template": "athanor",
-            "template_hash": template_hash(self.tokenizer),
+            "template_hash": template_hash(tokenizer),
             "context_tokens": config.context_tokens,
             "parameters": config.parameter_count(),
             "rows": rows,
@@ -86,10 +88,9 @@ class TorchBackend:
                     max_new_tokens=self.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens,
                 ),
                 Sampling.from_dict(asdict(self.defaults) | {"seed": secrets.randbelow(2**31)} | request.sampling),
-                Pieces(self.tokenizer, request.stop),
             )
         except AthanorError as error:
-            emit({"type": "error", "kind": "request", "message": str(error)})
+            Answer(request, emit).fail("request", str(error))
             return
         with self.work:
             self.waiting.append(answer)
@@ -139,60 +140,45 @@ class TorchBackend:
 
     def _join(self, joining: list[_Answer]) -> None:
         for answer in joining:
-            prompt = answer.prompt
-            answer.began = time.monotonic()
             self.answers[answer.request.id] = answer
-            answer.emit({"type": "start", "prompt_tokens": len(prompt.ids), "forgotten": prompt.forgotten})
+            answer.start(answer.prompt)
         self._take(self.engine.join([(a.request.id, a.prompt.ids, a.prompt.room, a.sampling) for a in joining]))
 
     def _take(self, made: list[Any]) -> None:
         for request_id, token, done in made:
             answer = self.answers[request_id]
             if token in self.ends:
-                self._end(answer, "stop")
+                self.answers.pop(request_id).end("stop")
                 continue
             answer.tokens += 1
-            text = answer.pieces.feed(token)
-            if text:
-                answer.emit({"type": "text", "text": text, "tokens": answer.tokens})
-            if answer.pieces.stopped:
+            answer.add(answer.decoder.decode(self.tokenizer.decode_bytes([token])))
+            if answer.stops.found:
                 self.engine.leave(request_id)
-                self._end(answer, "stop")
+                self.answers.pop(request_id).end("stop")
             elif done:
-                self._end(answer, "length")
-
-    def _end(self, answer: _Answer, reason: str) -> None:
-        del self.answers[answer.request.id]
-        rest = answer.pieces.finish()
-        if rest:
-            answer.emit({"type": "text", "text": rest, "tokens": answer.tokens})
-        seconds = time.monotonic() - answer.began
-        answer.emit({"type": "end", "reason": reason, "tokens": answer.tokens, "seconds": round(seconds, 6)})
+                self.answers.pop(request_id).end("length")
 
     def _stop(self, request_id: int) -> None:
         if request_id in self.answers:
             self.engine.leave(request_id)
-            self._end(self.answers[request_id], "stopped")
+            self.answers.pop(request_id).end("stopped")
             return
         with self.work:
-            found = [answer for answer in self.waiting if answer.request.id == request_id]
+            cancelled = [answer for answer in self.waiting if answer.request.id == request_id]
             self.waiting = deque(answer for answer in self.waiting if answer.request.id != request_id)
-        for answer in found:
-            answer.emit({"type": "end", "reason": "stopped", "tokens": 0, "seconds": 0.0})
+        for answer in cancelled:
+            answer.end("stopped")
 
     def _fail(self, joining: list[_Answer], error: Exception) -> None:
         failed = {answer.request.id: answer for answer in [*self.answers.values(), *joining]}
         self.answers, self.engine.rows = {}, []
         for answer in failed.values():
-            answer.emit({"type": "error", "kind": "model", "message": f"{type(error).__name__}: {error}"})
+            answer.fail("model", f"{type(error).__name__}: {error}")
 
 
 def open_backend(spec: Mapping[str, Any]) -> TorchBackend:
     """Load what `spec["path"]` names; AthanorError with the reason if that is not possible."""
-    return TorchBackend(
-        spec["path"],
-        device=spec["device"],
-        threads=spec["threads"],
-        rows=spec["rows"],
-        cache_bytes=spec["cache_bytes"],
-    )
+    model, tokenizer = load_export(spec["path"], prepare_device(spec["device"], spec["threads"]))
+    few_threads(model)
+    shipped = decoding_defaults(spec["path"])
+    return TorchBackend(model, tokenizer, shipped, rows=spec["rows"], cache_bytes=spec["cache_bytes"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,13 +19,8 @@ import torch
 
 from athanor.corpus.conversations import Message
 from athanor.errors import AthanorError, InputError
-from athanor.serving.answers import Stops, reserve
-from athanor.serving.backends.base import Emit, Request
-from athanor.serving.backends.shared import settings
-from athanor.tokenizer.prompting import fit
+from athanor.serving.backends.base import HALF, Answer, Emit, Request, fit_prompt, settings
 from athanor.training.device import limit_memory
-
-HALF = "\ufffd"
 
 
 def open_backend(spec: dict[str, Any]) -> HuggingFace:
@@ -68,8 +62,7 @@ class HuggingFace:
         self._thread.start()
 
     def submit(self, request: Request, emit: Emit) -> None:
-        job = _Job(self, request, emit)
-        self._jobs[request.id] = job
+        job = self._jobs[request.id] = _Job(self, request, emit)
         self._waiting.put(job)
 
     def cancel(self, request_id: int) -> None:
@@ -89,84 +82,65 @@ class HuggingFace:
                 if job.begin():
                     job.run()
             except AthanorError as error:
-                job.end({"type": "error", "kind": "request", "message": str(error)})
+                job.fail("request", str(error))
             except Exception as error:  # a template or a model of others; the next answer may do better
-                what = f"transformers broke off the answer ({type(error).__name__}: {error})"
-                job.end({"type": "error", "kind": "model", "message": what})
+                job.fail("model", f"transformers broke off the answer ({type(error).__name__}: {error})")
             finally:
                 self._jobs.pop(job.request.id, None)
 
-    def prompt(self, messages: list[Message]) -> list[int]:
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
         from jinja2 import TemplateError
 
         rows = [asdict(message) for message in messages]
         try:
-            found = self.tokenizer.apply_chat_template(rows, add_generation_prompt=True, return_dict=True)
+            rendered = self.tokenizer.apply_chat_template(rows, add_generation_prompt=True, return_dict=True)
         except TemplateError as error:  # many know no system message, or insist on turns
             raise InputError(f"the model's chat template refuses these messages ({error})", where="messages") from None
-        return [int(number) for number in found["input_ids"]]
+        return [int(number) for number in rendered["input_ids"]]
 
 
-class _Job:
+class _Job(Answer):
     """One answer. A job that is cancelled while it waits ends at once."""
 
     def __init__(self, backend: HuggingFace, request: Request, emit: Emit) -> None:
-        self.backend, self.request, self.emit = backend, request, emit
-        self.cancelled = False
-        self.tokens, self.reason, self.began = 0, "length", 0.0
-        self._lock, self._started, self._over = threading.Lock(), False, False
-        self.stops, self.pieces = Stops(request.stop), _Pieces(backend.tokenizer)
+        super().__init__(request, emit)
+        self.backend, self.pieces = backend, _Pieces(backend.tokenizer)
+        self.cancelled, self.started, self.reason = False, False, "length"
+        self._turn = threading.Lock()
 
     def cancel(self) -> None:
-        with self._lock:
+        with self._turn:
             self.cancelled = True
-            waits = not self._started
+            waits = not self.started
         if waits:
-            self.end({"type": "end", "reason": "stopped", "tokens": 0, "seconds": 0.0})
+            self.end("stopped")
 
     def begin(self) -> bool:
-        with self._lock:
-            self._started = not self.cancelled
-            return self._started
-
-    def end(self, event: dict[str, Any]) -> None:
-        with self._lock:
-            first, self._over = not self._over, True
-        if first:
-            self.emit(event)
+        with self._turn:
+            self.started = not self.cancelled
+            return self.started
 
     @torch.inference_mode()
     def run(self) -> None:
-        backend, request = self.backend, self.request
-        chosen = settings(request.sampling, backend.info["defaults"])
-        limit = request.max_new_tokens or backend.info["defaults"]["max_new_tokens"]
-        kept, forgotten = fit(
-            request.messages,
-            lambda messages: len(backend.prompt(messages)),
-            context_tokens=backend.context,
-            reserve_tokens=reserve(backend.context, limit),
-        )
-        ids = backend.prompt(kept)
-        self.emit({"type": "start", "prompt_tokens": len(ids), "forgotten": forgotten})
-        self.began = time.monotonic()
-        prompt = torch.tensor([ids], device=backend.device)
+        backend, request, defaults = self.backend, self.request, self.backend.info["defaults"]
+        chosen = settings(request.sampling, defaults)
+        limit = request.max_new_tokens or defaults["max_new_tokens"]
+        prompt = fit_prompt(request.messages, backend.prompt, backend.context, limit)
+        self.start(prompt)
+        ids_1T = torch.tensor([prompt.ids], device=backend.device)
         if "seed" in request.sampling:
             torch.manual_seed(int(request.sampling["seed"]))
         else:
             torch.seed()
         backend.model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            generation_config=_settings(backend, chosen, min(limit, backend.context - len(ids))),
+            ids_1T,
+            attention_mask=torch.ones_like(ids_1T),
+            generation_config=_settings(backend, chosen, prompt.room),
             streamer=_Streamer(self),
             stopping_criteria=[lambda ids_BT, scores, **_: torch.full((1,), self._enough(), device=ids_BT.device)],
         )
-        for text in (self.stops.add(self.pieces.rest()), self.stops.rest()):
-            self._say(text)
-        if self.stops.found:
-            self.reason = "stop"
-        seconds = round(time.monotonic() - self.began, 3)
-        self.end({"type": "end", "reason": self.reason, "tokens": self.tokens, "seconds": seconds})
+        self.add(self.pieces.rest())
+        self.end("stop" if self.stops.found else self.reason)
 
     def token(self, number: int) -> None:
         """The next id that was made."""
@@ -174,7 +148,7 @@ class _Job:
             self.reason = "stop"
             return
         self.tokens += 1
-        self._say(self.stops.add(self.pieces.add(number)))
+        self.add(self.pieces.add(number))
 
     def _enough(self) -> bool:
         if self.stops.found:
@@ -182,10 +156,6 @@ class _Job:
         elif self.cancelled and self.reason != "stop":
             self.reason = "stopped"
         return self.reason != "length"
-
-    def _say(self, text: str) -> None:
-        if text:
-            self.emit({"type": "text", "text": text, "tokens": self.tokens})
 
 
 class _Streamer:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +27,6 @@ KEYS = (
     "exact",
 )
 PLOTTED = ("step", "tokens", "loss", "perplexity", "bits_per_byte", "set", "context_tokens")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Second row against the first. stderr of the loss difference as if the rows were independent: an upper bound,
-    since both score the same targets."""
-
-    loss_difference: float
-    perplexity_ratio: float
-    stderr: float | None
 
 
 def append(path: str | Path, row: Mapping[str, Any]) -> None:
@@ -74,21 +62,9 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def differing(first: Mapping[str, Any], second: Mapping[str, Any], allow: Sequence[str] = ()) -> list[str]:
-    """Keys that make two rows incomparable. `allow`: such as ("backend", "dtype", "exact") to hold runtimes together."""
-    return [key for key in KEYS if key not in allow and first.get(key) != second.get(key)]
-
-
-def compare(first: Mapping[str, Any], second: Mapping[str, Any], allow: Sequence[str] = ()) -> Comparison:
-    """InputError names every key that differs."""
-    odd = differing(first, second, allow)
-    if odd:
-        told = "; ".join(f"{key} is {_short(first.get(key))} and {_short(second.get(key))}" for key in odd)
-        raise InputError(f"the rows cannot be compared: {told}", where=FILE, fix="score both models alike")
-    difference = second["loss"] - first["loss"]
-    errors = [row["stderr"] / row["perplexity"] if row.get("stderr") is not None else None for row in (first, second)]
-    error = None if None in errors else math.hypot(*errors)
-    return Comparison(difference, math.exp(difference), error)
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Keys that make two rows incomparable."""
+    return [key for key in KEYS if first.get(key) != second.get(key)]
 
 
 def previous(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -119,7 +95,3 @@ def curve(row: Mapping[str, Any]) -> str:
     names = ("stage", "slot", "method", "backend")
     told = digest([row.get(key) for key in (*names, *KEYS)])[:6]
     return "-".join(str(row.get(key))[:16] for key in names) + f"-{told}"
-
-
-def _short(value: Any) -> str:
-    return f"{value[:12]}..." if isinstance(value, str) and len(value) > 16 else repr(value)

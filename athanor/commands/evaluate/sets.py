@@ -13,9 +13,10 @@ import numpy as np
 from athanor.artifacts import digest
 from athanor.corpus.conversations import Message
 from athanor.errors import InputError
-from athanor.evaluation.perplexity.windows import Window, plain
+from athanor.evaluation.perplexity import Window
 from athanor.tokenizer.chat import render
 from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
+from athanor.training.validation import spans
 
 DOCUMENTS, CONVERSATIONS = "documents", "conversations"
 FORMS = "a .txt, a .parquet of documents, JSON lines with `text` or `messages`, or a data/sft folder"
@@ -34,8 +35,8 @@ class EvalSet:
 
     @property
     def text(self) -> str:
-        """All documents as the one text that llama-perplexity is given; it says the hash's content, too."""
-        return plain("\n\n".join(self.texts))
+        """All documents as the one text that is cut into chunks, less a newline at its end."""
+        return "\n\n".join(self.texts).removesuffix("\n")
 
 
 def load_set(path: str | Path, max_bytes: int, max_conversations: int) -> EvalSet:
@@ -79,8 +80,6 @@ def document_rows(source: EvalSet, tokenizer: Tokenizer) -> list[Packed]:
 
 def row_windows(rows: Sequence[Packed], context_tokens: int) -> list[Window]:
     """Windows over sequences of any length; each masked target counts once, with half a context before it or more."""
-    from athanor.training.validation import spans
-
     windows = []
     for ids, mask in rows:
         for start, end, first in spans(len(ids) - 1, context_tokens):

@@ -1,0 +1,139 @@
+"""The gate at the end of an export: the same held-out text costs every runtime the same."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from athanor.errors import GateError, InputError
+from athanor.evaluation.perplexity import HuggingFace, LlamaCpp, Ours, Scorer, TextScore
+from athanor.export.gguf import gguf_name
+from athanor.export.parity import FIX, FULL_SCALE, bound, rebuilt
+from athanor.export.publish import AGAIN, HF_DIR, exact_file
+from athanor.export.source import Source
+from athanor.gguf.llamacpp import INSTALL, NotInstalled
+from athanor.params.export import ExportParams
+from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
+
+MAX_DOCUMENTS, DOCUMENT_CHARS = 256, 4000
+LOWEST_BOUND = 1e-6  # smaller differences are other orders of adding, which machines choose
+NOISE = 3.0  # standard errors
+
+
+def check_perplexity(
+    folder: Path,
+    source: Source,
+    documents: Iterable[str],
+    params: ExportParams,
+    parity: dict[str, Any],
+    *,
+    threads: int,
+    note: Callable[[str], None],
+) -> None:
+    """Score one text with torch, transformers and llama.cpp; adds to `parity`, GateError where they disagree.
+
+    Where xllamacpp is not installed, `note` says that llama.cpp was not asked.
+    """
+    context, limits = source.config.context_tokens, params.perplexity_tolerance
+    text = held_out_text(source.tokenizer, documents, context * params.perplexity_chunks)
+    ours = Ours(rebuilt(source, "float32"), source.tokenizer)
+    exact_score = stored_score = ours.text(text, context, params.perplexity_chunks)
+    if params.dtype != "float32":
+        stored = Ours(rebuilt(source, params.dtype), source.tokenizer)
+        stored_score = stored.text(text, context, params.perplexity_chunks)
+    # As for logits: rounding errors grow with them, and so may the difference.
+    with torch.inference_mode():
+        peak = float(ours.model(torch.from_numpy(exact_score.ids[:context].reshape(1, -1))).abs().max())
+    factor = max(1.0, peak / FULL_SCALE)
+
+    def compare(name: str, scorer: Scorer, expected: TextScore, tolerance: float, rounds: bool) -> None:
+        score = scorer.text(text, context, params.perplexity_chunks)
+        difference = agree(name, score, expected, tolerance, rounds)
+        facts = {
+            "perplexity_difference_below": bound(max(difference, LOWEST_BOUND)),
+            "perplexity_tokens": score.measured.tokens,
+            "perplexity_by": scorer.name,
+        }
+        if isinstance(parity.get(name), dict):
+            parity[name] |= facts
+        else:  # nothing else of this file was checked
+            parity[f"perplexity_{name}"] = f"within {facts['perplexity_difference_below']:g} by {scorer.name}"
+
+    compare("transformers", HuggingFace(folder / HF_DIR), stored_score, limits.f32, False)
+    if params.llama_cpp == "off":
+        return
+
+    def llama_cpp(path: Path, exact: bool) -> Scorer:
+        return LlamaCpp(path, exact=exact, threads=threads, timeout_seconds=params.llama_cpp_timeout_seconds)
+
+    try:
+        with exact_file(folder, source) as exact:
+            compare("llama_cpp_f32", llama_cpp(exact, True), exact_score, limits.f32, False)
+    except NotInstalled:
+        why = f"the package xllamacpp is not here ({INSTALL})"
+        note(f"perplexity in llama.cpp: NOT CHECKED, {why}; {AGAIN}")
+        parity["perplexity_llama_cpp"] = f"not checked: {why}"
+        return
+    for kind in (name for name in params.gguf_types if name != "f32" and (folder / gguf_name(name)).exists()):
+        limit = {"f16": limits.f16, "q8_0": limits.q8_0}.get(kind, limits.k_types)
+        scorer = llama_cpp(folder / gguf_name(kind), False)
+        compare(f"llama_cpp_{kind}", scorer, exact_score, limit * factor, kind != "f16")
+
+
+def agree(name: str, score: TextScore, expected: TextScore, tolerance: float, rounds: bool) -> float:
+    """The relative difference of two perplexities; GateError for other ids or a difference above `tolerance`.
+
+    `rounds`: a type so small that its rounding moves single targets; the chance in that is allowed for, by the
+    differences of the targets, up to as much again as `tolerance`.
+    """
+    gate = f"perplexity in {name}"
+    if len(score.ids) != len(expected.ids):
+        raise GateError(gate, f"{len(score.ids)} ids where ours are {len(expected.ids)}", fix=FIX)
+    if not np.array_equal(score.ids, expected.ids):
+        at = int(np.flatnonzero(score.ids != expected.ids)[0])
+        raise GateError(gate, f"id {at} is {score.ids[at]}, ours {expected.ids[at]}", fix=FIX)
+    if score.measured.tokens != expected.measured.tokens:
+        counts = f"{score.measured.tokens} targets where ours are {expected.measured.tokens}"
+        raise GateError(gate, counts, fix=FIX)
+    difference = math.expm1(abs(score.measured.loss - expected.measured.loss))
+    allowed = tolerance
+    if rounds and len(score.nats) > 1:
+        apart = score.nats - expected.nats
+        allowed += min(tolerance, NOISE * float(apart.std(ddof=1)) / math.sqrt(len(apart)))
+    if not difference <= allowed:
+        figures = f"{score.measured.perplexity:.4f}, ours {expected.measured.perplexity:.4f}"
+        raise GateError(gate, f"{figures}: apart by {difference:.2g}, allowed {allowed:.2g}", fix=FIX)
+    return difference
+
+
+def held_out_text(tokenizer: Tokenizer, documents: Iterable[str], tokens: int) -> str:
+    """Beginnings of documents, drawn by their content, of `tokens` tokens or somewhat more.
+
+    Too few of them are repeated: what is compared is runtimes, for which any text will do. Documents that hold U+2581,
+    which llama.cpp reads as a space, are left out; InputError if no other is there.
+    """
+    parts = (document[:DOCUMENT_CHARS] for document in documents)
+    drawn = heapq.nsmallest(MAX_DOCUMENTS, {part for part in parts if SPACE_MARK not in part}, key=_draw)
+    if not any(drawn):
+        fix = "raise download.val_fraction, or add documents"
+        raise InputError("no held-out document without U+2581", where="data/clean/val.parquet", fix=fix)
+    taken: list[str] = []
+    have = 1
+    for part in itertools.cycle(drawn):
+        if have >= tokens:
+            break
+        taken.append(part)
+        have += len(tokenizer.encode(part))
+    return "\n\n".join(taken)
+
+
+def _draw(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
