@@ -216,7 +216,7 @@ def test_missing_llama_cpp_is_said_loudly_or_is_an_error(project, monkeypatch, c
 
 def test_a_missing_quantiser_for_the_only_type_still_has_a_card(project, monkeypatch):
     """Nothing to name for llama-server once ended the stage, after all comparisons."""
-    monkeypatch.setattr("athanor.export.publish.find", lambda name: None)
+    monkeypatch.setattr("athanor.export.kquants.find", lambda: None)
     monkeypatch.setitem(globals(), "PARAMS", PARAMS.replace("[f16, q8_0]", "[q4_k_m]"))
     execute(project, "if_installed")
     out = project / "models" / "export"
