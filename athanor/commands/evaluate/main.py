@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from athanor.commands.cli import positive
 from athanor.commands.evaluate import history
 from athanor.commands.evaluate.job import BACKENDS, CHECKPOINT, Job, apart, kind_of
-from athanor.commands.cli import positive
 from athanor.pipeline.evaluations import Evaluations
 from athanor.pipeline.machine import anchor, machine
 
