@@ -15,11 +15,8 @@ import pytest
 import torch
 
 from athanor.artifacts import manifest_digest, read_json, write_json
-<<<<<<< HEAD
 from athanor.commands import cli
-=======
 from athanor.commands.evaluate import history, watch
->>>>>>> ab9037f (One llama.cpp client and one GGUF header reader in athanor/gguf: serving, parity and perplexity share them; llama-perplexity and the parsing of its output go; athanor evaluate's job lies with its command; the terminal chats through the serving backend)
 from athanor.commands.evaluate import main as command
 from athanor.commands.evaluate.job import Job, apart, kind_of
 from athanor.commands.evaluate.sets import document_rows, load_set, row_windows
