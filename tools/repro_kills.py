@@ -6,10 +6,8 @@ In a clone with presets/micro.yaml. Each kill is a SIGKILL to DVC and all that i
 end of a stage's work and the next stage: every third while DVC writes dvc.lock, which it has emptied before (its write is made
 long enough to aim at), the others at random moments of the two seconds in which DVC hashes, caches and records. After each
 kill the same command is run again, with nothing done by hand; when all stages are done, everything is removed and the next
-round begins. The files of each round must be those of a run without kills.
-
-DVC itself cannot start with a torn dvc.lock, so `--command dvc` runs `athanor doctor --fix` when it says so; how often is
-in the last line. Exit status 1 when a command did not continue or files differ.
+round begins. The files of each round must be those of a run without kills. Exit status 1 when a command did not continue
+or files differ.
 """
 
 from __future__ import annotations
@@ -95,10 +93,6 @@ class Clone:
             subprocess.run(["git", *words], cwd=self.path, env=self.env, check=True)
         shutil.rmtree(self.path / ".dvc" / "cache", ignore_errors=True)
 
-    def doctor(self) -> bool:
-        words = [sys.executable, "-m", "athanor", "doctor", "--fix"]
-        return subprocess.run(words, cwd=self.path, env=self.env, capture_output=True).returncode in (0, 1)
-
 
 def kill_between_stages(clone: Clone, draw: random.Random, aimed: bool) -> str:
     """Run the command until it is killed; "" when it was, "done" when it ended well before, else what it said."""
@@ -141,7 +135,7 @@ def main() -> int:
         return 1
     wanted, stages = clone.results(), len(clone.recorded())
     clone.begin_anew()
-    kills = torn = doctored = rounds = 0
+    kills = torn = rounds = 0
     problems: list[str] = []
     while kills < args.kills and not problems:
         said = kill_between_stages(clone, draw, aimed=kills % 3 == 2)
@@ -149,8 +143,6 @@ def main() -> int:
             kills += 1
             hit = bool(list(dvc_lock.torn(clone.path)))
             torn += hit
-            if hit and args.command == "dvc":
-                doctored += clone.doctor()
             print(f"kill {kills}: {'while dvc.lock was written' if hit else 'at a random moment'}", flush=True)
         if said == "done" or kills == args.kills:
             if said != "done" and (status := clone.start().wait()):
@@ -161,7 +153,7 @@ def main() -> int:
         elif said:
             problems.append(f"after kill {kills} the command did not continue: {said}")
     print(f"{args.command} repro, {stages} stages: {kills} kills of the process group, {torn} of them left dvc.lock torn, {rounds} rounds to the end,"
-          f" {len(wanted)} files compared in each, {len(problems)} problems, {doctored} times doctor --fix, {time.monotonic() - started:.0f} s")  # fmt: skip
+          f" {len(wanted)} files compared in each, {len(problems)} problems, {time.monotonic() - started:.0f} s")  # fmt: skip
     for problem in problems:
         print(f"  {problem}")
     if not args.keep:

@@ -10,9 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from athanor.commands.doctor import checks
-from athanor.commands.doctor.main import fix
-from athanor.commands.doctor.processes import look
 from athanor.errors import InputError
 from athanor.pipeline import dvc_lock, ship
 from athanor.pipeline.closure import SIDE
@@ -43,9 +40,6 @@ def mend(root: Path) -> None:
     """Put right what a kill may leave that keeps DVC from starting: its files dvc.lock and rwlock, torn."""
     for text in dvc_lock.mend(root):
         print(text, file=sys.stderr)
-    if checks.torn_rwlock(root):
-        for finding in fix(checks.locks(look(root))):
-            print(finding, file=sys.stderr)
 
 
 def _repro(root: Path, file: Path, stage: str, force: bool) -> int:

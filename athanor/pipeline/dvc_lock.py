@@ -2,10 +2,21 @@
 
 DVC (3.67.1) opens the file with truncation and then dumps into it, after each stage. Every stage keeps a copy when it
 begins, which is a moment when DVC is not writing. Only a file that DVC itself cannot read is ever replaced by it.
+
+Who runs plain `dvc repro` has nobody to put the copy back, and DVC does not start with a torn file. So the first stage
+starts a process in a session of its own, which a kill of DVC's process group does not reach:
+
+    python -m athanor.pipeline.dvc_lock ROOT PID    wait for the end of DVC's process, then mend what it has torn
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +30,10 @@ from athanor.pipeline.locks import try_lock
 LOCK = "dvc.lock"
 COPIES = Path(".athanor/locks")
 GUARD = Path(".dvc/tmp/lock")  # what a DVC command holds while it writes
+RWLOCKS = (Path(".dvc/tmp/rwlock"), Path(".dvc/tmp/exps/rwlock"))  # DVC's lists of who reads and writes which path
 FIX = "python -m athanor doctor --fix"
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")  # between DVC and its stage, where the shell does not exec
+POLL_SECONDS = 0.2  # dvc needs longer than that to start and read the file
 
 
 def stages(path: Path) -> dict[str, Any]:
@@ -62,7 +76,8 @@ def keep(root: Path) -> None:
 def mend(root: Path) -> list[str]:
     """Put the copies in the place of torn files; says what was done. Leaves them while a DVC command may be writing.
 
-    Without a copy the file is removed: DVC then takes the results of all stages from its run-cache.
+    Without a copy the file is removed: DVC then takes the results of all stages from its run-cache. A torn list of
+    DVC's locks is removed, too.
     """
     lock, done = root / GUARD, []
     # Not made where it is missing: for DVC's other kind of lock (core.hardlink_lock) the file itself is the lock.
@@ -75,7 +90,46 @@ def mend(root: Path) -> list[str]:
             else:
                 path.unlink()
                 done.append(f"{name} was torn by a kill and is removed; DVC finds the results in its run-cache")
+    for path in (root / name for name in RWLOCKS):
+        guard = path.with_name("rwlock.lock")
+        with try_lock(guard) if guard.exists() else nullcontext(True) as free:
+            if free and not _is_list_of_locks(path):
+                path.unlink()
+                done.append(f"{path.relative_to(root)} was torn by a kill and is removed")
     return done
+
+
+def watch(root: Path) -> None:
+    """Start the process that mends after the DVC that runs this stage, unless DVC does not run it.
+
+    A machine that cannot start it (no memory) has the stage's work all the same.
+    """
+    import psutil
+
+    if "DVC_STAGE" not in os.environ:
+        return
+    with contextlib.suppress(OSError, psutil.Error):
+        dvc = next(process for process in psutil.Process().parents() if process.name() not in SHELLS)
+        words = [sys.executable, "-m", "athanor.pipeline.dvc_lock", str(root), str(dvc.pid)]
+        nothing, home = subprocess.DEVNULL, Path(__file__).resolve().parents[2]
+        subprocess.Popen(words, cwd=home, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+
+
+def main() -> int:
+    import psutil
+
+    root, pid = Path(sys.argv[1]), int(sys.argv[2])
+    own = root / COPIES / f"dvc-{pid}"
+    own.parent.mkdir(parents=True, exist_ok=True)
+    with try_lock(own) as free:  # else an earlier stage's process watches it
+        if free:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                dvc = psutil.Process(pid)
+                while dvc.is_running() and dvc.status() != psutil.STATUS_ZOMBIE:
+                    time.sleep(POLL_SECONDS)
+            mend(root)
+            own.unlink(missing_ok=True)
+    return 0
 
 
 def files(root: Path) -> list[Path]:
@@ -89,6 +143,19 @@ def _copy(root: Path, path: Path) -> Path:
 
 def _conflict(data: bytes) -> bool:
     return b"<<<<<<< " in data
+
+
+def _is_list_of_locks(path: Path) -> bool:
+    """Whether DVC can read its list of locks, or there is none."""
+    try:
+        lists = json.loads(path.read_text(encoding="utf-8"))
+        entries = [*lists.get("write", {}).values()]
+        entries += [entry for row in lists.get("read", {}).values() for entry in row]
+        return all(isinstance(entry["pid"], int) and isinstance(entry["cmd"], str) for entry in entries)
+    except FileNotFoundError:
+        return True
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return False
 
 
 def _parsed(data: bytes) -> dict[str, Any] | None:
@@ -112,3 +179,7 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
     except (YAMLError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return dict(entries)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -341,6 +341,7 @@ class Run:
             self._say(text)
         if self.main and self.root == self.anchor:  # a temporary checkout has a dvc.lock that nobody will miss
             dvc_lock.keep(self.root)
+            dvc_lock.watch(self.root)
         if self.main:
             self.fact(**intact.check(self._graph, self.stage, self._say))
         self._beginning = Beginning.now(self.root, self.module)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from athanor.errors import InputError
@@ -193,23 +194,48 @@ builtins.open = slow
 """
 
 
-def tear(toy: Toy, characters: int, *targets: str) -> None:
-    """SIGKILL of `dvc repro` and its stage at the moment when dvc.lock holds its first `characters` only."""
+def tear(toy: Toy, characters: int, *targets: str, watcher: bool = False) -> None:
+    """SIGKILL of `dvc repro` and its stage at the moment when dvc.lock holds its first `characters` only.
+
+    With `watcher`, of what would put the file back as well, as a power loss does it.
+    """
     (toy.control / "sitecustomize.py").write_text(SLOW_WRITE)
     (toy.control / "tear").write_text(str(characters))
     job = toy.start("repro", *targets)
     until(lambda: (toy.control / "torn").exists(), "DVC is writing dvc.lock", toy)
+    watchers = [process for process in toy.processes() if "athanor.pipeline.dvc_lock" in process.cmdline()]
+    assert len(watchers) == 1  # one for each DVC, however many stages it runs
+    if watcher:
+        watchers[0].kill()
+    else:  # the same kill may tear this one
+        (toy.path / ".dvc/tmp/rwlock").write_text('{"read": {"x": [{"pid"')
     job.kill_group(signal.SIGKILL)
     job.wait()
+    if not watcher:
+        psutil.wait_procs(watchers, timeout=30)
     (toy.control / "tear").unlink()
     (toy.control / "torn").unlink()
 
 
-@pytest.mark.parametrize("characters", [0, len("schema: '2.0'\nstages:\n  count:\n")], ids=["empty", "torn"])
-def test_dvc_killed_while_it_writes_its_lock_file(toy: Toy, characters: int) -> None:
+WRITTEN = pytest.mark.parametrize("characters", [0, len("schema: '2.0'\nstages:\n  count:\n")], ids=["empty", "torn"])
+
+
+@WRITTEN
+def test_dvc_repro_goes_on_after_a_kill_while_it_wrote_its_lock_file(toy: Toy, characters: int) -> None:
     toy.dvc("repro", "count")
     whole = (toy.path / "dvc.lock").read_bytes()
     tear(toy, characters)
+    assert (toy.path / "dvc.lock").read_bytes() == whole
+    assert list((toy.path / dvc_lock.COPIES).glob("dvc-*")) == []
+    toy.dvc("repro")
+    assert toy.steps() == ALL and toy.lock_has("count", "report") and kinds(toy) == []
+
+
+@WRITTEN
+def test_all_killed_while_dvc_writes_its_lock_file(toy: Toy, characters: int) -> None:
+    toy.dvc("repro", "count")
+    whole = (toy.path / "dvc.lock").read_bytes()
+    tear(toy, characters, watcher=True)
     assert (toy.path / "dvc.lock").stat().st_size == characters and toy.steps("report") == [0]
     assert toy.dvc("repro", check=False).returncode == 255
     plan = toy.run(sys.executable, "-m", "athanor", "plan", check=False)
@@ -229,7 +255,7 @@ def test_dvc_killed_while_it_writes_its_lock_file(toy: Toy, characters: int) -> 
 
 def test_dvc_killed_while_it_writes_its_first_lock_file(toy: Toy) -> None:
     """No copy of a dvc.lock that never was whole: it goes, and the run-cache has what was done."""
-    tear(toy, 0, "count")
+    tear(toy, 0, "count", watcher=True)
     assert "record" in mended(toy) and not (toy.path / "dvc.lock").exists()
     toy.dvc("repro")
     assert toy.steps() == ALL and toy.lock_has("count", "report")

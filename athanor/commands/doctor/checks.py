@@ -58,16 +58,6 @@ def locks(place: Place) -> Iterator[Finding]:
             yield Finding("lock", str(path), what, FIX, lambda path=path: _unlink(path))
 
 
-def torn_rwlock(root: Path) -> bool:
-    """Whether a kill tore a file of DVC's locks, so that no dvc command starts."""
-    for path in _rwlocks(root):
-        try:
-            _entries(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return True
-    return False
-
-
 def _rwlocks(root: Path) -> list[Path]:
     tmp = root / ".dvc" / "tmp"
     return [path for path in (tmp / "rwlock", tmp / "exps" / "rwlock") if path.is_file()]
