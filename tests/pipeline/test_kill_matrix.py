@@ -302,6 +302,7 @@ def test_lock_entries_of_other_processes(toy: Toy) -> None:
     assert stranger.poll() is None
     toy.dvc("repro")
     assert toy.steps() == ALL and toy.steps("report") == [0]
+    until(lambda: not toy.processes(), "nobody is left to mend it", toy)
     lock.write_text('{"write": {')  # power loss: every command fails until the file is gone
     assert "JSON structure is corrupted" in toy.dvc("repro", "-f", "-s", "report", check=False).stderr
     assert kinds(toy, "--fix") == ["lock"]
