@@ -194,6 +194,11 @@ builtins.open = slow
 """
 
 
+def watchers(toy: Toy) -> list[psutil.Process]:
+    """The processes that wait for the end of a DVC, to mend what it has torn."""
+    return [process for process in toy.processes() if "athanor.pipeline.dvc_lock" in process.cmdline()]
+
+
 def tear(toy: Toy, characters: int, *targets: str, watcher: bool = False) -> None:
     """SIGKILL of `dvc repro` and its stage at the moment when dvc.lock holds its first `characters` only.
 
@@ -203,16 +208,15 @@ def tear(toy: Toy, characters: int, *targets: str, watcher: bool = False) -> Non
     (toy.control / "tear").write_text(str(characters))
     job = toy.start("repro", *targets)
     until(lambda: (toy.control / "torn").exists(), "DVC is writing dvc.lock", toy)
-    watchers = [process for process in toy.processes() if "athanor.pipeline.dvc_lock" in process.cmdline()]
-    assert len(watchers) == 1  # one for each DVC, however many stages it runs
+    (mends,) = watchers(toy)  # one for each DVC, however many stages it runs
     if watcher:
-        watchers[0].kill()
+        mends.kill()
     else:  # the same kill may tear this one
         (toy.path / ".dvc/tmp/rwlock").write_text('{"read": {"x": [{"pid"')
     job.kill_group(signal.SIGKILL)
     job.wait()
     if not watcher:
-        psutil.wait_procs(watchers, timeout=30)
+        psutil.wait_procs([mends], timeout=30)
     (toy.control / "tear").unlink()
     (toy.control / "torn").unlink()
 
@@ -302,7 +306,7 @@ def test_lock_entries_of_other_processes(toy: Toy) -> None:
     assert stranger.poll() is None
     toy.dvc("repro")
     assert toy.steps() == ALL and toy.steps("report") == [0]
-    until(lambda: not toy.processes(), "nobody is left to mend it", toy)
+    until(lambda: not watchers(toy), "nobody is left to mend it", toy)
     lock.write_text('{"write": {')  # power loss: every command fails until the file is gone
     assert "JSON structure is corrupted" in toy.dvc("repro", "-f", "-s", "report", check=False).stderr
     assert kinds(toy, "--fix") == ["lock"]
