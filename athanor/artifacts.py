@@ -110,7 +110,8 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 def read_json(path: str | os.PathLike[str]) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        with naming(Path(path)):
+            return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("file not found", where=str(path), fix="run the stage that makes it: dvc repro") from None
     except (ValueError, RecursionError) as error:
