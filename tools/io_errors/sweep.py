@@ -173,7 +173,8 @@ def attempt(operation: Operation, fault: Fault, number: int) -> Attempt:
 def kind_of_file(path: str, operation: Operation) -> str:
     """The path below the operation's folder, with a star for numbers, digests and names of the moment."""
     name = path.removeprefix(f"{operation.work}/").removeprefix(f"{operation.inside}/")
-    return re.sub(r"(?<=\.)\w{8}(?=\.tmp$)|[0-9a-f]{12,}|\d+([-_]\d+)*", "*", name)
+    name = re.sub(r"^scratch/code/.*\.py$", "code/*.py", name)
+    return re.sub(r"(?<=\.)\w{8}(?=\.tmp\b)|[0-9a-f]{12,}|\d+([-_]\d+)*", "*", name)
 
 
 def _child(operation: Operation, fault: Fault, number: int, report: Path, log: Path, paths: Path) -> None:
