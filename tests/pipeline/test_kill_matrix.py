@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,15 +23,6 @@ from tests.pipeline.toy_pipeline import SAVE_EVERY, STEPS, Toy, end, gone, until
 HOLD = 6  # between two checkpoints
 ALL = list(range(STEPS))
 AGAIN_FROM_CHECKPOINT = ALL[:HOLD] + ALL[HOLD - HOLD % SAVE_EVERY :]
-
-
-@pytest.fixture
-def toy(tmp_path: Path) -> Iterator[Toy]:
-    toy = Toy(tmp_path)
-    try:
-        yield toy
-    finally:
-        toy.kill_all()
 
 
 def kinds(toy: Toy, *words: str) -> list[str]:
