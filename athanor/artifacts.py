@@ -40,7 +40,7 @@ def digest(value: Any) -> str:
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
-    with open(path, "rb") as file:
+    with naming(Path(path)), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from athanor.artifacts import read_json, sha256_file
 from athanor.commands import cli, slots
+from athanor.params.strict import read_yaml
 from athanor.pipeline.disk_errors import in_words
 from athanor.serving import database
 from tests.e2e.clone import ROOT, environment
@@ -90,6 +92,19 @@ def test_a_bad_disk_is_told_in_one_line(number: int, monkeypatch: pytest.MonkeyP
     said = capsys.readouterr().err
     assert said.startswith("data/x: ") and "Fix: " in said and len(said.splitlines()) == 1
     assert in_words(PermissionError(errno.EACCES, "no", "x")) is None
+
+
+def test_the_disks_error_names_the_file_that_was_meant(tmp_path: Path) -> None:
+    """A failed read named the working directory, and a failed rename the file of the moment."""
+    for words, error in (
+        ("data/x: the disk is full", OSError(errno.ENOSPC, "full", "data/.x.ab12.tmp", None, "data/x")),
+        (f"a file that the system does not name, perhaps below {Path.cwd()}: the disk", OSError(errno.EIO, "bad")),
+    ):
+        assert (told := in_words(error)) is not None and told.startswith(words)
+    for read in (read_json, read_yaml, sha256_file):
+        with pytest.raises(OSError) as caught:
+            read("/proc/self/mem")  # opens, and its first page cannot be read
+        assert caught.value.errno == errno.EIO and caught.value.filename == "/proc/self/mem"
 
 
 def test_a_stage_tells_an_input_output_error_without_a_traceback(tmp_path: Path) -> None:
