@@ -198,7 +198,8 @@ def tear(toy: Toy, characters: int, *targets: str, watcher: bool = False) -> Non
     (toy.control / "tear").write_text(str(characters))
     job = toy.start("repro", *targets)
     until(lambda: (toy.control / "torn").exists(), "DVC is writing dvc.lock", toy)
-    (mends,) = watchers(toy)  # one for each DVC, however many stages it runs
+    until(lambda: len(watchers(toy)) == 1, "one process watches, however many stages ran", toy)
+    (mends,) = watchers(toy)
     if watcher:
         mends.kill()
     else:  # the same kill may tear this one
@@ -206,7 +207,7 @@ def tear(toy: Toy, characters: int, *targets: str, watcher: bool = False) -> Non
     job.kill_group(signal.SIGKILL)
     job.wait()
     if not watcher:
-        psutil.wait_procs([mends], timeout=30)
+        until(lambda: not [*dvc_lock.torn(toy.path)] and not (toy.path / ".dvc/tmp/rwlock").exists(), "the files are whole again", toy)
     (toy.control / "tear").unlink()
     (toy.control / "torn").unlink()
 
@@ -220,9 +221,17 @@ def test_dvc_repro_goes_on_after_a_kill_while_it_wrote_its_lock_file(toy: Toy, c
     whole = (toy.path / "dvc.lock").read_bytes()
     tear(toy, characters)
     assert (toy.path / "dvc.lock").read_bytes() == whole
-    assert list((toy.path / dvc_lock.COPIES).glob("dvc-*")) == []
+    # This DVC takes the result from its run-cache and runs no stage before it is killed, too.
+    tear(toy, characters)
+    assert (toy.path / "dvc.lock").read_bytes() == whole
     toy.dvc("repro")
-    assert toy.steps() == ALL and toy.lock_has("count", "report") and kinds(toy) == []
+    assert toy.steps() == ALL and toy.steps("report") == [0] and toy.lock_has("count", "report") and kinds(toy) == []
+
+
+def test_a_dvc_that_ends_by_itself_leaves_nobody_behind(toy: Toy) -> None:
+    toy.dvc("repro")
+    until(lambda: not toy.processes(), "all have ended", toy)
+    assert list((toy.path / dvc_lock.COPIES).glob("dvc-*")) == []
 
 
 @WRITTEN
