@@ -40,7 +40,7 @@ def digest(value: Any) -> str:
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
-    with open(path, "rb") as file:
+    with naming(Path(path)), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -110,7 +110,8 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 def read_json(path: str | os.PathLike[str]) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        with naming(Path(path)):
+            return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("file not found", where=str(path), fix="run the stage that makes it: dvc repro") from None
     except (ValueError, RecursionError) as error:

@@ -1,10 +1,14 @@
-"""How the tests are shared out when several processes run them (`make test`)."""
+"""How the tests are shared out when several processes run them (`make test`), and what several folders of tests use."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.pipeline.toy_pipeline import Toy
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -12,6 +16,16 @@ def hears_its_terminal() -> None:
     """A suite started with nohup ignores SIGHUP, and so would every stage that a test hangs up."""
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[Toy]:
+    """A pipeline to kill things in; what it has started ends with the test."""
+    toy = Toy(tmp_path)
+    try:
+        yield toy
+    finally:
+        toy.kill_all()
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

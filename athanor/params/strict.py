@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from athanor.artifacts import naming
 from athanor.errors import ParamsError
 
 T = TypeVar("T")
@@ -42,7 +43,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
     path = Path(path)
     try:
-        data = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+        with naming(path):
+            data = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParamsError("file not found", where=str(path), fix="restore it: git checkout params.yaml") from None
     except YAMLError as error:

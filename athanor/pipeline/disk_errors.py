@@ -21,9 +21,12 @@ BROKEN = {
 
 def in_words(error: OSError) -> str | None:
     """One line for an error that is the disk's fault; None for any other."""
-    where = Path(error.filename if isinstance(error.filename, str) and error.filename else Path.cwd())
+    # A rename has two names; the first may be one of the moment. Calls on an open file have none.
+    name = next((name for name in (error.filename2, error.filename) if name and isinstance(name, str)), "")
+    path = Path(name) if name else Path.cwd()
+    where = str(path) if name else f"a file that the system does not name, perhaps below {path}"
     if error.errno in NO_ROOM:
-        there = next(path for path in (where, *where.resolve().parents) if path.exists())
+        there = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
         free = shutil.disk_usage(there).free / 2**20
         return f"{where}: {NO_ROOM[error.errno]} ({free:.0f} MiB free). Fix: free some space and run the same command again"
     if error.errno in BROKEN:

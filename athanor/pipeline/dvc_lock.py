@@ -25,7 +25,7 @@ from typing import Any
 from athanor.artifacts import write_bytes
 from athanor.errors import InputError
 from athanor.pipeline.closure import FOREIGN, SIDE
-from athanor.pipeline.locks import try_lock
+from athanor.pipeline.locks import locked, try_lock
 
 LOCK = "dvc.lock"
 COPIES = Path(".athanor/locks")
@@ -33,6 +33,7 @@ GUARD = Path(".dvc/tmp/lock")  # what a DVC command holds while it writes
 RWLOCKS = (Path(".dvc/tmp/rwlock"), Path(".dvc/tmp/exps/rwlock"))  # DVC's lists of who reads and writes which path
 FIX = "python -m athanor doctor --fix"
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")  # between DVC and its stage, where the shell does not exec
+AFTER_A_KILL_SECONDS = 600.0
 POLL_SECONDS = 0.2  # dvc needs longer than that to start and read the file
 
 
@@ -127,9 +128,40 @@ def main() -> int:
                 dvc = psutil.Process(pid)
                 while dvc.is_running() and dvc.status() != psutil.STATUS_ZOMBIE:
                     time.sleep(POLL_SECONDS)
-            mend(root)
+            # A DVC that ends of its own accord takes its locks away.
+            if mend(root) or (_is_list_of_locks(root / RWLOCKS[0]) and pid in _holders(root / RWLOCKS[0])):
+                _stay(root)
             own.unlink(missing_ok=True)
     return 0
+
+
+def _stay(root: Path) -> None:
+    """Mend after the next DVC, too: it may take all from the run-cache and be killed before it has run a stage."""
+    seen, pending, until = _written(root), False, time.monotonic() + AFTER_A_KILL_SECONDS
+    while time.monotonic() < until and root.is_dir():
+        time.sleep(POLL_SECONDS)
+        now = _written(root)
+        seen, pending = now, pending or now != seen
+        if pending and not locked(root / GUARD):  # no DVC is writing
+            pending = False
+            mend(root)
+
+
+def _written(root: Path) -> list[tuple[int, int]]:
+    found = []
+    for path in (*files(root), *(root / name for name in RWLOCKS)):
+        with contextlib.suppress(OSError):
+            found.append((path.stat().st_mtime_ns, path.stat().st_size))
+    return found
+
+
+def _holders(path: Path) -> set[int]:
+    """The processes in DVC's list of locks; ValueError and the like where it cannot be read."""
+    with contextlib.suppress(FileNotFoundError):
+        lists = json.loads(path.read_text(encoding="utf-8"))
+        readers = [entry for row in lists.get("read", {}).values() for entry in row]
+        return {int(entry["pid"]) for entry in (*lists.get("write", {}).values(), *readers) if entry["cmd"]}
+    return set()
 
 
 def files(root: Path) -> list[Path]:
@@ -148,12 +180,7 @@ def _conflict(data: bytes) -> bool:
 def _is_list_of_locks(path: Path) -> bool:
     """Whether DVC can read its list of locks, or there is none."""
     try:
-        lists = json.loads(path.read_text(encoding="utf-8"))
-        entries = [*lists.get("write", {}).values()]
-        entries += [entry for row in lists.get("read", {}).values() for entry in row]
-        return all(isinstance(entry["pid"], int) and isinstance(entry["cmd"], str) for entry in entries)
-    except FileNotFoundError:
-        return True
+        return _holders(path) is not None
     except (ValueError, TypeError, KeyError, AttributeError):
         return False
 

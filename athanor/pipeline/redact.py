@@ -131,9 +131,12 @@ class Stream:
         self._stream.flush()
 
     def finish(self) -> None:
-        self._stream.write(redact(self._line))
-        self._line = ""
-        self._stream.flush()
+        """The rest of a line. A log that cannot be written is no failure of what was done."""
+        line, self._line = self._line, ""
+        with contextlib.suppress(OSError):
+            if line:
+                self._stream.write(redact(line))
+            self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

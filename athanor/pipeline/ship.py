@@ -35,6 +35,7 @@ from athanor.artifacts import read_json
 from athanor.errors import AthanorError, InputError
 from athanor.hardware.priority import step_back
 from athanor.pipeline import redact
+from athanor.pipeline.disk_errors import in_words
 from athanor.pipeline.journal import alive
 from athanor.pipeline.locks import try_lock
 from athanor.pipeline.store import StoreReplaced, delivery, identity, tracking_uri
@@ -48,6 +49,8 @@ POLL_SECONDS = 1.0
 LIVE_SECONDS = 5.0  # between deliveries of a run that still writes: each costs the training a little
 GIVE_UP_SECONDS = 60.0
 LOCK_SECONDS = 60.0
+KEPT = "the journal is kept, and this shipper, the next stage's or `athanor ship` delivers it"
+SQL_NOISE = ("[SQL:", "[parameters:", "(Background on", "(raised as a result")  # lines of SQLAlchemy beside what happened
 
 
 def start_detached(root: Path) -> None:
@@ -108,8 +111,8 @@ def shipped(folder: Path) -> bool:
 def unshipped(root: Path) -> list[Path]:
     """Runs that are open, or closed and not delivered; all of them when the database they were delivered to is gone."""
     uri = tracking_uri(root)
-    gone = redact.redact(uri) if identity(uri) == (0, 0) else None
-    return [folder for folder in run_folders(root) if not shipped(folder) or delivery(folder)["uri"] == gone]
+    gone = redact.redact(uri) if identity(uri) == (0, 0) else ""
+    return [folder for folder in run_folders(root) if not shipped(folder) or gone and delivery(folder).get("uri") == gone]
 
 
 def ship_all(root: Path) -> set[Path] | None:
@@ -123,10 +126,11 @@ def ship_all(root: Path) -> set[Path] | None:
     retry: dict[Path, tuple[int, float]] = {}  # failures of a run alone, and when to try it again
     last_work = last_success = time.monotonic()
     failures, live_due = 0, 0.0
+    live: set[Path] = set()
     while failures or time.monotonic() - last_work < IDLE_SECONDS:
-        pending = unshipped(root)
-        live = {folder for folder in pending if _alive(folder)}
         try:
+            pending = unshipped(root)
+            live = {folder for folder in pending if _alive(folder)}
             if pending and tracker is None:
                 tracker = _connect(root)
                 pending += [folder for folder in run_folders(root) if tracker.lacks(folder) and folder not in pending]
@@ -140,7 +144,9 @@ def ship_all(root: Path) -> set[Path] | None:
                 raise
             failures += 1
             if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th ... of a long outage
-                say(f"tracking is not reachable, the journal is kept: {_told(error)}")
+                disk = isinstance(error, OSError) and in_words(error)
+                what = "nothing is shipped" if disk else f"the tracking store {tracking_uri(root)} is not reachable"
+                say(f"{what}; {KEPT}: {_told(error)}")
             tracker, last_work = None, time.monotonic()
             if last_work - last_success >= GIVE_UP_SECONDS and not live:
                 return None
@@ -168,11 +174,12 @@ def _ship_each(
             continue
         try:
             tracker.ship(folder, live=folder in live)
+            retry.pop(folder, None)
         except Exception as error:
             tracker.check()
             if not tracker.explained(folder):
                 retry[folder] = failures + 1, time.monotonic() + 2.0**failures
-                say(f"{folder.name} is not shipped, its journal is kept: {_told(error)}")
+                say(f"{folder.name} is not shipped to {tracker.name}; {KEPT}: {_told(error)}")
 
 
 def _alive(folder: Path) -> bool:
@@ -183,7 +190,11 @@ def _alive(folder: Path) -> bool:
 
 
 def _told(error: Exception) -> str:
-    return redact.redact(f"{type(error).__name__}: {error}")
+    """What happened, in one line; MLflow hands on SQLAlchemy's errors with their statements."""
+    if told := str(error) if isinstance(error, AthanorError) else isinstance(error, OSError) and in_words(error):
+        return redact.redact(told)
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(SQL_NOISE)]
+    return redact.redact(": ".join([type(error).__name__, *lines[:1]]))
 
 
 def rebuild(root: Path) -> int:
@@ -213,7 +224,7 @@ def _rebuild(root: Path) -> int:
         tracker.forget(folder.name for folder in folders)
         _ship_each(tracker, folders, {folder for folder in folders if _alive(folder)}, retry)
     except Exception as error:
-        what = f"the tracking store failed: {_told(error).splitlines()[0]}"
+        what = f"the tracking store failed: {_told(error)}"
         raise AthanorError(what, where=name, fix="see that it runs, then use ship --rebuild again") from error
     print(f"{len(folders) - len(retry)} of {len(folders)} runs are in {name}")
     return len(retry)
@@ -251,6 +262,9 @@ def main() -> int:
         except AthanorError as error:
             print(error, file=sys.stderr)
             return 1
+        except OSError as error:
+            say(f"nothing is shipped; {KEPT}: {_told(error)}")
+            return 1
 
 
 def _wait(root: Path, seconds: float) -> int:
@@ -261,7 +275,7 @@ def _wait(root: Path, seconds: float) -> int:
 
 
 def _serve(root: Path) -> int:
-    """Ship as the one shipper of this checkout."""
+    """Ship as the one shipper of this checkout; status 1 when something could not be delivered."""
     step_back()
     (root / ".athanor").mkdir(exist_ok=True)
     while True:
@@ -275,7 +289,7 @@ def _serve(root: Path) -> int:
                 os.execv(sys.executable, [sys.executable, "-m", "athanor.pipeline.ship", "--root", str(root)])
         # A stage that ended between the last look and the release of the lock started no shipper.
         if given_up is None or not any((f / "end.json").is_file() and f not in given_up for f in unshipped(root)):
-            return 0
+            return 0 if given_up == set() else 1
 
 
 if __name__ == "__main__":

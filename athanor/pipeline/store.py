@@ -99,7 +99,7 @@ def delivery(folder: Path) -> dict[str, Any]:
     try:
         stat = path.stat()
         return dict(_read(path, stat.st_ino, stat.st_mtime_ns))
-    except (FileNotFoundError, AthanorError):
+    except (OSError, AthanorError):
         return {}
 
 

@@ -8,6 +8,7 @@ a parent's parameters, numbers, status and makers are those of its children.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import posixpath
 import re
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from athanor.artifacts import read_json, write_json
+from athanor.artifacts import naming, read_json, write_json
 from athanor.pipeline.journal import has_more, last_ms, rows
 from athanor.pipeline.redact import redact
 from athanor.pipeline.store import EXPERIMENT, StoreReplaced, artifacts_of, database, delivery, identity, make_tables, store_lock
@@ -45,6 +46,7 @@ class Tracker:
         with store_lock(uri):
             from mlflow.tracking import MlflowClient
 
+            logging.getLogger("mlflow.store.db.utils").addFilter(_without_traceback)
             path = database(uri)
             if path is not None and not path.exists():
                 make_tables(path)
@@ -234,9 +236,10 @@ class Tracker:
             return
         with open(path, "rb") as file:
             while True:
-                file.seek(offset)
-                data = file.read(CHUNK_BYTES)
-                data = data[: data.rfind(b"\n") + 1] or data + file.readline()  # one line may be longer than a part
+                with naming(path):
+                    file.seek(offset)
+                    data = file.read(CHUNK_BYTES)
+                    data = data[: data.rfind(b"\n") + 1] or data + file.readline()  # one line may be longer than a part
                 if not data.endswith(b"\n"):
                     return
                 part = list(rows(data))
@@ -316,6 +319,11 @@ class Tracker:
         elif children:
             last = max(children, key=lambda run: run.info.end_time or 0)
             self.client.set_terminated(parent, status=last.info.status, end_time=last.info.end_time)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """MLflow logs each error of its database with the traceback, then raises it: the shipper tells it in a line."""
+    return not record.exc_info
 
 
 def _tags(meta: dict[str, Any], parent: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,6 @@ from athanor.errors import AthanorError
 from tests.pipeline.toy_pipeline import Job, Toy, end
 
 NOBODY = 2**22 + 7  # above the largest pid of Linux
-
-
-@pytest.fixture
-def toy(tmp_path: Path) -> Iterator[Toy]:
-    toy = Toy(tmp_path)
-    try:
-        yield toy
-    finally:
-        toy.kill_all()
 
 
 def problems(toy: Toy, *words: str) -> dict[str, dict]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,15 +13,6 @@ from athanor.pipeline import lifetime
 from tests.pipeline.toy_pipeline import SAVE_EVERY, STEPS, Toy, gone, until
 
 HOLD = 6
-
-
-@pytest.fixture
-def toy(tmp_path: Path) -> Iterator[Toy]:
-    toy = Toy(tmp_path)
-    try:
-        yield toy
-    finally:
-        toy.kill_all()
 
 
 def kill_held(toy: Toy, number: int) -> None:

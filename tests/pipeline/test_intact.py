@@ -115,15 +115,6 @@ def test_of_very_large_inputs_a_share_is_read_and_that_is_said(
             intact.check(GRAPH, "train-classifiers", said.append)
 
 
-@pytest.fixture
-def toy(tmp_path: Path) -> Iterator[Toy]:
-    toy = Toy(tmp_path)
-    try:
-        yield toy
-    finally:
-        toy.kill_all()
-
-
 @pytest.mark.parametrize("link", ["hardlink", "copy"])
 def test_the_command_in_the_message_brings_the_bytes_back(toy: Toy, link: str) -> None:
     """With hard links the cache's object is the damaged file itself."""

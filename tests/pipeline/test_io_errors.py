@@ -12,20 +12,51 @@ from pathlib import Path
 
 import pytest
 
+from athanor.artifacts import read_json, sha256_file
 from athanor.commands import cli, slots
+from athanor.params.strict import read_yaml
 from athanor.pipeline.disk_errors import in_words
 from athanor.serving import database
 from tests.e2e.clone import ROOT, environment
+from tests.pipeline.shippers import Checkout
+from tools.io_errors.sweep import sample
+
+compiled = pytest.mark.skipif(
+    not (sys.platform.startswith("linux") and shutil.which("cc")), reason="needs Linux and a C compiler"
+)
 
 
-@pytest.mark.skipif(not (sys.platform.startswith("linux") and shutil.which("cc")), reason="needs Linux and a C compiler")
-def test_a_sample_of_failed_calls_in_store_and_journal(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tools.io_errors", "--operations", "store,journal", "--most", "3"]
+def tool(tmp_path: Path, *words: str) -> tuple[int, str]:
+    """Injections without a problem, and what was said."""
+    command = [sys.executable, "-m", "tools.io_errors", "--operations", *words]
     env = environment(TMPDIR=str(tmp_path))
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
-    assert int(last.split(" injections")[0]) >= 30 and "0 hand repairs, 0 problems" in last
+    assert "0 hand repairs, 0 problems" in last
+    return int(last.split(" injections")[0]), done.stdout
+
+
+@compiled
+def test_a_sample_of_failed_calls_in_store_and_journal(tmp_path: Path) -> None:
+    assert tool(tmp_path, "store,journal", "--most", "3")[0] >= 30
+
+
+@compiled
+def test_a_sample_of_failed_calls_in_the_shipper_is_told_in_sentences(tmp_path: Path) -> None:
+    """MLflow logged each error of its database with a traceback; a record that could not be read came out as another."""
+    inputs = Checkout(tmp_path / "inputs")
+    inputs.closed("clean-1", "clean", steps=5)
+    inputs.closed("pretrain-1", steps=20)
+    injections, said = tool(tmp_path, "ship", "--most", "1", "--inputs", str(inputs.path))
+    assert injections >= 7 and "mlflow.db" in said and "ship.json" in said
+
+
+def test_a_sample_meets_every_kind_of_file_before_it_meets_one_twice() -> None:
+    files = ["journal"] * 90 + ["state", "weights", "weights", "end"]
+    assert sample(files, 0, 0) == sample(files, 94, 5) == list(range(1, 95))
+    assert sample(files, 4, 0) == [1, 91, 92, 94]
+    assert sample(files, 2, 0) == [1, 91] and sample(files, 2, 1) == [92, 94]  # the next fault goes on where this one ended
 
 
 def test_a_chat_file_that_cannot_be_read_when_its_version_is_asked_for(
@@ -61,6 +92,19 @@ def test_a_bad_disk_is_told_in_one_line(number: int, monkeypatch: pytest.MonkeyP
     said = capsys.readouterr().err
     assert said.startswith("data/x: ") and "Fix: " in said and len(said.splitlines()) == 1
     assert in_words(PermissionError(errno.EACCES, "no", "x")) is None
+
+
+def test_the_disks_error_names_the_file_that_was_meant(tmp_path: Path) -> None:
+    """A failed read named the working directory, and a failed rename the file of the moment."""
+    for words, error in (
+        ("data/x: the disk is full", OSError(errno.ENOSPC, "full", "data/.x.ab12.tmp", None, "data/x")),
+        (f"a file that the system does not name, perhaps below {Path.cwd()}: the disk", OSError(errno.EIO, "bad")),
+    ):
+        assert (told := in_words(error)) is not None and told.startswith(words)
+    for read in (read_json, read_yaml, sha256_file):
+        with pytest.raises(OSError) as caught:
+            read("/proc/self/mem")  # opens, and its first page cannot be read
+        assert caught.value.errno == errno.EIO and caught.value.filename == "/proc/self/mem"
 
 
 def test_a_stage_tells_an_input_output_error_without_a_traceback(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,15 +23,6 @@ from tests.pipeline.toy_pipeline import SAVE_EVERY, STEPS, Toy, end, gone, until
 HOLD = 6  # between two checkpoints
 ALL = list(range(STEPS))
 AGAIN_FROM_CHECKPOINT = ALL[:HOLD] + ALL[HOLD - HOLD % SAVE_EVERY :]
-
-
-@pytest.fixture
-def toy(tmp_path: Path) -> Iterator[Toy]:
-    toy = Toy(tmp_path)
-    try:
-        yield toy
-    finally:
-        toy.kill_all()
 
 
 def kinds(toy: Toy, *words: str) -> list[str]:
@@ -208,7 +198,8 @@ def tear(toy: Toy, characters: int, *targets: str, watcher: bool = False) -> Non
     (toy.control / "tear").write_text(str(characters))
     job = toy.start("repro", *targets)
     until(lambda: (toy.control / "torn").exists(), "DVC is writing dvc.lock", toy)
-    (mends,) = watchers(toy)  # one for each DVC, however many stages it runs
+    until(lambda: len(watchers(toy)) == 1, "one process watches, however many stages ran", toy)
+    (mends,) = watchers(toy)
     if watcher:
         mends.kill()
     else:  # the same kill may tear this one
@@ -216,7 +207,7 @@ def tear(toy: Toy, characters: int, *targets: str, watcher: bool = False) -> Non
     job.kill_group(signal.SIGKILL)
     job.wait()
     if not watcher:
-        psutil.wait_procs([mends], timeout=30)
+        until(lambda: not [*dvc_lock.torn(toy.path)] and not (toy.path / ".dvc/tmp/rwlock").exists(), "the files are whole again", toy)
     (toy.control / "tear").unlink()
     (toy.control / "torn").unlink()
 
@@ -230,9 +221,17 @@ def test_dvc_repro_goes_on_after_a_kill_while_it_wrote_its_lock_file(toy: Toy, c
     whole = (toy.path / "dvc.lock").read_bytes()
     tear(toy, characters)
     assert (toy.path / "dvc.lock").read_bytes() == whole
-    assert list((toy.path / dvc_lock.COPIES).glob("dvc-*")) == []
+    # This DVC takes the result from its run-cache and runs no stage before it is killed, too.
+    tear(toy, characters)
+    assert (toy.path / "dvc.lock").read_bytes() == whole
     toy.dvc("repro")
-    assert toy.steps() == ALL and toy.lock_has("count", "report") and kinds(toy) == []
+    assert toy.steps() == ALL and toy.steps("report") == [0] and toy.lock_has("count", "report") and kinds(toy) == []
+
+
+def test_a_dvc_that_ends_by_itself_leaves_nobody_behind(toy: Toy) -> None:
+    toy.dvc("repro")
+    until(lambda: not toy.processes(), "all have ended", toy)
+    assert list((toy.path / dvc_lock.COPIES).glob("dvc-*")) == []
 
 
 @WRITTEN

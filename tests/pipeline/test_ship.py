@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -129,6 +131,53 @@ def test_shipper_process_delivers_and_leaves(store, tmp_path):
     assert done.returncode == 0, done.stderr
     assert ship.shipped(path)
     assert_view(tracker.client, root)
+
+
+def test_a_record_of_a_delivery_that_cannot_be_read_costs_a_second_one(store, monkeypatch):
+    """It ended the shipper with a traceback, so that nothing else was delivered either."""
+    root, tracker = store
+    path, journal = folder(root, "unread-1", "clean", 5)
+    journal.close("FINISHED", metrics={"rows": 5}, facts={}, seconds=1.0)
+    tracker.ship(path, live=False)
+    before = read_json(path / "ship.json")
+
+    def broken(path, *_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("athanor.pipeline.store._read", broken)
+        assert path in ship.unshipped(root)
+        tracker.ship(path, live=False)
+    assert read_json(path / "ship.json") == before and ship.shipped(path)
+
+
+def test_what_cannot_be_delivered_is_told_with_what_happens_now_and_has_status_1(store, monkeypatch):
+    root, _ = store
+    here = root / "twice"
+    path, journal = folder(here, "clean-1", "clean", 3)
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    said, failures = [], [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path / "ship.json"))] * 2
+    plain = Tracker.ship
+
+    def failing(self, *args, **how):
+        if failures:
+            raise failures.pop()
+        plain(self, *args, **how)
+
+    monkeypatch.setattr(Tracker, "ship", failing)
+    monkeypatch.setattr(Tracker, "explained", lambda *_: False)
+    monkeypatch.setattr(ship, "say", said.append)
+    monkeypatch.setattr(ship, "step_back", lambda: None)
+    monkeypatch.setattr(ship, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ship, "IDLE_SECONDS", 0.3)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root}/mlflow.db")
+    assert ship._serve(here) == 1 and not ship.shipped(path)
+    assert ship._serve(here) == 1 and not ship.shipped(path)
+    assert len(said) == 2 and all("clean-1 is not shipped" in line and "the disk is full" in line for line in said)
+    assert all("the journal is kept, and this shipper, the next stage's or `athanor ship` delivers it" in line for line in said)
+    monkeypatch.setattr(ship, "IDLE_SECONDS", 2.0)  # long enough to try again
+    failures.append(ValueError("once"))
+    assert ship._serve(here) == 0 and ship.shipped(path) and failures == [] and len(said) == 3
 
 
 def test_dead_server_keeps_the_journal(store, monkeypatch):

@@ -9,7 +9,7 @@ the disk stays full) and half of the bytes; fsync and rename with EIO and ENOSPC
 
 What must hold: the process ends with 0, 1 or 75; with 0 its results are right; otherwise it says what happened
 without a traceback; nothing that it acknowledged is lost; and the plain run afterwards ends with the
-same bytes as ever, without anybody's help. --most bounds n per kind of error by taking an even sample (default: all).
+same bytes as ever, without anybody's help. --most bounds n per kind of error by a sample over all kinds of files (default: all).
 
 Needs Linux and a C compiler. --inputs names a directory where all stages have run with presets/micro.yaml. The errors
 come from a small library (shim.c) by LD_PRELOAD: SQLite and Arrow are reached, memory-mapped reads are not.
@@ -66,7 +66,9 @@ def main() -> int:
         if not args.keep:
             shutil.rmtree(base, ignore_errors=True)
     total = sum(tallies, Tally("all"))
-    print(table([total]).splitlines()[-1])
+    print(table([total]).splitlines()[-1], end="\n\n")
+    for tally in tallies:
+        print(f"{tally.name}: {', '.join(f'{count} {name}' for name, count in sorted(tally.files.items()))}")
     print(f"\n{total.injections} injections, {total.hand} hand repairs, {len(total.problems)} problems,"
           f" {time.monotonic() - started:.0f} s")  # fmt: skip
     for problem in total.problems:

@@ -196,8 +196,8 @@ class Shipped(Operation):
     def run(self) -> int:
         from athanor.pipeline import ship
 
-        left = ship.ship_all(self.work)
-        return 0 if left == set() else 1
+        sys.argv = ["athanor ship"]
+        return ship.main()
 
     def delivered(self) -> str:
         """Everything but MLflow's own ids and times."""

@@ -1,6 +1,7 @@
 /* Fails chosen calls of the C library that touch files below one folder: the n-th read, write, fsync or rename of
    the process since it was armed, or the n-th write to its terminal. Loaded by LD_PRELOAD; does nothing until armed.
-   Calls that the C library makes within itself (fwrite) and memory maps are not seen. */
+   Calls that the C library makes within itself (fwrite) and memory maps are not seen.
+   While it counts, the path of each call of the kind goes to the file `paths`, else that of each call that failed. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,13 +16,14 @@
 
 enum kind { NONE, READ, WRITE, FSYNC, RENAME, PRINT };
 static int chosen = NONE, error_number, lasting; /* error_number 0: half of the bytes are written */
+static int paths = -1;
 static long wanted;
 static atomic_long calls, failed;
 static char folder[4096];
 
-void io_errors_arm(int kind, long number, int error, int stays, const char *below) {
+void io_errors_arm(int kind, long number, int error, int stays, const char *below, int paths_fd) {
     snprintf(folder, sizeof folder, "%s/", below);
-    wanted = number, error_number = error, lasting = stays;
+    wanted = number, error_number = error, lasting = stays, paths = paths_fd;
     atomic_store(&calls, 0), atomic_store(&failed, 0);
     chosen = kind;
 }
@@ -29,20 +31,22 @@ long io_errors_calls(void) { return atomic_load(&calls); }
 long io_errors_failed(void) { return atomic_load(&failed); }
 
 /* 1: fail this call. 2: shorten it. */
-static int now(int kind) {
+static int now(int kind, const char *path) {
     if (kind != chosen) return 0;
     long number = atomic_fetch_add(&calls, 1) + 1;
-    if (number != wanted && !(lasting && wanted && number > wanted)) return 0;
+    int hit = number == wanted || (lasting && wanted && number > wanted);
+    if (paths >= 0 && (hit || !wanted)) dprintf(paths, "%s\n", path);
+    if (!hit) return 0;
     atomic_fetch_add(&failed, 1);
     if (!error_number) return 2;
     errno = error_number;
     return 1;
 }
 
-static int inside(int fd) {
-    char link[64], path[4096];
+static int inside(int fd, char *path, size_t size) {
+    char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
+    ssize_t length = readlink(link, path, size - 1);
     if (length < 0) return 0;
     path[length] = 0;
     return !strncmp(path, folder, strlen(folder));
@@ -50,16 +54,17 @@ static int inside(int fd) {
 
 static int of_fd(int kind, int fd) {
     if (chosen == NONE) return 0;
+    char path[4096];
     int saved = errno, hit = 0;
-    if (kind == WRITE && (fd == 1 || fd == 2)) hit = chosen == PRINT ? now(PRINT) : 0;
-    else if (chosen == kind && inside(fd)) hit = now(kind);
+    if (kind == WRITE && (fd == 1 || fd == 2)) hit = chosen == PRINT ? now(PRINT, "terminal") : 0;
+    else if (chosen == kind && inside(fd, path, sizeof path)) hit = now(kind, path);
     if (hit != 1) errno = saved;
     return hit;
 }
 
 static int of_path(const char *path) {
     if (chosen != RENAME) return 0;
-    return (path[0] != '/' || !strncmp(path, folder, strlen(folder))) ? now(RENAME) : 0;
+    return (path[0] != '/' || !strncmp(path, folder, strlen(folder))) ? now(RENAME, path) : 0;
 }
 
 #define NEXT(type, name, ...)                                                                  \

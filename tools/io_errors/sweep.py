@@ -7,11 +7,13 @@ import errno
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,44 +65,57 @@ class Tally:
     healed: int = 0
     hand: int = 0
     problems: list[str] = field(default_factory=list)
+    files: Counter[str] = field(default_factory=Counter)  # kinds of files that the failed calls were about
 
     def __add__(self, other: Tally) -> Tally:
         sums = {n: getattr(self, n) + getattr(other, n) for n in ("injections", "at_once", "stopped", "ended", "healed", "hand")}
-        return Tally(self.name, **sums, problems=self.problems + other.problems)
+        return Tally(self.name, **sums, problems=self.problems + other.problems, files=self.files + other.files)
 
 
 @dataclass(frozen=True)
 class Attempt:
+    """files: of each call of the kind when none was to fail, else of those that failed."""
+
     status: int
-    calls: int
     failed: int
+    files: list[str]
     log: str
 
 
 def sweep(operation: Operation, most: int, faults: tuple[Fault, ...] = FAULTS) -> Tally:
-    """Inject each fault into each call of its kind, or into an even sample of `most`."""
-    tally, counted = Tally(operation.name), dict[str, int]()
+    """Inject each fault into each call of its kind, or into a sample of `most`."""
+    tally, calls = Tally(operation.name), dict[str, list[str]]()
     operation.prepare()
-    for fault in faults:
-        if fault.kind not in counted:
+    for turn, fault in enumerate(faults):
+        if fault.kind not in calls:
             operation.begin()
             quiet = attempt(operation, Fault(fault.kind, errno.EIO, False), 0)
             wrong = operation.problems()
             if quiet.status or wrong:
                 tally.problems.append(f"{operation.name}: a quiet run ended with {quiet.status}; {wrong} {_last(quiet.log)}")
                 return tally
-            counted[fault.kind] = quiet.calls
+            calls[fault.kind] = quiet.files
             _learn(operation)
-        for number in spread(counted[fault.kind], most):
+        for number in sample(calls[fault.kind], most, turn):
             inject(operation, fault, number, tally)
     return tally
 
 
-def spread(calls: int, most: int) -> list[int]:
-    """1 ... calls, or `most` of them at even distances, the first and the last among them."""
-    if not most or calls <= most:
-        return list(range(1, calls + 1))
-    return sorted({1 + round(i * (calls - 1) / max(1, most - 1)) for i in range(most)})
+def sample(files: Sequence[str], most: int, turn: int) -> list[int]:
+    """The numbers of all calls, or of `most`: the first call of each kind of file, then the last of each, then halves.
+
+    What one turn leaves out, the next one begins with, so that the faults of a sweep together meet every kind of file.
+    """
+    if not most or len(files) <= most:
+        return list(range(1, len(files) + 1))
+    kinds: dict[str, list[int]] = {}
+    for number, name in enumerate(files, start=1):
+        kinds.setdefault(name, []).append(number)
+    ordered: dict[int, None] = {}  # a set in order
+    for part in (0.0, 1.0, 0.5, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875):
+        ordered |= dict.fromkeys(numbers[round(part * (len(numbers) - 1))] for numbers in kinds.values())
+    found = list(ordered)
+    return sorted({found[(turn * most + i) % len(found)] for i in range(most)})
 
 
 def inject(operation: Operation, fault: Fault, number: int, tally: Tally) -> None:
@@ -109,7 +124,8 @@ def inject(operation: Operation, fault: Fault, number: int, tally: Tally) -> Non
     if not hit.failed:
         return  # this time there were fewer calls
     tally.injections += 1
-    where = f"{operation.name}, {fault}, call {number}"
+    tally.files[hit.files[0]] += 1
+    where = f"{operation.name}, {fault}, call {number} ({hit.files[0]})"
     if hit.status not in (0, 1, 75):
         tally.problems.append(f"{where}: ended with {hit.status}: {_last(hit.log)}")
     elif hit.status and fault.kind not in NO_TERMINAL and ("Traceback" in hit.log or not hit.log.strip()):
@@ -136,11 +152,11 @@ def inject(operation: Operation, fault: Fault, number: int, tally: Tally) -> Non
 
 def attempt(operation: Operation, fault: Fault, number: int) -> Attempt:
     """Run the operation in a fork, with the fault in its n-th call; 0 counts the calls and fails none."""
-    report, log = operation.base / "report.json", operation.base / "log"
+    report, log, paths = (operation.base / name for name in ("report.json", "log", "paths"))
     report.unlink(missing_ok=True)
     child = os.fork()
     if not child:
-        _child(operation, fault, number, report, log)
+        _child(operation, fault, number, report, log, paths)
     deadline = time.monotonic() + LIMIT_SECONDS
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > deadline:
@@ -148,29 +164,39 @@ def attempt(operation: Operation, fault: Fault, number: int) -> Attempt:
             ended = os.waitpid(child, 0)
             break
         time.sleep(0.002)
-    found = json.loads(report.read_text()) if report.is_file() else {"calls": 0, "failed": 1, "modules": []}
+    found = json.loads(report.read_text()) if report.is_file() else {"failed": 1, "modules": []}
     operation.modules = found["modules"]
-    return Attempt(os.waitstatus_to_exitcode(ended[1]), found["calls"], found["failed"], log.read_text(errors="replace"))
+    files = [kind_of_file(path, operation) for path in paths.read_text().splitlines()] or ["?"] * found["failed"]
+    return Attempt(os.waitstatus_to_exitcode(ended[1]), found["failed"], files, log.read_text(errors="replace"))
 
 
-def _child(operation: Operation, fault: Fault, number: int, report: Path, log: Path) -> None:
+def kind_of_file(path: str, operation: Operation) -> str:
+    """The path below the operation's folder, with a star for numbers, digests and names of the moment."""
+    name = path.removeprefix(f"{operation.work}/").removeprefix(f"{operation.inside}/")
+    name = re.sub(r"^scratch/code/.*\.py$", "code/*.py", name)
+    return re.sub(r"(?<=\.)\w{8}(?=\.tmp\b)|[0-9a-f]{12,}|\d+([-_]\d+)*", "*", name)
+
+
+def _child(operation: Operation, fault: Fault, number: int, report: Path, log: Path, paths: Path) -> None:
     """Never returns."""
     code, shim = 1, ctypes.CDLL(None)
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         for target in (1, 2):
             os.dup2(file, target)
+        seen = os.open(paths, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         os.chdir(operation.work)
         os.environ["DVC_ROOT"] = str(operation.work)
-        shim.io_errors_arm(KINDS[fault.kind], ctypes.c_long(number), fault.error, int(fault.stays), os.fsencode(operation.inside))
+        inside = os.fsencode(operation.inside)
+        shim.io_errors_arm(KINDS[fault.kind], ctypes.c_long(number), fault.error, int(fault.stays), inside, seen)
         code = _status(operation.run)
     finally:
-        shim_seen = int(shim.io_errors_calls()), int(shim.io_errors_failed())
-        shim.io_errors_arm(0, ctypes.c_long(0), 0, 0, b"")
+        failed = int(shim.io_errors_failed())
+        shim.io_errors_arm(0, ctypes.c_long(0), 0, 0, b"", -1)
         with suppress(BaseException):
             sys.stderr.flush(), sys.stdout.flush()
         names = [name for name in sys.modules if not name.startswith("__")]
-        report.write_text(json.dumps({"calls": shim_seen[0], "failed": shim_seen[1], "modules": names}))
+        report.write_text(json.dumps({"failed": failed, "modules": names}))
         os._exit(code)
 
 
