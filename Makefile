@@ -1,6 +1,9 @@
 # make setup   only install what is needed into .venv
 # make repro   build everything: install, download, train, evaluate, export, summary
 # make test    run the tests, side by side (TESTS=tests/model: a part of them)
+# make quick     the tests that start no process: on every save
+# make test-all  all tests: drills, kills at many moments, browser, fuzz at depth too
+# make lint      what CI asks of the code's form: ruff and mypy
 # make serve   chat page and API of the exported models (SERVE="--port 9000": further arguments)
 # make chat    talk to the exported model in the terminal
 # make ui      look at the runs in MLflow
@@ -11,7 +14,7 @@ PYTHON ?= python3
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport MLFLOW_RUN_ID PYTHONPATH PYTHONHOME
 
-.PHONY: help setup repro test serve chat ui deps bench-data bench-train
+.PHONY: help setup repro quick test test-all lint serve chat ui deps bench-data bench-train
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -22,8 +25,22 @@ setup:
 repro: setup
 	@python -m athanor repro
 
+PYTEST = python -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+
+quick: setup
+	@$(PYTEST) -m "not process and not long and not extra" $(TESTS)
+
 test: setup
-	@python -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(TESTS)
+	@$(PYTEST) $(TESTS)
+
+test-all: setup
+	@$(PYTEST) $(TESTS)
+
+lint: setup
+	@python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
+	@ruff check .
+	@ruff format --check .
+	@mypy
 
 serve: setup
 	@python -m athanor serve $(SERVE)

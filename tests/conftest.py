@@ -1,14 +1,18 @@
-"""How the tests are shared out when several processes run them (`make test`), and what several folders of tests use."""
+"""Tiers of tests, how they are shared out when several processes run them, and what several folders of tests use."""
 
 from __future__ import annotations
 
+import fnmatch
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.pipeline.toy_pipeline import Toy
+
+TIERS = YAML(typ="safe").load(Path(__file__).with_name("tiers.yaml"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,7 +42,11 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests stay in one process, and so do all that look at the one micro build: it takes a minute to make."""
     for item in items:
+        file = item.nodeid.split("::")[0]
+        for tier, patterns in TIERS.items():
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in (file, item.nodeid)):
+                item.add_marker(tier)
         if item.config.pluginmanager.hasplugin("xdist"):
             built = item.nodeid.startswith("tests/e2e/") and "micro" in getattr(item, "fixturenames", ())
-            group = "micro" if built else item.nodeid.split("::")[0]
+            group = "micro" if built else file
             item.add_marker(pytest.mark.xdist_group(group))

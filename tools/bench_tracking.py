@@ -2,7 +2,7 @@
 
     python tools/bench_tracking.py CLONE [--pairs 7] [--tokens 600000] [--uri URI]
 
-CLONE is a checkout in which `make repro` has run with presets/micro.yaml; it is
+CLONE is a checkout in which `make repro` has run with the micro preset; it is
 copied and not touched. The pretrain stage runs in pairs, once with tracking and
 once without, in alternating order, each from a fresh slot and after the shipper
 of the run before has left. Printed: the ratio of seconds per step and of the

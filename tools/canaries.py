@@ -31,8 +31,9 @@ from pathlib import Path
 import psutil
 from ruamel.yaml import YAML
 
+from athanor.pipeline import presets
 from tools.canary_search import contents, forms
-from tools.scratch import micro_clone
+from tools.scratch import MICRO, micro_clone
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "A secret is found where it was planted, or it is found nowhere; this is line {} of the text that says so. "
@@ -123,7 +124,7 @@ def make_checkout(planted: Planted, folder: Path, port: int) -> Path:
         if name == "signed.jsonl":
             signed = planted.new("credential", "X-Amz-Credential={}") + planted.new("signature", "&X-Amz-Signature={}")
         source["urls"] = [{"url": f"http://127.0.0.1:{port}/{name}?{signed}", "sha256": None}]
-        params = YAML().load(ROOT / "presets" / "micro.yaml")
+        params = YAML().load(presets.complete(ROOT / MICRO))
         params["download"]["sources"] = [source]
         params["mixture"]["sources"] = {"web": {"share": 1.0, "max_epochs": 1.0}}
         path = folder / f"{name}.yaml"
@@ -231,7 +232,7 @@ def use(world: World, quick: bool) -> None:
     run("ship to nobody", "athanor", "ship", "--rebuild", status=1, MLFLOW_TRACKING_URI=address)
     run("ship", "athanor", "ship", "--rebuild")
     run("doctor", "athanor", "doctor", status=None)
-    shutil.copyfile(ROOT / "presets" / "micro.yaml", world.checkout / "params.yaml")
+    (world.checkout / "params.yaml").write_text(presets.complete(ROOT / MICRO))
     if not quick:
         run("repro", "dvc", "repro")
         run("ship again", "athanor", "ship", "--wait", "90")

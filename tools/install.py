@@ -109,7 +109,7 @@ def write_launcher() -> None:
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  (whoever runs this may have an older one)
         sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.12")
     if installed():
         return

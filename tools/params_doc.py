@@ -9,11 +9,13 @@ behind a field or the class's docstring.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from athanor.artifacts import write_text
 from athanor.pipeline.schema import schemas
@@ -21,8 +23,8 @@ from athanor.pipeline.schema import schemas
 PAGE = Path("docs/params.md")
 HEAD = """# Parameters
 
-Every key of `params.yaml`, by section. A params file is complete, and what stands in it is what runs: all keys are required but those
-whose table says what is taken when they are left out. Writing that value or leaving the key out is the same.
+Every key of `params.yaml`, by section. The file holds what people tune; where a table says what holds if a key is left out, writing
+that value or leaving the key out is the same (a key that is not there yet is set on the command line with a plus: `-S +pretrain.eps=1e-7`).
 An unknown key, a wrong type or a value out of range stops `make repro` (`athanor repro`) before it begins and a plain `dvc repro`
 in the first stage that runs, with the name of the key. Units are in the names.
 `null` is allowed where the type says so. Which stages read a section stands in `dvc.yaml`.
@@ -55,27 +57,39 @@ def allowed(value: ast.expr | None, constants: dict[str, str]) -> str:
     return f"≥ {low}" if low else f"≤ {high}" if high else ""
 
 
-def default(value: ast.expr | None) -> str | None:
-    """What a field is when a file leaves it out, as YAML; None for a required one."""
-    if isinstance(value, ast.Call):
-        value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
-    if value is None:
-        return None
-    plain = ast.literal_eval(value)
-    return f"`{plain if isinstance(plain, str) else json.dumps(plain)}`"
+def left_out(field: dataclasses.Field[Any]) -> str:
+    """What a field is when a file leaves it out, as YAML."""
+    if field.default is dataclasses.MISSING:
+        return "required"
+    if dataclasses.is_dataclass(field.default):
+        return "see below"
+    return f"`{field.default if isinstance(field.default, str) else json.dumps(field.default)}`"
 
 
-def table(node: ast.ClassDef, lines: list[str], constants: dict[str, str]) -> list[str]:
-    fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-    optional = any(default(field.value) is not None for field in fields)
+def table(schema: type, node: ast.ClassDef, lines: list[str], constants: dict[str, str]) -> list[str]:
+    known = {field.name: field for field in dataclasses.fields(schema)}
+    optional = any(field.default is not dataclasses.MISSING for field in known.values())
     titles = ["key", "type", "allowed", *(["left out"] if optional else []), "meaning"]
     rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for field in fields:
+    for field in [field for field in node.body if isinstance(field, ast.AnnAssign)]:
         comment = re.search(r"#\s*(.*)$", lines[field.end_lineno - 1])
         kind = ast.unparse(field.annotation).replace("|", "\\|").replace("'", "")
         words = comment[1].replace("|", "\\|") if comment else ""
-        without = f" {default(field.value) or 'required'} |" if optional else ""
-        rows.append(f"| `{field.target.id}` | {kind} | {allowed(field.value, constants)} |{without} {words} |")
+        name = field.target.id
+        without = f" {left_out(known[name])} |" if optional else ""
+        rows.append(f"| `{name}` | {kind} | {allowed(field.value, constants)} |{without} {words} |")
+    return rows
+
+
+def by_name(schema: type) -> list[str]:
+    """A table of what holds where a file is silent, for a class whose fields are all of one class, side by side."""
+    defaults = {field.name: field.default for field in dataclasses.fields(schema)}
+    if len({type(default) for default in defaults.values()}) > 1 or not dataclasses.is_dataclass(next(iter(defaults.values()))):
+        return []
+    rows = ["", f"| left out | {' | '.join(defaults)} |", "|---" * (len(defaults) + 1) + "|"]
+    for name in vars(next(iter(defaults.values()))):
+        values = [json.dumps(getattr(default, name)) for default in defaults.values()]
+        rows.append(f"| `{name}` | {' | '.join('' if value == 'null' else value for value in values)} |")
     return rows
 
 
@@ -93,7 +107,9 @@ def page() -> str:
             text = ast.get_docstring(found[name])
             if text:
                 parts.append(text + "\n")
-            parts.extend(table(found[name], lines, constants))
+            described = getattr(sys.modules[schema.__module__], name)
+            parts.extend(table(described, found[name], lines, constants))
+            parts.extend(by_name(described))
     return "\n".join(parts) + "\n"
 
 

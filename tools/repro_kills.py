@@ -2,7 +2,7 @@
 
     python -m tools.repro_kills [--kills 30] [--command athanor|dvc] [--targets STAGE ...] [--seed S] [--keep DIR]
 
-In a clone with presets/micro.yaml. Each kill is a SIGKILL to DVC and all that it started, at a chosen moment between the
+In a clone with the micro preset. Each kill is a SIGKILL to DVC and all that it started, at a chosen moment between the
 end of a stage's work and the next stage: every third while DVC writes dvc.lock, which it has emptied before (its write is made
 long enough to aim at), the others at random moments of the two seconds in which DVC hashes, caches and records. After each
 kill the same command is run again, with nothing done by hand; when all stages are done, everything is removed and the next

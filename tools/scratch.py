@@ -21,8 +21,9 @@ from ruamel.yaml import YAML
 from athanor.artifacts import sha256_file, write_text
 from athanor.errors import AthanorError, InputError
 from athanor.params.strict import read_yaml
+from athanor.pipeline import presets
 from athanor.pipeline.facts import Graph
-from athanor.pipeline.schema import check_file
+from athanor.pipeline.schema import check_values
 
 CODE = ("athanor", "stages", "corpus", "tools", "dvc.yaml")
 MICRO = Path("presets/micro.yaml")
@@ -44,7 +45,7 @@ def micro_clone(root: Path, path: Path, env: Mapping[str, str]) -> None:
         if (root / name).is_file() and name != "dvc.lock" and not name.startswith(("metrics/", "plots/")):
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, path / name)
-    shutil.copyfile(root / MICRO, path / "params.yaml")
+    (path / "params.yaml").write_text(presets.complete(root / MICRO))
     me = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
     for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-qm", "start"]):
         subprocess.run(["git", *me, *words], cwd=path, env=env, check=True)
@@ -60,10 +61,10 @@ def hashes(folder: Path) -> dict[str, str]:
 class Scratch:
     """A directory to run stages in. The code is a copy, so that an edit meanwhile does not end up in half of the runs."""
 
-    def __init__(self, root: Path, base: Path, params: Path = MICRO) -> None:
-        self.base, self.params = base, read_yaml(params)
+    def __init__(self, root: Path, base: Path, params: Path | None = None) -> None:
+        self.base, self.params = base, read_yaml(params) if params else presets.values(root / MICRO)
         self.code = base / "code"
-        check_file(params)
+        check_values(self.params)
         self.code.mkdir(parents=True)
         for name in CODE:
             source = root / name
@@ -157,8 +158,7 @@ def drill_params(stage: str, values: Mapping[str, Any], longer: int) -> dict[str
         values["clean"]["source_priority"] = []
         named = {chat["name"] for chat in values["instruct"]["sources"]}
         kept = {name: chat for name, chat in values["sft_data"]["sources"].items() if name in named}
-        none = dict.fromkeys(values["sft_data"]["filter_exceptions"], [])
-        values["sft_data"] |= {"sources": kept, "source_priority": [], "filter_exceptions": none}
+        values["sft_data"] |= {"sources": kept, "source_priority": [], "filter_exceptions": {}}
     return values
 
 

@@ -30,7 +30,7 @@ COMMANDS = {
     "sft": Command("athanor.commands.sft", "peek [--source NAME]", "rows of instruction tuning, with what is supervised"),
     "probe": Command("athanor.commands.probe", "lr | recipe", "find the learning rate; half-lives of a recipe"),
     "synthesize": Command("athanor.commands.synthesize", "[--dry-run]", "conversations by another model; costs money"),
-    "preset": Command("athanor.commands.preset", "list | use NAME", "complete params files; make one params.yaml"),
+    "preset": Command("athanor.commands.preset", "list | show NAME | use NAME", "params files of other sizes; make one params.yaml"),
     "pin": Command("athanor.commands.pin", "[FILE]", "write hub data sets' current commits into params.yaml"),
     "verify": Command("athanor.commands.verify", "[PATH] [--data] [--strict]", "where an exported model comes from"),
     "lm-eval": Command("athanor.commands.lm_eval", "[--tasks LIST]", "standard tasks through lm-evaluation-harness"),

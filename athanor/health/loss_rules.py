@@ -163,7 +163,7 @@ class NanLoss(Rule):
         if norm is not None and not math.isfinite(norm):
             text += f" after a gradient norm of {norm}: the backward pass broke first."
         else:
-            text += ": the forward pass broke." if norm is None else f" after a gradient norm of "
+            text += ": the forward pass broke." if norm is None else " after a gradient norm of "
             text += f"{norm:.3g}: the forward broke."
         fix = f"{self.phase}.lr lower, {self.phase}.precision fp32, and look at the batch of this step."
         return Verdict(CRITICAL, loss, 0.0, text, fix)

@@ -52,8 +52,8 @@ class ClassifiersParams:
 
     seed: int = param(min=0, max=2**32 - 1)
     sample_bytes: int = param(min=10_000, max=4_000_000_000)
-    quality_labels: QualityLabels | None
-    toxicity_labels: ToxicityLabels | None
-    inverse_l2: float = param(min=1e-4, max=1e6)
-    min_auroc: float = param(min=0.5, max=1.0)  # gate, on documents held out
-    max_length_correlation: float = param(min=0.05, max=1.0)  # gate, of the score with the logarithm of the length
+    quality_labels: QualityLabels | None = None
+    toxicity_labels: ToxicityLabels | None = None
+    inverse_l2: float = param(min=1e-4, max=1e6, default=1.0)
+    min_auroc: float = param(min=0.5, max=1.0, default=0.8)  # gate, on documents held out
+    max_length_correlation: float = param(min=0.05, max=1.0, default=0.5)  # gate, of the score with the logarithm of the length

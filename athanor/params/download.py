@@ -13,7 +13,7 @@ MAX = 2**62
 KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Filter:
     """A row is kept when the value of `column` is in a range, or one of the words of `one_of`.
 
@@ -22,16 +22,16 @@ class Filter:
     """
 
     column: str
-    min: float | None
-    max: float | None
-    one_of: tuple[str, ...] | None
+    min: float | None = None
+    max: float | None = None
+    one_of: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if (self.one_of is None) == (self.min is None and self.max is None):
             raise ParamsError("set min, max or both, or one_of alone", where="column", fix="set the others to null")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Selection:
     """Which rows of a data set become documents, and which columns besides the text are kept.
 
@@ -42,10 +42,10 @@ class Selection:
     licence, or none, is counted and left out; null takes all.
     """
 
-    filters: tuple[Filter, ...]
-    meta_columns: tuple[str, ...]
-    license_column: str | None
-    licenses: tuple[str, ...] | None
+    filters: tuple[Filter, ...] = ()
+    meta_columns: tuple[str, ...] = ()
+    license_column: str | None = None
+    licenses: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.licenses is not None and self.license_column is None:
@@ -170,7 +170,7 @@ class RemoteFile:
             raise ParamsError("not a SHA-256", where="sha256", fix="use 64 lower-case hex digits, or null")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HttpSource:
     """Files of web servers, fetched with resuming and retries, then read as those of type files are.
 
@@ -182,9 +182,9 @@ class HttpSource:
     kind: str = param(choices=KINDS)
     license: str
     urls: tuple[RemoteFile, ...]
-    text_column: str
-    select: Selection | None
-    max_document_bytes: int = param(min=1, max=2**31 - 1)
+    text_column: str = "text"
+    select: Selection | None = None
+    max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
     min_chars: int = param(min=1, max=100_000)
     min_documents: int = param(min=1, max=MAX)
     min_bytes: int = param(min=1, max=MAX)
@@ -198,7 +198,7 @@ class HttpSource:
         return (self.name,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HuggingFaceSource:
     """A data set of the Hugging Face hub (or a local directory of data files), streamed in its own order.
 
@@ -219,19 +219,19 @@ class HuggingFaceSource:
     kind: str = param(choices=KINDS)
     license: str
     dataset: str
-    config: str | None
-    split: str
+    config: str | None = None
+    split: str = "train"
     revision: str | None
-    json_lines: str | None
-    text_column: str | None
-    text_template: str | None
-    select: Selection | None
-    max_document_bytes: int = param(min=1, max=2**31 - 1)
-    max_malformed_fraction: float = param(min=0.0, max=1.0)
-    skip_documents: int = param(min=0, max=MAX)
-    max_documents: int | None = param(min=1, max=MAX)
-    max_bytes: int | None = param(min=1, max=MAX)
-    checkpoint_documents: int = param(min=1, max=10_000_000)
+    json_lines: str | None = None
+    text_column: str | None = None
+    text_template: str | None = None
+    select: Selection | None = None
+    max_document_bytes: int = param(min=1, max=2**31 - 1, default=200_000_000)
+    max_malformed_fraction: float = param(min=0.0, max=1.0, default=0.001)
+    skip_documents: int = param(min=0, max=MAX, default=0)
+    max_documents: int | None = param(min=1, max=MAX, default=None)
+    max_bytes: int | None = param(min=1, max=MAX, default=None)
+    checkpoint_documents: int = param(min=1, max=10_000_000, default=20_000)
     min_chars: int = param(min=1, max=100_000)
     min_documents: int = param(min=1, max=MAX)
     min_bytes: int = param(min=1, max=MAX)

@@ -18,13 +18,13 @@ class PerplexityTolerance:
     f32: also of the Hugging Face directory; a wrong epsilon of the norms costs a trained model some 1e-4 and shows at 1e-5.
     """
 
-    f32: float = param(min=1e-9, max=1)
-    f16: float = param(min=1e-9, max=1)
-    q8_0: float = param(min=1e-9, max=1)
-    k_types: float = param(min=1e-9, max=1)
+    f32: float = param(min=1e-9, max=1, default=1e-5)
+    f16: float = param(min=1e-9, max=1, default=1e-3)
+    q8_0: float = param(min=1e-9, max=1, default=2e-3)
+    k_types: float = param(min=1e-9, max=1, default=0.05)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportParams:
     """name: goes into the GGUF files and the model card.
 
@@ -52,17 +52,17 @@ class ExportParams:
     dtype: str = param(choices=("float32", "float16", "bfloat16"))
     gguf_types: tuple[Literal["f32", "f16", "q8_0", "q4_k_m", "q5_k_m", "q6_k"], ...]
     llama_cpp: str = param(choices=("required", "if_installed", "off"))
-    llama_cpp_timeout_seconds: float = param(min=1, max=86400)
-    parity_prompts: int = param(min=1, max=10000)
-    parity_new_tokens: int = param(min=1, max=4096)
-    parity_texts: int = param(min=1, max=100000)
-    parity_windows: int = param(min=1, max=1000)
-    parity_positions: int = param(min=1, max=4096)
-    kl_limit: float = param(min=0, max=100)
-    logit_tolerance: float = param(min=1e-9, max=1)
-    margin_logits: float = param(min=0, max=10)
-    perplexity_chunks: int = param(min=2, max=10000)
-    perplexity_tolerance: PerplexityTolerance
+    llama_cpp_timeout_seconds: float = param(min=1, max=86400, default=120.0)
+    parity_prompts: int = param(min=1, max=10000, default=50)
+    parity_new_tokens: int = param(min=1, max=4096, default=32)
+    parity_texts: int = param(min=1, max=100000, default=500)
+    parity_windows: int = param(min=1, max=1000, default=8)
+    parity_positions: int = param(min=1, max=4096, default=12)
+    kl_limit: float = param(min=0, max=100, default=0.1)
+    logit_tolerance: float = param(min=1e-9, max=1, default=1e-4)
+    margin_logits: float = param(min=0, max=10, default=0.1)
+    perplexity_chunks: int = param(min=2, max=10000, default=4)
+    perplexity_tolerance: PerplexityTolerance = PerplexityTolerance()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):

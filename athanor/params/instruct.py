@@ -52,7 +52,7 @@ class IdentitySource:
     min_rows: int = param(min=1, max=1_000_000)  # gate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChatSelection:
     """Which conversations are taken, and what of them.
 
@@ -62,18 +62,18 @@ class ChatSelection:
     lower case are one), is counted and left out.
     """
 
-    filters: tuple[Filter, ...]
-    max_pairs: int | None = param(min=1, max=1000)
-    drop_system: bool
-    max_chars: int | None = param(min=1, max=10_000_000)
-    drop_phrases: tuple[str, ...]
+    filters: tuple[Filter, ...] = ()
+    max_pairs: int | None = param(min=1, max=1000, default=None)
+    drop_system: bool = False
+    max_chars: int | None = param(min=1, max=10_000_000, default=None)
+    drop_phrases: tuple[str, ...] = ()
 
 
 # Columns that a shape needs, in order; those of "prompt" are one or more questions' parts and then the answer.
 SHAPES = {"messages": 1, "conversations": 1, "turns": 1, "prompt": 2, "tree": 5}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MessagesSource:
     """Conversations of other people: local JSONL or Parquet files, or a data set of the hub.
 
@@ -94,15 +94,15 @@ class MessagesSource:
 
     type: Literal["messages"]
     name: str
-    files: str | None
-    hub_id: str | None
-    hub_config: str | None
-    revision: str | None
-    hub_split: str
-    shape: str = param(choices=tuple(SHAPES))
-    columns: tuple[str, ...]
-    select: ChatSelection | None
-    max_malformed_fraction: float = param(min=0.0, max=1.0)
+    files: str | None = None
+    hub_id: str | None = None
+    hub_config: str | None = None
+    revision: str | None = None
+    hub_split: str = "train"
+    shape: str = param(choices=tuple(SHAPES), default="messages")
+    columns: tuple[str, ...] = ("messages",)
+    select: ChatSelection | None = None
+    max_malformed_fraction: float = param(min=0.0, max=1.0, default=0.001)
     max_rows: int = param(min=1, max=1_000_000_000)
     min_rows: int = param(min=1, max=1_000_000_000)  # gate
     license: str

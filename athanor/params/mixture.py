@@ -31,7 +31,7 @@ class CooldownMixture:
 class MixtureParams:
     seed: int = param(min=0)  # document order within a source
     sources: dict[str, SourceShare]
-    cooldown: CooldownMixture | None  # null: the cooldown goes on with the same stream
+    cooldown: CooldownMixture | None = None  # null: the cooldown goes on with the same stream
 
     def __post_init__(self) -> None:
         for name in self.sources:

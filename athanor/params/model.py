@@ -14,9 +14,9 @@ from athanor.params.strict import param
 THETA_FLOOR = ((1024, 4.3e3), (2048, 1.6e4), (4096, 2.7e4), (8192, 8.4e4), (16384, 3.1e5), (32768, 6.4e5))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelParams:
-    vocab_size: int | None = param(min=256, max=1_000_000)  # null: the tokenizer's; a number must equal it
+    vocab_size: int | None = param(min=256, max=1_000_000, default=None)  # null: the tokenizer's; a number must equal it
     layers: int = param(min=1, max=1000)
     dim: int = param(min=8, max=65536)
     heads: int = param(min=1, max=1024)
@@ -25,7 +25,7 @@ class ModelParams:
     ffn_dim: int = param(min=8, max=1_000_000)
     context_tokens: int = param(min=16, max=1_048_576)
     rope_theta: float = param(min=100)
-    norm_eps: float = param(min=1e-8, max=1e-3)
+    norm_eps: float = param(min=1e-8, max=1e-3, default=1e-6)  # what Qwen3 has, whose architecture the export is
     qk_norm: bool  # a norm per query and key head; the export is then of the Qwen3 architecture
 
     def __post_init__(self) -> None:

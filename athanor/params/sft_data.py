@@ -12,9 +12,9 @@ from athanor.params.strict import param
 class SftSource:
     """How much of one conversation source is used."""
 
-    max_copies: int = param(min=1, max=1000)  # identical training conversations kept; 1 removes every duplicate
-    repeats: int = param(min=0, max=100)  # times each training conversation appears per epoch; 0 leaves the source out
-    max_supervised_tokens: int | None = param(min=1)  # of distinct training conversations, before repeats; null for all
+    max_copies: int = param(min=1, max=1000, default=1)  # identical training conversations kept; 1 removes every duplicate
+    repeats: int = param(min=0, max=100, default=1)  # times each training conversation appears per epoch; 0 leaves the source out
+    max_supervised_tokens: int | None = param(min=1, default=None)  # of distinct training conversations, before repeats; null for all
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class SftFilterExceptions:
     how well it knows them): the first three in any answer, the last one in the last answer.
     """
 
-    identity_leak: tuple[str, ...]  # claims to be another assistant, or to be made by another company
-    hedge_opening: tuple[str, ...]  # opens with a disclaimer, doubt or apology
-    refusal_opening: tuple[str, ...]  # opens by declining
-    cut_answer: tuple[str, ...]  # ends before its end
+    identity_leak: tuple[str, ...] = ()  # claims to be another assistant, or to be made by another company
+    hedge_opening: tuple[str, ...] = ()  # opens with a disclaimer, doubt or apology
+    refusal_opening: tuple[str, ...] = ()  # opens by declining
+    cut_answer: tuple[str, ...] = ()  # ends before its end
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,24 @@ class SftDecontaminationParams:
     answer alone is no contamination: recalling it is the exercise.
     """
 
-    ngram_words: int = param(min=5, max=50)
-    max_ngram_conversations: int = param(min=0, max=1_000_000)
-    max_ngram_items: int = param(min=1, max=1_000_000)
-    fact_categories: tuple[str, ...]
+    fact_categories: tuple[str, ...] = ("docstring_recall", "error_meaning", "http_status", "module_recall")
+    ngram_words: int = param(min=5, max=50, default=13)  # the usual length (Brown et al. 2020)
+    max_ngram_conversations: int = param(min=0, max=1_000_000, default=10)
+    max_ngram_items: int = param(min=1, max=1_000_000, default=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SftDataParams:
     context_tokens: int = param(min=16)  # equals the model's; a row holds one token more
     seed: int = param(min=0)
     max_source_share: float = param(min=0.01, max=1.0)  # of the supervised tokens that one source may make up
-    max_pad_share: float = param(min=0.0, max=1.0)  # of all row tokens; checked above 200 rows
-    max_hedge_rate: float = param(min=0.0, max=1.0)  # gate: of the answers, that open with a hedge
+    max_pad_share: float = param(min=0.0, max=1.0, default=0.05)  # of all row tokens; checked above 200 rows
+    max_hedge_rate: float = param(min=0.0, max=1.0, default=0.01)  # gate: of the answers, that open with a hedge
     replay_share: float = param(min=0.0, max=0.9)  # of the supervised tokens, that are pretraining text
-    decontamination: SftDecontaminationParams
-    filter_exceptions: SftFilterExceptions
+    decontamination: SftDecontaminationParams = SftDecontaminationParams()
+    filter_exceptions: SftFilterExceptions = SftFilterExceptions()
     # Of conversations that begin alike, the copy of the source named first stays; sources not named follow by name.
-    source_priority: tuple[str, ...]
+    source_priority: tuple[str, ...] = ()
     sources: dict[str, SftSource]
 
     def __post_init__(self) -> None:

@@ -3,9 +3,9 @@
 One loader (YAML 1.2, the same rules DVC reads params.yaml with: PyYAML would
 take `1e-3` for a string) and one builder that refuses unknown keys, missing
 keys, wrong types and values out of range, naming the key, what is allowed and
-the nearest key that exists. A params file is complete, so what stands in it is
-what runs. The exceptions are fields with a default, which the file may leave
-out: a few, where nearly everyone would write the same.
+the nearest key that exists. What people tune stands in the file; a field with a
+default, which nearly everyone would write the same, may be left out of it. If
+that default is a dataclass, the file names only what differs from it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def load_section(path: str | Path, section: str, schema: type[T]) -> T:
     """Read one section of a params file as `schema`."""
     data = read_yaml(path)
     if section not in data:
-        raise ParamsError(f"section '{section}' is missing", where=str(path), fix="copy it from presets/")
+        raise ParamsError(f"section '{section}' is missing", where=str(path), fix="copy it from presets/default.yaml")
     return build(schema, data[section], section)
 
 
@@ -98,7 +98,8 @@ def build(schema: Any, value: Any, where: str) -> Any:
     raise _wrong(value, "a number" if schema is float else str(schema), where)
 
 
-def _build_dataclass(schema: Any, value: Any, where: str) -> Any:
+def _build_dataclass(schema: Any, value: Any, where: str, usual: Any = None) -> Any:
+    """`usual` is an instance that says what a key is which `value` leaves out."""
     if not isinstance(value, Mapping):
         raise _wrong(value, "a mapping", where)
     hints = typing.get_type_hints(schema)
@@ -108,19 +109,21 @@ def _build_dataclass(schema: Any, value: Any, where: str) -> Any:
             near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)
             raise ParamsError("unknown key", where=f"{where}.{key}", fix=f"did you mean '{where}.{near[0]}'?")
     missing = [name for name, field in fields.items() if name not in value and field.default is dataclasses.MISSING]
-    if missing:
-        fix = "add it: docs/params.md says what it may be, presets/ hold complete files"
+    if missing and usual is None:
+        fix = "add it: docs/params.md says what it may be, presets/default.yaml holds every section"
         raise ParamsError("key is missing", where=f"{where}.{missing[0]}", fix=fix)
     built = {}
     for name in fields:
         if name not in value:
             continue
         key = f"{where}.{name}"
-        item = build(hints[name], value[name], key)
+        default = fields[name].default
+        nested = dataclasses.is_dataclass(default) and isinstance(value[name], Mapping)
+        item = _build_dataclass(type(default), value[name], key, default) if nested else build(hints[name], value[name], key)
         _check_range(item, fields[name].metadata, key)
         built[name] = item
     try:
-        return schema(**built)
+        return schema(**built) if usual is None else dataclasses.replace(usual, **built)
     except ParamsError as error:  # a cross-field rule in __post_init__ names the key relative to its section
         raise ParamsError(error.what, where=f"{where}.{error.where}" if error.where else where, fix=error.fix) from None
 

@@ -56,7 +56,7 @@ def problems(files: Iterable[Listed]) -> Iterator[tuple[Listed, str]]:
     """The files that are not as they were written, each with what is wrong."""
     chosen = list(files)
     with ThreadPoolExecutor(THREADS) as pool:
-        yield from ((file, what) for file, what in zip(chosen, pool.map(Listed.problem, chosen)) if what)
+        yield from ((file, what) for file, what in zip(chosen, pool.map(Listed.problem, chosen), strict=True) if what)
 
 
 def check(graph: Graph, stage: str, say: Callable[[str], None]) -> dict[str, float]:

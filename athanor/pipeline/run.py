@@ -79,7 +79,7 @@ class Run:
                 f"stage {self.stage} reads section '{section}' but does not declare it", where="dvc.yaml"
             )
         if section not in self._values:
-            raise ParamsError(f"section '{section}' is missing", where=str(PARAMS), fix="copy it from presets/")
+            raise ParamsError(f"section '{section}' is missing", where=str(PARAMS), fix="copy it from presets/default.yaml")
         return build(schema, self._values[section], section)
 
     def param(self, name: str) -> Any:

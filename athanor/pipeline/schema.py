@@ -6,6 +6,7 @@ they read, so a new evaluation parameter does not make the download stale.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -65,7 +66,11 @@ def schemas() -> dict[str, type]:
 
 def check_file(path: str | Path) -> dict[str, Any]:
     """Validate a whole params file; returns its sections built. ParamsError names the first bad key."""
-    data = read_yaml(path)
+    return check_values(read_yaml(path))
+
+
+def check_values(data: Mapping[str, Any]) -> dict[str, Any]:
+    """`check_file` for what such a file holds."""
     known = schemas()
     for section in data:
         if section not in known:
@@ -73,10 +78,17 @@ def check_file(path: str | Path) -> dict[str, Any]:
             raise ParamsError("unknown section", where=str(section), fix=f"did you mean '{near[0]}'?")
     missing = [name for name in known if name not in data]
     if missing:
-        raise ParamsError("section is missing", where=missing[0], fix="copy it from presets/")
+        raise ParamsError("section is missing", where=missing[0], fix="copy it from presets/default.yaml")
     built = {name: build(schema, data[name], name) for name, schema in known.items()}
     check_together(built)
     return built
+
+
+def filled(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections as they stand in a params file, with what holds for the keys that it leaves out."""
+    known = schemas()
+    whole = {name: value for name, value in sections.items() if name in known and isinstance(value, Mapping)}
+    return {**sections, **{name: dataclasses.asdict(build(known[name], value, name)) for name, value in whole.items()}}
 
 
 def check_together(sections: Mapping[str, Any]) -> None:

@@ -134,7 +134,7 @@ def own_batches(rows: Rows, world: World, micro_batch_rows: int, document_mask: 
         None if source_BS is None else source_BS[start:end],
     )
     batches = micro_batches(own, micro_batch_rows, document_mask)
-    most = -(-(-(-count // world.size)) // micro_batch_rows)
+    most = -(-count // (world.size * micro_batch_rows))
     idle = Part(rows.tokens_BS[:1], np.full_like(rows.document_BS[:1], -1), None, source_BS)
     while len(batches) < most:
         batches += micro_batches(idle, 1, document_mask)

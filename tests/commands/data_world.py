@@ -13,7 +13,7 @@ from athanor.artifacts import write_manifest
 from athanor.commands import cli
 from athanor.corpus.conversations import Item, Message, write_rows
 from athanor.corpus.documents import Document, write_shards
-from athanor.params.strict import read_yaml
+from athanor.pipeline import presets
 from athanor.pipeline.run import Run
 from tests.corpus.world import write_scorer
 
@@ -59,7 +59,7 @@ def raw() -> dict[str, list[Document]]:
 
 
 def params() -> dict:
-    values = dict(read_yaml(ROOT / "presets" / "micro.yaml"))
+    values = dict(presets.values(ROOT / "presets" / "micro.yaml"))
     shares = {"books": {"share": 0.7, "max_epochs": 3.0}, "web": {"share": 0.3, "max_epochs": 3.0}}
     values["mixture"] = {
         "seed": 1,

@@ -15,6 +15,7 @@ import pytest
 from athanor.commands.accept import accept
 from athanor.commands.plan.main import make_plan
 from athanor.errors import InputError
+from athanor.pipeline import presets
 from tests.commands import toy_pipeline as toy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +70,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, source in INPUTS.items():
         (path / "stages" / f"{name}.py").write_text(STAGE.replace("NAME", name).replace("INPUT", source))
     (path / "source.txt").write_text("text")
-    (path / "params.yaml").write_text((ROOT / "presets" / "micro.yaml").read_text())
+    (path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
     (path / "dvc.yaml").write_text(graph())
     dvc = [sys.executable, "-m", "dvc"]
     for command in (["git", "init", "-q"], [*dvc, "init", "-q"], [*dvc, "repro", "-q"]):

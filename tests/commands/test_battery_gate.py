@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from athanor.commands import battery_gate, repro
 from athanor.commands.plan import main as plan
 from athanor.errors import GateError
+from athanor.pipeline import presets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with `micro` and twelve written questions that one sentence answers."""
     yaml = YAML(typ="safe")
-    params = yaml.load((ROOT / "presets" / "micro.yaml").read_text())
+    params = yaml.load(presets.complete(ROOT / "presets" / "micro.yaml"))
     params["battery"] |= {"written": "battery/mine.jsonl", "development_fraction": 0.0, "categories": {"counting": 2}}
     yaml.dump(params, tmp_path / "params.yaml")
     (tmp_path / "battery").mkdir()

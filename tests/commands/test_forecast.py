@@ -13,16 +13,16 @@ from athanor.artifacts import read_json, write_json
 from athanor.commands.plan.forecast import Memory, Past, backtest, estimate, forecast
 from athanor.commands.plan.simulate import RUN, Step, open_repo
 from athanor.commands.plan.work import questions, Training, training_of
-from athanor.params.strict import read_yaml
+from athanor.pipeline import presets
 from athanor.pipeline.closure import file_digests
 from athanor.pipeline.facts import flatten
 from athanor.pipeline.journal import Journal
-from athanor.pipeline.schema import check_file
+from athanor.pipeline.schema import check_values, filled
 from athanor.pipeline.slots import Code, Slot
 from tests.commands import toy_pipeline as toy
 
 ROOT = Path(__file__).resolve().parents[2]
-MICRO = ROOT / "presets" / "micro.yaml"
+MICRO = presets.values(ROOT / "presets" / "micro.yaml")
 SECTIONS = ("model", "pretrain")
 INPUTS = {"data/shards": "1" * 32 + ".dir", "models/tokenizer": "2" * 32 + ".dir"}
 DIGESTS = {"shards": "s", "tokenizer": "t"}
@@ -33,7 +33,7 @@ def past(seconds: float, work: float | None = None, slope: float | None = None, 
 
 
 def step(stage: str = "pretrain", inputs: dict[str, str | None] | None = None, **params: Any) -> Step:
-    sections = {name: read_yaml(MICRO)[name] for name in SECTIONS}
+    sections = {name: dict(MICRO[name]) for name in SECTIONS}
     for key, value in params.items():
         sections["pretrain"][key] = value
     return Step(stage, RUN, False, (), (), dict(inputs or {}), sections, f"python -m stages.{stage}", None)
@@ -107,7 +107,7 @@ def record(
             "stage": stage,
             "started_ms": started,
             "resumed": len(pauses),
-            "params": dict(flatten(params or {section: read_yaml(MICRO)[section] for section in SECTIONS})),
+            "params": dict(flatten(params or {section: MICRO[section] for section in SECTIONS})),
             "inputs": INPUTS,
             "hardware": {"host": host or platform.node()},
         },
@@ -134,7 +134,7 @@ def test_runs_that_say_nothing_about_time_do_not_count(tmp_path, checkout):
     (torn / "meta.json").write_text("{")
     memory = Memory(open_repo(checkout), tmp_path)
     assert memory.past("pretrain") == []
-    told = forecast(step(), memory, ROOT, training_of(step(), ROOT, dict(check_file(MICRO))))
+    told = forecast(step(), memory, ROOT, training_of(step(), ROOT, check_values(MICRO)))
     assert (told.seconds, told.error, told.runs, told.tokens) == (None, None, 0, 98304)
 
 
@@ -145,7 +145,7 @@ def test_a_run_that_began_on_a_trunk_counts_what_it_trained(tmp_path, checkout):
 
 
 def test_work_of_training_is_tokens_times_operations():
-    built = dict(check_file(MICRO))
+    built = check_values(MICRO)
     work = training_of(step(), ROOT, built)
     assert work is not None and (work.tokens, work.steps) == (98304, 48)
     assert work.trunk_steps == 33 and work.parameters == 295392
@@ -163,12 +163,12 @@ def test_a_model_of_twice_the_tokens_takes_twice_as_long_and_says_how_wrong_that
 
 
 def sft(**inputs: str | None) -> Step:
-    sections = {name: dict(read_yaml(MICRO)[name]) for name in ("model", "sft")}
+    sections = {name: dict(MICRO[name]) for name in ("model", "sft")}
     return Step("sft", RUN, False, (), (), dict(inputs), sections, "python -m stages.sft", None)
 
 
 def test_training_on_data_still_to_be_made_takes_the_last_rows_by_this_model(tmp_path, checkout):
-    sections = {name: dict(read_yaml(MICRO)[name]) for name in ("model", "sft")}
+    sections = {name: dict(MICRO[name]) for name in ("model", "sft")}
     record(tmp_path, "first", stage="sft", seconds=10.0, train_seconds=8.0, params=sections)
     planned = sft(**{"data/sft": None})
     larger = Training(None, 1024, 5 * 48e6 / 98304, 100)  # five times the operations for a token
@@ -189,7 +189,7 @@ def test_an_input_that_is_made_anew_is_said_to_be_unknown(tmp_path, checkout):
 
 @pytest.fixture
 def slot_facts() -> dict[str, Any]:
-    sections = {name: dict(read_yaml(MICRO)[name]) for name in SECTIONS}
+    sections = filled({name: MICRO[name] for name in SECTIONS})
     sections["model"]["vocab_size"] = 1024
     for name in ("sample_every_tokens", "sample_prompts"):
         del sections["pretrain"][name]
@@ -208,7 +208,7 @@ def slot(anchor: Path, facts: dict[str, Any], *steps: int, run: str | None = Non
 
 def begun(anchor: Path, checkout: Path, planned: Step | None = None) -> int | None:
     planned = planned or step(inputs=INPUTS)
-    built = {**check_file(MICRO)}
+    built = check_values(MICRO)
     return forecast(planned, Memory(open_repo(checkout), anchor), ROOT, training_of(planned, ROOT, built)).from_step
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from athanor.pipeline import presets
+
 ROOT = Path(__file__).resolve().parents[2]
-PRESET = ROOT / "presets" / "plasma-1.1.yaml"
+PRESET = presets.complete(ROOT / "presets" / "plasma-1.1.yaml")
 COMMITS = {"HuggingFaceFW/fineweb-edu": "a" * 40, "databricks/databricks-dolly-15k": "b" * 40}
 
 
@@ -47,7 +49,7 @@ def hub():
 
 def unpinned(tmp_path: Path, *datasets: str) -> Path:
     """params.yaml with the preset's text, the revisions of some data sets taken out."""
-    text = PRESET.read_text()
+    text = PRESET
     for name in datasets:
         text, count = re.subn(rf"({name}\n(?:    .*\n)*?    revision:) [0-9a-f]{{40}}", r"\1", text)
         assert count
@@ -71,7 +73,7 @@ def test_unpinned_sets_get_the_newest_commit_and_nothing_else_changes(tmp_path, 
         f"download.sources[0].revision: {'a' * 40}",
         f"instruct.sources[1].revision: {'b' * 40}",
     ]
-    before, after = PRESET.read_text().splitlines(), path.read_text().splitlines()
+    before, after = PRESET.splitlines(), path.read_text().splitlines()
     changed = [new for old, new in zip(before, after, strict=True) if new != old]
     assert changed == [f"    revision: {'a' * 40}", f"    revision: {'b' * 40}"]
     again = run(tmp_path, HF_HUB_OFFLINE="1")

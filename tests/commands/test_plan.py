@@ -17,6 +17,7 @@ from athanor.commands.plan.forecast import Forecast
 from athanor.commands.plan.main import Plan, as_json, as_text, make_plan
 from athanor.commands.plan.simulate import FOLLOWS, RUN, Step
 from athanor.errors import AthanorError
+from athanor.pipeline import presets
 from tests.commands import toy_pipeline as toy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -257,7 +258,7 @@ def test_exit_status_and_json(repo, tmp_path):
 def test_a_mistake_in_params_is_one_line(repo):
     """For a graph of this project's stages params.yaml is checked whole, as the first stage would do it."""
     (repo / "dvc.yaml").write_text(toy.graph(a={"cmd": "python -m stages.a"}))
-    text = (ROOT / "presets" / "micro.yaml").read_text()
+    text = presets.complete(ROOT / "presets" / "micro.yaml")
     (repo / "params.yaml").write_text(text.replace("batch_tokens: 2048", "batch_token: 2048", 1))
     done = run_plan(repo)
     assert done.returncode == 2 and done.stdout == ""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from athanor.pipeline import presets
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -34,7 +36,7 @@ def test_list_and_use(folder):
     listed = preset(folder, "list").stdout.splitlines()
     assert [line.split()[0] for line in listed] == sorted(path.stem for path in (ROOT / "presets").glob("*.yaml"))
     assert preset(folder, "use", "micro").returncode == 0
-    assert (folder / "params.yaml").read_bytes() == (folder / "presets" / "micro.yaml").read_bytes()
+    assert (folder / "params.yaml").read_text() == presets.complete(folder / "presets" / "micro.yaml")
     wrong = preset(folder, "use", "mirco")
     assert wrong.returncode == 1 and "did you mean 'micro'?" in wrong.stderr
 
@@ -55,11 +57,11 @@ def test_edits_are_not_overwritten_unless_git_has_them(folder, committed):
         return
     assert done.returncode == 1 and "not committed" in done.stderr and path.read_text() == mine
     assert preset(folder, "use", "micro", "--force").returncode == 0
-    assert path.read_bytes() == (folder / "presets" / "micro.yaml").read_bytes()
+    assert path.read_text() == presets.complete(folder / "presets" / "micro.yaml")
 
 
 def test_a_broken_preset_changes_nothing(folder):
-    (folder / "presets" / "mine.yaml").write_text("download: {}\n")
+    (folder / "presets" / "mine.yaml").write_text("download: {sources: []}\n")
     before = (folder / "params.yaml").read_bytes()
     assert preset(folder, "use", "mine").returncode == 1
     assert (folder / "params.yaml").read_bytes() == before

@@ -15,6 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.params.strict import read_yaml
+from athanor.pipeline import presets
 from tests.e2e.clone import Clone, environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +44,7 @@ def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
     (tmp_path / "stages").mkdir()
     (tmp_path / "stages" / "__init__.py").touch()
     (tmp_path / "stages" / "toy.py").write_text(STAGE)
-    (tmp_path / "params.yaml").write_text((ROOT / "presets" / "micro.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
     (tmp_path / "dvc.yaml").write_text(
         "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [stages/toy.py]\n    outs: [o]\n"
     )
@@ -75,7 +76,7 @@ def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
 
 def test_a_slip_in_params_is_told_before_dvc_deletes_anything(tmp_path):
     """DVC removes a stage's outputs and only then starts it, so the stage's own check came too late for them."""
-    text = (ROOT / "presets" / "micro.yaml").read_text()
+    text = presets.complete(ROOT / "presets" / "micro.yaml")
     (tmp_path / "params.yaml").write_text(text.replace("\npretrain:\n", "\npretrain:\n  learning_rat: 1\n"))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
     done = subprocess.run(
@@ -98,7 +99,7 @@ while not pathlib.Path("end").exists():
 @pytest.fixture
 def foreign(tmp_path) -> Clone:
     """A checkout whose params.yaml names a base, with graphs of the real stages' names that only copy files."""
-    values = read_yaml(ROOT / "presets" / "micro.yaml")
+    values = presets.values(ROOT / "presets" / "micro.yaml")
     values["sft"]["base"], values["sft_data"]["replay_share"] = "base", 0.0
     YAML().dump(values, tmp_path / "params.yaml")
     for name in ("base", "foreign"):

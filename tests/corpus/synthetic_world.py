@@ -6,17 +6,18 @@ from athanor.corpus.synthetic.collect import Collector
 from athanor.corpus.synthetic.endpoint import Endpoint, Key
 from athanor.corpus.synthetic.ledger import Ledger
 from athanor.corpus.synthetic.requests import Request
-from athanor.params.strict import build, read_yaml
+from athanor.params.strict import build
 from athanor.params.synthetic import SyntheticParams
+from athanor.pipeline import presets
 from tests.corpus.model_server import ModelServer
 from tests.e2e.clone import ROOT
 
-PARAMS = read_yaml(ROOT / "presets/micro.yaml")["synthetic"]
+PARAMS = presets.values(ROOT / "presets/micro.yaml")["synthetic"]
 KEY = Key("zq9-0123456789/abc+DEF=")
 
 
 def params(**changes) -> SyntheticParams:
-    nested = {name: PARAMS[name] | changes.pop(name, {}) for name in ("budget", "gates")}
+    nested = {name: PARAMS.get(name, {}) | changes.pop(name, {}) for name in ("budget", "gates")}
     values = PARAMS | {"model": "m", "requests": 12, "max_output_tokens": 400, "timeout_seconds": 20.0} | nested
     return build(SyntheticParams, values | changes, "synthetic")
 

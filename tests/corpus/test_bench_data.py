@@ -10,6 +10,7 @@ import pytest
 
 from athanor.corpus.conversations import read_items
 from athanor.corpus.documents import Document, read_sources, shard_files
+from athanor.pipeline import presets
 from tools.bench_data import __main__ as bench
 from tools.bench_data import corpus, ours, usage
 
@@ -51,7 +52,8 @@ def fake_documents():
 
 def test_corpus_and_sample(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "_everything", fake_documents)
-    params = ours.ROOT / "presets" / "micro.yaml"
+    params = tmp_path / "params.yaml"
+    params.write_text(presets.complete(ours.ROOT / "presets" / "micro.yaml"))
     whole = corpus.make(tmp_path / "whole", 0.05, params)
     documents = list(read_sources(tmp_path / "whole" / "data" / "raw"))
     assert len({document.id for document in documents}) == len(documents) and corpus.total_bytes(whole) >= 50_000

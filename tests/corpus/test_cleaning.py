@@ -21,11 +21,12 @@ from athanor.corpus.documents import KINDS, Document
 from athanor.corpus.funnel import IN, OUT, Funnel
 from athanor.errors import GateError, ParamsError
 from athanor.params.clean import CleanParams
-from athanor.params.strict import load_section
+from athanor.params.strict import build
+from athanor.pipeline import presets
 from tests.corpus.world import Result, clean, write_scorer
 
 ROOT = Path(__file__).resolve().parents[2]
-PARAMS = load_section(ROOT / "presets" / "micro.yaml", "clean", CleanParams)
+PARAMS = build(CleanParams, presets.values(ROOT / "presets" / "micro.yaml")["clean"], "clean")
 ITEM = Item(
     "stories",
     (Message("user", "Mira has 14 red marbles and 9 blue ones in a jar. She gives 5 to Tom. How many are left?"),),

@@ -15,7 +15,8 @@ from athanor.corpus.documents import KINDS
 from athanor.corpus.normalise import misread_count, normalise
 from athanor.corpus.words import tokenise
 from athanor.params.clean import CleanParams, KindRules, RuleParams
-from athanor.params.strict import load_section
+from athanor.params.strict import build
+from athanor.pipeline import presets
 
 ROOT = Path(__file__).resolve().parents[2]
 SCORED = {"low_quality", "toxic"}  # the classifiers' scores come with the document; here are none
@@ -23,7 +24,7 @@ SCORED = {"low_quality", "toxic"}  # the classifiers' scores come with the docum
 
 def shipped_rules(preset: str) -> RuleParams:
     """The rules of a preset without the thresholds on scores."""
-    params = load_section(ROOT / "presets" / f"{preset}.yaml", "clean", CleanParams).rules
+    params = build(CleanParams, presets.values(ROOT / "presets" / f"{preset}.yaml")["clean"], "clean").rules
     none = {"min_quality": None, "max_toxicity": None}
     return RuleParams(**{kind: dataclasses.replace(getattr(params, kind), **none) for kind in KINDS})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -16,8 +17,11 @@ from athanor.corpus.synthetic.replies import Malformed, parse
 from athanor.corpus.synthetic.requests import categories, planned
 from athanor.corpus.synthetic.sift import Row, check, measure, sift
 from athanor.errors import GateError, InputError, ParamsError
+from athanor.params.synthetic import SyntheticGates
 from tests.corpus.model_server import talks
-from tests.corpus.synthetic_world import PARAMS, params, requests
+from tests.corpus.synthetic_world import params, requests
+
+GATES = dataclasses.asdict(SyntheticGates())
 
 # -- requests -------------------------------------------------------------------------------------------------------
 
@@ -251,9 +255,9 @@ def test_good_conversations_pass_every_gate_and_single_faults_are_only_left_out(
 )
 def test_each_gate_fails_on_its_own_fault_and_says_what_to_change(name, bad, malformed):
     found = good(8) if bad is None else [*good(), *bad]
-    off = {key: 1.0 if key.startswith("max") else 0.0 for key in PARAMS["gates"]} | {"min_conversations": 1}
+    off = {key: 1.0 if key.startswith("max") else 0.0 for key in GATES} | {"min_conversations": 1}
     judged(found, malformed, **off)
-    alone = off | {name: PARAMS["gates"][name] if bad is not None else 10}
+    alone = off | {name: GATES[name] if bad is not None else 10}
     with pytest.raises(GateError, match=rf"gates\.{name} is .*Fix: \w+"):
         judged(found, malformed, **alone)
 

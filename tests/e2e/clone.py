@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from athanor.pipeline import presets
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,7 +39,7 @@ class Clone:
 
 
 def make_clone(path: Path) -> Clone:
-    """The files Git knows or would take, as one commit, with presets/micro.yaml as params.yaml."""
+    """The files Git knows or would take, as one commit, with the micro preset as params.yaml."""
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=True
     )
@@ -45,7 +47,7 @@ def make_clone(path: Path) -> Clone:
         if (ROOT / name).is_file() and name != "dvc.lock" and not name.startswith(("metrics/", "plots/")):
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, path / name)
-    shutil.copyfile(ROOT / "presets" / "micro.yaml", path / "params.yaml")
+    (path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
     clone = Clone(path)
     clone.run("git", "init", "-q", "-b", "main")
     commit(clone, "start")

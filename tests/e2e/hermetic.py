@@ -29,7 +29,7 @@ import pytest
 
 from athanor.artifacts import sha256_file
 from athanor.params.strict import read_yaml
-from athanor.pipeline import closure
+from athanor.pipeline import closure, presets
 from athanor.pipeline.graph_check import entries
 from tests.e2e import param_reads
 from tests.e2e.clone import environment
@@ -59,7 +59,7 @@ class Hermetic:
 
     def _params(self, changed: Mapping[str, Any]) -> dict[str, Any]:
         own = {**read_yaml(self.built / "params.yaml"), **changed}
-        other = read_yaml(self.built / "presets" / f"{OTHER_PRESET}.yaml")
+        other = presets.values(self.built / "presets" / f"{OTHER_PRESET}.yaml")
         same = [name for name in own if own[name] == other[name]]
         assert not same, f"{same}: reading them undeclared would not show, choose another preset"
         declared = set(self.declared["params"])
@@ -140,10 +140,10 @@ def fitting(values: dict[str, Any], declared: set[str]) -> dict[str, Any]:
         names = [source["name"] for source in values["instruct"]["sources"]]
         rare = {"max_copies": 9, "repeats": 9, "max_supervised_tokens": 9}
         values["sft_data"] = {**values["sft_data"], "sources": dict.fromkeys(names, rare), "source_priority": []}
-        values["sft_data"]["filter_exceptions"] = dict.fromkeys(values["sft_data"]["filter_exceptions"], [])
+        values["sft_data"]["filter_exceptions"] = {}
     if "clean" not in declared:
         values["clean"] = {**values["clean"], "source_priority": []}
-        values["sft_data"]["filter_exceptions"] = dict.fromkeys(values["sft_data"]["filter_exceptions"], [])
+        values["sft_data"]["filter_exceptions"] = {}
     return values
 
 

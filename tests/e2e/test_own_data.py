@@ -17,6 +17,7 @@ import yaml
 
 from athanor.artifacts import manifest_digest, read_manifest
 from athanor.corpus.documents import read_sources
+from athanor.pipeline import presets
 from athanor.pipeline.schema import check_file
 from tests.e2e.clone import ROOT, Clone, environment, make_clone
 
@@ -96,7 +97,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     walk = Walk(make_clone(tmp_path_factory.mktemp("own")))
     shutil.copyfile(ROOT / "presets" / "default.yaml", walk.clone.path / "params.yaml")  # as a user finds it
     walk.follow("Put the text into corpus/")
-    assert (walk.clone.path / "params.yaml").read_bytes() == (ROOT / "presets" / "micro.yaml").read_bytes()
+    assert (walk.clone.path / "params.yaml").read_text() == presets.complete(ROOT / "presets" / "micro.yaml")
     walk.write("Three lines")
     for heading in ("Keep the text with the results", "Run", "Look"):
         walk.follow(heading)
@@ -171,7 +172,7 @@ def test_beside_the_standard_library_means_both(walk):
     sections = check_file(walk.clone.path / "params.yaml")
     names = {name for source in sections["download"].sources for name in source.names}
     assert names == set(sections["mixture"].sources) == {"notes", "qa", "python-docs", "python-code"}
-    default = yaml.safe_load((ROOT / "presets" / "micro.yaml").read_text())["download"]["sources"][0]
+    default = presets.values(ROOT / "presets" / "micro.yaml")["download"]["sources"][0]
     assert yaml.safe_load((walk.clone.path / "params.yaml").read_text())["download"]["sources"][0] == default
     (walk.clone.path / "params.yaml").write_text(before)
 

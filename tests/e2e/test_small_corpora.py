@@ -17,9 +17,9 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
-import yaml
 
 from athanor.errors import AthanorError
+from athanor.pipeline import presets
 from athanor.pipeline.run import Run
 from tests.e2e.clone import ROOT
 
@@ -43,7 +43,7 @@ class Project:
             (folder / name).symlink_to(ROOT / name)
         self.corpus = folder / "corpus" / "own"
         self.corpus.mkdir(parents=True)
-        self.params = yaml.safe_load((ROOT / "presets" / "micro.yaml").read_text())
+        self.params = presets.values(ROOT / "presets" / "micro.yaml")
         self.source = {"type": "files", "name": "own", "globs": ["corpus/own/**/*"]}
         self.params["download"]["sources"] = [self.source]
         self.params["mixture"]["sources"] = {"own": {"share": 1.0, "max_epochs": 4.0}}

@@ -13,12 +13,11 @@ import torch
 from athanor.artifacts import read_json, write_json
 from athanor.commands import cli
 from athanor.commands.doctor.checks import hardware_profile
-from athanor.errors import InputError
 from athanor.hardware import kernels, measure, products, profile, steps, storage
 from athanor.hardware.measure import Bounds
 from athanor.model.config import ModelConfig
 from athanor.model.flops import forward_flops
-from athanor.params.strict import read_yaml
+from athanor.pipeline import presets
 from athanor.pipeline.choices import FILE, choose
 from athanor.training.setup import Choices
 
@@ -146,7 +145,7 @@ def test_a_full_disk_is_told(here, monkeypatch):
 
 
 def test_command_measures_once(here, monkeypatch, capsys):
-    values = read_yaml(ROOT / "presets" / "micro.yaml")
+    values = presets.values(ROOT / "presets" / "micro.yaml")
     values["model"] |= {"layers": 1, "dim": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "ffn_dim": 32}
     values["model"] |= {"vocab_size": 320, "context_tokens": 16}
     values["tokenizer"]["vocab_size"], values["pretrain"]["batch_tokens"] = 320, 64

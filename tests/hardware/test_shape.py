@@ -9,7 +9,8 @@ import pytest
 
 from athanor.hardware.shape import advice
 from athanor.model.config import ModelConfig
-from athanor.pipeline.schema import check_file
+from athanor.pipeline import presets
+from athanor.pipeline.schema import check_values
 
 SOUND = ModelConfig(32000, 18, 1024, 16, 4, 64, 2816, 1024, 1e4, 1e-6, False)
 PRESETS = sorted((Path(__file__).parents[2] / "presets").glob("*.yaml"))
@@ -17,7 +18,7 @@ PRESETS = sorted((Path(__file__).parents[2] / "presets").glob("*.yaml"))
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_presets_need_none_where_they_are_meant_to_run(preset):
-    built = check_file(preset)
+    built = check_values(presets.values(preset))
     config = built["model"].config(built["model"].vocab_size or built["tokenizer"].vocab_size)
     assert advice(config, "cuda" if preset.stem.startswith("plasma") else "cpu") == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.stages.test_train_stages import execute, inputs, work  # noqa: F401: fixtures
+from tests.stages.test_train_stages import execute, inputs, work  # noqa: F401  (fixtures)
 
 from athanor.artifacts import read_json
 from athanor.data.sampler import PretrainSampler

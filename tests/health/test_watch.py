@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from athanor.commands.health import read
 from athanor.errors import ParamsError
 from athanor.health.finding import Finding
 from athanor.health.thresholds import Thresholds
+from athanor.pipeline import presets
 from athanor.pipeline.journal import Journal, rows
 from athanor.pipeline.run import Run
 from athanor.pipeline.watch import FILE, Health
@@ -122,7 +122,7 @@ def test_trouble_of_the_monitor_does_not_stop_the_run(tmp_path):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    shutil.copyfile(ROOT / "presets" / "micro.yaml", tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
     stage = "stages:\n  pretrain:\n    cmd: python -m stages.pretrain\n    params: [pretrain]\n"
     (tmp_path / "dvc.yaml").write_text(stage)
     monkeypatch.chdir(tmp_path)

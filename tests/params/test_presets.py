@@ -20,7 +20,8 @@ from athanor.params.download import HuggingFaceSource, is_local
 from athanor.params.instruct import ExercisesSource, MessagesSource
 from athanor.params.sft import SCRATCH
 from athanor.params.strict import build, read_yaml
-from athanor.pipeline.schema import check_file, schemas
+from athanor.pipeline import presets
+from athanor.pipeline.schema import check_values, schemas
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = {"plasma-1.0": 235_705_344, "plasma-1.1": 521_570_560, "plasma-1.2": 756_442_112}
@@ -31,6 +32,8 @@ FILES = [ROOT / "params.yaml", *PRESETS]
 # UTF-8 bytes that a token stands for, on the high side, so that a budget that passes is enough.
 BYTES_PER_TOKEN = {"web": 4.8, "prose": 4.8, "qa": 4.2, "code": 3.6, "math": 3.6}
 KEPT_BY_CLEAN = 0.85
+# Keys that an overlay repeats for the sake of their comment.
+WITH_A_REASON = {"val_fraction", "max_source_share", "warmup_fraction", "precision", "lr", "batch_tokens", "cooldown_fraction"}
 
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 each_preset = pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
@@ -40,12 +43,16 @@ each_plasma = pytest.mark.parametrize("path", PLASMA, ids=lambda path: path.stem
 @functools.cache
 def load(path: Path) -> dict[str, Any]:
     """The sections of a file, built; frozen, so that tests can share them."""
-    return check_file(path)
+    return check_values(raw(path))
 
 
 @functools.cache
 def raw(path: Path) -> dict[str, Any]:
-    return read_yaml(path)
+    return read_yaml(path) if path.stem == "params" else presets.values(path)
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.stem == "params" else presets.complete(path)
 
 
 def built(data: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +113,7 @@ def test_file_is_valid_without_a_network(path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert list(check_file(path)) == list(schemas())
+    assert list(load.__wrapped__(path)) == list(schemas())
 
 
 @each_file
@@ -118,7 +125,7 @@ def test_sections_agree(path: Path) -> None:
 def test_file_means_the_same_to_every_yaml_reader(path: Path) -> None:
     """YAML 1.2 and 1.1 read the same numbers: 1e-3 without a point is text in 1.1, `no` is a truth value."""
     data = raw(path)
-    assert yaml.safe_load(path.read_text(encoding="utf-8")) == data
+    assert yaml.safe_load(text(path)) == data
     for leaf in leaves(data):
         assert not (isinstance(leaf, str) and re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", leaf)), leaf
         assert not isinstance(leaf, float) or leaf == leaf  # no .nan
@@ -200,7 +207,7 @@ def _rename(old: str, new: str, *keys: str) -> Callable[[dict[str, Any]], None]:
 def _set(value: Any, *keys: Any) -> Callable[[dict[str, Any]], None]:
     def change(data: dict[str, Any]) -> None:
         for key in keys[:-1]:
-            data = data[key]
+            data = data.setdefault(key, {}) if isinstance(data, dict) else data[key]
         data[keys[-1]] = value
 
     return change
@@ -267,10 +274,82 @@ def test_dvc_changes_one_line_and_leaves_the_rest(tmp_path, path, override):
     """DVC writes the file anew for `-S`: comments within and after a list, flow lists and indented lists do not survive."""
     from dvc.utils.hydra import apply_overrides
 
-    before, params = path.read_text(), tmp_path / "params.yaml"
+    before, params = presets.complete(path), tmp_path / "params.yaml"
     params.write_text(before)
     apply_overrides(params, [override])
     before, after = before.splitlines(), params.read_text().splitlines()
     assert len(after) == len(before)
     changed = [new for old, new in zip(before, after, strict=True) if new != old]
     assert len(changed) == 1 and "77" in changed[0]
+
+
+OVERLAYS = [path for path in PRESETS if path.stem != "default"]
+DEFAULT = ROOT / "presets" / "default.yaml"
+
+
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
+def test_an_overlay_says_nothing_that_its_base_says(path: Path) -> None:
+    """Each key of it, taken away, changes the params file; what does not belongs into no overlay."""
+    own = read_yaml(path)
+    base = presets.values(path.with_name(f"{own.pop('base', 'default')}.yaml"))
+    same = [f"{section}.{key}" for section in own for key in own[section] if own[section][key] == base[section].get(key, "")]
+    assert not [name for name in same if name.rpartition(".")[2] not in WITH_A_REASON], same
+
+
+def test_the_default_is_written_as_every_other_preset_is() -> None:
+    head, comments = presets._comments(DEFAULT.read_text(encoding="utf-8"))
+    assert head + presets._written(presets.values(DEFAULT), comments) == DEFAULT.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "default.yaml").write_text(
+        "# The default.\n\nmixture:                          # shares\n  seed: 1\n  sources:\n    a: {share: 0.4, max_epochs: 4.0}\n"
+        "    b: {share: 0.6, max_epochs: 2.0}\n\nmodel:\n  layers: 5                       # blocks\n  dim: 8\n"
+        "\ndownload:\n  sources:\n  - type: files\n    name: a\n    min_chars: 1\n  - type: files\n    name: b\n    min_chars: 2\n"
+    )
+    return tmp_path
+
+
+def overlay(folder: Path, text: str, name: str = "mine") -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(f"# Mine.\n{text}")
+    return path
+
+
+def test_settings_are_merged_and_tables_and_lists_taken_whole_with_what_their_entries_do_not_say(folder: Path) -> None:
+    path = overlay(
+        folder,
+        "mixture:\n  sources:\n    b: {share: 1.0}\n    c: {share: 2.0, max_epochs: 1.0}\n"
+        "download:\n  sources:\n  - {name: b, min_chars: 7}\n  - {type: http, name: a, url: x}\n",
+    )
+    assert presets.values(path) == {
+        "mixture": {"seed": 1, "sources": {"b": {"share": 1.0, "max_epochs": 2.0}, "c": {"share": 2.0, "max_epochs": 1.0}}},
+        "model": {"layers": 5, "dim": 8},
+        "download": {"sources": [{"type": "files", "name": "b", "min_chars": 7}, {"type": "http", "name": "a", "url": "x"}]},
+    }
+
+
+def test_an_overlay_may_lie_on_another_one(folder: Path) -> None:
+    overlay(folder, "model: {layers: 6}\n", "first")
+    assert presets.values(overlay(folder, "base: first\nmodel: {dim: 16}\n"))["model"] == {"layers": 6, "dim": 16}
+
+
+def test_the_complete_file_keeps_comments_of_both_and_the_newer_one_of_a_key(folder: Path) -> None:
+    path = overlay(folder, "\nmodel:\n  layers: 6                       # more of them\n  # wide\n  dim: 16\n")
+    text = presets.complete(path)
+    assert text.startswith("# Mine.\n\nmixture:                          # shares\n  seed: 1\n")
+    assert "\n\nmodel:\n  layers: 6                       # more of them\n  # wide\n  dim: 16\n\n" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "fix"),
+    [
+        ("base: defualt\n", "no preset 'defualt'", "did you mean 'default'?"),
+        ("base: mine\n", "'mine' is a base of itself", "name another preset, or none"),
+    ],
+)
+def test_a_base_that_is_none_is_refused(folder: Path, text: str, what: str, fix: str) -> None:
+    with pytest.raises(ParamsError, match=what) as caught:
+        presets.values(overlay(folder, text))
+    assert caught.value.fix == fix and str(caught.value.where).endswith("mine.yaml: base")

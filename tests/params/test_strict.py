@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from athanor.errors import ParamsError
-from athanor.params.strict import build, load_section, param, read_yaml
+from athanor.params.strict import _check_range, build, load_section, param, read_yaml
 from athanor.pipeline.schema import schemas
 
 
@@ -127,27 +127,37 @@ def test_a_default_hides_no_mistake(values, message):
         build(Short, values, "s")
 
 
-def test_only_local_files_may_leave_keys_out():
-    """Everything else stands in the file, so that the file says what runs."""
-    found = {
-        f"{schema.__name__}.{field.name}": field.default
-        for section in schemas().values()
-        for schema in _dataclasses(section)
-        for field in dataclasses.fields(schema)
-        if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-    }
-    assert found == {
-        "FilesSource.kind": "prose",
-        "FilesSource.license": "unknown",
-        "FilesSource.text_column": "text",
-        "FilesSource.text_template": None,
-        "FilesSource.select": None,
-        "FilesSource.max_document_bytes": 64_000_000,
-        "FilesSource.on_unreadable": "refuse",
-        "FilesSource.min_chars": 1,
-        "FilesSource.min_documents": 1,
-        "FilesSource.min_bytes": 1,
-    }
+def test_what_holds_where_a_key_is_left_out_may_also_be_written():
+    checked = 0
+    for schema in {found for section in schemas().values() for found in _dataclasses(section)}:
+        hints = typing.get_type_hints(schema)
+        for field in dataclasses.fields(schema):
+            if field.default is not dataclasses.MISSING and not dataclasses.is_dataclass(field.default):
+                assert build(hints[field.name], field.default, field.name) == field.default
+                _check_range(field.default, field.metadata, field.name)
+                checked += 1
+    assert checked > 100
+
+
+@dataclass(frozen=True)
+class Limits:
+    low: int = param(min=0, max=9)
+    high: int | None = param(min=0, max=99, default=None)
+
+
+@dataclass(frozen=True)
+class Limited:
+    usual: Limits = Limits(low=3, high=50)
+
+
+def test_a_mapping_names_only_what_differs_from_a_default_that_is_a_dataclass():
+    assert build(Limited, {}, "x") == Limited()
+    assert build(Limited, {"usual": {"high": 60}}, "x") == Limited(Limits(low=3, high=60))
+    assert build(Limited, {"usual": {"high": None}}, "x").usual == Limits(low=3, high=None)
+    for wrong, where in (({"low": 10}, "x.usual.low"), ({"hihg": 1}, "x.usual.hihg"), (7, "x.usual")):
+        with pytest.raises(ParamsError) as caught:
+            build(Limited, {"usual": wrong}, "x")
+        assert caught.value.where == where
 
 
 def _dataclasses(schema) -> set[type]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from athanor.pipeline import presets
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12
@@ -120,7 +121,7 @@ class Place:
         (self.path / "stages").mkdir(parents=True)
         (self.path / "stages" / "__init__.py").touch()
         (self.path / "stages" / "toy.py").write_text(STAGE)
-        shutil.copyfile(ROOT / "presets" / "micro.yaml", self.path / "params.yaml")
+        (self.path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
         (self.path / "dvc.yaml").write_text("stages:\n  toy:\n    cmd: python -m stages.toy\n    outs: [o]\n")
         self.state = self.path / ".athanor"
         self.children: list[subprocess.Popen[str]] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from athanor.artifacts import MANIFEST, write_manifest
 from athanor.errors import InputError
 from athanor.pipeline import intact
+from athanor.pipeline import presets
 from athanor.pipeline.closure import stage_module
 from athanor.pipeline.facts import Graph
 from athanor.pipeline.run import Run
@@ -48,7 +48,7 @@ def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout in which every output with a manifest lies, a few bytes each."""
     for name in ("dvc.yaml", "stages", "athanor"):
         (tmp_path / name).symlink_to(ROOT / name)
-    shutil.copyfile(ROOT / "presets" / "micro.yaml", tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
     folders = set()
     for _, dep in READ:
         inside = Path(dep).parts[:2]

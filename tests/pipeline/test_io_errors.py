@@ -15,6 +15,7 @@ import pytest
 from athanor.artifacts import read_json, sha256_file
 from athanor.commands import cli, slots
 from athanor.params.strict import read_yaml
+from athanor.pipeline import presets
 from athanor.pipeline.disk_errors import in_words
 from athanor.serving import database
 from tests.e2e.clone import ROOT, environment
@@ -119,7 +120,7 @@ def test_a_stage_tells_an_input_output_error_without_a_traceback(tmp_path: Path)
     (tmp_path / "stages").mkdir()
     (tmp_path / "stages" / "__init__.py").touch()
     (tmp_path / "stages" / "toy.py").write_text(code)
-    shutil.copyfile(ROOT / "presets" / "micro.yaml", tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
     env = environment(PYTHONPATH=str(ROOT), ATHANOR_TRACKING="off")
     done = subprocess.run([sys.executable, "-m", "stages.toy"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -18,8 +18,8 @@ from ruamel.yaml import YAML
 
 from athanor.artifacts import read_json
 from athanor.errors import ParamsError
-from athanor.params.strict import read_yaml
 from athanor.pipeline import launch
+from athanor.pipeline import presets
 from athanor.pipeline.machine import Launch, machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ def inputs(tmp_path_factory):
     small, root = stage_inputs(), tmp_path_factory.mktemp("inputs")
     small.write_inputs(root)
     for steps in (SHORT, LONG):
-        params = read_yaml(ROOT / "presets/micro.yaml")
+        params = presets.values(ROOT / "presets/micro.yaml")
         params["model"] |= small.MODEL
         wanted = {"tokens": BATCH * steps, "batch_tokens": BATCH, "validation_every_tokens": BATCH * steps // 2}
         params["pretrain"] |= small.PRETRAIN | wanted

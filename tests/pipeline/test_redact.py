@@ -15,7 +15,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.errors import ParamsError
-from athanor.params.strict import build, read_yaml
+from athanor.params.strict import build
+from athanor.pipeline import presets
 from athanor.pipeline.redact import Stream, hide, redact, redact_params
 from athanor.pipeline.schema import check_together, schemas
 from tests.pipeline.shippers import until
@@ -159,7 +160,7 @@ def test_planted_secrets_are_nowhere_on_disk_or_terminal(tmp_path):
     graph = "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [stages/toy.py]\n"
     (tmp_path / "dvc.yaml").write_text(graph + "    params: [download]\n    outs: [o]\n")
     yaml = YAML()
-    params = yaml.load(ROOT / "presets" / "micro.yaml")
+    params = yaml.load(presets.complete(ROOT / "presets" / "micro.yaml"))
     url = f"https://me:{planted['params']}@host/license?signature={planted['params']}"
     numbers = {name: 1 for name in ("min_chars", "min_documents", "min_bytes", "checkpoint_documents", "max_bytes")}
     params["download"]["sources"].append(
@@ -213,7 +214,7 @@ def test_the_query_of_an_address_in_parameters_is_a_secret_of_any_name():
 
 
 def test_a_licence_with_a_login_is_refused_without_showing_it():
-    values = read_yaml(ROOT / "presets" / "micro.yaml")
+    values = presets.values(ROOT / "presets" / "micro.yaml")
     source = {"type": "files", "name": "notes", "globs": ["x.md"], "license": "see https://me:planted-1@host/x"}
     values["download"]["sources"].append(source)
     values["mixture"]["sources"]["notes"] = {"share": 0.0, "max_epochs": 1.0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from athanor.commands.slots import busy
+from athanor.pipeline import presets
 from athanor.pipeline.run import Run
 from athanor.pipeline.terminal import say, stop_signals
 
@@ -72,7 +72,7 @@ def repo(tmp_path):
     (tmp_path / "stages").mkdir()
     (tmp_path / "stages" / "__init__.py").touch()
     (tmp_path / "stages" / "toy.py").write_text(TOY)
-    shutil.copyfile(ROOT / "presets" / "micro.yaml", tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
     (tmp_path / "dvc.yaml").write_text(
         "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [stages/toy.py]\n    params: [clean]\n    outs: [o]\n"
     )
@@ -139,7 +139,7 @@ def test_a_write_that_meets_a_limit_names_the_file_and_leaves_nothing(repo):
 @pytest.mark.parametrize(
     ("path", "old", "new", "told"),
     [
-        ("params.yaml", "max_line_chars: 1000\n", "max_line_chars: 999\n", "clean.rules.code.max_line_chars (1000 -> 999)"),
+        ("params.yaml", "max_line_chars: 1000,", "max_line_chars: 999,", "clean.rules.code.max_line_chars (1000 -> 999)"),
         ("stages/toy.py", "run.fact(speed=3)", "run.fact(speed=4)", "stages/toy.py"),
         ("params.yaml", "epochs: ", "epochs: 1", ""),  # another stage's
         ("stages/toy.py", "import sys, time", "import sys, time  # why", ""),

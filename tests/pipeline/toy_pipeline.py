@@ -10,6 +10,7 @@ remove the file.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+
+from athanor.pipeline import presets
 
 from tests.e2e.clone import ROOT, environment
 
@@ -129,7 +132,7 @@ class Toy:
             (self.path / "stages").mkdir(parents=True, exist_ok=True)
             (self.path / "stages" / f"{name}.py").write_text(text)
         (self.path / "dvc.yaml").write_text(GRAPH)
-        shutil.copyfile(ROOT / "presets" / "micro.yaml", self.path / "params.yaml")
+        (self.path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
         (self.path / ".dvc").mkdir()
         for name in (".gitignore", ".dvcignore", ".dvc/config", ".dvc/.gitignore"):
             shutil.copyfile(ROOT / name, self.path / name)
@@ -207,7 +210,7 @@ class Toy:
         counted = [row for row in self.log() if row.stage == "count"]
         for seed in {row.seed for row in counted}:
             pids = [row.pid for row in counted if row.seed == seed]
-            changes = sum(left != right for left, right in zip(pids, pids[1:]))
+            changes = sum(left != right for left, right in itertools.pairwise(pids))
             assert changes == len(set(pids)) - 1, f"two trainers at once: {pids}"
         return list(dict.fromkeys(row.pid for row in counted))
 

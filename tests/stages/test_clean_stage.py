@@ -21,7 +21,7 @@ from athanor.corpus import emit
 from athanor.corpus.conversations import Item, Message, write_rows
 from athanor.corpus.documents import Document, read_documents, read_sources, split_of, write_shards
 from athanor.errors import GateError, InputError
-from athanor.params.strict import read_yaml
+from athanor.pipeline import presets
 from athanor.pipeline import run
 from athanor.pipeline.run import Run
 from stages import clean
@@ -79,8 +79,8 @@ def world(tmp_path, monkeypatch):
 
 
 def set_params(**dedup) -> None:
-    section = read_yaml(ROOT / "presets" / "micro.yaml")["clean"]
-    section["dedup"] |= dedup
+    section = presets.values(ROOT / "presets" / "micro.yaml")["clean"]
+    section["dedup"] = dedup
     for rules in section["rules"].values():  # the classifiers of these tests know nothing
         rules["min_quality"] = None
     with open("params.yaml", "w", encoding="utf-8") as file:

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from athanor.artifacts import read_json
 from athanor.commands import slots as command
 from athanor.errors import InputError, Interrupted
-from athanor.params.strict import read_yaml
+from athanor.pipeline import presets
 from athanor.pipeline.run import Run
 from athanor.pipeline.slots import Code, Slot
 from stages import download
@@ -55,7 +55,7 @@ def stage(**more):
 
 def test_killed_corrected_and_adopted_it_ends_and_tells_which_code_trained_which_steps(place):
     """An edited message once began the training again at step 0, in silence."""
-    whole = dict(read_yaml(ROOT / "presets" / "micro.yaml"))
+    whole = dict(presets.values(ROOT / "presets" / "micro.yaml"))
     whole |= {"model": MODEL, "pretrain": PRETRAIN | {"schedule": "cosine", "tokens": 64 * 320}, "sft": SFT}
     YAML().dump(whole, Path("params.yaml"))
     victim = stage()

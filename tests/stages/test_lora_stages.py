@@ -23,8 +23,9 @@ from athanor.data.rows import KIND, VERSION, PackedRows
 from athanor.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.health.thresholds import Thresholds
 from athanor.params.strict import read_yaml
+from athanor.pipeline import presets
 from athanor.pipeline.run import Run
-from athanor.pipeline.schema import check_file, check_stage
+from athanor.pipeline.schema import check_file, check_stage, check_values
 from athanor.tokenizer.foreign import ForeignTokenizer
 from athanor.training import foreign
 from athanor.training.schedule import Schedule
@@ -60,7 +61,7 @@ def conversations() -> list[Conversation]:
 
 
 def write_params(folder: Path, **more: dict[str, Any]) -> None:
-    values = read_yaml(ROOT / "presets" / "micro.yaml")
+    values = presets.values(ROOT / "presets" / "micro.yaml")
     for changes in (CHANGES, more):
         for section, part in changes.items():
             values[section] |= part
@@ -210,7 +211,7 @@ def test_a_bf16_base_is_not_exported_as_float16(work):
     with pytest.raises(InputError, match=r"export.dtype: the base was trained in bf16.*Fix: set it to bfloat16"):
         execute(lora_export)
     assert not Path("models/lora-export").exists()
-    assert read_yaml(ROOT / "presets/lora-mi50.yaml")["export"]["dtype"] == "bfloat16"
+    assert presets.values(ROOT / "presets/lora-mi50.yaml")["export"]["dtype"] == "bfloat16"
 
 
 def test_a_stage_reads_no_value_that_it_does_not_declare(work):
@@ -241,9 +242,9 @@ def test_tokens_without_an_embedding_row_are_refused(work):
 def test_sft_base_decides_which_stages_run(tmp_path):
     write_params(tmp_path)
     values = read_yaml(tmp_path / "params.yaml")
-    values["sft_data"]["sources"] = read_yaml(ROOT / "presets/micro.yaml")["sft_data"]["sources"]
+    values["sft_data"]["sources"] = presets.values(ROOT / "presets/micro.yaml")["sft_data"]["sources"]
     YAML().dump(values, tmp_path / "params.yaml")
-    ours, theirs = check_file(ROOT / "presets/micro.yaml"), check_file(tmp_path / "params.yaml")
+    ours, theirs = check_values(presets.values(ROOT / "presets/micro.yaml")), check_file(tmp_path / "params.yaml")
     for stage in ("lora-data", "lora", "lora-export"):
         check_stage(stage, theirs)
         with pytest.raises(ParamsError, match="no foreign base"):
@@ -323,7 +324,7 @@ def test_the_graph_is_there_only_while_repro_runs(graph):
 def test_repro_without_the_base_says_so(tmp_path):
     write_params(tmp_path, sft={"base": "models/none"})
     values = read_yaml(tmp_path / "params.yaml")
-    values["sft_data"]["sources"] = read_yaml(ROOT / "presets/micro.yaml")["sft_data"]["sources"]
+    values["sft_data"]["sources"] = presets.values(ROOT / "presets/micro.yaml")["sft_data"]["sources"]
     YAML().dump(values, tmp_path / "params.yaml")
     command = [sys.executable, "-m", "athanor", "repro"]
     env = environment(PYTHONPATH=str(ROOT))

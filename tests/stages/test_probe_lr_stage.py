@@ -17,6 +17,7 @@ from athanor.commands import probe as command
 from athanor.commands import probe_chart
 from athanor.errors import GateError, Interrupted, ParamsError
 from athanor.params.strict import read_yaml
+from athanor.pipeline import presets
 from athanor.pipeline.run import Run
 from athanor.pipeline.schema import check_file
 from stages import probe_lr
@@ -184,7 +185,7 @@ def checkout(inputs, tmp_path) -> Clone:
     shutil.copytree(inputs, path, ignore=shutil.ignore_patterns("athanor", "stages"))
     for name in ("athanor", "stages", "probes"):
         shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__", "dvc.*"))
-    values = read_yaml(ROOT / "presets/micro.yaml")
+    values = presets.values(ROOT / "presets/micro.yaml")
     YAML().dump({**values, "model": MODEL, "pretrain": RECIPE, "probe_lr": PROBE}, path / "params.yaml")
     (path / "dvc.yaml").write_text(MAIN)
     (path / "source.txt").write_text("s")

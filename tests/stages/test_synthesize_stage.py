@@ -21,6 +21,7 @@ from athanor.corpus.conversations import Item, Message, read_conversations, writ
 from athanor.errors import AthanorError
 from athanor.params.strict import read_yaml
 from athanor.params.synthetic import SyntheticParams
+from athanor.pipeline import presets
 from athanor.pipeline.run import Run
 from athanor.pipeline.schema import check_file
 from stages import download, synthesize
@@ -37,10 +38,10 @@ QUIET = {"ATHANOR_TRACKING": "off", "ATHANOR_THREADS": "1", "http_proxy": "http:
 
 def write_world(folder: Path, url: str, **changes: object) -> Path:
     """A checkout with clean documents, a battery and complete parameters; written again, only the parameters change."""
-    values = read_yaml(ROOT / "presets/micro.yaml")
+    values = presets.values(ROOT / "presets/micro.yaml")
     own = {"name": "chats", "base_url": url, "model": "m", "key_env": "MY_LLM", "license": "LicenseRef-test"}
     own |= {"requests": 20, "conversations_per_request": 2, "max_output_tokens": 600, "concurrency": 3, "max_tries": 3}
-    gates = values["synthetic"]["gates"] | {"min_conversations": 10} | changes.pop("gates", {})
+    gates = {"min_conversations": 10} | changes.pop("gates", {})
     values["synthetic"] |= own | {"gates": gates} | changes
     folder.mkdir(exist_ok=True)
     YAML().dump(values, folder / "params.yaml")

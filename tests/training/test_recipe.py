@@ -10,7 +10,8 @@ import pytest
 
 from athanor.commands import cli
 from athanor.commands.probe import recipe_of
-from athanor.pipeline.schema import check_file
+from athanor.pipeline import presets
+from athanor.pipeline.schema import check_file, check_values
 from athanor.training.recipe import Recipe, beta_for, check, derive, half_life, measures, table, timescale
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +120,7 @@ def test_a_longer_run_or_a_larger_model_wants_a_lower_rate():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_preset_has_a_table(path):
-    recipe = recipe_of(check_file(path))
+    recipe = recipe_of(check_values(presets.values(path)))
     assert recipe.parameters > 0 and len(table(recipe)) == 7
     assert all(math.isfinite(value) for value in dataclasses.astuple(measures(recipe)))
 

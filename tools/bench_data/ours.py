@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from athanor.pipeline import presets
 from tools.bench_data import usage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ def prepare(folder: Path, preset: str = "default") -> None:
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, target)
-    shutil.copy(ROOT / "presets" / f"{preset}.yaml", folder / "params.yaml")
+    (folder / "params.yaml").write_text(presets.complete(ROOT / "presets" / f"{preset}.yaml"))
 
 
 def run(folder: Path, workers: int = 1, train: bool = True) -> Cleaned:

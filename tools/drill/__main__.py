@@ -25,7 +25,7 @@ from athanor.errors import AthanorError, ParamsError
 from athanor.pipeline.progress import duration
 from tools.drill.faults import KINDS, STAGES, plan
 from tools.drill.stage import Drill, Outcome
-from tools.scratch import MICRO, Scratch
+from tools.scratch import Scratch
 
 
 def arguments() -> argparse.Namespace:
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def drill(args: argparse.Namespace, base: Path) -> list[Outcome]:
-    scratch = Scratch(Path.cwd(), base, args.params or MICRO)
+    scratch = Scratch(Path.cwd(), base, args.params)
     if args.inputs:
         scratch.use_inputs(args.inputs, args.stages)
     else:

@@ -11,7 +11,7 @@ What must hold: the process ends with 0, 1 or 75; with 0 its results are right; 
 without a traceback; nothing that it acknowledged is lost; and the plain run afterwards ends with the
 same bytes as ever, without anybody's help. --most bounds n per kind of error by a sample over all kinds of files (default: all).
 
-Needs Linux and a C compiler. --inputs names a directory where all stages have run with presets/micro.yaml. The errors
+Needs Linux and a C compiler. --inputs names a directory where all stages have run with the micro preset. The errors
 come from a small library (shim.c) by LD_PRELOAD: SQLite and Arrow are reached, memory-mapped reads are not.
 Exit status 1 when something did not hold.
 """

@@ -17,6 +17,7 @@ from athanor.errors import InputError
 from athanor.model.flops import training_flops
 from athanor.pipeline.closure import file_digests, stage_module
 from athanor.pipeline.facts import flatten
+from athanor.pipeline.schema import filled
 from athanor.pipeline.slots import Code, question
 from athanor.training.schedule import Schedule, whole_steps
 
@@ -105,7 +106,7 @@ def _fitting(step: Step, anchor: Path) -> list[slots.Found]:
     """The slots of the planned run's parameters and inputs, whatever code worked in them."""
     found = [slot for slot in slots.find(anchor) if slot.stage == step.stage]
     digests = next((slot.facts.get("inputs") for slot in found if _read_the_same(slot, step, anchor)), None)
-    planned = dict(flatten(step.params))
+    planned = dict(flatten(filled(step.params)))
     same = [slot for slot in found if slot.facts.get("inputs") == digests and _fits(slot.facts, step.stage, planned)]
     return same if digests is not None else []
 
