@@ -9,10 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SECRETS = [
-    ".git/config", ".git/credentials", ".dvc/config.local", ".dvc/tmp/creds.json", "machine.yaml", ".env", ".env.local", ".envrc", "docs/.env", ".netrc",
-    ".git-credentials", ".pypirc", "docs/.npmrc", "pip.conf", ".aws/credentials", ".ssh/id_ed25519", "id_rsa", "docs/id_ecdsa.pub", "server.pem",
-    "tools/tls.key", "store.p12", ".config/gcloud/application_default_credentials.json", "gcp-service-account.json", "client_credentials.json",
-    ".kube/config", ".cache/huggingface/token", ".huggingface/token", ".hypothesis/examples/x", ".athanor/chat.sqlite3", "mlflow.db-wal",
+    ".git/config", ".git/credentials", ".dvc/config.local", ".dvc/tmp/creds.json", "machine.yaml", ".env",
+    ".env.local", ".envrc", "docs/.env", ".netrc", ".git-credentials", ".pypirc", "docs/.npmrc", "pip.conf",
+    ".aws/credentials", ".ssh/id_ed25519", "id_rsa", "docs/id_ecdsa.pub", "server.pem", "tools/tls.key", "store.p12",
+    ".config/gcloud/application_default_credentials.json", "gcp-service-account.json", "client_credentials.json",
+    ".kube/config", ".cache/huggingface/token", ".huggingface/token", ".hypothesis/examples/x",
+    ".athanor/chat.sqlite3", "mlflow.db-wal",
 ]  # fmt: skip
 
 

@@ -276,11 +276,11 @@ def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, 
                 measured = products.measure(config, 1024, torch.device("cpu"), 2.0, ("fp32",))
                 ceilings.append(measured["gflops"]["fp32"]["ceiling"])
             turn = number % len(contenders)
-            for one in contenders[turn:] + contenders[:turn]:
-                seconds[one.name].append(one.step()[0])
+            for contender in contenders[turn:] + contenders[:turn]:
+                seconds[contender.name].append(contender.step()[0])
     finally:
-        for one in contenders:
-            one.stop()
+        for contender in contenders:
+            contender.stop()
     told: dict[str, Any] = {"parameters": config.parameter_count(), "gflop_per_token": gflop, "seconds": seconds}
     for one, taken in seconds.items():
         told[one] = spread([STEP_TOKENS / value for value in taken])

@@ -38,7 +38,7 @@ def load(words: list[str]) -> int:
     from athanor.hardware.priority import step_back
 
     step_back()
-    from athanor.commands.evaluate.main import parse
+    from athanor.commands.evaluate.main import options
     from athanor.commands.evaluate.watch import follow
     from athanor.errors import AthanorError
 
@@ -46,7 +46,9 @@ def load(words: list[str]) -> int:
         def add(self, rows: list[dict]) -> None:
             print(f"{rows[0]['seconds']:g} s", flush=True)
 
-    args = parse(["--watch", *words])
+    parser = argparse.ArgumentParser()
+    options(parser)
+    args = parser.parse_args(["--watch", *words])
     while True:
         try:
             follow(args, Nothing(), Path.cwd(), once=True)

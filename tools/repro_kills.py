@@ -133,8 +133,9 @@ def main() -> int:
             clone.begin_anew()
         elif said:
             problems.append(f"after kill {kills} the command did not continue: {said}")
-    print(f"{args.command} repro, {stages} stages: {kills} kills of the process group, {torn} of them left dvc.lock torn, {rounds} rounds to the end,"
-          f" {len(wanted)} files compared in each, {len(problems)} problems, {time.monotonic() - started:.0f} s")  # fmt: skip
+    told = f"{args.command} repro, {stages} stages: {kills} kills of the process group, {torn} of them left dvc.lock torn,"
+    compared = f"{rounds} rounds to the end, {len(wanted)} files compared in each, {len(problems)} problems"
+    print(f"{told} {compared}, {time.monotonic() - started:.0f} s")
     for problem in problems:
         print(f"  {problem}")
     if not args.keep:

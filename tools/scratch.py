@@ -143,23 +143,23 @@ class Scratch:
 
 def drill_params(stage: str, values: Mapping[str, Any], longer: int) -> dict[str, Any]:
     """Parameters for a drilled run: `longer` times the training, or a download from a resumable source."""
-    values = json.loads(json.dumps(values))
+    changed: dict[str, Any] = json.loads(json.dumps(values))
     if stage == "pretrain":
-        values["pretrain"]["tokens"] *= longer
+        changed["pretrain"]["tokens"] *= longer
     elif stage == "sft":
-        values["sft"]["epochs"] *= longer
+        changed["sft"]["epochs"] *= longer
     else:
         source = read_yaml(Path(__file__).with_name("drill") / "source.yaml")
-        values["download"]["sources"] = [source]
-        chats = values["instruct"]["sources"]
-        values["instruct"]["sources"] = [chat for chat in chats if chat["type"] in ("exercises", "identity")]
+        changed["download"]["sources"] = [source]
+        chats = changed["instruct"]["sources"]
+        changed["instruct"]["sources"] = [chat for chat in chats if chat["type"] in ("exercises", "identity")]
         # The sections that name these sources have to agree.
-        values["mixture"] |= {"sources": {"set": {"share": 1.0, "max_epochs": 1.0}}, "cooldown": None}
-        values["clean"]["source_priority"] = []
-        named = {chat["name"] for chat in values["instruct"]["sources"]}
-        kept = {name: chat for name, chat in values["sft_data"]["sources"].items() if name in named}
-        values["sft_data"] |= {"sources": kept, "source_priority": [], "filter_exceptions": {}}
-    return values
+        changed["mixture"] |= {"sources": {"set": {"share": 1.0, "max_epochs": 1.0}}, "cooldown": None}
+        changed["clean"]["source_priority"] = []
+        named = {chat["name"] for chat in changed["instruct"]["sources"]}
+        kept = {name: chat for name, chat in changed["sft_data"]["sources"].items() if name in named}
+        changed["sft_data"] |= {"sources": kept, "source_priority": [], "filter_exceptions": {}}
+    return changed
 
 
 def write_dataset(folder: Path) -> None:

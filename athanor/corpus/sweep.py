@@ -172,7 +172,8 @@ class _Measures:
     """measures.parquet: `id`, `raw_id` (16 bytes each), `tie`, `place`, `bytes`, `val`, `kind`, then the columns."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._writer = path, None
+        self._path = path
+        self._writer: Any = None
 
     def add(self, batch: Sequence[Row], columns: Mapping[str, np.ndarray]) -> None:
         documents = [row.document for row in batch]

@@ -146,7 +146,7 @@ def _templates(item: Item, found: dict[str, str]) -> set[tuple[str, ...]]:
     def without(text: str, slot: str, template: str) -> str:
         return re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", slot, template)
 
-    keys = set()
+    keys: set[tuple[str, ...]] = set()
     for text, names in able.items():
         one = without(text, SLOTS[0], answer)
         if one != answer:

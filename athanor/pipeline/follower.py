@@ -52,7 +52,7 @@ class Follower(Run):
     def watch_health(self, *_: Any, **__: Any) -> None:
         """Nothing: the numbers are the same."""
 
-    def rewind(self, step: int, bar: Progress, batch_tokens: int, **facts: Any) -> None:
+    def rewind(self, step: int, bar: Progress, amount: float, **facts: Any) -> None:
         """Nothing: there is no record."""
 
     def progress(self, total: float | None, desc: str = "", unit: str = "") -> Progress:

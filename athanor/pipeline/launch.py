@@ -88,7 +88,8 @@ def launch(stage: str, module: str) -> int | None:
         agent = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=[read])
         return _wait(stage, agent, folder)
     finally:
-        os.close(read), os.close(write)
+        os.close(read)
+        os.close(write)
         shutil.rmtree(folder, ignore_errors=True)
 
 

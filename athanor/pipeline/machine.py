@@ -11,6 +11,7 @@ import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from athanor.errors import ParamsError
 from athanor.params.strict import build, param, read_yaml
@@ -139,7 +140,7 @@ def machine() -> Machine:
         text = os.environ.get(f"ATHANOR_{field.name.upper()}")
         if text is None:
             continue
-        kind = type(DEFAULTS[field.name])
+        kind: Any = type(DEFAULTS[field.name])
         try:
             if kind is dict:
                 pairs = [part.split("=", 1) for part in shlex.split(text)]

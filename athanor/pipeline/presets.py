@@ -100,7 +100,7 @@ def _laid_over(base: Any, own: Any, tables: set[str], table: bool = False) -> An
 
 
 def _places(text: str) -> Iterator[tuple[Key, int, int]]:
-    """Of every key that begins a line, lists left out: its path, its line, and the column after which only a comment can stand, -1 if none can."""
+    """Of every key outside lists that begins a line: its path, its line, the column after which only a comment can stand, or -1."""
     from ruamel.yaml import YAML
     from ruamel.yaml.nodes import MappingNode
 

@@ -14,6 +14,7 @@ import socket
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from athanor.errors import InputError
 from athanor.pipeline.executor import KILLS, ONE_THREAD, SHARED_FS_WAIT, Answers, killed
@@ -83,7 +84,7 @@ def in_ray(calls: Mapping[str, str], workers: int, folder: Path) -> Answers:
         probe.unlink(missing_ok=True)
 
 
-def _connect(ray: object, workers: int) -> None:
+def _connect(ray: Any, workers: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # tells nobody
     address = os.environ.get("RAY_ADDRESS") or "local"
     host, _, port = address.rpartition(":")

@@ -264,7 +264,7 @@ class Tracker:
 
         path = folder / "end.json"
         killed = {"status": "KILLED", "ended_ms": last_ms(folder, meta["started_ms"])}
-        end = read_json(path) if path.is_file() else killed
+        end: dict[str, Any] = read_json(path) if path.is_file() else killed
         status = end["status"] if end["status"] in ("FINISHED", "FAILED", "KILLED") else "FAILED"
         numbers = {name: float(value) for name, value in end.get("metrics", {}).items() if _is_number(value)}
         if end.get("seconds") is not None:

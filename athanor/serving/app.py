@@ -42,7 +42,8 @@ HEADERS = {
 FREE = ("/health", "/page/")  # without a key; so is the page itself
 
 Message = MutableMapping[str, Any]
-Receive, Send = Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 
 
 class Gate:

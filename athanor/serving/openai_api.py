@@ -11,7 +11,7 @@ import difflib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -185,7 +185,7 @@ def openai_router(models: Metered, limit: Limit) -> APIRouter:
 class _Answer:
     """One completion being made. `start` waits for the model to begin, so that a failure can still be a status."""
 
-    def __init__(self, model: str, events: AsyncIterator[dict[str, Any]]) -> None:
+    def __init__(self, model: str, events: AsyncGenerator[dict[str, Any], None]) -> None:
         self.model, self.events = model, events
         self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         self.began: dict[str, Any] = {}

@@ -173,9 +173,8 @@ class Store:
         """The stored messages that a turn goes on from (a stored question is the last); raises what `answer` would."""
         with self._file.read() as db:
             self._row(db, chat)
-            new = isinstance(question, tuple)
-            last = question[0] if new else question
-            self._check(db, chat, last, *(("assistant", "parent") if new else ("user", "user")))
+            last = question[0] if isinstance(question, tuple) else question
+            self._check(db, chat, last, *(("assistant", "parent") if isinstance(question, tuple) else ("user", "user")))
             return [_message(row) for row in self._way(db, chat, last)]
 
     # What people say about answers

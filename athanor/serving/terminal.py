@@ -146,7 +146,7 @@ class Terminal:
             print("model: ", end="", flush=True)
         started = time.monotonic()
         self.stop, self.answering = False, True
-        pieces = self.chat.answer(text)
+        pieces: Any = self.chat.answer(text)
         try:
             for piece in pieces:
                 sys.stdout.write(printable(piece))

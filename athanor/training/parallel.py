@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +88,7 @@ class Replicated(Single):
             self.buckets[-1].append(weight)
             size += weight.nbytes
         self.waiting: list[set[int]] = []  # ids of weights that a bucket still waits for, while armed
-        self.sent: list[tuple[Tensor, object]] = []
+        self.sent: list[tuple[Tensor, Any]] = []
         if lanes.count == 1:  # lanes add up their gradients at the end: nothing could travel earlier
             for weight in self.weights:
                 weight.register_post_accumulate_grad_hook(self._ready)

@@ -72,7 +72,8 @@ class Stepper:
         count, names = int(supervised_BT.sum()), sources_of(rows)
         counts_K = np.zeros(0)
         if names:
-            counts_K = np.bincount(rows.source_BS[:, 1:][supervised_BT], minlength=len(names))
+            source_BS = getattr(rows, "source_BS", None)
+            counts_K = np.bincount(source_BS[:, 1:][supervised_BT], minlength=len(names))
 
         def loss_of(replica: Transformer, batch: Targets) -> Tensor:
             sums_K = torch.zeros(len(names), device=device)

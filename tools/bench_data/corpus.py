@@ -140,8 +140,8 @@ def _markdown(base: Path) -> Iterator[Document]:
 
 def _readmes() -> Iterator[Document]:
     for item in sorted(importlib.metadata.distributions(), key=lambda item: str(item.metadata["Name"])):
-        text = item.metadata.get_payload() or item.metadata.get("Description") or ""
-        yield _local(str(text), str(item.metadata["Name"]))
+        metadata: Any = item.metadata
+        yield _local(str(metadata.get_payload() or metadata.get("Description") or ""), str(metadata["Name"]))
 
 
 def _local(text: str, key: str) -> Document:

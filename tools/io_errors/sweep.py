@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tools.io_errors.operations import Operation
 
@@ -164,7 +165,7 @@ def attempt(operation: Operation, fault: Fault, number: int) -> Attempt:
             ended = os.waitpid(child, 0)
             break
         time.sleep(0.002)
-    found = json.loads(report.read_text()) if report.is_file() else {"failed": 1, "modules": []}
+    found: dict[str, Any] = json.loads(report.read_text()) if report.is_file() else {"failed": 1, "modules": []}
     operation.modules = found["modules"]
     files = [kind_of_file(path, operation) for path in paths.read_text().splitlines()] or ["?"] * found["failed"]
     return Attempt(os.waitstatus_to_exitcode(ended[1]), found["failed"], files, log.read_text(errors="replace"))

@@ -119,7 +119,8 @@ def main(job_path: str, result_path: str, priority: str) -> int:
     signal.alarm(int(job.timeout_seconds) + SPARE_SECONDS)  # also when the parent was killed and nobody waits
     torch.set_num_threads(job.threads)
     try:
-        result, status = {"rows": run(job)}, 0
+        result: dict[str, Any] = {"rows": run(job)}
+        status = 0
     except AthanorError as error:
         result, status = {"error": str(error)}, 1
     Path(result_path).write_text(json.dumps(result), encoding="utf-8")

@@ -195,8 +195,8 @@ def train(examples: Examples, inverse_l2: float) -> Linear:
     for where in (fitted, apart, examples.at(TEST)):
         if len(set(examples.positive[where])) < 2:
             what = (
-                f"{len(examples.side)} examples (of equal texts one counts) are too few: they are divided into three parts, to fit, to calibrate"
-                " and to test, and one part has none of one class"
+                f"{len(examples.side)} examples (of equal texts one counts) are too few: they are divided into three parts,"
+                " to fit, to calibrate and to test, and one part has none of one class"
             )
             fix = "bring about fifty documents (a long text as one file for each chapter), or widen the labels' limits"
             raise InputError(what, where="classifiers", fix=fix)

@@ -190,7 +190,7 @@ def _kind(path: Path) -> str:
     return kind
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rb")
     if path.suffix.lower() == ".zst":  # the reader of zstandard takes a cut file for a shorter one
