@@ -72,7 +72,7 @@ class LlamaCpp:
         self.context = min(context, int(shipped["n_ctx"]))
         self._jobs: dict[int, _Job] = {}
         self._lock = threading.Lock()
-        self.info = {
+        self.info: dict[str, Any] = {
             "backend": "llama.cpp",
             "template": "athanor" if self.tokenizer else "foreign",
             "template_hash": header.get("athanor.template_hash"),

@@ -59,7 +59,7 @@ class TorchBackend:
         self.defaults = Sampling.from_dict(sampling_defaults(shipped))
         self.max_new_tokens = int(shipped["max_new_tokens"])
         self.engine = Engine(Folded(model), rows=rows, stop_ids=self.ends, exempt=exempt_ids(tokenizer))
-        self.info = {
+        self.info: dict[str, Any] = {
             "backend": "torch",
             "template": "athanor",
             "template_hash": template_hash(tokenizer),

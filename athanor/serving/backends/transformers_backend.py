@@ -40,7 +40,7 @@ class HuggingFace:
         self.context = int(getattr(text, "max_position_embeddings", 0) or 2048)
         ends = shown.eos_token_id if shown.eos_token_id is not None else self.tokenizer.eos_token_id
         self.ends = set() if ends is None else set(ends) if isinstance(ends, (list, tuple)) else {int(ends)}
-        self.info = {
+        self.info: dict[str, Any] = {
             "backend": "transformers",
             "template": "foreign",
             "template_hash": None,
