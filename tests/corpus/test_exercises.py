@@ -15,7 +15,8 @@ import pytest
 
 from athanor.artifacts import digest
 from athanor.corpus.conversations import Conversation, Item, check_messages, write_rows
-from athanor.corpus.exercises import arithmetic, build, facts, functions, lists, pairs
+from athanor.corpus.exercises import build, code, facts, lists, numbers
+from athanor.corpus.exercises.exercise import TEXTS
 from athanor.corpus.exercises.written import read_written
 from athanor.corpus.instruct import docstrings
 from athanor.errors import InputError, ParamsError
@@ -24,10 +25,10 @@ from athanor.params import strict
 from athanor.params.battery import BatteryParams
 from athanor.params.instruct import ExercisesSource, InstructParams
 
-FACT_LISTS = (
-    (facts.STATUS, facts.status_facts), (facts.ERROR, facts.error_facts),
-    (facts.MODULE, facts.module_facts), (facts.DOCSTRING, facts.docstring_facts),
-)
+FACT_LISTS = {
+    "status": facts.status_facts, "error": facts.error_facts,
+    "module": facts.module_facts, "docstring": facts.docstring_facts,
+}
 ROWS, ITEMS, SEED = 300, 20, 3
 ALL = {**build.CATEGORIES, **build.ONLY_ASKED}
 FACTS = {"docstring_recall", "error_meaning", "http_status", "module_recall"}
@@ -107,12 +108,11 @@ def test_a_planted_leak_is_seen(items: list[Item], rows: list[Conversation]) -> 
 
 
 def test_sums_share_one_key_across_categories_and_order() -> None:
-    assert arithmetic._sum_key(47, 85) == arithmetic._sum_key(85, 47)
     keys = {}
     for category in ("addition", "worked_addition", "word_problems"):
         keys[category] = {e.key.partition(":")[0] for e in build.draw_exercises(category, 30, "s", False, battery())}
     assert keys == {"addition": {"sum"}, "worked_addition": {"sum"}, "word_problems": {"sum", "difference"}}
-    assert lists._key(["b", "a"]) == lists._key(["a", "b"])
+    assert lists.list_key(["b", "a"]) == lists.list_key(["a", "b"])
 
 
 def test_facts_are_trained_and_only_their_wording_is_held_out(rows: list[Conversation], items: list[Item]) -> None:
@@ -120,8 +120,8 @@ def test_facts_are_trained_and_only_their_wording_is_held_out(rows: list[Convers
     for category, known in (("status", facts.status_facts()), ("error", facts.error_facts())):
         assert all(f"{category}:{name}" in names for name, _ in known)
     asked = {m.content for row in rows for m in row.messages if m.role == "user"}
-    for wordings, known in FACT_LISTS:
-        held = facts.held_out_wordings(wordings, battery().seed)
+    for kind, known in FACT_LISTS.items():
+        wordings, held = facts.WORDINGS[kind], facts.held_out_wordings(kind, battery().seed)
         assert len(held) == facts.HELD_OUT_WORDINGS
         assert not asked & {wording.format(name=name) for wording in held for name, _ in known()}
         assert asked & {wording.format(name=name) for wording in set(wordings) - set(held) for name, _ in known()}
@@ -130,17 +130,19 @@ def test_facts_are_trained_and_only_their_wording_is_held_out(rows: list[Convers
 
 
 def test_a_fresh_seed_holds_out_other_wordings() -> None:
-    chosen = {facts.held_out_wordings(facts.STATUS, seed) for seed in range(30)}
-    assert len(chosen) > 15 and len({wording for pair in chosen for wording in pair}) == len(facts.STATUS)
+    chosen = {facts.held_out_wordings("status", seed) for seed in range(30)}
+    assert len(chosen) > 15 and len({wording for pair in chosen for wording in pair}) == len(facts.WORDINGS["status"])
 
 
 def test_no_wording_of_another_source_is_held_out() -> None:
     """Found when a fresh seed held out "What does {name} do?", which the docstrings source asks of the same names."""
-    others = {*docstrings.SUMMARY, *docstrings.CLASS, *docstrings.MODULE, *docstrings.TOPIC}
-    for wordings, _ in FACT_LISTS:
-        assert others & set(wordings) <= facts.ASKED_ELSEWHERE
-        held = {wording for seed in range(40) for wording in facts.held_out_wordings(wordings, seed)}
-        assert held == set(wordings) - facts.ASKED_ELSEWHERE and not held & others
+    others = {wording for name in ("summary", "class", "module", "topic") for wording in docstrings.WORDINGS[name]}
+    elsewhere = set(facts.WORDINGS["asked_elsewhere"])
+    for kind in FACT_LISTS:
+        wordings = set(facts.WORDINGS[kind])
+        assert others & wordings <= elsewhere
+        held = {wording for seed in range(40) for wording in facts.held_out_wordings(kind, seed)}
+        assert held == wordings - elsewhere and not held & others
 
 
 def test_train_and_validation_share_no_exercise(rows: list[Conversation]) -> None:
@@ -173,8 +175,8 @@ def test_only_the_battery_asks_for_likelihoods() -> None:
         build.draw_exercises("agreement", 3, "s", False, battery())
     for whole in (e.reply for e in build.draw_exercises("python_syntax", 60, "s", True, battery())):
         ast.parse(whole)
-        broken = pairs.broken_forms(whole)
-        assert len(broken) >= pairs.BROKEN and {len(text) for text in broken} == {len(whole)}
+        broken = code.broken_forms(whole)
+        assert len(broken) >= code.BROKEN and {len(text) for text in broken} == {len(whole)}
 
 
 def test_every_category_gives_its_share_to_development() -> None:
@@ -192,8 +194,8 @@ def test_every_category_gives_its_share_to_development() -> None:
 
 
 def test_difficulty_follows_its_rule() -> None:
-    assert [arithmetic.carries(*pair) for pair in ((12, 13), (17, 5), (67, 58), (99, 1))] == [0, 1, 2, 2]
-    assert [arithmetic.borrows(*pair) for pair in ((58, 13), (52, 17))] == [0, 1]
+    assert [numbers.carries(*pair) for pair in ((12, 13), (17, 5), (67, 58), (99, 1))] == [0, 1, 2, 2]
+    assert [numbers.borrows(*pair) for pair in ((58, 13), (52, 17))] == [0, 1]
     made = build.battery_items(battery(categories=dict.fromkeys(ALL, 60)))
     levels = {category: {item.difficulty for item in made if item.category == category} for category in ALL}
     assert all(len(found) > 1 for found in levels.values()), levels
@@ -247,15 +249,15 @@ def test_line_separators_inside_a_text_are_text(tmp_path: Path) -> None:
 
 
 def test_column_steps_are_right() -> None:
-    assert arithmetic.sum_steps(47, 85) == "7 + 5 = 12\n4 + 8 + 1 = 13"
-    assert arithmetic.difference_steps(62, 38) == "12 - 8 = 4\n5 - 3 = 2"
-    assert arithmetic.difference_steps(50, 48) == "10 - 8 = 2\n4 - 4 = 0"
+    assert numbers.sum_steps(47, 85) == "7 + 5 = 12\n4 + 8 + 1 = 13"
+    assert numbers.difference_steps(62, 38) == "12 - 8 = 4\n5 - 3 = 2"
+    assert numbers.difference_steps(50, 48) == "10 - 8 = 2\n4 - 4 = 0"
     rng = random.Random(0)
     for _ in range(300):
-        a, b = arithmetic._falling(rng)
-        ones, tens = (int(line.rpartition(" ")[2]) for line in arithmetic.difference_steps(a, b).splitlines())
+        a, b = numbers.falling_numbers(rng)
+        ones, tens = (int(line.rpartition(" ")[2]) for line in numbers.difference_steps(a, b).splitlines())
         assert a > b and 10 * tens + ones == a - b
-        ones, tens = (int(line.rpartition(" ")[2]) for line in arithmetic.sum_steps(a, b).splitlines())
+        ones, tens = (int(line.rpartition(" ")[2]) for line in numbers.sum_steps(a, b).splitlines())
         assert 10 * tens + ones % 10 == a + b
 
 
@@ -263,8 +265,8 @@ def test_every_function_family_is_tested_where_neighbours_differ() -> None:
     """A wrong parameter must fail: the rejected answer with the next parameter is refused for each family."""
     rng = random.Random(1)
     seen = {}
-    while len(seen) < len(functions.FAMILIES):
-        exercise = functions.python_functions(rng, 0, False)
+    while len(seen) < len(TEXTS["functions"]):
+        exercise = code.python_functions(rng, 0, False)
         seen.setdefault(exercise.key.split(":")[1], exercise)
     made = [Item("f", e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests) for e in seen.values()]
     item_gate.check_items(made)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from athanor.corpus.exercises.exercise import Side
-from athanor.corpus.exercises.functions import python_functions
+from athanor.corpus.exercises.code import python_functions
 from athanor.evaluation import sandbox
 from tools.sandbox_matrix.runners import load
 

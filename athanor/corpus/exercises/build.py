@@ -9,43 +9,13 @@ from dataclasses import replace
 from athanor.artifacts import digest
 from athanor.corpus.conversations import Conversation, Item, Message
 from athanor.corpus.documents import split_of
-from athanor.corpus.exercises import arithmetic, dialogue, facts, formats, functions, lists, pairs
-from athanor.corpus.exercises.exercise import MADE_HERE, Draw, Exercise, Side
+from athanor.corpus.exercises import code, facts, lists, numbers  # noqa: F401  (they register their categories)
+from athanor.corpus.exercises.exercise import CATEGORIES, MADE_HERE, ONLY_ASKED, TEXTS, Exercise, Side, wording
 from athanor.corpus.exercises.written import read_written
 from athanor.errors import ParamsError
 from athanor.params.battery import BatteryParams
 from athanor.params.instruct import ExercisesSource
 
-CATEGORIES: dict[str, Draw] = {
-    "addition": arithmetic.addition,
-    "comparison": arithmetic.comparison,
-    "copying": lists.copying,
-    "counting": lists.counting,
-    "docstring_recall": facts.docstring_recall,
-    "error_meaning": facts.error_meaning,
-    "http_status": facts.http_status,
-    "json_object": formats.json_object,
-    "line_count": formats.line_count,
-    "list_format": lists.list_format,
-    "list_pick": lists.list_pick,
-    "list_reverse": lists.list_reverse,
-    "lookup": formats.lookup,
-    "memory": dialogue.memory,
-    "module_recall": facts.module_recall,
-    "next_number": arithmetic.next_number,
-    "python_functions": functions.python_functions,
-    "sorting": lists.sorting,
-    "word_problems": arithmetic.word_problems,
-    "worked_addition": arithmetic.worked_addition,
-    "worked_subtraction": arithmetic.worked_subtraction,
-    "yes_no": formats.yes_no,
-}
-# Asked and never trained on: they show what pretraining taught.
-ONLY_ASKED: dict[str, Draw] = {
-    "agreement": pairs.agreement,
-    "determiners": pairs.determiners,
-    "python_syntax": pairs.python_syntax,
-}
 MAX_MISSES = 20_000  # draws in a row without a new exercise before a category counts as exhausted
 MAX_PARTS = 3  # exercises in one multi-turn conversation
 MAX_MULTI_TURN_CHARS = 500  # keeps joined conversations inside a context of 256 tokens
@@ -133,16 +103,22 @@ def _conversation(
 ) -> Conversation:
     messages: list[Message] = []
     if rng.random() < source.system_fraction:
-        messages.append(Message("system", rng.choice(dialogue.SYSTEM)))
+        messages.append(Message("system", wording(rng, "system")))
     if chatty and rng.random() < 0.2:
-        messages += dialogue.small_talk(rng, 1)
+        messages += _small_talk(rng, 1)
     for part in parts:
         messages += [*part.prompt, Message("assistant", part.reply)]
     if chatty and (len(parts) == 1 or rng.random() < 0.5):
-        messages += dialogue.small_talk(rng, 0 if rng.random() < 0.7 else 2)
+        messages += _small_talk(rng, 0 if rng.random() < 0.7 else 2)
     licenses = sorted({part.license for part in parts} | {MADE_HERE})
     key = " | ".join(part.key for part in parts)
     return Conversation(tuple(messages), source.name, " AND ".join(licenses), split, key)
+
+
+def _small_talk(rng: random.Random, kind: int) -> tuple[Message, Message]:
+    """One small exchange; `kind` 0 thanks, 1 greets, 2 says goodbye."""
+    talk = TEXTS["small_talk"][kind]
+    return Message("user", rng.choice(talk["questions"])), Message("assistant", talk["reply"])
 
 
 def battery_items(battery: BatteryParams) -> list[Item]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from athanor.corpus.conversations import Message
+from athanor.corpus.recipe import recipe
 
 MADE_HERE = "CC0-1.0"  # generated from templates of this project
-FROM_PYTHON = "PSF-2.0"  # wording taken from the running interpreter
+TEXTS = recipe("exercises")
+WORDS: dict[str, tuple[str, ...]] = {name: tuple(words.split()) for name, words in TEXTS["words"].items()}
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,25 @@ class Side:
 
 # (rng, number of the draw, side) -> Exercise
 Draw = Callable[[random.Random, int, Side], Exercise]
+CATEGORIES: dict[str, Draw] = {}
+ONLY_ASKED: dict[str, Draw] = {}  # never trained on: they show what pretraining taught
+
+
+def category(draw: Draw) -> Draw:
+    """Registers a generator of exercises for training and battery under its name."""
+    CATEGORIES[draw.__name__] = draw
+    return draw
+
+
+def only_asked(draw: Draw) -> Draw:
+    """Registers a generator of battery items under its name."""
+    ONLY_ASKED[draw.__name__] = draw
+    return draw
+
+
+def wording(rng: random.Random, name: str, /, **values: object) -> str:
+    """One of the wordings of this name, filled in."""
+    return rng.choice(TEXTS["wordings"][name]).format(**values)
 
 
 def level(size: int, medium: int, hard: int) -> str:
@@ -57,21 +79,22 @@ def level(size: int, medium: int, hard: int) -> str:
     return "hard" if size >= hard else "medium" if size >= medium else "easy"
 
 
-def ask(text: str) -> tuple[Message, ...]:
-    return (Message("user", text),)
+def ask(
+    prompt: str | tuple[Message, ...], reply: str, key: str, difficulty: str, wrong: tuple[str, ...] = (), *,
+    kind: str = "exact", accepted: tuple[str, ...] = (), answer: str | None = None, **more: Any,
+) -> Exercise:  # fmt: skip
+    """An exercise whose reply is accepted; `wrong` lists answers that are nearly right."""
+    messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+    if kind in ("exact", "numeric"):
+        wrong = tuple(dict.fromkeys((*wrong, "I don't know.")))
+    rejected = tuple(text for text in wrong if text and text != reply)
+    accepted = tuple(dict.fromkeys((reply, *accepted)))
+    return Exercise(
+        messages, reply, key, kind, answer or reply, accepted, rejected, difficulty=difficulty, **more
+    )  # fmt: skip
 
 
-def numeric(prompt: str, reply: str, key: str, answer: int, difficulty: str) -> Exercise:
+def ask_number(prompt: str, reply: str, key: str, difficulty: str, answer: int) -> Exercise:
     """An exercise whose last number counts; the reply may show its steps."""
-    wrong = (str(answer + 1), f"The answer is {answer + 10}.", "I don't know.")
-    accepted = tuple(dict.fromkeys((reply, str(answer))))
-    return Exercise(ask(prompt), reply, key, "numeric", str(answer), accepted, wrong, difficulty=difficulty)
-
-
-def exact(
-    prompt: str | tuple[Message, ...], reply: str, key: str, wrong: tuple[str, ...], difficulty: str
-) -> Exercise:
-    """An exercise with one right text; `wrong` lists answers that are nearly right."""
-    messages = ask(prompt) if isinstance(prompt, str) else prompt
-    rejected = tuple(dict.fromkeys(text for text in (*wrong, "I don't know.") if text and text != reply))
-    return Exercise(messages, reply, key, "exact", reply, (reply,), rejected, difficulty=difficulty)
+    wrong, text = (str(answer + 1), f"The answer is {answer + 10}."), str(answer)
+    return ask(prompt, reply, key, difficulty, wrong, kind="numeric", accepted=(text,), answer=text)

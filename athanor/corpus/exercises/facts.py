@@ -17,78 +17,20 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from athanor.artifacts import digest
-from athanor.corpus.exercises.exercise import FROM_PYTHON, Exercise, Side, ask, exact, level
+from athanor.corpus.exercises.exercise import TEXTS, Exercise, Side, ask, category, level
 from athanor.errors import InputError
 
+Facts = tuple[tuple[str, str], ...]  # name and answer
+
+FROM_PYTHON = "PSF-2.0"  # wording taken from the running interpreter
+WORDINGS: dict[str, tuple[str, ...]] = TEXTS["facts"]
 MAX_WORDS = 11
 MIN_FACTS = 20
-HELD_OUT_WORDINGS = 2  # of each list below; the battery's seed says which
-
-STATUS = (
-    "What does HTTP status {name} mean?",
-    "HTTP {name}?",
-    "Name the HTTP status {name}.",
-    "The server answered {name}. What does that mean?",
-    "What is the meaning of HTTP code {name}?",
-    "Which HTTP status has the number {name}?",
-    "My browser shows error {name}. What is that called?",
-    "Translate HTTP response code {name} into words.",
-    "Explain the status code {name}.",
-    "I got a {name} response. What is it?",
-)
-ERROR = (
-    "What does the error {name} mean?",
-    "Explain {name}.",
-    "When is {name} raised?",
-    "What is {name}?",
-    "{name}?",
-    "My program stopped with {name}. What does that mean?",
-    "What is the message of {name}?",
-    "Could you say what {name} stands for?",
-    "Tell me the meaning of {name}.",
-    "I keep getting {name}, please explain it.",
-)
-MODULE = (
-    "What is the Python module {name} for?",
-    "What does the {name} module do?",
-    "Describe the module {name}.",
-    "Why would I import {name}?",
-    "import {name} - what do I get?",
-    "Summarise the standard library module {name}.",
-    "What can I find in {name}?",
-    "I saw {name} in some code. Which purpose does that module serve?",
-    "Tell me about the {name} module.",
-    "Give a short description of the library {name}.",
-)
-DOCSTRING = (
-    "What does {name} do?",
-    "Explain {name} in one sentence.",
-    "Describe {name} briefly.",
-    "{name}?",
-    "Give me the summary of {name}.",
-    "What is {name} for?",
-    "Could you remind me how {name} is documented?",
-    "In one line, which job has {name}?",
-    "I forgot what {name} does.",
-    "Tell me about {name}.",
-)
-# Questions that the docstrings source asks of other names too: held out, they would stand in training all the same.
-ASKED_ELSEWHERE = frozenset(
-    (
-        "What is the Python module {name} for?", "What does the {name} module do?", "Describe the module {name}.",
-        "What does {name} do?", "Explain {name} in one sentence.", "{name}?", "What is {name} for?",
-    )
-)
-# Modules whose public functions are asked about; read as source, never imported.
-FUNCTION_MODULES = ("bisect", "fnmatch", "glob", "heapq", "json", "shutil", "statistics", "textwrap")
-
-
-def _stdlib() -> Path:
-    return Path(sysconfig.get_path("stdlib"))
+STDLIB = Path(sysconfig.get_path("stdlib"))
+HELD_OUT_WORDINGS = 2  # of each kind; the battery's seed says which
 
 
 def summary(docstring: str | None) -> str | None:
@@ -118,19 +60,19 @@ def _docstrings_of(path: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def _source(module: str) -> Path | None:
-    for path in (_stdlib() / f"{module}.py", _stdlib() / module / "__init__.py"):
+    for path in (STDLIB / f"{module}.py", STDLIB / module / "__init__.py"):
         if path.is_file():
             return path
     return None
 
 
 @functools.cache
-def status_facts() -> tuple[tuple[str, str], ...]:
+def status_facts() -> Facts:
     return tuple((str(status.value), f"{status.value} {status.phrase}") for status in sorted(http.HTTPStatus))
 
 
 @functools.cache
-def error_facts() -> tuple[tuple[str, str], ...]:
+def error_facts() -> Facts:
     """Built-in exceptions and warnings with their docstrings."""
     facts = {}
     for name, value in sorted(vars(builtins).items()):
@@ -140,7 +82,7 @@ def error_facts() -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def module_facts() -> tuple[tuple[str, str], ...]:
+def module_facts() -> Facts:
     facts = {}
     for name in sorted(sys.stdlib_module_names):
         path = None if name.startswith("_") or name in {"this", "antigravity", "idlelib"} else _source(name)
@@ -151,7 +93,7 @@ def module_facts() -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def docstring_facts() -> tuple[tuple[str, str], ...]:
+def docstring_facts() -> Facts:
     """Summaries of built-in functions, methods of built-in types, math, and functions of the library's source."""
     facts = {}
     owners = {"": builtins, "str.": str, "list.": list, "dict.": dict, "set.": set, "math.": math}
@@ -159,7 +101,7 @@ def docstring_facts() -> tuple[tuple[str, str], ...]:
         for name, value in sorted(vars(owner).items()):
             if not name.startswith("_") and callable(value) and not isinstance(value, type):
                 facts[prefix + name] = summary(value.__doc__)
-    for module in FUNCTION_MODULES:
+    for module in TEXTS["facts"]["function_modules"].split():
         path = _source(module)
         for name, docstring in _docstrings_of(path) if path else ():
             if name:
@@ -167,56 +109,53 @@ def docstring_facts() -> tuple[tuple[str, str], ...]:
     return _usable(facts, "docstrings")
 
 
-def _usable(facts: dict[str, str | None], what: str) -> tuple[tuple[str, str], ...]:
+def _usable(facts: dict[str, str | None], what: str) -> Facts:
     """Facts with an answer of their own (an answer shared by several names tells nothing apart)."""
     answers = [answer for answer in facts.values() if answer]
     kept = tuple((name, answer) for name, answer in sorted(facts.items()) if answer and answers.count(answer) == 1)
     if len(kept) < MIN_FACTS:
         raise InputError(
             f"only {len(kept)} usable {what} in this interpreter's standard library",
-            where=str(_stdlib()),
+            where=str(STDLIB),
             fix="use a full CPython installation with sources, and do not run Python with -OO",
         )
     return kept
 
 
 @functools.cache
-def held_out_wordings(wordings: tuple[str, ...], seed: int) -> tuple[str, ...]:
+def held_out_wordings(kind: str, seed: int) -> tuple[str, ...]:
     """The wordings that only the battery uses; a fresh seed holds out other ones."""
-    able = [wording for wording in wordings if wording not in ASKED_ELSEWHERE]
+    able = [wording for wording in WORDINGS[kind] if wording not in WORDINGS["asked_elsewhere"]]
     chosen = sorted(able, key=lambda wording: digest([seed, wording]))[:HELD_OUT_WORDINGS]
-    return tuple(wording for wording in wordings if wording in chosen)
+    return tuple(wording for wording in WORDINGS[kind] if wording in chosen)
 
 
-def _fact(
-    facts: tuple[tuple[str, str], ...],
-    wordings: tuple[str, ...],
-    kind: str,
-    rng: random.Random,
-    number: int,
-    side: Side,
-) -> Exercise:
+def _fact(facts: Facts, kind: str, rng: random.Random, number: int, side: Side) -> Exercise:
     # Training goes round the facts, so that each one is seen equally often; the battery draws a sample.
     name, answer = rng.choice(facts) if side.battery else facts[number % len(facts)]
-    held = held_out_wordings(wordings, side.seed)
+    wordings, held = WORDINGS[kind], held_out_wordings(kind, side.seed)
     wording = rng.choice(held if side.battery else [wording for wording in wordings if wording not in held])
     position = facts.index((name, answer))
     near = (facts[position - 1][1], facts[(position + 1) % len(facts)][1], answer.rsplit(" ", 1)[0])
-    made = exact(ask(wording.format(name=name)), answer, f"{kind}:{name}:{wordings.index(wording)}", near, "medium")
-    return replace(made, held_out=side.battery, license=FROM_PYTHON, difficulty=level(len(answer.split()), 5, 8))
+    key, difficulty = f"{kind}:{name}:{wordings.index(wording)}", level(len(answer.split()), 5, 8)
+    return ask(wording.format(name=name), answer, key, difficulty, near, held_out=side.battery, license=FROM_PYTHON)
 
 
+@category
 def http_status(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(status_facts(), STATUS, "status", rng, number, side)
+    return _fact(status_facts(), "status", rng, number, side)
 
 
+@category
 def error_meaning(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(error_facts(), ERROR, "error", rng, number, side)
+    return _fact(error_facts(), "error", rng, number, side)
 
 
+@category
 def module_recall(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(module_facts(), MODULE, "module", rng, number, side)
+    return _fact(module_facts(), "module", rng, number, side)
 
 
+@category
 def docstring_recall(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(docstring_facts(), DOCSTRING, "docstring", rng, number, side)
+    return _fact(docstring_facts(), "docstring", rng, number, side)

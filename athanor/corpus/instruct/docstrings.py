@@ -1,9 +1,7 @@
 """Questions and answers from the standard library's docstrings, signatures and doctests.
 
 The key of a pair is its module, because one function gives up to five pairs:
-split by pair, validation would ask for what training has just told. A wording
-that `corpus/exercises/facts.py` has as well must stand in its ASKED_ELSEWHERE:
-of all others the battery keeps some for itself, and its seed says which.
+split by pair, validation would ask for what training has just told.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from dataclasses import dataclass
 from athanor.corpus.conversations import Conversation, Message
 from athanor.corpus.documents import split_of
 from athanor.corpus.exercises import facts
+from athanor.corpus.recipe import recipe
 from athanor.corpus.sources import stdlib
 from athanor.corpus.sources.stdlib import Entry, Module
 from athanor.params.instruct import DocstringsSource
@@ -30,16 +29,7 @@ MIN_WORDS, MAX_WORDS = 4, 40
 MAX_CODE_LINES = 14
 MAX_SAME_ANSWER = 2  # "Return the value." said of a dozen methods teaches guessing
 
-SUMMARY = ("What does {name} do?", "What does the {kind} {name} do?", "Explain {name} in one sentence.")
-SUMMARY += ("Describe the {kind} {name}.", "{name}?", "Tell me what {name} does.", "What is {name} for?")
-CLASS = ("What is the class {name}?", "Describe the class {name}.", "What is {name} for?", "Explain {name} briefly.")
-MODULE = ("What is the Python module {name} for?", "What does the {name} module do?", "Describe the module {name}.")
-SIGNATURE = ("What arguments does {name} take?", "How do I call {name}?", "Show me the signature of {name}.")
-CODE = ("Write a Python function {call}. {summary}", "Implement {call} in Python. {summary}")
-DOCSTRING = ("What does this function do?\n\n{code}", "Write a docstring for this function.\n\n{code}")
-DOCTEST = ("What does Python print?\n\n{code}", "What is the output?\n\n{code}", "{code}")
-PARAMETER = ("In {name}, what is the parameter {parameter}?", "What does the argument {parameter} of {name} mean?")
-TOPIC = ("What does {name} do in Python?", "Explain the keyword {name}.", "What is {name} in Python?")
+WORDINGS: dict[str, tuple[str, ...]] = recipe("docstrings")
 
 
 @dataclass(frozen=True)
@@ -105,32 +95,36 @@ def topic_pairs(topics: dict[str, str]) -> Iterator[Pair]:
             text = " ".join(paragraph.split()).replace('"', "").replace("*", "")
             text = re.split(r"(?<=[a-z)])[.:]\s", text, maxsplit=1)[0].rstrip(".:") + "."
             if re.match(rf"(The {name}|An? {name}|{name.capitalize()})\b", text) and is_sentence(text):
-                prompt = random.Random(name).choice(TOPIC).format(name=name)
+                prompt = _ask(random.Random(name), "topic", name=name)
                 yield Pair("topic", f"topic:{name}", prompt, text)
                 break
+
+
+def _ask(rng: random.Random, wordings: str, **values: str) -> str:
+    return rng.choice(WORDINGS[wordings]).format(**values)
 
 
 def _entry_pairs(entry: Entry, rng: random.Random) -> Iterator[tuple[str, str, str]]:
     summary = summary_of(entry.doc)
     if summary and isinstance(entry.node, ast.Module):
-        yield "module", rng.choice(MODULE).format(name=entry.name), summary
+        yield "module", _ask(rng, "module", name=entry.name), summary
     elif summary:
-        wordings = CLASS if entry.kind == "class" else SUMMARY
-        yield "summary", rng.choice(wordings).format(name=entry.name, kind=entry.kind), summary
+        wordings = "class" if entry.kind == "class" else "summary"
+        yield "summary", _ask(rng, wordings, name=entry.name, kind=entry.kind), summary
     if isinstance(entry.node, ast.FunctionDef):
         arguments = stdlib.signature(entry.node, drop_self=entry.kind == "method")
         if entry.doc and 3 <= len(arguments) <= 120:
-            yield "signature", rng.choice(SIGNATURE).format(name=entry.name), f"{entry.name}({arguments})"
+            yield "signature", _ask(rng, "signature", name=entry.name), f"{entry.name}({arguments})"
         if summary and entry.kind == "function" and (code := short_code(entry.node)):
             call = f"{entry.node.name}({arguments})"
-            yield "code", rng.choice(CODE).format(call=call, summary=summary), code
-            yield "docstring", rng.choice(DOCSTRING).format(code=code), summary
+            yield "code", _ask(rng, "code", call=call, summary=summary), code
+            yield "docstring", _ask(rng, "docstring", code=code), summary
         names = {argument.arg for argument in ast.walk(entry.node.args) if isinstance(argument, ast.arg)}
         for parameter, meaning in parameters(entry.doc):
             if parameter in names:
-                yield "parameter", rng.choice(PARAMETER).format(name=entry.name, parameter=parameter), meaning
+                yield "parameter", _ask(rng, "parameter", name=entry.name, parameter=parameter), meaning
     for code, output in printed(entry.doc):
-        yield "doctest", rng.choice(DOCTEST).format(code=code), output
+        yield "doctest", _ask(rng, "doctest", code=code), output
 
 
 def summary_of(doc: str) -> str | None:
