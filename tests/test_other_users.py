@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import subprocess
-import sys
 import tempfile
 
 import pytest
 
-from athanor.pipeline import slurm
 from athanor.pipeline.store import store_lock
 from tools import install
 
@@ -22,24 +19,6 @@ def script(path, text):
     path.write_text("#!/bin/sh\n" + text)
     path.chmod(0o755)
     return path
-
-
-def test_a_path_with_signs_of_the_shell_is_a_path_in_slurm_s_job(tmp_path, monkeypatch):
-    (tmp_path / "bin").mkdir()
-    script(tmp_path / "bin" / "sbatch", "echo 7\nexec sleep 60\n")
-    script(tmp_path / "bin" / "scancel", "")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    (tmp_path / ODD).mkdir()
-    python = script(tmp_path / ODD / "python", f'printf "%s\\n" "$@" > "{tmp_path}/arguments"\n')
-    monkeypatch.setattr(sys, "executable", str(python))
-    batch = tmp_path / ODD / "batch"
-    slurm.write_batch(batch, {"0": "{}"})
-    with contextlib.closing(slurm._submitted(batch, {"0": "{}"}, 1, ())) as answers:
-        next(answers)
-    subprocess.run(["sh", str(batch / "job.sh")], cwd=tmp_path, env={**os.environ, "SLURM_ARRAY_TASK_ID": "0"}, check=True)
-    assert (tmp_path / "arguments").read_text().splitlines()[:3] == ["-m", "athanor", "work"]
-    assert (tmp_path / "arguments").read_text().splitlines()[3] == str(batch)
-    assert not (tmp_path / "pwned").exists()
 
 
 def test_the_launcher_of_a_checkout_with_such_a_path_starts_its_python(tmp_path, monkeypatch):

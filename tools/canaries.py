@@ -102,7 +102,7 @@ def plant_files(planted: Planted, folder: Path) -> None:
     write(home / ".gitconfig", new("header of Git", header))
     write(checkout / ".env", new(".env", "API_TOKEN={}\n"))
     write(checkout / "server.key", new("TLS key", "-----BEGIN PRIVATE KEY-----\n{}\n"))
-    write(checkout / "machine.yaml", f"# {new('note in machine.yaml')}\nslurm_args: [--export=API_TOKEN={new('slurm_args')}]\n")
+    write(checkout / "machine.yaml", f"# {new('note in machine.yaml')}\nlaunch: {{args: [--env=API_TOKEN={new('launch.args')}]}}\n")
     remote = "['remote \"store\"']\n    url = s3://bucket/x\n    secret_access_key = {}\n"
     web = "['remote \"web\"']\n    url = https://me:{}@dvc.example/x\n    password = "
     remotes = [new("secret of DVC's remote", remote), new("login of DVC's remote", web), new("password of DVC's remote")]

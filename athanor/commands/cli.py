@@ -46,7 +46,6 @@ COMMANDS = {
     "save": Command("athanor.commands.stop", "[--wait S]", "have a training that runs write a checkpoint, and go on"),
     "doctor": Command("athanor.commands.doctor.main", "[--fix] [--deep] [--json]", "what crashes left behind; repair it"),
     "accept": Command("athanor.commands.accept", "[STAGE ...]", "keep results after edits of comments or docstrings"),
-    "work": Command("athanor.commands.work", "FOLDER --part I --of N", "one job of data work on a cluster"),
     "deps": Command("athanor.pipeline.closure", "[--fix]", "check the code dependencies in dvc.yaml"),
     "bench": Command("athanor.commands.bench.main", "hardware [--again]", "measure this machine for the model; once"),
 }

@@ -56,12 +56,11 @@ class Executor:
         stop: Callable[[], bool] = lambda: False,
         *,
         kind: str = "processes",
-        slurm_args: tuple[str, ...] = (),
         resumed: Callable[[int], None] | None = None,
     ) -> None:
         self.workers, self.advance, self.stop = workers, advance, stop
         self.resumed = resumed or advance
-        self.kind, self.slurm_args = kind, slurm_args
+        self.kind = kind
 
     def __call__(
         self,
@@ -101,10 +100,6 @@ class Executor:
             from athanor.pipeline.ray_cluster import in_ray
 
             yield from in_ray(calls, self.workers, folder)
-        elif calls and self.kind == "slurm":
-            from athanor.pipeline.slurm import in_slurm
-
-            yield from in_slurm(calls, self.workers, folder, self.slurm_args)
         elif self.workers > 1 and len(calls) > 1:
             from athanor.pipeline.processes import in_processes
 
@@ -116,7 +111,7 @@ class Executor:
 
 def from_machine(machine: Machine, *args: Callable[..., Any], **settings: Any) -> Executor:
     """An `Executor` that runs as machine.yaml asks for."""
-    return Executor(machine.workers, *args, kind=machine.executor, slurm_args=machine.slurm_args, **settings)
+    return Executor(machine.workers, *args, kind=machine.executor, **settings)
 
 
 def run_task(work: Work, name: str, task: Any, folder: Path) -> dict[str, Any]:

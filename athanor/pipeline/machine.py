@@ -44,8 +44,7 @@ class Machine:
     device: auto, cpu, cuda, mps (auto takes an accelerator when torch sees one).
     threads: compute threads, 0 for every core this process may use.
     workers: processes for data work, 0 for one per core.
-    executor: who runs data work: processes of this machine, a ray cluster, or slurm jobs (docs/cluster.md).
-    slurm_args: further arguments for sbatch, such as --partition=cpu or --time=4:00:00.
+    executor: who runs data work: processes of this machine, or a ray cluster (docs/cluster.md).
     micro_batch_tokens: tokens per forward pass, 0 to let the trainer choose.
     attention: the attention kernel; auto takes the hardware profile's choice.
     compile: whether transformer blocks are compiled; auto where it pays by the profile.
@@ -62,8 +61,7 @@ class Machine:
     device: str = param(choices=("auto", "cpu", "cuda", "mps"))
     threads: int = param(min=0, max=1024)
     workers: int = param(min=0, max=1024)
-    executor: str = param(choices=("processes", "ray", "slurm"))
-    slurm_args: tuple[str, ...]
+    executor: str = param(choices=("processes", "ray"))
     micro_batch_tokens: int = param(min=0)
     attention: str = param(choices=("auto", "flash", "efficient", "cudnn", "math"))
     compile: str = param(choices=("auto", "on", "off"))
@@ -82,7 +80,6 @@ DEFAULTS = {
     "threads": 0,
     "workers": 0,
     "executor": "processes",
-    "slurm_args": (),
     "micro_batch_tokens": 0,
     "attention": "auto",
     "compile": "auto",
@@ -146,7 +143,7 @@ def machine() -> Machine:
                 pairs = [part.split("=", 1) for part in shlex.split(text)]
                 values[field.name] = {key: int(value) if value.isdigit() else value for key, value in pairs}
             else:
-                values[field.name] = tuple(shlex.split(text)) if kind is tuple else kind(text)
+                values[field.name] = kind(text)
         except ValueError:
             raise ParamsError(
                 f"expected {'key=value ...' if kind is dict else kind.__name__}, found {text!r}", where=f"environment ATHANOR_{field.name.upper()}"

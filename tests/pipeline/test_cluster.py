@@ -1,7 +1,7 @@
-"""Work on shards on several machines: a Ray cluster of two nodes, Slurm, and parts for any other scheduler.
+"""Work on shards on several machines: a Ray cluster of two nodes.
 
-Ray (pip install -r requirements-cluster.txt) and a Slurm whose sinfo answers are optional; tests that need them are skipped
-without. The machines are processes here: two raylets on the loopback, a slurmctld with one slurmd.
+Ray (pip install -r requirements-cluster.txt) is optional; tests that need it are skipped without. The machines are
+processes here: two raylets on the loopback.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import psutil
 import pytest
 
 from athanor.errors import GateError, InputError
-from athanor.pipeline.executor import Executor, call_text
-from athanor.pipeline.slurm import collect, write_batch
+from athanor.pipeline.executor import Executor
 from tests.pipeline.shard_toy import ROOT, ShardToy, alive, done, until
 from tests.pipeline.toy_work import SHARDS, began, contents, score, where_am_i
 
@@ -32,13 +31,6 @@ NO_RAY = "Ray is not installed: pip install -r requirements-cluster.txt"
 def with_ray(test: Any) -> Any:
     test = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=NO_RAY)(test)
     return pytest.mark.extra(test)
-
-
-def no_slurm() -> str:
-    if shutil.which("sbatch") is None:
-        return "there is no sbatch"
-    told = subprocess.run(["sinfo", "--noheader", "--format=%a"], capture_output=True, text=True, check=False)
-    return "" if told.returncode == 0 and "up" in told.stdout else "no Slurm controller answers sinfo"
 
 
 @pytest.fixture
@@ -205,110 +197,3 @@ def test_without_ray_it_says_what_to_install(toy: ShardToy, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "ray", None)  # an import of it fails
     with pytest.raises(InputError, match="Ray, which is not installed. Fix: pip install -r requirements-cluster.txt"):
         Executor(2, kind="ray")(score, toy.tasks(), toy.tmp / "out")
-
-
-# -- parts for any scheduler ----------------------------------------------------------
-
-
-def part(batch: Path, number: int, of: int) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "athanor", "work", str(batch), "--part", str(number), "--of", str(of)]
-    return subprocess.Popen(words, cwd=ROOT, text=True, stderr=subprocess.PIPE)
-
-
-def test_parts_as_jobs_of_any_scheduler(toy: ShardToy) -> None:
-    """Three jobs, one killed in its second shard and started again; an error is told as an answer."""
-    out, batch, seen = toy.tmp / "out", toy.tmp / "batch", set()
-    write_batch(batch, {name: call_text(score, name, task, out) for name, task in toy.tasks().items()})
-    toy.order("hold", 4)
-    toy.order("fail", 5)
-    jobs = [part(batch, number, 3) for number in range(3)]
-    until(lambda: "00004" in began(toy.control), "the second part is in its second shard")
-    jobs[1].kill()
-    assert [job.wait(120) for job in jobs] == [0, -signal.SIGKILL, 0]
-    answers = dict(collect(batch, seen))
-    assert sorted(answers) == [f"toy/{n:05d}" for n in (0, 1, 2, 3, 5, 6)] and not list(collect(batch, seen))
-    assert answers["toy/00005"]["error"]["class"] == "athanor.errors:GateError"
-    toy.withdraw("hold")
-    toy.withdraw("fail")
-    assert [part(batch, number, 3).wait(120) for number in (1, 2)] == [0, 0]
-    assert {name for name, _ in collect(batch, seen)} == {"toy/00004", "toy/00007"}
-    Executor(1)(score, toy.tasks(), out)  # sweeps what the killed part left
-    assert contents(out) == toy.serial
-    assert times(toy) == {n: 2 if n in (4, 5) else 1 for n in range(SHARDS)}
-
-
-@pytest.mark.parametrize(
-    ("number", "status", "text"), [(3, 2, "--part 3 is not from 0 to 2"), (0, 1, "no tasks.json there")]
-)
-def test_a_part_that_is_none(tmp_path: Path, number: int, status: int, text: str) -> None:
-    job = part(tmp_path, number, 3)
-    assert text in job.communicate()[1] and job.returncode == status
-
-
-def test_without_slurm_it_says_where_to_run(toy: ShardToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(toy.tmp))
-    with pytest.raises(InputError, match="there is no sbatch here. Fix: run on a login node"):
-        Executor(2, kind="slurm")(score, toy.tasks(), toy.tmp / "out")
-
-
-# -- Slurm ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def slurm() -> None:
-    if why := no_slurm():
-        pytest.skip(why)
-
-
-def queued() -> str:
-    return subprocess.run(["squeue", "--noheader", "--name=athanor"], capture_output=True, text=True, check=True).stdout
-
-
-def test_slurm_jobs_one_of_them_killed(toy: ShardToy, slurm: None) -> None:
-    out = toy.tmp / "out"
-    toy.order("hold", 3)
-    job = toy.start(out, "--kind", "slurm")
-    try:
-        until(lambda: 3 in times(toy) and done(out) >= 5, "one job hangs, the other is done")
-        os.kill(began(toy.control)["00003"][0], signal.SIGKILL)
-        until(lambda: times(toy)[3] == 2, "it was handed in again")
-        toy.withdraw("hold")
-        assert job.wait(180) == 0, job.stderr.read()
-    finally:
-        job.kill()
-        job.wait()
-    assert contents(out) == toy.serial
-    assert times(toy) == {n: 2 if n == 3 else 1 for n in range(SHARDS)}
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_jobs_of_a_stopped_coordinator_are_cancelled(toy: ShardToy, slurm: None, number: signal.Signals) -> None:
-    out = toy.tmp / "out"
-    toy.order("hold", *range(2, SHARDS))
-    job = toy.start(out, "--kind", "slurm")
-    try:
-        until(lambda: done(out) == 2 and len(began(toy.control)) == 4, "two done, two held")
-        job.send_signal(number)
-        assert job.wait(60) == (75 if number == signal.SIGTERM else -number)
-        old = [pids[0] for shard, pids in began(toy.control).items() if shard in ("00002", "00003")]
-        if number == signal.SIGTERM:
-            until(lambda: not queued(), "the jobs are cancelled")
-        else:
-            assert queued() and alive(old)
-        job = toy.start(out, "--kind", "slurm")
-        until(lambda: not alive(old), "the old jobs have ended")
-        toy.withdraw("hold")
-        assert job.wait(180) == 0, job.stderr.read()
-    finally:
-        toy.withdraw("hold")
-        job.kill()
-        job.wait()
-    assert contents(out) == toy.serial
-
-
-def test_slurm_tells_errors(toy: ShardToy, slurm: None) -> None:
-    toy.order("fail", 4)
-    with pytest.raises(GateError, match="gate 'toy' failed: shard 00004 is bad. Fix: mend it"):
-        Executor(2, kind="slurm")(score, toy.tasks(), toy.tmp / "failed")
-    with pytest.raises(InputError, match="sbatch refused: .*partition"):
-        Executor(2, kind="slurm", slurm_args=("--partition=no-such",))(score, toy.tasks(), toy.tmp / "refused")

@@ -260,16 +260,14 @@ def test_work_must_stand_in_a_module(toy: ShardToy) -> None:
 def test_settings_come_from_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DVC_ROOT", raising=False)
-    for name in ("EXECUTOR", "WORKERS", "SLURM_ARGS"):
+    for name in ("EXECUTOR", "WORKERS"):
         monkeypatch.delenv(f"ATHANOR_{name}", raising=False)
     assert from_machine(machine()).kind == "processes"
-    Path("machine.yaml").write_text("executor: slurm\nworkers: 7\nslurm_args: [--partition=cpu, --mem=4G]\n")
+    Path("machine.yaml").write_text("executor: ray\nworkers: 7\n")
     made = from_machine(machine())
-    assert (made.kind, made.workers, made.slurm_args) == ("slurm", 7, ("--partition=cpu", "--mem=4G"))
-    monkeypatch.setenv("ATHANOR_EXECUTOR", "ray")
-    monkeypatch.setenv("ATHANOR_SLURM_ARGS", "--time=1:00 '--comment=a b'")
-    made = from_machine(machine())
-    assert (made.kind, made.slurm_args) == ("ray", ("--time=1:00", "--comment=a b"))
+    assert (made.kind, made.workers) == ("ray", 7)
+    monkeypatch.setenv("ATHANOR_EXECUTOR", "processes")
+    assert from_machine(machine()).kind == "processes"
     monkeypatch.setenv("ATHANOR_EXECUTOR", "rays")
     with pytest.raises(ParamsError, match="did you mean 'ray'"):
         machine()
