@@ -11,12 +11,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from athanor.artifacts import manifest_digest, new_dir, read_manifest, write_manifest
-from athanor.corpus.cleaning import Cleaned, clean
+from athanor.corpus.cleaning import IN, OUT, Cleaned, clean
 from athanor.corpus.conversations import read_items
 from athanor.corpus.documents import shard_files
-from athanor.corpus.emit import BINS
-from athanor.corpus.funnel import IN, OUT
-from athanor.corpus.sweep import settings_of
+from athanor.corpus.measuring import settings_of
+from athanor.corpus.writing import BINS
 from athanor.errors import InputError
 from athanor.params.clean import CleanParams
 from athanor.pipeline.process import stage_main
@@ -32,10 +31,10 @@ def run(run: Run) -> None:
     parents = {"raw": manifest_digest(RAW), "battery": manifest_digest(BATTERY)}
     parents |= {"classifiers": manifest_digest(CLASSIFIERS)}
     # What is measured depends on no threshold: another threshold finds it done.
-    sweeps = run.part("sweep", "athanor.corpus.sweep", settings_of(params), parents)
-    with sweeps, run.slot({"clean": asdict(params)}, parents) as slot:
+    measures = run.part("measures", "athanor.corpus.measuring", settings_of(params), parents)
+    with measures, run.slot({"clean": asdict(params)}, parents) as slot:
         work = slot.path / "work"
-        cleaned = clean(sources, ITEMS, CLASSIFIERS, params, sweeps.path / "shards", work, run.map_shards, text_bytes)
+        cleaned = clean(sources, ITEMS, CLASSIFIERS, params, measures.path / "shards", work, run.map_shards, text_bytes)
         with new_dir(CLEAN) as folder:
             emit(folder, cleaned)
             funnel = cleaned.funnel.rows()
@@ -44,7 +43,7 @@ def run(run: Run) -> None:
                 contaminated_items=cleaned.items, **run.codes(),
             )
         shutil.rmtree(work)
-        sweeps.mark_done()
+        measures.mark_done()
         slot.mark_done()
     run.metrics({"sources": _summary(cleaned), **cleaned.report})
     # Without what came in and went out: next to them no rule would be seen.

@@ -14,9 +14,7 @@ from athanor.artifacts import new_dir, write_manifest
 from athanor.corpus.conversations import Conversation, check_messages, write_rows
 from athanor.corpus.exercises.build import battery_items, training_conversations
 from athanor.corpus.instruct import docstrings, identity, leaks, messages
-from athanor.corpus.sources import preflight
-from athanor.corpus.sources.collect import Tally
-from athanor.corpus.sources.fetch import Fetcher, check_pinned
+from athanor.corpus.sources.fetch import Fetcher, Tally, check_pinned, check_sources
 from athanor.errors import GateError, Interrupted
 from athanor.params.battery import BatteryParams
 from athanor.params.download import DownloadParams
@@ -87,7 +85,7 @@ def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -
     free = shutil.disk_usage(run.root).free
     look = fetcher(run, Path(), download.val_fraction).look
     with run.progress(None, "opening the sources", "sources") as bar:
-        needed = preflight.check(download, instruct, look, free, tick=bar.update, stop=run.stop_requested)
+        needed = check_sources(download, instruct, look, free, tick=bar.update, stop=run.stop_requested)
     if needed > 1e8:
         run.note(f"all sources can be read; about {needed / 1e9:,.1f} GB are to come, the disk has {free / 1e9:,.1f} GB free")
 

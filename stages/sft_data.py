@@ -11,15 +11,14 @@ from athanor.artifacts import manifest_digest, new_dir, write_manifest
 from athanor.corpus.conversations import Conversation, read_conversations, read_items
 from athanor.corpus.decontaminate import ItemIndex
 from athanor.corpus.documents import shard_files
-from athanor.data.packing import pack
-from athanor.data.rows import KIND, VERSION, PackedRows, write_split
+from athanor.data.rows import KIND, VERSION, PackedRows, pack, write_split
 from athanor.data.shards import token_dtype
 from athanor.errors import InputError, ParamsError
 from athanor.params.mixture import MixtureParams
 from athanor.params.sft_data import SftDataParams
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
-from athanor.tokenizer import replay, sft_gates, sft_report, sft_rows
+from athanor.tokenizer import replay, sft_gates, sft_rows
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 
@@ -50,8 +49,8 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
     capacity = params.context_tokens + 1
     touched: Counter[str] = Counter()
     rows = sft_rows.choose(tokenizer, conversations, params, index, losses, touched)
-    supervised = sft_report.supervised_tokens(rows, params, losses)
-    facts = sft_report.of_sources(params, read, losses, supervised)
+    supervised = sft_rows.supervised_tokens(rows, params, losses)
+    facts = sft_rows.of_sources(params, read, losses, supervised)
     files = shard_files(CLEAN / "train") if params.replay_share else {}
     text = replay.beside(tokenizer, params, shares, files, index, sum(supervised.values()))
     names = [*losses, *text.pieces]

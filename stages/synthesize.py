@@ -11,7 +11,7 @@ from pathlib import Path
 from athanor.artifacts import manifest_digest, new_dir, write_manifest, write_text
 from athanor.corpus.conversations import read_items
 from athanor.corpus.decontaminate import ItemIndex
-from athanor.corpus.synthetic import result
+from athanor.corpus.synthetic import replies
 from athanor.corpus.synthetic.collect import Collected, Collector
 from athanor.corpus.synthetic.endpoint import Answer, Endpoint, address, key_from
 from athanor.corpus.synthetic.ledger import Ledger
@@ -42,11 +42,11 @@ def run(run: Run) -> None:
             ended = collect(run, params, requests, ledger)
         kept = {r.identity: ledger.answers[r.identity] for r in requests if r.identity in ledger.answers}
         answered = [(request, kept[request.identity].answer) for request in requests if request.identity in kept]
-        rows, malformed = result.understood(params, answered, ended.failed)
+        rows, malformed = replies.understood(params, answered, ended.failed)
         reasons = left_out(rows, rules)
         pairs = list(zip(rows, reasons, strict=True))
-        rejected = [{**result.told(row), "reason": reason} for row, reason in pairs if reason]
-        write_text(folder / f"{params.name}.rejected.jsonl", result.lines(rejected))
+        rejected = [{**replies.told(row), "reason": reason} for row, reason in pairs if reason]
+        write_text(folder / f"{params.name}.rejected.jsonl", replies.lines(rejected))
         measures, drops = measure(rows), Counter(reason for reason in reasons if reason)
         run.note(f"answers are in {ledger.path}, conversations left out in {params.name}.rejected.jsonl there")
         check(params.gates, measures, drops, len(rows), malformed.total(), len(answered) + len(ended.failed))
@@ -72,7 +72,7 @@ def run(run: Run) -> None:
             "stopped_by_budget": ended.limit,
         }
         with new_dir(OUT) as out:
-            write_text(out / f"{params.name}.jsonl", result.lines(map(result.told, good)))
+            write_text(out / f"{params.name}.jsonl", replies.lines(map(replies.told, good)))
             write_manifest(out, kind=KIND, version=VERSION, counts=counts, parents=parents, **facts)
             if any(left_out(good, rules)):
                 raise GateError("synthetic data", "what is left still holds what was to be left out", where=str(OUT))
@@ -102,7 +102,7 @@ def collect(run: Run, params: SyntheticParams, requests: Sequence[Request], ledg
     key = key_from(os.environ, params.key_env)
     if key is not None:
         redact.hide(key.reveal())
-    judge = result.Judge(params, len(requests))
+    judge = replies.Judge(params, len(requests))
     for request in had:
         judge.see(request, ledger.answers[request.identity].answer)
     with run.progress(len(requests), "synthesize", "requests") as bar:

@@ -1,6 +1,6 @@
-"""Cleaning a corpus: every document is swept on its own, then the corpus is settled, then written and checked.
+"""Cleaning a corpus: every document is measured on its own, then duplicates are found, then it is written and checked.
 
-The work on documents is done shard by shard (`sweep`, `settle`, `emit`), by
+The work on documents is done shard by shard (`measuring`, `table`, `writing`), by
 whatever runs such work. Between, the decisions that need all documents are
 taken here, on a few numbers for each (`table`), and they are the same whatever
 the order of the shards and of the documents in them.
@@ -16,22 +16,115 @@ from typing import Any
 
 import numpy as np
 
-from athanor.corpus import audit, dedup, emit, minhash, rules, settle
+from athanor.corpus import dedup, minhash, rules, writing
 from athanor.corpus.decontaminate import ItemIndex
-from athanor.corpus.funnel import IN, NORMALISED, OUT, REDACTED, Funnel
-from athanor.corpus.sweep import cached_tools, sweep_shard, tools_of
+from athanor.corpus.measuring import cached_tools, measure_shard, tools_text
 from athanor.corpus.table import (
-    EXACT, EXACT_VAL, ITEM, KEPT, NEAR, NEAR_VAL, REASONS, Shard, ShardSignatures, Table, band_keys, read_all_hits,
+    EXACT,
+    EXACT_VAL,
+    ITEM,
+    KEPT,
+    NEAR,
+    NEAR_VAL,
+    REASONS,
+    Shard,
+    ShardSignatures,
+    ShingleSets,
+    Table,
+    band_keys,
+    copies,
+    read_all_hits,
     read_table,
 )
 from athanor.corpus.work import MapShards
 from athanor.errors import GateError, ParamsError
 from athanor.params.clean import CleanParams
 
+IN, NORMALISED, REDACTED, OUT = "in", "normalised", "redacted", "out"
+NO_RULE = (IN, NORMALISED, REDACTED, OUT)
+
+
+class Funnel:
+    """Counts (documents, bytes) by source and step. Bytes are of the UTF-8 text.
+
+    `normalised` and `redacted` hold the bytes that were removed inside
+    documents (negative if some were added), so that `in` minus everything
+    between is `out`.
+    """
+
+    def __init__(self) -> None:
+        self._documents: Counter[tuple[str, str]] = Counter()
+        self._bytes: Counter[tuple[str, str]] = Counter()
+
+    def add(self, source: str, step: str, documents: int, size: int) -> None:
+        self._documents[source, step] += documents
+        self._bytes[source, step] += size
+
+    def merge(self, other: Funnel) -> None:
+        self._documents.update(other._documents)
+        self._bytes.update(other._bytes)
+
+    def documents(self, source: str, step: str) -> int:
+        return self._documents[source, step]
+
+    def bytes(self, source: str, step: str) -> int:
+        return self._bytes[source, step]
+
+    def _inside(self, source: str) -> int:
+        return self._bytes[source, NORMALISED] + self._bytes[source, REDACTED]
+
+    @property
+    def sources(self) -> list[str]:
+        return sorted({source for source, step in self._documents if step == IN})
+
+    def dropped(self, source: str) -> list[tuple[str, int, int]]:
+        """(rule, documents, bytes) of each rule that dropped something, most bytes first."""
+        steps = [step for name, step in self._documents if name == source and step not in NO_RULE]
+        rows = [(step, self._documents[source, step], self._bytes[source, step]) for step in steps]
+        return sorted(rows, key=lambda row: (-row[2], row[0]))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each source and step with anything in it: in, normalised, the rules, out."""
+        rows = []
+        for source in self.sources:
+            for step in (IN, NORMALISED, REDACTED, *(rule for rule, _, _ in self.dropped(source)), OUT):
+                size = self._bytes[source, step]
+                rows.append({"source": source, "step": step, "documents": self._documents[source, step], "bytes": size})
+        return rows
+
+    def check(self) -> None:
+        """GateError unless the counts add up for every source, or when a source has nothing left."""
+        for source in self.sources:
+            dropped = self.dropped(source)
+            documents = self._documents[source, IN] - sum(row[1] for row in dropped)
+            size = self._bytes[source, IN] - self._inside(source) - sum(row[2] for row in dropped)
+            found = (self._documents[source, OUT], self._bytes[source, OUT])
+            if (documents, size) != found:
+                raise GateError(
+                    "funnel adds up",
+                    f"{documents} documents of {size} bytes should be left, {found[0]} of {found[1]} bytes are",
+                    where=f"source {source}",
+                    fix="this is a bug in the clean stage; report it with the source",
+                )
+            if not documents:
+                worst = max(dropped, key=lambda row: (row[1], row[0]), default=("nothing", 0, 0))
+                fix = "look at the source; without duplicates and traces of the battery it has no text"
+                if worst[0] == rules.NOT_ENGLISH:
+                    keys = "english_only: false and min_stop_word_fraction: null"
+                    fix = f"for text in another language set {keys} in clean.rules for the source's kind of text"
+                elif worst[0] in rules.SETTINGS:
+                    fix = f"relax {rules.SETTINGS[worst[0]]} in clean.rules for the source's kind of text, or fix the source"
+                raise GateError(
+                    "every source survives",
+                    f"no document is left of {self._documents[source, IN]}; rule '{worst[0]}' dropped {worst[1]}",
+                    where=f"source {source}",
+                    fix=fix,
+                )
+
 
 @dataclass(frozen=True)
 class Cleaned:
-    """`parts` are the folders that `emit.write_shard` filled, by source, in the order of the shards."""
+    """`parts` are the folders that `writing.write_shard` filled, by source, in the order of the shards."""
 
     parts: dict[str, list[Path]]
     counts: dict[str, dict[str, dict[str, int]]]  # split -> source -> documents, bytes
@@ -43,17 +136,17 @@ class Cleaned:
 
 def clean(
     raw: Mapping[str, Sequence[Path]], items: Path, classifiers: Path, params: CleanParams,
-    sweeps: Path, work: Path, map_shards: MapShards, text_bytes: Mapping[str, int],
+    measures: Path, work: Path, map_shards: MapShards, text_bytes: Mapping[str, int],
 ) -> Cleaned:
     """Clean the sources of `raw` (name to shards); `text_bytes` of each are for the progress shown.
 
-    `sweeps` keeps what the sweep writes (it serves again when only thresholds
+    `measures` keeps what measuring writes (it serves again when only thresholds
     change), `work` the rest. GateError when a check on the result fails,
     among them: a source with nothing left, counts that do not add up,
     duplicates above the limit.
     """
     ranks = source_ranks(raw, params)
-    tools = tools_of(params, items, classifiers)
+    tools = tools_text(params, items, classifiers)
     names = {source: [f"{source}/{number:05d}" for number in range(len(raw[source]))] for source in sorted(raw)}
     tasks, sizes = {}, {}
     for source, of_source in names.items():
@@ -61,22 +154,24 @@ def clean(
         for name, path, size in zip(of_source, raw[source], on_disk, strict=True):
             tasks[name] = {"shard": str(path.absolute()), "tools": tools}
             sizes[name] = text_bytes.get(source, sum(on_disk)) * size // sum(on_disk)
-    swept = map_shards(sweep_shard, tasks, sweeps, desc="normalise and measure", sizes=sizes)
-    table = read_table({s: [sweeps / name for name in of_source] for s, of_source in names.items()}, params.rules)
+    measured = map_shards(measure_shard, tasks, measures, desc="normalise and measure", sizes=sizes)
+    table = read_table({s: [measures / name for name in of_source] for s, of_source in names.items()}, params.rules)
     _, index, _ = cached_tools(tools)
     drop_duplicates(table, ranks, params, work, map_shards)
     items_found = drop_items(table, index, params)
     threshold = params.dedup.near_duplicate_jaccard
     sample = sample_of(table, params.dedup.duplicate_check_documents)
-    sets = settle.ShingleSets(table.shards, sample, work / "sample", map_shards, "sample")
+    sets = ShingleSets(table.shards, sample, work / "sample", map_shards, "sample")
     shared = {"tools": tools, "threshold": threshold, "sample": sets.write_index(work / "sample" / "index", sample)}
     tasks = {shard.name: {**write_task(table, shard, index, items_found, work), **shared} for shard in table.shards}
     sizes = {shard.name: int(table.bytes[shard.rows.start : shard.rows.stop].sum()) for shard in table.shards}
-    written = map_shards(emit.write_shard, tasks, work / "written", desc="write and check", sizes=sizes)
-    funnel = funnel_of(table, swept, written)
+    written = map_shards(writing.write_shard, tasks, work / "written", desc="write and check", sizes=sizes)
+    funnel = funnel_of(table, measured, written)
     funnel.check()
-    seen = [emit.load_seen(work / "written" / shard.name) for shard in table.shards]
-    facts = audit.judge(seen, sample.tolist(), params, index)
+    observed = [
+        writing.Observed.load(work / "written" / shard.name, written[shard.name]["observed"]) for shard in table.shards
+    ]
+    facts = writing.run_gates(observed, sample.tolist(), params, index)
     leaked = Counter(index.items[item].category for item in items_found.values())
     touched = Counter(index.items[item].id for item in items_found.values())
     report = {
@@ -86,7 +181,7 @@ def clean(
             "by_category": {name: leaked[name] for name in sorted({item.category for item in index.items})},
             "ngrams_shared_by_items": index.shared_ngrams,
         },
-        "redactions": {source: _redactions(swept[name] for name in of) for source, of in names.items()},
+        "redactions": {source: _redactions(measured[name] for name in of) for source, of in names.items()},
         **facts,
     }
     parts = {source: [work / "written" / name for name in of_source] for source, of_source in names.items()}
@@ -123,7 +218,7 @@ def drop_duplicates(
     found = dedup.candidates(lambda band: band_keys(table.shards, band), among, minhash.BANDS)
     val = np.flatnonzero(table.val & (table.reason == KEPT))
     wanted = np.union1d(found[0], val)
-    sets = settle.ShingleSets(table.shards, wanted, work / "candidates", map_shards, "candidates")
+    sets = ShingleSets(table.shards, wanted, work / "candidates", map_shards, "candidates")
     threshold = params.dedup.near_duplicate_jaccard
     repeats(*_columns(dedup.near_duplicates(signatures, ranked, sets, threshold, found)), NEAR, NEAR_VAL)
     # Banding misses one pair in seventy at the threshold. Between training and validation none may be missed.
@@ -132,7 +227,7 @@ def drop_duplicates(
     if len(val):
         index = sets.write_index(work / "validation" / "index", val.tolist())
         train = np.sort(ranked[~table.val[ranked]])
-        pairs = settle.copies(table, train, index, threshold, work / "validation", map_shards)
+        pairs = copies(table, train, index, threshold, work / "validation", map_shards)
         repeats(pairs[:, 0], pairs[:, 1], NEAR, NEAR_VAL)
 
 
@@ -160,26 +255,26 @@ def sample_of(table: Table, count: int) -> np.ndarray:
 def write_task(
     table: Table, shard: Shard, index: ItemIndex, items_found: Mapping[int, int], work: Path
 ) -> dict[str, Any]:
-    """What `emit.write_shard` needs to know of a shard."""
+    """What `writing.write_shard` needs to know of a shard."""
     rows = slice(shard.rows.start, shard.rows.stop)
     twins = [table.hex(twin, raw=True) if twin >= 0 else "" for twin in table.twin[rows].tolist()]
     details = [index.items[items_found[row]].id if row in items_found else twin
                for row, twin in zip(shard.rows, twins, strict=True)]
-    path = work / "fates" / f"{shard.name}.npz"
+    path = work / "decisions" / f"{shard.name}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
-    fates = {"reason": table.reason[rows], "value": table.value[rows]}
-    np.savez(path, **fates, twin=np.array(twins, "U32"), detail=np.array(details, str))
+    decisions = {"reason": table.reason[rows], "value": table.value[rows]}
+    np.savez(path, **decisions, twin=np.array(twins, "U32"), detail=np.array(details, str))
     place = {"source": shard.source, "number": shard.number, "start": shard.rows.start}
-    return {"shard": str(shard.folder.absolute()), "fates": str(path.absolute()), **place}
+    return {"shard": str(shard.folder.absolute()), "decisions": str(path.absolute()), **place}
 
 
 def funnel_of(
-    table: Table, swept: Mapping[str, dict[str, Any]], written: Mapping[str, dict[str, Any]]
+    table: Table, measured: Mapping[str, dict[str, Any]], written: Mapping[str, dict[str, Any]]
 ) -> Funnel:
     """What came in and was dropped, from the decisions; what went out, from the files."""
     funnel = Funnel()
     for shard in table.shards:
-        facts, source = swept[shard.name], shard.source
+        facts, source = measured[shard.name], shard.source
         funnel.add(source, IN, facts["documents_in"], facts["bytes_in"])
         funnel.add(source, NORMALISED, 0, facts["bytes_normalised"])
         funnel.add(source, REDACTED, 0, facts["bytes_redacted"])
@@ -205,9 +300,9 @@ def funnel_of(
 
 
 def _counts(written: Mapping[str, dict[str, Any]], names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    counts: dict[str, Any] = {split: {} for split in emit.SPLITS}
+    counts: dict[str, Any] = {split: {} for split in writing.SPLITS}
     for source, of_source in names.items():
-        for split in emit.SPLITS:
+        for split in writing.SPLITS:
             rows = [written[name]["counts"][split] for name in of_source if split in written[name]["counts"]]
             if rows:
                 counts[split][source] = {key: sum(row[key] for row in rows) for key in ("documents", "bytes")}

@@ -47,8 +47,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from athanor.corpus.conversations import Item, Message
+from athanor.corpus.documents import in_batches
 from athanor.corpus.words import (
-    WORD_PATTERN, Tokens, Words, closed, fold, opened, rolling, rolling_at, stream, tokenise,
+    WORD_PATTERN,
+    Tokens,
+    Words,
+    closed,
+    fold,
+    opened,
+    rolling,
+    rolling_at,
+    stream,
+    tokenise,
 )
 
 NGRAM_WORDS = 13
@@ -69,6 +79,9 @@ class Hits:
     ngrams: np.ndarray  # int64, distinct numbers of n-grams of the index
     families: np.ndarray  # int64, distinct numbers of families of the index
     whole: int  # number of the item contained whole, or -1
+
+    def __bool__(self) -> bool:
+        return self.whole >= 0 or len(self.ngrams) > 0 or len(self.families) > 0
 
 
 @dataclass(frozen=True)
@@ -179,7 +192,7 @@ class ItemIndex:
         Pass the whole training set at once: document frequencies are counted
         over `texts`. `prompts_alone` is meant for conversations (see above).
         """
-        hits = [hit for batch in batches(texts) for hit in self.scan(batch, prompts_alone=prompts_alone)]
+        hits = [hit for batch in in_batches(texts, len, BATCH_CHARS) for hit in self.scan(batch, prompts_alone=prompts_alone)]
         found = self.resolve(hits, max_ngram_documents=max_ngram_documents)
         return [None if number is None else self.items[number].id for number in found]
 
@@ -268,18 +281,6 @@ def prompt_text(prompt: Sequence[Message]) -> str:
 def compared(text: str) -> str:
     """The words and operators of a text, lower-cased, with one space on each side."""
     return " " + " ".join(_COMPARED.findall(fold(text))) + " "
-
-
-def batches(texts: Sequence[str], chars: int = BATCH_CHARS) -> Iterable[Sequence[str]]:
-    """Consecutive runs of texts of about `chars` characters together."""
-    start = size = 0
-    for number, text in enumerate(texts):
-        size += len(text)
-        if size >= chars:
-            yield texts[start : number + 1]
-            start, size = number + 1, 0
-    if start < len(texts):
-        yield texts[start:]
 
 
 def _hash_at(hashes: np.ndarray, place: int, size: int) -> int:

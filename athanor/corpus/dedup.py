@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from athanor.corpus import minhash
+from athanor.corpus.documents import in_batches
 from athanor.corpus.words import shingles, tokenise
 
 # The estimate from 126 permutations has a standard deviation of at most 0.045; pairs five of them below the
@@ -164,19 +165,7 @@ class Index:
 
 def shingle_sets(texts: Iterable[tuple[int, str]], batch_chars: int = 1_000_000) -> Iterator[tuple[int, np.ndarray]]:
     """(number, sorted shingle set) for each (number, text), tokenised a batch at a time."""
-    batch: list[tuple[int, str]] = []
-    size = 0
-    for number, text in texts:
-        batch.append((number, text))
-        size += len(text)
-        if size >= batch_chars:
-            yield from _sets(batch)
-            batch, size = [], 0
-    yield from _sets(batch)
-
-
-def _sets(batch: list[tuple[int, str]]) -> Iterator[tuple[int, np.ndarray]]:
-    if batch:
+    for batch in in_batches(texts, lambda item: len(item[1]), batch_chars):
         found = shingles(tokenise([text for _, text in batch]).words, minhash.SHINGLE_WORDS)
         for place, (number, _) in enumerate(batch):
             yield number, np.unique(found.of(place))

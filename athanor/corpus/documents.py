@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.errors import InputError
 
+T = TypeVar("T")
 SCHEMA_VERSION = 1
 ROW_GROUP_DOCUMENTS = 4096
 READ_DOCUMENTS = 256
@@ -83,6 +84,20 @@ def write_documents(path: str | Path, documents: Iterable[Document]) -> int:
             writer.add(document)
             count += 1
     return count
+
+
+def in_batches(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Consecutive runs of items; a run ends with the item that brings its sizes to the limit."""
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= limit:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 class DocumentWriter:

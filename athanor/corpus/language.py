@@ -83,22 +83,25 @@ class Lexicon:
 
 # Evidence of pages made of menus, banners and forms, after C4 and FineWeb (Raffel et al. 2020, Penedo et al. 2024),
 # which delete such lines; a phrase is counted wherever it stands.
-BOILERPLATE = (
-    "uses cookies", "use of cookies", "accept cookies", "all cookies", "cookie policy",
-    "privacy policy",
-    "terms of service", "terms of use", "terms and conditions",
-    "all rights reserved",
-    "our newsletter", "subscribe now", "subscribe to our",
-    "unsubscribe",
-    "log in to", "sign in to", "sign up for", "create an account", "forgot your password",
-    "enable javascript", "requires javascript", "javascript is disabled", "javascript is required",
-    "javascript must be enabled", "without javascript",
-    "share this", "share on", "follow us on",
-    "click here",
-    "read more", "continue reading",
-    "leave a comment", "leave a reply", "post a comment",
-    "skip to content", "skip to main content", "back to top",
-    "advertisement",
+BOILERPLATE = tuple(
+    phrase.strip()
+    for phrase in """
+    uses cookies, use of cookies, accept cookies, all cookies, cookie policy,
+    privacy policy,
+    terms of service, terms of use, terms and conditions,
+    all rights reserved,
+    our newsletter, subscribe now, subscribe to our,
+    unsubscribe,
+    log in to, sign in to, sign up for, create an account, forgot your password,
+    enable javascript, requires javascript, javascript is disabled, javascript is required,
+    javascript must be enabled, without javascript,
+    share this, share on, follow us on,
+    click here,
+    read more, continue reading,
+    leave a comment, leave a reply, post a comment,
+    skip to content, skip to main content, back to top,
+    advertisement
+    """.split(",")
 )
 PLACEHOLDERS = ("lorem ipsum", "dolor sit amet")
 

@@ -15,14 +15,13 @@ those delete lines, these judge the document, so what stays is as it was.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from operator import gt, lt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from athanor.corpus import language, measures, repetition
+from athanor.corpus import language, repetition
 from athanor.corpus.words import Tokens
 from athanor.params.clean import KindRules, RuleParams
 
@@ -31,55 +30,61 @@ TOO_LONG, NOT_ENGLISH = "too_long", "not_english"
 REPEATED_NGRAM_WORDS, TOP_NGRAM_WORDS = (5, 10), (2, 3, 4)
 
 
-@dataclass(frozen=True)
-class Check:
-    """`rule` fails a document when `compare(measure, KindRules.<param>)`."""
+class Check(NamedTuple):
+    """`rule` fails a document whose `measure` is smaller or greater (`sign`) than the number at KindRules.<param>."""
 
     rule: str
     measure: str
-    compare: Any
+    sign: str
     param: str
 
+    def fails(self, measured: Any, limit: float) -> Any:
+        return measured < limit if self.sign == "<" else measured > limit
 
-CHECKS = (
-    Check("too_few_words", "words", lt, "min_words"),
-    Check("not_ascii", "ascii", lt, "min_ascii_fraction"),
-    Check("misread", "misread", gt, "max_misread_fraction"),
-    Check("encoded_data", "encoded", gt, "max_encoded_fraction"),
-    Check("few_letters", "letters", lt, "min_letter_fraction"),
-    Check("many_digits", "digits", gt, "max_digit_fraction"),
-    Check("many_symbols", "symbols", gt, "max_symbol_fraction"),
-    Check("curly_brackets", "curly", gt, "max_curly_bracket_fraction"),
-    Check("number_words", "number_words", gt, "max_number_word_fraction"),
-    Check("hashes_and_ellipses", "hashes", gt, "max_hash_ellipsis_word_ratio"),
-    Check("short_words", "mean_word", lt, "min_mean_word_chars"),
-    Check("long_words", "mean_word", gt, "max_mean_word_chars"),
-    Check("long_line", "longest_line", gt, "max_line_chars"),
-    Check("long_lines", "mean_line", gt, "max_mean_line_chars"),
-    Check("bullet_lines", "bullets", gt, "max_bullet_line_fraction"),
-    Check("ellipsis_lines", "ellipses", gt, "max_ellipsis_line_fraction"),
-    Check("comment_lines", "comments", gt, "max_comment_line_fraction"),
-    Check("placeholder_text", "placeholders", gt, "max_placeholder_phrases"),
-    Check("boilerplate", "boilerplate", gt, "max_boilerplate_word_ratio"),
-    Check("many_links", "links", gt, "max_link_word_ratio"),
-    Check(NOT_ENGLISH, "foreign_lead", gt, "english_only"),
-    Check("few_stop_words", "stop_words", lt, "min_stop_word_fraction"),
-    Check("repeated_paragraphs", "repeated_paragraphs", gt, "max_repeated_paragraph_fraction"),
-    Check("repeated_lines", "repeated_lines", gt, "max_repeated_line_fraction"),
-    Check("consecutive_repeats", "consecutive", gt, "max_consecutive_repeats"),
-    Check("top_2gram", "top_2gram", gt, "max_top_2gram_fraction"),
-    Check("top_3gram", "top_3gram", gt, "max_top_3gram_fraction"),
-    Check("top_4gram", "top_4gram", gt, "max_top_4gram_fraction"),
-    Check("repeated_10grams", "repeated_10grams", gt, "max_repeated_10gram_fraction"),
-    Check("repeated_5grams", "repeated_5grams", gt, "max_repeated_5gram_fraction"),
-    Check("line_breaks", "line_breaks", gt, "max_line_break_word_ratio"),
-    Check("short_lines", "short_lines", gt, "max_short_line_fraction"),
-    Check("few_sentence_ends", "sentence_ends", lt, "min_sentence_end_line_fraction"),
-    Check("few_turns", "turns", lt, "min_turns"),
-    Check("few_speakers", "speakers", lt, "min_speakers"),
-    Check("short_turns", "short_turns", gt, "max_short_turn_fraction"),
-    Check("low_quality", "quality", lt, "min_quality"),
-    Check("toxic", "toxicity", gt, "max_toxicity"),
+
+# Rule, measure, sign, parameter.
+CHECKS = tuple(
+    Check(*line.split())
+    for line in """
+    too_few_words        words               < min_words
+    not_ascii            ascii               < min_ascii_fraction
+    misread              misread             > max_misread_fraction
+    encoded_data         encoded             > max_encoded_fraction
+    few_letters          letters             < min_letter_fraction
+    many_digits          digits              > max_digit_fraction
+    many_symbols         symbols             > max_symbol_fraction
+    curly_brackets       curly               > max_curly_bracket_fraction
+    number_words         number_words        > max_number_word_fraction
+    hashes_and_ellipses  hashes              > max_hash_ellipsis_word_ratio
+    short_words          mean_word           < min_mean_word_chars
+    long_words           mean_word           > max_mean_word_chars
+    long_line            longest_line        > max_line_chars
+    long_lines           mean_line           > max_mean_line_chars
+    bullet_lines         bullets             > max_bullet_line_fraction
+    ellipsis_lines       ellipses            > max_ellipsis_line_fraction
+    comment_lines        comments            > max_comment_line_fraction
+    placeholder_text     placeholders        > max_placeholder_phrases
+    boilerplate          boilerplate         > max_boilerplate_word_ratio
+    many_links           links               > max_link_word_ratio
+    not_english          foreign_lead        > english_only
+    few_stop_words       stop_words          < min_stop_word_fraction
+    repeated_paragraphs  repeated_paragraphs > max_repeated_paragraph_fraction
+    repeated_lines       repeated_lines      > max_repeated_line_fraction
+    consecutive_repeats  consecutive         > max_consecutive_repeats
+    top_2gram            top_2gram           > max_top_2gram_fraction
+    top_3gram            top_3gram           > max_top_3gram_fraction
+    top_4gram            top_4gram           > max_top_4gram_fraction
+    repeated_10grams     repeated_10grams    > max_repeated_10gram_fraction
+    repeated_5grams      repeated_5grams     > max_repeated_5gram_fraction
+    line_breaks          line_breaks         > max_line_break_word_ratio
+    short_lines          short_lines         > max_short_line_fraction
+    few_sentence_ends    sentence_ends       < min_sentence_end_line_fraction
+    few_turns            turns               < min_turns
+    few_speakers         speakers            < min_speakers
+    short_turns          short_turns         > max_short_turn_fraction
+    low_quality          quality             < min_quality
+    toxic                toxicity            > max_toxicity
+    """.strip().splitlines()
 )
 RULES = (TOO_LONG, *(check.rule for check in CHECKS))
 SETTINGS = {TOO_LONG: "max_bytes", **{check.rule: check.param for check in CHECKS}}  # key of KindRules of each rule
@@ -90,7 +95,7 @@ def measure(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
     """Every measure that `CHECKS` names but `SCORES`, as one array of finite numbers over the texts."""
     columns: dict[str, np.ndarray] = {}
     for names, measured in (
-        (measures.CHARACTERS, measures.characters), (measures.LINES, measures.lines), (measures.TURNS, measures.turns)
+        (CHARACTERS, characters), (LINES, lines), (TURNS, turns)
     ):
         rows = np.array([measured(text) for text in texts], np.float64).reshape(len(texts), len(names))
         columns |= dict(zip(names, rows.T, strict=True))
@@ -110,7 +115,7 @@ def measure(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
         "hashes": per_word([text.count("#") + text.count("...") + text.count("…") for text in texts]),
         "links": per_word([text.count("://") for text in texts]),
         "line_breaks": per_word([text.count("\n") for text in texts]),
-        "encoded": measures.encoded(texts),
+        "encoded": encoded(texts),
         "stop_words": known["stop_words"],
         "foreign_lead": known["foreign_lead"],
         "placeholders": known["placeholders"],
@@ -145,7 +150,7 @@ def verdict(columns: Mapping[str, np.ndarray], number: int, rules: KindRules) ->
     """The first rule that document `number` fails and what was measured, or None."""
     for check in CHECKS:
         limit = _limit(check, rules)
-        if limit is not None and check.compare(columns[check.measure][number], limit):
+        if limit is not None and check.fails(columns[check.measure][number], limit):
             return check.rule, float(columns[check.measure][number])
     return None
 
@@ -165,8 +170,118 @@ def verdicts(
             if limit is None:
                 continue
             measured = columns[check.measure][left]
-            fails = check.compare(measured, limit)
+            fails = check.fails(measured, limit)
             failed[left[fails]] = number
             values[left[fails]] = measured[fails]
             left = left[~fails]
     return failed, values
+
+
+_LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_DIGITS = b"0123456789"
+_WHITE = b" \t\n\r\x0b\x0c"
+_PLAIN = b".,;:!?'\"()-"  # marks that running text is made of; every other ASCII mark is a symbol
+_HIGH = bytes(range(128, 256))
+_CONTINUATION = bytes(range(128, 192))
+
+_BULLETS = ("- ", "* ", "+ ", "• ", "‣ ", "▪ ", "◦ ", "● ")
+_ENDS = ".!?…\"'”’"  # of a sentence or a quotation
+_COMMENTS = ("# ", "//", "/*", "* ", "*/", "-- ", "; ", ";;", "% ", "#!", '"""', "'''", "<!--")
+JUDGED_LINES = 5  # a share among fewer lines, which may be long paragraphs, means nothing
+SHORT_LINE_CHARS = 30  # FineWeb's (Penedo et al. 2024)
+SHORT_TURN_WORDS = 2
+
+# A turn begins a line with its speaker: a name of up to 30 characters, which may be bold, and a colon.
+_TURN = re.compile(r"\n[*_]{0,2}((?:[A-Z]|user|assistant|system|human|bot)[A-Za-z0-9 .'’-]{0,30}):[*_]{0,2}(?=\s|$)")
+
+# Base64 and other encodings of data: unbroken runs that no word reaches. Hexadecimal escapes count by number.
+ENCODED_RUN = 64
+_ENCODED = np.zeros(256, bool)
+_ENCODED[list(_LETTERS + _DIGITS + b"+/")] = True
+
+CHARACTERS = ("ascii", "letters", "digits", "symbols", "curly", "misread")
+LINES = (
+    "longest_line", "mean_line", "bullets", "ellipses", "comments", "sentence_ends", "short_lines",
+    "repeated_lines", "repeated_paragraphs",
+)
+TURNS = ("turns", "speakers", "short_turns")
+
+
+def characters(text: str) -> tuple[float, ...]:
+    """Shares of ASCII, letters, digits, symbols, curly brackets and U+FFFD of what is not white space."""
+    data = text.encode()
+    solid = data.translate(None, _WHITE)
+    count = len(solid.translate(None, _CONTINUATION))
+    if not count:
+        return 1.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    letters = len(solid) - len(solid.translate(None, _LETTERS))
+    digits = len(solid) - len(solid.translate(None, _DIGITS))
+    symbols = len(solid.translate(None, _LETTERS + _DIGITS + _PLAIN + _HIGH))
+    curly = solid.count(b"{") + solid.count(b"}")
+    high = misread = 0
+    if not text.isascii():
+        beyond = [char for char in text if char > "\x7f"]
+        high = sum(not char.isspace() for char in beyond)
+        letters += sum(map(str.isalpha, beyond))
+        symbols += sum(not char.isalnum() and not char.isspace() for char in beyond)
+        misread = beyond.count("\ufffd")
+        count -= len(beyond) - high
+    count = max(count, 1)
+    return 1 - high / count, letters / count, digits / count, symbols / count, curly / count, misread / count
+
+
+def lines(text: str) -> tuple[float, ...]:
+    """Longest and mean line in characters, then shares.
+
+    Of lines that are not blank: bullets, ellipses, comments, sentence ends,
+    short lines, all as in ordinary text where there are fewer than five lines.
+    Of characters in them: repeated lines, repeated paragraphs.
+    """
+    raw = text.split("\n")
+    solid = [line for line in map(str.strip, raw) if line]
+    if not solid:
+        return float(max(map(len, raw))), 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0
+    count = len(solid)
+    sizes = list(map(len, solid))
+    size = sum(sizes)
+    repeated = size - sum(map(len, set(solid)))
+    of_lines = (0.0, 0.0, 0.0, 1.0, 0.0)
+    if count >= JUDGED_LINES:
+        dots = "..." in text or "…" in text  # the few texts that have any are looked at line by line
+        ellipses = sum(line.endswith(("...", "…")) for line in solid) if dots else 0
+        bullets = sum(line.startswith(_BULLETS) for line in solid)
+        comments = sum(line.startswith(_COMMENTS) for line in solid)
+        ends = sum(map(_ENDS.__contains__, [line[-1] for line in solid]))
+        short = sum(map(SHORT_LINE_CHARS.__gt__, sizes))
+        of_lines = (bullets / count, ellipses / count, comments / count, ends / count, short / count)
+    paragraphs = [part for part in map(str.strip, text.split("\n\n")) if part] if repeated else []
+    again = sum(map(len, paragraphs)) - sum(map(len, set(paragraphs)))
+    longest = float(max(map(len, raw)))
+    return longest, size / count, *of_lines, repeated / size, again / max(sum(map(len, paragraphs)), 1)
+
+
+def turns(text: str) -> tuple[float, ...]:
+    """Number of turns, number of speakers, and the share of turns of fewer than two words."""
+    found = list(_TURN.finditer("\n" + text))
+    if not found:
+        return 0.0, 0.0, 0.0
+    speakers = {match[1].casefold() for match in found}
+    ends = [*(match.start() for match in found[1:]), len(text) + 1]
+    spoken = (text[match.end() - 1 : end - 1] for match, end in zip(found, ends, strict=True))
+    short = sum(len(said.split(None, SHORT_TURN_WORDS)) < SHORT_TURN_WORDS for said in spoken)
+    return float(len(found)), float(len(speakers)), short / len(found)
+
+
+def encoded(texts: Sequence[str]) -> np.ndarray:
+    """float64 [texts]: the share of bytes in unbroken runs of letters, digits, + and /, or in hexadecimal escapes."""
+    parts = [text.encode() for text in texts]
+    sizes = np.array([len(part) for part in parts], np.int64)
+    data = np.frombuffer(b"\n".join([b"", *parts, b""]), np.uint8)
+    gaps = np.flatnonzero(~_ENCODED[data])
+    runs = np.diff(gaps) - 1
+    long = np.flatnonzero(runs >= ENCODED_RUN)
+    starts = np.concatenate([[0], np.cumsum(sizes + 1)])
+    owner = np.searchsorted(starts, gaps[long], "right") - 1
+    inside = np.bincount(owner, weights=runs[long], minlength=len(parts))[: len(parts)]
+    escapes = np.array([4 * part.count(b"\\x") for part in parts])
+    return np.minimum((inside + escapes) / np.maximum(sizes, 1), 1.0)

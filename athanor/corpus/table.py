@@ -1,4 +1,4 @@
-"""Every swept document as one row of a few arrays: what the decisions about the whole corpus are taken on.
+"""Every measured document as one row of a few arrays: what the decisions about the whole corpus are taken on.
 
 Texts, signatures and measures stay on disk. A row needs about 80 bytes, and
 the decisions about 100 more for a while, so a hundred million documents fit
@@ -7,17 +7,21 @@ into 20 GB whatever their length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from athanor.corpus import minhash, rules
+from athanor.corpus import dedup, minhash, rules
 from athanor.corpus.decontaminate import Hits
-from athanor.corpus.sweep import BANDS, HITS, MEASURES, SIGNATURES, read_hits
+from athanor.corpus.documents import Document, read_documents
+from athanor.corpus.measuring import BANDS, DOCUMENTS, HITS, MEASURES, SIGNATURES, read_hits
+from athanor.corpus.work import MapShards
 from athanor.params.clean import RuleParams
 
 KEPT = -1
@@ -25,12 +29,13 @@ EMPTY = np.uint32(0xFFFFFFFF)
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 EXACT_VAL, NEAR_VAL = "exact_duplicate_of_val", "near_duplicate_of_val"
 ITEM = "evaluation_item"
+SETS, OFFSETS, PAIRS, NUMBERS = "sets.npy", "offsets.npy", "pairs.npy", "numbers.npy"
 REASONS = (*rules.RULES, EXACT, NEAR, EXACT_VAL, NEAR_VAL, ITEM)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A swept shard: source, number within it, the folder of its sweep, its rows of the table."""
+    """A measured shard: source, number within it, the folder of its measures, its rows of the table."""
 
     source: str
     number: int
@@ -84,7 +89,7 @@ class Table:
 
 
 def read_table(folders: Mapping[str, Sequence[Path]], params: RuleParams) -> Table:
-    """The table of swept shards (source name to folders), judged by the rules."""
+    """The table of measured shards (source name to folders), judged by the rules."""
     shards, parts, at = [], [], 0
     names = sorted(folders)
     for source in names:
@@ -182,3 +187,106 @@ def read_all_hits(shards: Sequence[Shard]) -> tuple[np.ndarray, list[Hits]]:
         rows.append(numbers + shard.rows.start)
         hits += found
     return np.concatenate(rows), hits
+
+
+def chosen(folder: Path, numbers: np.ndarray) -> Iterator[tuple[int, Document]]:
+    """Documents of a measured shard by number in it (ascending), with the number."""
+    wanted = iter(numbers.tolist())
+    following = next(wanted, None)
+    for number, document in enumerate(read_documents(folder / DOCUMENTS)):
+        if number == following:
+            yield number, document
+            following = next(wanted, None)
+            if following is None:
+                return
+
+
+# -- work on shards for the search of near copies: shingle sets of some documents, and their comparison -------------
+
+
+def write_sets(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Work: the shingle sets of the documents of `task["shard"]` that the file `task["numbers"]` lists."""
+    texts = ((number, document.text) for number, document in chosen(Path(task["shard"]), np.load(task["numbers"])))
+    sets = [item for _, item in dedup.shingle_sets(texts)]
+    np.save(out / SETS, np.concatenate([np.zeros(0, np.uint64), *sets]))
+    np.save(out / OFFSETS, np.cumsum([0, *map(len, sets)], dtype=np.int64))
+    return {"documents": len(sets)}
+
+
+def find_copies(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Work: which listed documents of a shard nearly equal one of the index; pairs of table rows, int64 [pairs, 2]."""
+    numbers = np.load(task["numbers"])
+    texts = ((number + task["start"], d.text) for number, d in chosen(Path(task["shard"]), numbers))
+    found = load_index(task["index"]).find(dedup.shingle_sets(texts), task["threshold"])
+    np.save(out / PAIRS, np.array(sorted(found.items()), np.int64).reshape(-1, 2))
+    return {"documents": len(numbers), "found": len(found)}
+
+
+@functools.lru_cache(maxsize=1)
+def load_index(folder: str) -> dedup.Index:
+    sets, offsets = np.load(Path(folder) / SETS), np.load(Path(folder) / OFFSETS)
+    return dedup.Index(np.load(Path(folder) / NUMBERS), np.split(sets, offsets[1:-1]))
+
+
+def shard_tasks(
+    shards: Sequence[Shard], rows: np.ndarray, folder: Path
+) -> Iterator[tuple[Shard, int, int, dict[str, Any]]]:
+    """Shards with any of `rows` (sorted), their first and last place in it, and a task that lists the documents."""
+    for shard in shards:
+        low, high = np.searchsorted(rows, [shard.rows.start, shard.rows.stop]).tolist()
+        if low < high:
+            path = save(folder / "numbers" / f"{shard.name}.npy", rows[low:high] - shard.rows.start)
+            yield shard, low, high, {"shard": str(shard.folder.absolute()), "numbers": str(path.absolute())}
+
+
+class ShingleSets:
+    """The sorted shingle sets of some documents by table row, computed shard by shard and read from disk when asked."""
+
+    def __init__(self, shards: Sequence[Shard], rows: np.ndarray, folder: Path, map_shards: MapShards, desc: str) -> None:
+        self.rows = np.sort(rows)
+        chosen = list(shard_tasks(shards, self.rows, folder))
+        map_shards(write_sets, {shard.name: task for shard, _, _, task in chosen}, folder / "sets", desc=desc)
+        self._starts = np.array([low for _, low, _, _ in chosen], np.int64)
+        paths = [folder / "sets" / shard.name for shard, *_ in chosen]
+        self._sets = [_mapped(path / SETS) for path in paths]
+        self._offsets = [np.load(path / OFFSETS) for path in paths]
+
+    def __call__(self, row: int) -> np.ndarray:
+        """uint64, sorted. `row` must be one of `rows`."""
+        place = int(np.searchsorted(self.rows, row))
+        part = int(np.searchsorted(self._starts, place, "right")) - 1
+        offsets, at = self._offsets[part], place - int(self._starts[part])
+        return np.asarray(self._sets[part][offsets[at] : offsets[at + 1]])
+
+    def write_index(self, folder: Path, rows: Sequence[int]) -> str:
+        """Save the sets of some rows for `load_index`; returns the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        sets = [self(row) for row in rows]
+        save(folder / SETS, np.concatenate([np.zeros(0, np.uint64), *sets]))
+        save(folder / OFFSETS, np.cumsum([0, *map(len, sets)], dtype=np.int64))
+        save(folder / NUMBERS, np.asarray(rows, np.int64))
+        return str(folder.absolute())
+
+
+def copies(
+    table: Table, rows: np.ndarray, index: str, threshold: float, folder: Path, map_shards: MapShards
+) -> np.ndarray:
+    """Which of `rows` (sorted) nearly equal a document of the index: int64 [pairs, 2], row and row of the index."""
+    tasks, sizes = {}, {}
+    for shard, low, high, task in shard_tasks(table.shards, rows, folder):
+        tasks[shard.name] = {**task, "start": shard.rows.start, "index": index, "threshold": threshold}
+        sizes[shard.name] = int(table.bytes[rows[low:high]].sum())
+    map_shards(find_copies, tasks, folder / "pairs", desc="compare with validation", sizes=sizes)
+    pairs = [np.load(folder / "pairs" / name / PAIRS) for name in tasks]
+    return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
+
+
+def save(path: Path, values: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, values)
+    return path
+
+
+def _mapped(path: Path) -> np.ndarray:
+    values = np.load(path, mmap_mode="r")
+    return values if len(values) else np.zeros(0, values.dtype)

@@ -69,7 +69,7 @@ def code(stage: Mapping[str, Any]) -> Iterator[str]:
     """Code has to be named file by file: a directory makes the stage stale by files that it does not use."""
     for dep in stage.get("deps", []):
         top = PurePosixPath(dep).parts[:1]  # nothing for the repository itself
-        if not dep.endswith(".py") and (not top or top[0] in PACKAGES):
+        if not PurePosixPath(dep).suffix and (not top or top[0] in PACKAGES):
             yield f"depends on the code directory {dep}. Fix: name its files (athanor deps --fix)"
 
 

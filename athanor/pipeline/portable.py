@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 OWN = ("athanor",)  # the packages whose dataclasses an answer may be made of
 
 

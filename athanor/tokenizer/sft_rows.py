@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from athanor.corpus.conversations import Conversation
 from athanor.corpus.decontaminate import ItemIndex
 from athanor.corpus.instruct import choosing
+from athanor.corpus.instruct.choosing import FILTERS
 from athanor.data.order import permutation
-from athanor.data.packing import fit_turns
+from athanor.data.rows import fit_turns
 from athanor.params.sft_data import SftDataParams
 from athanor.tokenizer.chat import render
+from athanor.tokenizer.sft_gates import check_shares
 from athanor.tokenizer.tokenizer import Tokenizer
 
 
@@ -136,3 +139,37 @@ def decontaminate(
             losses[row.conversation.source]["contaminated"] += 1
             touched[item] += 1
     return [row for row, item in zip(rows, found, strict=True) if item is None]
+
+
+# In the order in which they take place.
+REASONS = (*FILTERS, "in_better_source", "duplicates", "too_long", "truncated", "contaminated", "over_cap")
+
+
+def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Iterable[str]) -> dict[str, int]:
+    """Supervised training tokens of each source in `names`, repeats counted."""
+    tokens = dict.fromkeys(names, 0)
+    for row in rows:
+        source = row.conversation.source
+        if row.conversation.split == "train":
+            tokens[source] += row.supervised * params.sources[source].repeats
+    return tokens
+
+
+def of_sources(
+    params: SftDataParams, read: Mapping[str, int], losses: Mapping[str, Counter[str]], supervised: Mapping[str, int]
+) -> dict[str, Any]:
+    """What each source had and lost, and its share; GateError if one source makes up too much."""
+    shares = check_shares(supervised, params.max_source_share)
+    return {
+        "supervised_tokens": sum(supervised.values()),
+        "contaminated": sum(lost["contaminated"] for lost in losses.values()),
+        "sources": {
+            name: {
+                "read": read[name],
+                **{reason: losses[name][reason] for reason in REASONS},
+                "supervised_tokens": supervised[name],
+                "supervised_share": shares[name],
+            }
+            for name in losses
+        },
+    }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from athanor.corpus.documents import read_documents
+from athanor.corpus.documents import in_batches, read_documents
 from athanor.corpus.work import MapShards
 from athanor.data.shards import token_dtype
 from athanor.data.spool import SpoolWriter, Tokens, read_spool
@@ -49,21 +49,8 @@ def tokenise_file(task: Mapping[str, str], out: Path) -> dict[str, Any]:
     tokenizer = Tokenizer.load(task["tokenizer"])
     bos, eos = np.array([tokenizer.bos], dtype=np.int32), np.array([tokenizer.eos], dtype=np.int32)
     writer = SpoolWriter(out, token_dtype(tokenizer.vocab_size))
-    for batch in _batches((document.source, document.text) for document in read_documents(task["documents"])):
-        encoded = tokenizer.encode_arrays([text for _, text in batch])
-        for (source, text), ids in zip(batch, encoded, strict=True):
-            writer.add(source, np.concatenate([bos, ids, eos]), text.encode())
+    for batch in in_batches(read_documents(task["documents"]), lambda document: len(document.text), BATCH_CHARS):
+        encoded = tokenizer.encode_arrays([document.text for document in batch])
+        for document, ids in zip(batch, encoded, strict=True):
+            writer.add(document.source, np.concatenate([bos, ids, eos]), document.text.encode())
     return {"text_bytes": writer.close()}
-
-
-def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    batch: list[tuple[str, str]] = []
-    chars = 0
-    for document in documents:
-        batch.append(document)
-        chars += len(document[1])
-        if chars >= BATCH_CHARS:
-            yield batch
-            batch, chars = [], 0
-    if batch:
-        yield batch

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from athanor.corpus.classify import card, heuristics, train, weak
-from athanor.corpus.classify.features import BUCKETS, SCHEME, UNIT, features, matrix
-from athanor.corpus.classify.model import Linear
+from athanor.corpus.classify.model import BUCKETS, SCHEME, UNIT, Linear, features, matrix
 from athanor.corpus.classify.sample import Reservoir, Sampled, hashed, sample, side_of
 from athanor.corpus.documents import Document, write_shards
 from athanor.corpus.words import tokenise
@@ -155,7 +154,7 @@ def test_abuse_and_friendly_words_come_in_the_same_sentences():
     toxic = weak.insulted(PROSE, True, False, random.Random(3))
     friendly = weak.insulted(PROSE, False, False, random.Random(3))
     assert toxic != friendly and len(toxic.split("\n")) == len(friendly.split("\n")) > len(PROSE.split("\n"))
-    frames = [{frame for pair in weak.TEMPLATES for frame in pair[side : side + 1]} for side in (0, 1)]
+    frames = [{frame for pair in weak.TEXTS["templates"] for frame in pair[side : side + 1]} for side in (0, 1)]
     assert not frames[0] & frames[1]  # none of training is in the test
 
 

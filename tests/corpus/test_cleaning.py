@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from athanor.corpus import audit, dedup, rules, sweep, table
+from athanor.corpus import dedup, measuring, rules, table, writing
 from athanor.corpus.classify.model import Scorer
+from athanor.corpus.cleaning import IN, OUT, Funnel
 from athanor.corpus.conversations import Item, Message
 from athanor.corpus.documents import KINDS, Document
-from athanor.corpus.funnel import IN, OUT, Funnel
 from athanor.errors import GateError, ParamsError
 from athanor.params.clean import CleanParams
 from athanor.params.strict import build
@@ -32,7 +32,7 @@ ITEM = Item(
     (Message("user", "Mira has 14 red marbles and 9 blue ones in a jar. She gives 5 to Tom. How many are left?"),),
     "exact", "18", ("18",), ("17", "19"),
 )
-INDEX = sweep.item_index([ITEM], PARAMS)
+INDEX = measuring.item_index([ITEM], PARAMS)
 VOCABULARY = """the of and a to in is was that for it with as on be at by this had from they not but which
 have one you were river garden window letter kettle morning table brother kitchen winter summer street music
 paper finger mountain island bridge silver copper engine market cotton butter ladder pocket basket needle candle mirror saddle anchor
@@ -100,7 +100,7 @@ def test_order_shards_workers_and_batches_do_not_matter(monkeypatch):
         raw = corpus()
         for documents in raw.values():
             random.Random(seed).shuffle(documents)
-        monkeypatch.setattr(sweep, "BATCH_BYTES", 10 ** (seed + 2))
+        monkeypatch.setattr(measuring, "BATCH_BYTES", 10 ** (seed + 2))
         found = clean(dict(reversed(raw.items())), [ITEM], PARAMS, shard_bytes=3000 * seed + 1, workers=1 + seed % 2)
         assert outcome(found) == expected
 
@@ -152,7 +152,7 @@ def test_a_source_in_another_language_is_told_both_settings_that_let_it_in():
 def test_a_stripped_indent_turns_the_gate_red(monkeypatch):
     text = "def f(x):\n    return x\n\x00" * 20
     clean({"code": [document(text, "code", "code")]}, [], relaxed())
-    monkeypatch.setattr(sweep, "normalise", lambda text, kind: "\n".join(line.strip() for line in text.split("\n")))
+    monkeypatch.setattr(measuring, "normalise", lambda text, kind: "\n".join(line.strip() for line in text.split("\n")))
     with pytest.raises(GateError, match="indents"):
         clean({"code": [document(text, "code", "code")]}, [], relaxed())
 
@@ -163,45 +163,45 @@ def relaxed() -> CleanParams:
     return dataclasses.replace(PARAMS, rules=dataclasses.replace(PARAMS.rules, code=code))
 
 
-def audited(documents: list[Document], params: CleanParams = PARAMS) -> dict:
+def checked(documents: list[Document], params: CleanParams = PARAMS) -> dict:
     numbered = list(enumerate(documents))
     sets = [item for _, item in dedup.shingle_sets((number, d.text) for number, d in numbered)]
     sample = dedup.Index(range(len(sets)), sets)
     half = len(numbered) // 2
-    seen = [audit.look(part, INDEX, sample, 0.8) for part in (numbered[:half], numbered[half:])]
-    return audit.judge(seen, range(len(sets)), params, INDEX)
+    seen = [writing.check_documents(part, INDEX, sample, 0.8) for part in (numbered[:half], numbered[half:])]
+    return writing.run_gates(seen, range(len(sets)), params, INDEX)
 
 
 @pytest.mark.parametrize("size", [1, 2, 13])
-def test_the_audit_finds_long_repetition(size):
+def test_the_gates_find_long_repetition(size):
     looped = prose(1) + " ".join(" ".join(f"loop{n}" for n in range(size)) for _ in range(32))
     with pytest.raises(GateError, match="no long repetition.*32 times"):
-        audited([document(prose(2)), document(looped)])
-    audited([document(prose(2)), document(looped.rsplit(" ", size)[0])])
+        checked([document(prose(2)), document(looped)])
+    checked([document(prose(2)), document(looped.rsplit(" ", size)[0])])
 
 
-def test_the_audit_finds_duplicates_and_items():
+def test_the_gates_find_duplicates_and_items():
     good = [document(prose(seed)) for seed in range(60)]
-    assert audited(good)["duplicates"] == {"checked": 60, "found": 0, "fraction": 0.0}
+    assert checked(good)["duplicates"] == {"checked": 60, "found": 0, "fraction": 0.0}
     with pytest.raises(GateError, match="no duplicates.*1 documents equal"):
-        audited([*good, good[0]])
+        checked([*good, good[0]])
     with pytest.raises(GateError, match="duplicate rate.*2 of 61"):
-        audited([*good, document(good[7].text + "\nThe end.", split="val")])
+        checked([*good, document(good[7].text + "\nThe end.", split="val")])
     with pytest.raises(GateError, match=f"no evaluation item.*{ITEM.id} of category stories"):
-        audited([*good, document(ITEM.prompt[0].content + prose(70))])
+        checked([*good, document(ITEM.prompt[0].content + prose(70))])
 
 
-def swept(documents: list[Document], folder: Path) -> tuple[dict, dict]:
-    """Facts and measures of a sweep."""
+def measured(documents: list[Document], folder: Path) -> tuple[dict, dict]:
+    """Facts and measures of some documents."""
     scorer = Scorer.load(write_scorer(folder / "classifiers"))
-    facts = sweep.sweep(documents, PARAMS, INDEX, scorer, folder)
+    facts = measuring.measure_documents(documents, PARAMS, INDEX, scorer, folder)
     return facts, table.read_measures(folder)
 
 
 def test_a_document_of_50_mb_in_one_line_is_dropped_in_bounded_memory(tmp_path):
     huge = document("word " * 10_000_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    facts, _ = swept([huge, document(prose(1))], tmp_path)
+    facts, _ = measured([huge, document(prose(1))], tmp_path)
     assert [row["row"] for row in facts["too_long"]] == [0] and facts["documents"] == 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
@@ -212,7 +212,7 @@ LARGE = {"word": "a" * 3_999_999, "words": "ab " * 1_300_000, "lines": "\n" * 3_
 @pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize("kind", ["prose", "code"])
 def test_large_odd_documents_get_a_verdict(text, kind, tmp_path):
-    _, measures = swept([document(text, kind=kind)], tmp_path)
+    _, measures = measured([document(text, kind=kind)], tmp_path)
     columns = {name: values for name, values in measures.items() if values.dtype == float}
     reason, _ = rules.verdicts(columns, [kind], PARAMS.rules)
     assert reason.tolist() != [-1]

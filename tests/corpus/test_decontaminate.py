@@ -7,7 +7,8 @@ import random
 import pytest
 
 from athanor.corpus.conversations import Item, Message
-from athanor.corpus.decontaminate import ItemIndex, batches, compared
+from athanor.corpus.decontaminate import ItemIndex, compared
+from athanor.corpus.documents import in_batches
 
 
 def item(prompt: str, answer: str, category: str = "sums", system: str = "") -> Item:
@@ -172,4 +173,4 @@ def test_an_empty_battery_finds_nothing():
 def test_batching_loses_nothing():
     texts = ["a" * n for n in (0, 5, 30, 1, 1, 8)]
     for size in (1, 7, 100):
-        assert [text for batch in batches(texts, size) for text in batch] == texts
+        assert [text for batch in in_batches(texts, len, size) for text in batch] == texts

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from athanor.corpus import minhash
-from athanor.corpus.sources import python_code, python_prose, stdlib
+from athanor.corpus.sources import python_documents, stdlib
 from tools.bench_data import planted
 
 PAIRS = 160  # for each similarity
@@ -16,8 +16,8 @@ PAIRS = 160  # for each similarity
 def sample():
     texts = []
     for module in stdlib.scan(stdlib.root()):
-        texts += [document.text for document in python_prose.documents(module, "prose", 0.0, 2500, 1000)]
-        texts += [document.text for document in python_code.documents(module, "code", 0.0, 6000, 3000)][:1]
+        texts += [document.text for document in python_documents.prose_documents(module, "prose", 0.0, 2500, 1000)]
+        texts += [document.text for document in python_documents.code_documents(module, "code", 0.0, 6000, 3000)][:1]
     found = planted.plant(texts, PAIRS, seed=5)
     assert len(found[1]) == PAIRS * len(planted.TARGETS + planted.DECOYS)
     return found

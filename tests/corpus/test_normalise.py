@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from athanor.corpus.sweep import check_indents
 from athanor.corpus.documents import KINDS
+from athanor.corpus.measuring import check_indents
 from athanor.corpus.normalise import MISREAD, indents, misread_count, normalise
 from athanor.errors import GateError
 

@@ -13,8 +13,8 @@ import pytest
 import zstandard
 
 from athanor.corpus.documents import Document, ShardWriter, read_sources, split_of, write_shards
-from athanor.corpus.sources import files, rows
-from athanor.corpus.sources.collect import write_source
+from athanor.corpus.sources import rows, select
+from athanor.corpus.sources.fetch import write_source
 from athanor.errors import GateError, InputError, ParamsError
 from athanor.params.download import DownloadParams, FilesSource
 from athanor.params.strict import build
@@ -32,7 +32,7 @@ def source(*globs, **changes):
 
 def read(*globs, **changes):
     made = source(*globs, **changes)
-    return list(files.documents(made, rows.find(made.globs), 0.5))
+    return list(select.documents(made, rows.find(made.globs), 0.5))
 
 
 def jsonl(texts):
@@ -146,7 +146,7 @@ def test_a_folder_of_notes_as_it_is(tmp_path):
         (tmp_path / "notes" / name).write_bytes(data)
     globs = [str(tmp_path / "notes" / "**" / f"*.{end}") for end in ("md", "markdown")]
     made, left_out = source(*globs), []
-    found = list(files.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append))
+    found = list(select.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append))
     texts = {document.meta["file"]: document.text for document in found}
     assert texts == {"a.md": "marked", "Über uns/b c.md": "---\ntitle: x\n---\n\ntext", "d.markdown": "one\r\ntwo"}
     assert left_out == ["short"]
@@ -257,12 +257,12 @@ def test_rows_of_other_licences_are_counted_and_left_out(tmp_path, form):
     chosen = selection(license_column="license", licenses=["MIT", "Apache-2.0"], meta_columns=["stars"])
     made = source(str(tmp_path / "*"), text_column="body", select=chosen)
     left_out = []
-    found = list(files.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append))
+    found = list(select.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append))
     expected = [(0, "MIT"), (1, "Apache-2.0 AND MIT"), (3, "MIT")]
     assert [(d.meta["stars"], d.license) for d in found] == [e for e in expected if form == "jsonl" or e[0] != 1]
     assert left_out == ["license"] * (len(rows_) - len(found))
     everything = source(str(tmp_path / "*"), text_column="body", select=selection(license_column="license"))
-    kept = list(files.documents(everything, rows.find(made.globs), 0.5))
+    kept = list(select.documents(everything, rows.find(made.globs), 0.5))
     assert len(kept) == len(rows_) and {"unknown", "GPL-3.0-only"} < {d.license for d in kept}
 
 
@@ -272,7 +272,7 @@ def test_filters(tmp_path):
     def stars(*filters):
         chosen = selection(filters=list(filters), meta_columns=["stars"])
         made = source(str(tmp_path / "*"), text_column="body", select=chosen)
-        return [d.meta["stars"] for d in files.documents(made, rows.find(made.globs), 0.5)]
+        return [d.meta["stars"] for d in select.documents(made, rows.find(made.globs), 0.5)]
 
     none = {"min": None, "max": None, "one_of": None}
     assert stars(none | {"column": "stars", "min": 2.0, "max": 4.0}) == [2, 3, 4]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from athanor.corpus.sources import files, rows
+from athanor.corpus.sources import rows, select
 from athanor.errors import InputError
 from athanor.params.download import FilesSource
 from athanor.params.strict import build
@@ -70,7 +70,7 @@ def source(*globs, **changes):
 
 def read(*globs, **changes):
     made = source(*map(str, globs), **changes)
-    return list(files.documents(made, rows.find(made.globs), 0.5))
+    return list(select.documents(made, rows.find(made.globs), 0.5))
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_skipped_files_are_counted_and_none_is_taken_in_part(tmp_path):
         (tmp_path / name).write_bytes(data)
     (tmp_path / "fine.txt").write_text("fine")
     (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    made, left_out, unreadable = source(str(tmp_path / "*"), on_unreadable="skip", **LIMIT), [], files.Unreadable()
-    found = list(files.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append, unreadable=unreadable))
+    made, left_out, unreadable = source(str(tmp_path / "*"), on_unreadable="skip", **LIMIT), [], select.Unreadable()
+    found = list(select.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append, unreadable=unreadable))
     assert [document.text for document in found] == ["fine", "one", "two"]
     assert left_out == ["unreadable"] * len(BAD)
     assert sum(unreadable.counts.values()) == len(BAD) and unreadable.counts["not valid UTF-8"] == 1

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from athanor.corpus.sources import files, web
+from athanor.corpus.sources import select, web
 from athanor.errors import InputError, Interrupted, ParamsError
 from athanor.params.download import HttpSource
 from athanor.params.strict import build, read_yaml
@@ -152,7 +152,7 @@ def test_whole_file_and_its_documents(server, tmp_path):
     found, waits = fetch(made, tmp_path, tick=ticks.append, expect=sizes.append)
     assert [path.name for _, path in found] == ["00000-data.jsonl", "00001-notes.md"]
     assert content(found) == DATA * 2 and sum(ticks) == sum(sizes) == 2 * len(DATA) and waits == []
-    documents = list(files.documents(made, found, 0.1))
+    documents = list(select.documents(made, found, 0.1))
     assert len(documents) == 9001 and documents[0].text == "line 0 "
     assert documents[7].meta == {"file": f"{server.url}/a/data.jsonl", "row": 7}
     notes = {"url": f"{server.url}/b/notes.md", "bytes": len(DATA), "sha256": sha256()}
@@ -285,7 +285,7 @@ def test_compressed_files_come_as_they_are(server, tmp_path):
     server.data = gzip.compress(DATA)
     made = source(server, "/data.jsonl.gz")
     found, _ = fetch(made, tmp_path)
-    assert found[0][1].read_bytes() == server.data and len(list(files.documents(made, found, 0.1))) == 9000
+    assert found[0][1].read_bytes() == server.data and len(list(select.documents(made, found, 0.1))) == 9000
 
 
 def test_no_room_on_the_disk(server, tmp_path, monkeypatch):
@@ -331,7 +331,7 @@ def test_queries_never_reach_what_is_written_or_told(server, tmp_path, monkeypat
     """Signatures of presigned addresses stood in manifests and in the meta of every document."""
     made = source(server, "/a/data.jsonl" + QUERY)
     found, _ = fetch(made, tmp_path)
-    (document, *_) = files.documents(made, found, 0.1)
+    (document, *_) = select.documents(made, found, 0.1)
     told = [str(web.facts(made, found)), str(document.meta), str(web.final_addresses(found))]
     told += [path.read_text() for path in tmp_path.glob("*.json")]
     for status in (404, 500):

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from athanor.corpus.sources import huggingface, preflight
-from athanor.corpus.sources.fetch import Fetcher
+from athanor.corpus.sources import huggingface
+from athanor.corpus.sources.fetch import Fetcher, check_sources
 from athanor.errors import InputError, Interrupted
 from athanor.params.download import DownloadParams
 from athanor.params.instruct import InstructParams
@@ -41,7 +41,7 @@ def check(tmp_path, documents, chats=(), free=10**12, **options):
     instruct = build(InstructParams, {"seed": 1, "val_fraction": 0.1, "sources": [identity, *chats]}, "instruct")
     place = lambda module, inputs: Place(tmp_path / "slots" / inputs.get("name", "web"))  # noqa: E731
     fetcher = Fetcher(tmp_path, 0.1, None, lambda: False, place, lambda **_: None)
-    return preflight.check(download, instruct, fetcher.look, free, **options)
+    return check_sources(download, instruct, fetcher.look, free, **options)
 
 
 @pytest.fixture

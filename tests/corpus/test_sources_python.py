@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from athanor.corpus.documents import content_id
-from athanor.corpus.sources import python, python_code, python_prose, stdlib
+from athanor.corpus.sources import python_documents, stdlib
 from athanor.errors import InputError
 from athanor.params.download import PythonSource
 
@@ -79,7 +79,7 @@ class Made:
     def __init__(self, base, source=SOURCE, val_fraction=0.5, **visitors):
         self.prose, self.code = [], []
         add = (self.prose.append, self.code.append)
-        self.provenance = python.read(source, val_fraction, base, *add, **visitors)
+        self.provenance = python_documents.read(source, val_fraction, base, *add, **visitors)
 
 
 def read(base):
@@ -124,7 +124,7 @@ def test_documents_never_mix_modules_and_split_by_module(library):
 
 def test_a_long_class_is_cut_between_members_under_its_header(library):
     module = next(m for m in stdlib.scan(library) if m.name == "people")
-    pieces = list(python_code.pieces(module, 300, 10))
+    pieces = list(python_documents.pieces(module, 300, 10))
     assert len(pieces) > 1 and all(len(piece) <= 300 for piece in pieces)
     for piece in pieces:
         ast.parse(piece)
@@ -135,7 +135,7 @@ def test_a_long_class_is_cut_between_members_under_its_header(library):
 
 def test_long_prose_is_cut_between_paragraphs():
     text = "\n\n".join(f"Paragraph {number} has some words." for number in range(50))
-    pieces = list(python_prose.paragraphs_up_to(text, 200))
+    pieces = list(python_documents.paragraphs_up_to(text, 200))
     assert all(len(piece) <= 200 for piece in pieces) and "\n\n".join(pieces) == text
 
 

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from athanor.artifacts import write_manifest
 from athanor.corpus import cleaning
-from athanor.corpus.classify.features import BUCKETS
-from athanor.corpus.classify.model import KIND, NAMES, VERSION, Linear, save
+from athanor.corpus.classify.model import BUCKETS, KIND, NAMES, VERSION, Linear, save
 from athanor.corpus.conversations import Item, write_rows
 from athanor.corpus.documents import Document, read_documents, shard_files, write_shards
 from athanor.params.clean import CleanParams

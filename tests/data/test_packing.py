@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from athanor.data.packing import fit_turns, pack
+from athanor.data.rows import fit_turns, pack
 
 
 @settings(max_examples=150, deadline=None)

@@ -17,7 +17,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.artifacts import manifest_digest, read_json, read_manifest, sha256_file, verify_files, write_manifest
-from athanor.corpus import emit
+from athanor.corpus import writing
 from athanor.corpus.conversations import Item, Message, write_rows
 from athanor.corpus.documents import Document, read_documents, read_sources, split_of, write_shards
 from athanor.errors import GateError, InputError
@@ -228,19 +228,19 @@ def test_a_failed_run_leaves_the_earlier_output(world):
 
 
 def test_a_document_in_the_wrong_file_turns_the_gate_red(world, monkeypatch):
-    real = emit.write_table
+    real = writing.write_table
 
     def leaking(path, table):
         real(path, table.set_column(5, "split", pa.array(["val"] * len(table))) if path.name == "train.parquet" else table)
 
-    monkeypatch.setattr(emit, "write_table", leaking)
+    monkeypatch.setattr(writing, "write_table", leaking)
     with pytest.raises(GateError, match="splits stay apart"):
         run_stage()
 
 
 def test_a_lost_document_turns_the_gate_red(world, monkeypatch):
-    real = emit.write_table
-    monkeypatch.setattr(emit, "write_table", lambda path, table: real(path, table.slice(len(table) > 1)))
+    real = writing.write_table
+    monkeypatch.setattr(writing, "write_table", lambda path, table: real(path, table.slice(len(table) > 1)))
     with pytest.raises(GateError, match="funnel describes the files"):
         run_stage()
 

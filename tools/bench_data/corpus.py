@@ -18,7 +18,7 @@ from athanor.artifacts import new_dir, read_manifest, write_manifest
 from athanor.corpus.conversations import write_rows
 from athanor.corpus.documents import Document, content_id, read_sources, split_of, write_shards
 from athanor.corpus.exercises.build import battery_items
-from athanor.corpus.sources import python_code, python_prose, stdlib
+from athanor.corpus.sources import python_documents, stdlib
 from athanor.errors import InputError
 from athanor.params.battery import BatteryParams
 from athanor.params.strict import load_section
@@ -105,7 +105,7 @@ def _everything() -> Iterator[Document]:
     for module in stdlib.scan(base):
         yield from _module(module, "python")
     topics = stdlib.topics(base)
-    yield from python_prose.topic_documents(topics, "python-docs", VAL_FRACTION, PROSE_CHARS, MIN_CHARS)
+    yield from python_documents.topic_documents(topics, "python-docs", VAL_FRACTION, PROSE_CHARS, MIN_CHARS)
     yield from _packages(site_packages())
 
 
@@ -126,8 +126,8 @@ def _packages(base: Path) -> Iterator[Document]:
 
 
 def _module(module: stdlib.Module, name: str) -> Iterator[Document]:
-    yield from python_prose.documents(module, f"{name}-docs", VAL_FRACTION, PROSE_CHARS, MIN_CHARS)
-    yield from python_code.documents(module, f"{name}-code", VAL_FRACTION, CODE_CHARS, MIN_CHARS)
+    yield from python_documents.prose_documents(module, f"{name}-docs", VAL_FRACTION, PROSE_CHARS, MIN_CHARS)
+    yield from python_documents.code_documents(module, f"{name}-code", VAL_FRACTION, CODE_CHARS, MIN_CHARS)
 
 
 def _markdown(base: Path) -> Iterator[Document]:

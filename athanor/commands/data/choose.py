@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from athanor.commands.data.read import CLEAN, DROPPED, KEPT, Corpus, Entry, Place
-from athanor.corpus.sweep import SCORES
+from athanor.corpus.measuring import SCORES
 from athanor.corpus.table import EXACT, EXACT_VAL, NEAR, NEAR_VAL, REASONS
 from athanor.errors import InputError, suggest
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from athanor.artifacts import read_json, read_manifest
 from athanor.corpus.documents import shard_files
-from athanor.corpus.sweep import SCORES
+from athanor.corpus.measuring import SCORES
 from athanor.errors import AthanorError, InputError
 from athanor.params.clean import CleanParams
 from athanor.params.strict import build, read_yaml

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from athanor.corpus.classify.model import CLASSIFIER_SHARE, HEURISTICS_SHARE, Linear, Scorer, sigmoid
 from athanor.corpus.classify.sample import CALIBRATION, TEST, TRAIN, Sampled
 from athanor.corpus.classify.train import UNSEEN, WEAK, Examples, margins
+from athanor.corpus.texts import render
 from athanor.corpus.words import tokenise
 from athanor.errors import GateError
 
@@ -181,49 +183,8 @@ def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> N
 
 def markdown(cards: Mapping[str, Facts]) -> str:
     """The cards for people."""
-    out = ["# Classifiers", ""]
-    for name, card in cards.items():
-        out += [f"## {name}: {said(card['labels'])} labels", ""]
-        if WEAK in card["labels"]:
-            out += [WEAK_WORDS[name], ""]
-        labels = ", ".join(f"{kind} {said(origin)}" for kind, origin in sorted(card["labels_by_kind"].items()))
-        sizes = ", ".join(f"{side} {n['positive']} + {n['negative']}" for side, n in card["examples"].items())
-        out += [f"Labels by kind of text: {labels}. Examples (positive + negative): {sizes}.", ""]
-        area = card["auroc"]
-        out += ["| AUROC on | |", "| --- | --- |", f"| held-out documents | {_number(area['held_out'])} |"]
-        out += [f"| held-out documents of {source} | {_number(value)} |" for source, value in area["by_source"].items()]
-        out += [f"| {source}, trained without it | {_number(v)} |" for source, v in area["other_source"].items()]
-        if not area["other_source"]:
-            out += ["| other sources | not measured: there is one source |"]
-        out += [f"| held-out against {how.replace('_', ' ')} | {_number(v)} |" for how, v in area["by_negative"].items()]
-        for how, value in area.get("with_heuristics_by_negative", {}).items():
-            out += [f"| held-out against {how.replace('_', ' ')}, with the heuristics | {_number(value)} |"]
-        calibration = card["calibration"]
-        error = calibration["expected_calibration_error"]
-        what = "Calibration on held-out examples, as if half of all texts were positive: expected error"
-        out += ["", f"{what} {error:.3f}.", ""]
-        out += ["| score from | documents | mean score | share positive |", "| --- | --- | --- | --- |"]
-        for b in calibration["bins"]:
-            out += [f"| {b['from']:.1f} | {b['documents']} | {b['mean_score']:.3f} | {b['share_positive']:.3f} |"]
-        out += ["", f"On {card['natural_documents']} held-out documents as they come:", ""]
-        out += ["| score | documents | correlation with log length |", "| --- | --- | --- |"]
-        for score, groups in card["length_correlation"].items():
-            out += [f"| {score} | {group} | {_number(value)} |" for group, value in groups.items()]
-        out += ["", f"| score | source | {' | '.join(f'{q:g}' for q in QUANTILES)} |"]
-        out += ["| --- " * (len(QUANTILES) + 2) + "|"]
-        for score, sources in card["quantiles"].items():
-            out += [f"| {score} | {s} | {' | '.join(f'{v:.3f}' for v in q.values())} |" for s, q in sources.items()]
-        out.append("")
-    return "\n".join(out)
+    return render(Path(__file__).with_name("card.md.jinja"), {"said": said, "figure": _figure}, cards=cards, quantiles=QUANTILES)
 
 
-WEAK_WORDS = {
-    "quality": "The labels are weak: good texts are documents of the corpus, bad ones are corruptions of the same "
-    "documents. The classifier knows scrambled, noisy and machine-made text. It knows nothing of taste or truth.",
-    "toxicity": "The labels are weak: toxic texts are documents with sentences put in from templates and a short word "
-    "list. The figures below say how well such sentences are found. How well real abuse is found was not measured.",
-}
-
-
-def _number(value: float | None) -> str:
+def _figure(value: float | None) -> str:
     return "too few documents" if value is None else f"{value:.3f}"

@@ -35,20 +35,23 @@ WEIGHTS = {
 }
 JUDGED_WORDS = 20  # fewer words score 0
 # What pages say about themselves. Any phrase of a line counts for the line, and once.
-BOILERPLATE = (
-    ("cookies", "cookie policy", "accept cookies"),
-    ("newsletter", "mailing list"),
-    ("log in", "sign in", "login", "log out"),
-    ("sign up", "register now", "create account"),
-    ("copyright", "all rights"),
-    ("enable javascript", "javascript disabled"),
-    ("unsubscribe", "opt out"),
-    ("privacy policy", "privacy notice"),
-    ("click here", "read more", "learn more"),
-    ("share this", "follow us", "tweet this"),
-    ("advertisement", "sponsored"),
-    ("to cart", "shopping cart", "free shipping"),
-    ("skip to", "to top", "previous next"),
+BOILERPLATE = tuple(
+    tuple(line.strip().split(", "))
+    for line in """
+    cookies, cookie policy, accept cookies
+    newsletter, mailing list
+    log in, sign in, login, log out
+    sign up, register now, create account
+    copyright, all rights
+    enable javascript, javascript disabled
+    unsubscribe, opt out
+    privacy policy, privacy notice
+    click here, read more, learn more
+    share this, follow us, tweet this
+    advertisement, sponsored
+    to cart, shopping cart, free shipping
+    skip to, to top, previous next
+    """.strip().splitlines()
 )
 LOREM = ("lorem ipsum",)
 NOTES = ("TODO", "FIXME", "XXX", "HACK")

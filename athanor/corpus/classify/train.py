@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from athanor.corpus.classify import heuristics, weak
-from athanor.corpus.classify.features import UNIT, features, matrix
-from athanor.corpus.classify.model import Linear, sigmoid
+from athanor.corpus.classify.model import UNIT, Linear, features, matrix, sigmoid
 from athanor.corpus.classify.sample import CALIBRATION, TEST, TRAIN, Sample, Sampled
+from athanor.corpus.documents import in_batches
 from athanor.corpus.words import tokenise
 from athanor.errors import InputError
 
@@ -107,32 +107,18 @@ def _examples(pairs: Iterable[tuple[str, Tag]], origins: dict[str, str], name: s
     blocks: list[Any] = []
     rules: list[np.ndarray] = []
     tags: list[Tag] = []
-    for texts, batch in _batches(pairs):
+    for batch in in_batches(pairs, lambda pair: len(pair[0]), BATCH_CHARS):
+        texts = [text for text, _ in batch]
         tokens = tokenise(texts)
         keep = np.flatnonzero(tokens.words.counts >= min_words)
         blocks.append(matrix(features(tokens))[keep])
         rules.append(heuristics.score(texts, tokens)[keep])
-        tags += [batch[number] for number in keep]
+        tags += [batch[number][1] for number in keep]
     if not tags:
         what = f"no document of {min_words} words or more to train the {name} classifier on"
         raise InputError(what, where="data/raw", fix="bring about fifty documents, or put very short ones together")
     side, source, _, positive, how = (np.array(column) for column in zip(*tags, strict=True))
     return Examples(vstack(blocks, format="csr"), positive, side, source, how, np.concatenate(rules), origins)
-
-
-def _batches(pairs: Iterable[tuple[str, Tag]]) -> Iterator[tuple[list[str], list[Tag]]]:
-    texts: list[str] = []
-    tags: list[Tag] = []
-    size = 0
-    for text, tag in pairs:
-        texts.append(text)
-        tags.append(tag)
-        size += len(text)
-        if size >= BATCH_CHARS:
-            yield texts, tags
-            texts, tags, size = [], [], 0
-    if texts:
-        yield texts, tags
 
 
 def fit(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from athanor.corpus.conversations import Message
-from athanor.corpus.recipe import recipe
+from athanor.corpus.texts import recipe
 
 MADE_HERE = "CC0-1.0"  # generated from templates of this project
 TEXTS = recipe("exercises")

@@ -11,7 +11,15 @@ import random
 
 from athanor.corpus.conversations import Message
 from athanor.corpus.exercises.exercise import (
-    TEXTS, WORDS, Exercise, Side, ask, ask_number, category, level, wording,
+    TEXTS,
+    WORDS,
+    Exercise,
+    Side,
+    ask,
+    ask_number,
+    category,
+    level,
+    wording,
 )  # fmt: skip
 
 ORDINALS = ("first", "second", "third", "last")

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from athanor.corpus.conversations import Conversation, Message
 from athanor.corpus.documents import split_of
 from athanor.corpus.exercises import facts
-from athanor.corpus.recipe import recipe
 from athanor.corpus.sources import stdlib
 from athanor.corpus.sources.stdlib import Entry, Module
+from athanor.corpus.texts import recipe
 from athanor.params.instruct import DocstringsSource
 
 MIN_WORDS, MAX_WORDS = 4, 40

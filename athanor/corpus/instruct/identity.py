@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from athanor.corpus.conversations import Conversation, Message
 from athanor.corpus.documents import split_of
-from athanor.corpus.recipe import recipe
+from athanor.corpus.texts import recipe
 from athanor.params.instruct import IdentitySource
 
 LICENSE = "CC0-1.0"

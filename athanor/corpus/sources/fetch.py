@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from athanor.artifacts import digest
-from athanor.corpus.instruct import docstrings
-from athanor.corpus.sources import files, huggingface, packages, python, rows, stdlib, web
-from athanor.corpus.sources.collect import SourceWriter, Tally
-from athanor.errors import Interrupted, ParamsError
+from athanor.corpus.documents import Document, ShardWriter
+from athanor.corpus.instruct import docstrings, messages
+from athanor.corpus.sources import huggingface, packages, python_documents, rows, select, stdlib, web
+from athanor.corpus.sources.huggingface import UNREACHABLE
+from athanor.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.params.download import (
     DocumentSource,
     DownloadParams,
@@ -97,14 +98,14 @@ class Fetcher:
     ) -> dict[str, tuple[Tally, Facts]]:
         base = stdlib.root()
         with ExitStack() as stack:
-            bar = stack.enter_context(self.progress(python.total_bytes(base), "standard library", "B"))
+            bar = stack.enter_context(self.progress(python_documents.total_bytes(base), "standard library", "B"))
             scan = {"tick": bar.update, "visit": docstrings.collector(pairs)}
             if source is None:
-                provenance = python.read(None, self.val_fraction, base, **scan)
+                provenance = python_documents.read(None, self.val_fraction, base, **scan)
                 writers = []
             else:
                 writers = [stack.enter_context(self._writer(name, source)) for name in source.names]
-                provenance = python.read(source, self.val_fraction, base, *(writer.add for writer in writers), **scan)
+                provenance = python_documents.read(source, self.val_fraction, base, *(writer.add for writer in writers), **scan)
         if pairs is not None:
             pairs.extend(docstrings.topic_pairs(stdlib.topics(base)))
         return {writer.name: (writer.tally, provenance) for writer in writers}
@@ -120,7 +121,7 @@ class Fetcher:
     def _files(self, source: FilesSource) -> tuple[Tally, Facts]:
         found = rows.find(source.globs)
         facts = {"files": len(found), "files_sha256": rows.digest_of(found), "license": source.license}
-        unreadable = files.Unreadable()
+        unreadable = select.Unreadable()
         with self.progress(sum(path.stat().st_size for _, path in found), source.name, "B") as bar:
             tally = self._write_files(source, found, bar, unreadable)
         return tally, facts | ({"unreadable": unreadable.counts} if unreadable.errors else {})
@@ -140,11 +141,11 @@ class Fetcher:
         source: FilesSource | HttpSource,
         found: list[tuple[str, Path]],
         bar: Bar,
-        unreadable: files.Unreadable | None = None,
+        unreadable: select.Unreadable | None = None,
     ) -> Tally:
         with self._writer(source.name, source) as writer:
             take = (bar.update, writer.tally.leave_out, unreadable)
-            for document in files.documents(source, found, self.val_fraction, *take):
+            for document in select.documents(source, found, self.val_fraction, *take):
                 self._check_stop()
                 writer.add(document)
         return writer.tally
@@ -204,3 +205,115 @@ def hub_revisions(download: DownloadParams, instruct: InstructParams) -> Iterato
             yield f"instruct.sources[{number}]", chats.hub_id, chats.revision
 
 
+@dataclass
+class Tally:
+    """Counts of one source. `left_out` counts rows and documents that were read and not taken, by reason."""
+
+    documents: int = 0
+    bytes: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    train: dict[str, int] = field(default_factory=lambda: {"documents": 0, "bytes": 0})
+    val: dict[str, int] = field(default_factory=lambda: {"documents": 0, "bytes": 0})
+
+    def add(self, document: Document) -> None:
+        size = len(document.text.encode())
+        side = self.val if document.split == "val" else self.train
+        self.documents += 1
+        self.bytes += size
+        side["documents"] += 1
+        side["bytes"] += size
+
+    def leave_out(self, reason: str) -> None:
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
+
+class SourceWriter:
+    """The shards of one source below `raw`; leaving the block without an error checks the source's minimum."""
+
+    def __init__(self, raw: Path, name: str, *, min_chars: int, min_documents: int, min_bytes: int) -> None:
+        self.name, self.min_chars = name, min_chars
+        self.minimum = {"documents": min_documents, "bytes": min_bytes}
+        self.tally = Tally()
+        self._shards = ShardWriter(raw / name)
+
+    def add(self, document: Document) -> None:
+        if len(document.text) < self.min_chars or not document.text.strip():
+            self.tally.leave_out("short")
+        else:
+            self.tally.add(document)
+            self._shards.add(document)
+
+    def __enter__(self) -> SourceWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._shards.close()
+        if kind is None:
+            self._check()
+
+    def _check(self) -> None:
+        for unit, least in self.minimum.items():
+            if (found := getattr(self.tally, unit)) < least:
+                reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.tally.left_out.items()))
+                raise GateError(
+                    "source size",
+                    f"source '{self.name}' gave {found:,} {unit}, its minimum is {least:,}"
+                    + (f" (left out: {reasons})" if reasons else ""),
+                    where=f"download.sources ({self.name})",
+                    fix=f"find out why the source shrank, or lower its min_{unit} in params.yaml",
+                )
+
+
+def write_source(
+    raw: Path, name: str, documents: Iterable[Document], *, min_chars: int, min_documents: int, min_bytes: int
+) -> Tally:
+    """Write one source's documents below `raw`; GateError when they are fewer than its minimum."""
+    limits = {"min_chars": min_chars, "min_documents": min_documents, "min_bytes": min_bytes}
+    with SourceWriter(raw, name, **limits) as writer:
+        for document in documents:
+            writer.add(document)
+    return writer.tally
+
+
+def check_sources(
+    download: DownloadParams,
+    instruct: InstructParams,
+    look: Callable[[DocumentSource], float],
+    free_bytes: int,
+    *,
+    tick: Callable[[int], None] = lambda sources: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> float:
+    """Open every source; returns the bytes that they will take on the disk. InputError with all that is wrong.
+
+    `look` opens a source of documents and returns its bytes.
+    """
+    checks: list[tuple[str, Callable[[], float]]] = [
+        (f"download.sources[{number}] ({source.names[0]})", lambda source=source: look(source))  # type: ignore[misc]
+        for number, source in enumerate(download.sources)
+    ] + [
+        (f"instruct.sources[{number}] ({chats.name})", lambda chats=chats: messages.look(chats))  # type: ignore[misc]
+        for number, chats in enumerate(instruct.sources)
+        if isinstance(chats, MessagesSource)
+    ]
+    needed, problems = 0.0, []
+    for where, opened in checks:
+        if stop():
+            raise Interrupted("stopped while the sources were being opened; nothing was fetched")
+        try:
+            needed += opened()
+        except InputError as error:
+            if error.what.startswith(UNREACHABLE):
+                raise  # of the others too
+            problems.append((where, error))
+        tick(1)
+    if needed > free_bytes:
+        what = f"the sources will take about {needed / 1e9:,.1f} GB on the disk, which has room for {free_bytes / 1e9:,.1f} GB"
+        problems.append(("", InputError(what, where="download.sources", fix="free some space, or lower their max_bytes")))
+    if len(problems) == 1:
+        where, error = problems[0]
+        raise InputError(error.what, where=": ".join(part for part in (where, error.where) if part), fix=error.fix)
+    if problems:
+        told = "; ".join(f"{where}: {error}" if where else str(error) for where, error in problems)
+        raise InputError(f"{len(problems)} things are wrong with the sources; nothing was fetched: {told}")
+    return needed

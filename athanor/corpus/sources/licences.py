@@ -11,55 +11,58 @@ UNKNOWN = "unknown"
 BSD = "LicenseRef-BSD"  # "BSD" alone names no version; an allow-list has to say that it takes such
 
 # What stands in the License field and in classifiers, lower case, without "license" and punctuation, as SPDX ids.
-NAMES = {
-    "0bsd": "0BSD",
-    "apache": "Apache-2.0",
-    "apache 2": "Apache-2.0",
-    "apache 2 0": "Apache-2.0",
-    "apache version 2 0": "Apache-2.0",
-    "apache software": "Apache-2.0",
-    "apache software 2 0": "Apache-2.0",
-    "boost software 1 0": "BSL-1.0",
-    "bsd": BSD,
-    "bsd style": BSD,
-    "bsd 2 clause": "BSD-2-Clause",
-    "simplified bsd": "BSD-2-Clause",
-    "bsd 3 clause": "BSD-3-Clause",
-    "3 clause bsd": "BSD-3-Clause",
-    "new bsd": "BSD-3-Clause",
-    "modified bsd": "BSD-3-Clause",
-    "cc0 1 0": "CC0-1.0",
-    "cc0 1 0 universal cc0 1 0 public domain dedication": "CC0-1.0",
-    "gpl 2 0": "GPL-2.0-only",
-    "gplv2": "GPL-2.0-only",
-    "gplv3": "GPL-3.0-only",
-    "gnu general public": "LicenseRef-GPL",
-    "gnu general public gpl": "LicenseRef-GPL",
-    "gnu general public v2 gplv2": "GPL-2.0-only",
-    "gnu general public v2 or later gplv2+": "GPL-2.0-or-later",
-    "gnu general public v3 gplv3": "GPL-3.0-only",
-    "gnu general public v3 or later gplv3+": "GPL-3.0-or-later",
-    "gnu lesser general public v2 or later lgplv2+": "LGPL-2.0-or-later",
-    "gnu lesser general public v3 lgplv3": "LGPL-3.0-only",
-    "gnu lesser general public v3 or later lgplv3+": "LGPL-3.0-or-later",
-    "gnu library or lesser general public lgpl": "LicenseRef-LGPL",
-    "gnu affero general public v3": "AGPL-3.0-only",
-    "isc": "ISC",
-    "isc iscl": "ISC",
-    "mit": "MIT",
-    "mit no attribution mit 0": "MIT-0",
-    "mpl 2 0": "MPL-2.0",
-    "mozilla public 2 0 mpl 2 0": "MPL-2.0",
-    "psf": "PSF-2.0",
-    "psf 2 0": "PSF-2.0",
-    "python software foundation": "PSF-2.0",
-    "the unlicense unlicense": "Unlicense",
-    "unlicense": "Unlicense",
-    "zlib": "Zlib",
-    "zlib/libpng": "Zlib",
-    "zope public": "ZPL-2.1",
-    "zpl 2 1": "ZPL-2.1",
-}
+NAMES = dict(
+    line.strip().split(" = ")
+    for line in """
+    0bsd = 0BSD
+    apache = Apache-2.0
+    apache 2 = Apache-2.0
+    apache 2 0 = Apache-2.0
+    apache version 2 0 = Apache-2.0
+    apache software = Apache-2.0
+    apache software 2 0 = Apache-2.0
+    boost software 1 0 = BSL-1.0
+    bsd = LicenseRef-BSD
+    bsd style = LicenseRef-BSD
+    bsd 2 clause = BSD-2-Clause
+    simplified bsd = BSD-2-Clause
+    bsd 3 clause = BSD-3-Clause
+    3 clause bsd = BSD-3-Clause
+    new bsd = BSD-3-Clause
+    modified bsd = BSD-3-Clause
+    cc0 1 0 = CC0-1.0
+    cc0 1 0 universal cc0 1 0 public domain dedication = CC0-1.0
+    gpl 2 0 = GPL-2.0-only
+    gplv2 = GPL-2.0-only
+    gplv3 = GPL-3.0-only
+    gnu general public = LicenseRef-GPL
+    gnu general public gpl = LicenseRef-GPL
+    gnu general public v2 gplv2 = GPL-2.0-only
+    gnu general public v2 or later gplv2+ = GPL-2.0-or-later
+    gnu general public v3 gplv3 = GPL-3.0-only
+    gnu general public v3 or later gplv3+ = GPL-3.0-or-later
+    gnu lesser general public v2 or later lgplv2+ = LGPL-2.0-or-later
+    gnu lesser general public v3 lgplv3 = LGPL-3.0-only
+    gnu lesser general public v3 or later lgplv3+ = LGPL-3.0-or-later
+    gnu library or lesser general public lgpl = LicenseRef-LGPL
+    gnu affero general public v3 = AGPL-3.0-only
+    isc = ISC
+    isc iscl = ISC
+    mit = MIT
+    mit no attribution mit 0 = MIT-0
+    mpl 2 0 = MPL-2.0
+    mozilla public 2 0 mpl 2 0 = MPL-2.0
+    psf = PSF-2.0
+    psf 2 0 = PSF-2.0
+    python software foundation = PSF-2.0
+    the unlicense unlicense = Unlicense
+    unlicense = Unlicense
+    zlib = Zlib
+    zlib/libpng = Zlib
+    zope public = ZPL-2.1
+    zpl 2 1 = ZPL-2.1
+    """.strip().splitlines()
+)
 
 
 def permitted(expression: str, allowed: Collection[str]) -> str | None:

@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from athanor.corpus.documents import Document, split_of
-from athanor.corpus.sources import licences, python_prose, stdlib
-from athanor.corpus.sources.python import Add, module_documents
+from athanor.corpus.sources import licences, python_documents, stdlib
+from athanor.corpus.sources.python_documents import Add, module_documents
 from athanor.corpus.sources.stdlib import Module
 from athanor.errors import InputError
 from athanor.params.download import PackagesSource
@@ -190,6 +190,6 @@ def _hand_on(
 
 def readme_documents(package: Package, source: PackagesSource, val_fraction: float) -> Iterator[Document]:
     key = f"readme:{package.name}"
-    for part, text in enumerate(python_prose.packed([package.readme], source.max_prose_chars, source.min_chars)):
+    for part, text in enumerate(python_documents.packed([package.readme], source.max_prose_chars, source.min_chars)):
         meta = {"module": key, "part": part, "package": package.name}
         yield Document(text, source.prose_name, "prose", package.license, split_of(key, val_fraction), meta)

@@ -1,7 +1,7 @@
 """The running interpreter's standard library, read from its source files and never imported.
 
 One scan, one `ast.parse` for each file, feeds three users: documentation as
-prose (python_prose), source as code (python_code) and question-answer pairs
+prose and code (python_documents) and question-answer pairs
 (instruct/docstrings). Importing is avoided because modules act on import
 (`antigravity` opens a browser) and because what an import shows depends on
 the machine.

@@ -13,6 +13,7 @@ named without theirs wherever one is written down or told.
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import os
 import re
 import shutil
@@ -23,7 +24,6 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 from athanor.artifacts import naming, read_json, sha256_bytes, sha256_file, write_json
-from athanor.corpus.sources.headers import count, retry_after, validator
 from athanor.errors import InputError, Interrupted
 from athanor.params.download import HttpSource, RemoteFile, without_query
 
@@ -332,3 +332,26 @@ class _File:
 def _retry(error: Exception) -> Retry:
     text = re.sub(r"\?[^\s'\")]+", "?...", " ".join(str(error).split()))  # the client library's words hold the query
     return Retry(f"{type(error).__name__}: {text[:200]}")
+
+
+def validator(headers: Any) -> str | None:
+    """A strong ETag, or the time of the last change; weak ETags promise no equal bytes."""
+    tag = headers.get("ETag", "")
+    return tag if tag.startswith('"') else (headers.get("Last-Modified") if not tag else None)
+
+
+def count(value: str | None) -> int | None:
+    """A number of a header; digits of other scripts, which int() refuses or reads, are none."""
+    return int(value) if value is not None and re.fullmatch(r"\s*[0-9]{1,18}\s*", value) else None
+
+
+def retry_after(value: str | None) -> float | None:
+    """Seconds that a server asks to wait: a number or a date."""
+    if value is None:
+        return None
+    if (seconds := count(value)) is not None:
+        return float(seconds)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from athanor.corpus.synthetic.endpoint import Again, Answer, Endpoint, Rejected
+from athanor.corpus.synthetic.endpoint import Again, Answer, Rejected
 from athanor.corpus.synthetic.ledger import Ledger
 from athanor.corpus.synthetic.material import rank
 from athanor.corpus.synthetic.requests import Request

@@ -1,8 +1,8 @@
-"""The sweep: normalise, redact, measure and score the documents of one shard, each on its own.
+"""Normalise, redact, measure and score the documents of one shard, each on its own.
 
-What it writes depends on no threshold and on no other document. So shards can
-be swept anywhere and in any order, and a changed threshold finds the work
-done. A swept shard is a folder:
+What is written depends on no threshold and on no other document. So shards can
+be measured anywhere and in any order, and a changed threshold finds the work
+done. A measured shard is a folder:
 
     documents.parquet   the documents as they would leave the stage
     measures.parquet    one row for each of them: where it came from, every measure of `rules`, the scores
@@ -31,7 +31,7 @@ from athanor.corpus import minhash, pii, rules
 from athanor.corpus.classify.model import Scorer
 from athanor.corpus.conversations import Item, read_items
 from athanor.corpus.decontaminate import Hits, ItemIndex
-from athanor.corpus.documents import Document, DocumentWriter, read_documents
+from athanor.corpus.documents import Document, DocumentWriter, in_batches, read_documents
 from athanor.corpus.normalise import indents, normalise
 from athanor.corpus.words import shingles, tokenise
 from athanor.errors import GateError
@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 
 def settings_of(params: CleanParams) -> dict[str, Any]:
-    """The parameters that the sweep reads, as JSON. Thresholds are not among them, except `max_bytes`."""
+    """The parameters that measuring reads, as JSON. Thresholds are not among them, except `max_bytes`."""
     found = params.decontamination
     return {
         "max_bytes": {kind: kind_rules["max_bytes"] for kind, kind_rules in asdict(params.rules).items()},
@@ -67,16 +67,16 @@ def settings_of(params: CleanParams) -> dict[str, Any]:
     }
 
 
-def tools_of(params: CleanParams, items: Path, classifiers: Path) -> str:
-    """What `cached_tools` makes of it, as text that any process can be sent."""
-    told = {"items": str(items.absolute()), "classifiers": str(classifiers.absolute()), "params": asdict(params)}
-    return json.dumps(told, sort_keys=True)
+def tools_text(params: CleanParams, items: Path, classifiers: Path) -> str:
+    """What `cached_tools` reads, as text that any process can be sent."""
+    tools = {"items": str(items.absolute()), "classifiers": str(classifiers.absolute()), "params": asdict(params)}
+    return json.dumps(tools, sort_keys=True)
 
 
 @functools.lru_cache(maxsize=1)
-def cached_tools(told: str) -> tuple[CleanParams, ItemIndex, Scorer]:
+def cached_tools(text: str) -> tuple[CleanParams, ItemIndex, Scorer]:
     """Parameters, items and classifiers, loaded once in each process."""
-    tools = json.loads(told)
+    tools = json.loads(text)
     params = build(CleanParams, tools["params"], "clean")
     return params, item_index(read_items(Path(tools["items"])), params), Scorer.load(Path(tools["classifiers"]))
 
@@ -85,15 +85,15 @@ def item_index(items: Iterable[Item], params: CleanParams) -> ItemIndex:
     return ItemIndex.from_items(items, **settings_of(params)["items"])
 
 
-def sweep_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Work: sweep `task["shard"]`; facts: documents and bytes in and out, redactions, what was too long."""
-    return sweep(read_documents(task["shard"]), *cached_tools(task["tools"]), out)
+def measure_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Work: measure `task["shard"]`; facts: documents and bytes in and out, redactions, what was too long."""
+    return measure_documents(read_documents(task["shard"]), *cached_tools(task["tools"]), out)
 
 
-def sweep(
+def measure_documents(
     documents: Iterable[Document], params: CleanParams, index: ItemIndex, scorer: Scorer, out: Path
 ) -> dict[str, Any]:
-    """Sweep documents into the folder `out`.
+    """Measure documents into the folder `out`.
 
     Memory is bounded by one batch of about 100 MB, or 60 times the largest
     document that its kind's `max_bytes` allows, and 700 bytes for each
@@ -103,22 +103,29 @@ def sweep(
         "documents_in": 0, "bytes_in": 0, "bytes_normalised": 0, "bytes_redacted": 0, "too_long": [], "redactions": {}
     }
     redactions: Counter[str] = Counter()
-    signatures, measures, hits = [], _Measures(out / MEASURES), HitWriter()
-    with DocumentWriter(out / DOCUMENTS) as writer, measures:
-        for batch in _batches(_prepared(documents, params, facts, redactions)):
+    seen = 0
+    signatures: list[np.ndarray] = []
+    measures: list[pa.Table] = []
+    hits: list[tuple[int, Hits]] = []
+    with DocumentWriter(out / DOCUMENTS) as writer:
+        rows = _prepared(documents, params, facts, redactions)
+        for batch in in_batches(rows, lambda row: row.bytes, BATCH_BYTES):
             texts = [row.document.text for row in batch]
             tokens = tokenise(texts)
             columns = rules.measure(texts, tokens)
             columns |= scorer.scores(texts, tokens, columns)
+            hits += [(n, hit) for n, hit in enumerate(index.scan(texts, tokens, prompts_alone=False), seen) if hit]
             signatures.append(minhash.signatures(shingles(tokens.words, minhash.SHINGLE_WORDS)))
-            hits.add(index.scan(texts, tokens, prompts_alone=False))
+            measures.append(_table(batch, columns))
+            seen += len(batch)
             for row in batch:
                 writer.add(row.document)
-            measures.add(batch, columns)
+    if measures:
+        pq.write_table(pa.concat_tables(measures), out / MEASURES, compression="zstd", compression_level=1)
     together = np.concatenate([np.zeros((0, minhash.PERMUTATIONS), np.uint32), *signatures])
     np.save(out / SIGNATURES, together)
     np.save(out / BANDS, np.ascontiguousarray(minhash.band_keys(together).T))
-    hits.save(out / HITS)
+    save_hits(out / HITS, hits)
     return {**facts, "documents": len(together), "redactions": dict(sorted(redactions.items()))}
 
 
@@ -155,51 +162,21 @@ def check_indents(before: str, after: str, where: str) -> None:
         raise GateError("code keeps its indents", "normalisation changed the beginning of a line", where=where)
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    batch: list[Row] = []
-    size = 0
-    for row in rows:
-        if batch and size + row.bytes > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(row)
-        size += row.bytes
-    if batch:
-        yield batch
-
-
-class _Measures:
-    """measures.parquet: `id`, `raw_id` (16 bytes each), `tie`, `place`, `bytes`, `val`, `kind`, then the columns."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writer: Any = None
-
-    def add(self, batch: Sequence[Row], columns: Mapping[str, np.ndarray]) -> None:
-        documents = [row.document for row in batch]
-        digest = pa.binary(16)
-        table = pa.table(
-            {
-                "id": pa.array([bytes.fromhex(document.id) for document in documents], digest),
-                "raw_id": pa.array([bytes.fromhex(row.raw_id) for row in batch], digest),
-                "tie": pa.array([_tie(document) for document in documents], pa.uint64()),
-                "place": pa.array([row.place for row in batch], pa.int32()),
-                "bytes": pa.array([row.bytes for row in batch], pa.int64()),
-                "val": pa.array([document.split == "val" for document in documents]),
-                "kind": pa.array([document.kind for document in documents]),
-                **{name: pa.array(np.asarray(values, np.float64)) for name, values in sorted(columns.items())},
-            }
-        )
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd", compression_level=1)
-        self._writer.write_table(table)
-
-    def __enter__(self) -> _Measures:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
+def _table(batch: Sequence[Row], columns: Mapping[str, np.ndarray]) -> pa.Table:
+    """Rows of measures.parquet: `id`, `raw_id` (16 bytes each), `tie`, `place`, `bytes`, `val`, `kind`, then the columns."""
+    documents, digest = [row.document for row in batch], pa.binary(16)
+    return pa.table(
+        {
+            "id": pa.array([bytes.fromhex(document.id) for document in documents], digest),
+            "raw_id": pa.array([bytes.fromhex(row.raw_id) for row in batch], digest),
+            "tie": pa.array([_tie(document) for document in documents], pa.uint64()),
+            "place": pa.array([row.place for row in batch], pa.int32()),
+            "bytes": pa.array([row.bytes for row in batch], pa.int64()),
+            "val": pa.array([document.split == "val" for document in documents]),
+            "kind": pa.array([document.kind for document in documents]),
+            **{name: pa.array(np.asarray(values, np.float64)) for name, values in sorted(columns.items())},
+        }
+    )
 
 
 def _tie(document: Document) -> int:
@@ -208,32 +185,18 @@ def _tie(document: Document) -> int:
     return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest(), "big")
 
 
-class HitWriter:
-    """hits.npz: for the documents with any hit their number, item contained whole, and lists of n-grams, families."""
-
-    def __init__(self) -> None:
-        self._seen = 0
-        self._numbers: list[int] = []
-        self._hits: list[Hits] = []
-
-    def add(self, hits: Sequence[Hits]) -> None:
-        for number, hit in enumerate(hits, self._seen):
-            if hit.whole >= 0 or len(hit.ngrams) or len(hit.families):
-                self._numbers.append(number)
-                self._hits.append(hit)
-        self._seen += len(hits)
-
-    def save(self, path: Path) -> None:
-        none = np.zeros(0, np.int64)
-        np.savez(
-            path,
-            number=np.array(self._numbers, np.int64),
-            whole=np.array([hit.whole for hit in self._hits], np.int64),
-            ngrams=np.concatenate([none, *(hit.ngrams for hit in self._hits)]),
-            ngram_ends=np.cumsum([len(hit.ngrams) for hit in self._hits], dtype=np.int64),
-            families=np.concatenate([none, *(hit.families for hit in self._hits)]),
-            family_ends=np.cumsum([len(hit.families) for hit in self._hits], dtype=np.int64),
-        )
+def save_hits(path: Path, numbered: Sequence[tuple[int, Hits]]) -> None:
+    """hits.npz: number of each document with any hit, item contained whole, and lists of n-grams and families."""
+    hits, none = [hit for _, hit in numbered], np.zeros(0, np.int64)
+    np.savez(
+        path,
+        number=np.array([number for number, _ in numbered], np.int64),
+        whole=np.array([hit.whole for hit in hits], np.int64),
+        ngrams=np.concatenate([none, *(hit.ngrams for hit in hits)]),
+        ngram_ends=np.cumsum([len(hit.ngrams) for hit in hits], dtype=np.int64),
+        families=np.concatenate([none, *(hit.families for hit in hits)]),
+        family_ends=np.cumsum([len(hit.families) for hit in hits], dtype=np.int64),
+    )
 
 
 def read_hits(path: Path) -> tuple[np.ndarray, list[Hits]]:
