@@ -45,15 +45,15 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
     conversations = read_sources(params)
     sft_gates.check_split_keys(conversations)
     read = Counter(row.source for row in conversations)
-    losses: dict[str, Counter[str]] = {name: Counter() for name in sorted(read)}
+    dropped: dict[str, Counter[str]] = {name: Counter() for name in sorted(read)}
     capacity = params.context_tokens + 1
-    touched: Counter[str] = Counter()
-    rows = sft_rows.choose(tokenizer, conversations, params, index, losses, touched)
-    supervised = sft_rows.supervised_tokens(rows, params, losses)
-    facts = sft_rows.of_sources(params, read, losses, supervised)
+    contaminated: Counter[str] = Counter()
+    rows = sft_rows.choose(tokenizer, conversations, params, index, dropped, contaminated)
+    supervised = sft_rows.supervised_tokens(rows, params, dropped)
+    facts = sft_rows.of_sources(params, read, dropped, supervised)
     files = shard_files(CLEAN / "train") if params.replay_share else {}
     text = replay.beside(tokenizer, params, shares, files, index, sum(supervised.values()))
-    names = [*losses, *text.pieces]
+    names = [*dropped, *text.pieces]
     read_from = {"battery": BATTERY, "instruct": INSTRUCT, **({"clean": CLEAN} if text.pieces else {})}
 
     with new_dir(out) as folder:
@@ -68,7 +68,7 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
             # A repeat is a row entry, not a copy of the ids, and never changes which side a conversation is on.
             times = [params.sources[row.conversation.source].repeats if split == "train" else 1 for row in part]
             if split == "train":
-                texts = [(ids, names.index(name, len(losses))) for name, mine in text.pieces.items() for ids in mine]
+                texts = [(ids, names.index(name, len(dropped))) for name, mine in text.pieces.items() for ids in mine]
                 entries += [(ids, replay.mask_of(ids), source) for ids, source in texts]
                 times += [1] * len(texts)
             numbers = [number for number, repeats in enumerate(times) for _ in range(repeats)]
@@ -91,13 +91,13 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
             context_tokens=params.context_tokens,
             tokenizer=tokenizer.digest,
             template_hash=template_hash(tokenizer),
-            sources=list(losses),
+            sources=list(dropped),
             replay_sources=list(text.pieces),
             replay_share=params.replay_share,
         )
         facts |= check(folder, tokenizer, index, params, counts)
     facts["replay"]["contaminated"] = text.contaminated
-    facts["contaminated_items"] = dict(sorted(touched.items()))  # conversations, by item
+    facts["contaminated_items"] = dict(sorted(contaminated.items()))  # conversations, by item
     run.metrics(facts)
 
 

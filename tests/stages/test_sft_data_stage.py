@@ -13,7 +13,6 @@ from athanor.commands import cli
 from athanor.commands import sft as sft_command
 from athanor.corpus.conversations import Conversation, Item, Message, read_conversations, write_rows
 from athanor.corpus.documents import read_documents, shard_files, split_of, write_documents
-from athanor.corpus.instruct import choosing
 from athanor.data.rows import PackedRows
 from athanor.data.sampler import SftSampler
 from athanor.errors import GateError, InputError, ParamsError
@@ -183,7 +182,7 @@ def test_habits_that_no_filter_took_out_are_found_in_the_rows(world, run_text_st
     with pytest.raises(GateError, match="hedges.*open with a hedge, limit 0.001"):
         run_text_stage(sft_data, sft_data=changed(filter_exceptions=off, max_hedge_rate=0.001))
     add(world, "sums", conversation("sums", *BAD["identity_leak"]))
-    monkeypatch.setitem(choosing.FILTERS, "identity_leak", lambda row: False)
+    monkeypatch.setitem(sft_rows.FILTERS, "identity_leak", lambda row: False)
     for excepted in ([], ["chat"]):
         off["identity_leak"] = excepted
         with pytest.raises(GateError, match="identity.*source 'sums' claims"):

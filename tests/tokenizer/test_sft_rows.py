@@ -12,7 +12,6 @@ from athanor.artifacts import write_manifest
 from athanor.corpus.conversations import Conversation, Item, Message
 from athanor.corpus.decontaminate import ItemIndex
 from athanor.corpus.documents import Document, write_shards
-from athanor.corpus.instruct import choosing
 from athanor.data.rows import KIND, VERSION, PackedRows, write_split
 from athanor.errors import GateError, InputError
 from athanor.params.sft_data import SftDataParams
@@ -28,7 +27,7 @@ def talk(*texts: str, split: str = "train", source: str = "s", key: str = "") ->
 
 
 @pytest.fixture
-def losses() -> dict[str, Counter[str]]:
+def dropped() -> dict[str, Counter[str]]:
     return defaultdict(Counter)
 
 
@@ -40,15 +39,15 @@ def write(folder: Path, tokenizer, pairs, rows, context_tokens: int = 63) -> Pac
     return PackedRows(folder)
 
 
-def test_duplicates_go_and_validation_wins(losses):
+def test_duplicates_go_and_validation_wins(dropped):
     rows = [talk("a", "1"), talk("a", "1"), talk("a", "1"), talk("b", "2"), talk("b", "2", split="val"), talk("c", "3")]
-    kept = sft_rows.deduplicate(rows, {"s": 1}, losses)
+    kept = sft_rows.deduplicate(rows, {"s": 1}, dropped)
     assert [(row.messages[0].content, row.split) for row in kept] == [("a", "train"), ("b", "val"), ("c", "train")]
-    assert losses["s"]["duplicates"] == 3
-    assert len(sft_rows.deduplicate(rows, {"s": 2}, losses)) == 4
+    assert dropped["s"]["duplicates"] == 3
+    assert len(sft_rows.deduplicate(rows, {"s": 2}, dropped)) == 4
 
 
-def choose(tokenizer, losses, conversations, priority):
+def choose(tokenizer, dropped, conversations, priority):
     """The training conversations that sources with default rules leave, as (source, first question, last answer)."""
     source = {"max_copies": 9, "repeats": 1, "max_supervised_tokens": None}
     params = {
@@ -58,7 +57,7 @@ def choose(tokenizer, losses, conversations, priority):
         "max_pad_share": 1.0,
         "max_hedge_rate": 1.0,
         "replay_share": 0.0,
-        "filter_exceptions": {name: [] for name in choosing.FILTERS},
+        "filter_exceptions": {name: [] for name in sft_rows.FILTERS},
         "source_priority": list(priority),
         "decontamination": {
             "ngram_words": 13,
@@ -68,57 +67,57 @@ def choose(tokenizer, losses, conversations, priority):
         },
         "sources": {name: source for name in sorted({row.source for row in conversations})},
     }
-    losses |= {name: Counter() for name in params["sources"]}
+    dropped |= {name: Counter() for name in params["sources"]}
     made = build(SftDataParams, params, "sft_data")
-    rows = sft_rows.choose(tokenizer, conversations, made, ItemIndex.from_items([]), losses, Counter())
+    rows = sft_rows.choose(tokenizer, conversations, made, ItemIndex.from_items([]), dropped, Counter())
     left = [row.conversation for row in rows]
     return [(row.source, row.messages[0].content, row.messages[-1].content) for row in left]
 
 
-def test_a_shared_greeting_is_no_copy(tokenizer, losses):
+def test_a_shared_greeting_is_no_copy(tokenizer, dropped):
     """One conversation that began "Hi" used to take every one that begins so out of another source."""
     hello = ("Hi", "Hello! How can I help you today?")
     talks = [talk(*hello, f"What about {n}?", f"It is {n}.", source="everyday") for n in range(20)]
     better = [talk(*hello, source="best"), talk(*hello, "What about 7?", "It is 7.", source="best")]
-    kept = choose(tokenizer, losses, [*better, *talks], ["best"])
+    kept = choose(tokenizer, dropped, [*better, *talks], ["best"])
     assert Counter(source for source, *_ in kept) == {"best": 2, "everyday": 19}
-    assert ("everyday", "Hi", "It is 7.") not in kept and losses["everyday"] == {"in_better_source": 1}
+    assert ("everyday", "Hi", "It is 7.") not in kept and dropped["everyday"] == {"in_better_source": 1}
     # A long first question and answer says it alone, whatever follows; and where a turn ends is part of the text.
     long = "This is a question and an answer of more than a hundred and fifty characters. " * 2
     ends = [talk("q", long, "And then?", f"{source} ends so.", source=source) for source in ("best", "everyday")]
     apart = [talk("a b", "c.", source="best"), talk("a", "b c.", source="everyday")]
-    kept = choose(tokenizer, losses, [*ends, *apart], ["best"])
+    kept = choose(tokenizer, dropped, [*ends, *apart], ["best"])
     assert [source for source, *_ in kept] == ["best", "best", "everyday"]
 
 
-def test_an_exact_copy_stays_in_the_better_source(tokenizer, losses):
+def test_an_exact_copy_stays_in_the_better_source(tokenizer, dropped):
     """Exact copies were taken out across sources, in the order of the files' names, before the priority was asked."""
     copies = [talk("What is it?", "It is this.", source=source) for source in ("a", "a", "b", "b", "c")]
-    assert [source for source, *_ in choose(tokenizer, losses, copies, ["b"])] == ["b", "b"]
-    assert {name: lost["in_better_source"] for name, lost in losses.items()} == {"a": 2, "b": 0, "c": 1}
+    assert [source for source, *_ in choose(tokenizer, dropped, copies, ["b"])] == ["b", "b"]
+    assert {name: lost["in_better_source"] for name, lost in dropped.items()} == {"a": 2, "b": 0, "c": 1}
     # Whichever side of the line the copies are on.
     sides = [talk("What?", "This.", source=name, split=split) for name, split in (("a", "val"), ("b", "train"))]
     assert [source for source, *_ in choose(tokenizer, defaultdict(Counter), sides, ["b"])] == ["b"]
 
 
-def test_long_conversations_end_after_an_assistant_turn(tokenizer, losses):
+def test_long_conversations_end_after_an_assistant_turn(tokenizer, dropped):
     long = talk("one", "two", "three " * 30, "four")
-    made = sft_rows.encode(tokenizer, [long, talk("x " * 200, "y")], 32, losses)
+    made = sft_rows.encode(tokenizer, [long, talk("x " * 200, "y")], 32, dropped)
     assert [len(row.conversation.messages) for row in made] == [2]
     ids, mask = render(tokenizer, long.messages[:2])
     assert made[0].ids.tolist() == ids and made[0].mask.tolist() == mask
-    assert losses["s"] == {"truncated": 1, "too_long": 1}
+    assert dropped["s"] == {"truncated": 1, "too_long": 1}
 
 
-def test_cap_counts_supervised_training_tokens(tokenizer, losses):
+def test_cap_counts_supervised_training_tokens(tokenizer, dropped):
     talks = [talk(f"q{i}", "answer", split="val" if i < 3 else "train") for i in range(40)]
-    rows = sft_rows.encode(tokenizer, talks, 64, losses)
+    rows = sft_rows.encode(tokenizer, talks, 64, dropped)
     each = rows[0].supervised
-    kept = sft_rows.cap_supervised(rows, {"s": 10 * each}, 1, losses)
+    kept = sft_rows.cap_supervised(rows, {"s": 10 * each}, 1, dropped)
     assert Counter(row.conversation.split for row in kept) == {"val": 3, "train": 10}
-    assert losses["s"]["over_cap"] == 27
-    assert kept != sft_rows.cap_supervised(rows, {"s": 10 * each}, 2, losses)
-    assert sft_rows.cap_supervised(rows, {"s": None}, 1, losses) == rows
+    assert dropped["s"]["over_cap"] == 27
+    assert kept != sft_rows.cap_supervised(rows, {"s": 10 * each}, 2, dropped)
+    assert sft_rows.cap_supervised(rows, {"s": None}, 1, dropped) == rows
 
 
 ITEM = Item(
@@ -131,15 +130,15 @@ ITEM = Item(
 )
 
 
-def test_conversations_that_hold_an_item_are_dropped_and_counted(tokenizer, losses):
+def test_conversations_that_hold_an_item_are_dropped_and_counted(tokenizer, dropped):
     index = ItemIndex.from_items([ITEM])
-    rows = sft_rows.encode(tokenizer, [talk("hello", "hi"), talk(ITEM.prompt[0].content, "The third one")], 128, losses)
-    touched = Counter()
-    kept = sft_rows.decontaminate(rows, index, 10, losses, touched)
-    assert touched == {ITEM.id: 1} and len(sft_rows.decontaminate(rows, index, 10, losses, Counter())) == 1
-    losses["s"]["contaminated"] -= 1
+    rows = sft_rows.encode(tokenizer, [talk("hello", "hi"), talk(ITEM.prompt[0].content, "The third one")], 128, dropped)
+    contaminated = Counter()
+    kept = sft_rows.decontaminate(rows, index, 10, dropped, contaminated)
+    assert contaminated == {ITEM.id: 1} and len(sft_rows.decontaminate(rows, index, 10, dropped, Counter())) == 1
+    dropped["s"]["contaminated"] -= 1
     assert [row.conversation.messages[0].content for row in kept] == ["hello"]
-    assert losses["s"]["contaminated"] == 1
+    assert dropped["s"]["contaminated"] == 1
     sft_gates.check_clean([row.conversation.messages for row in kept], index, 10)
     with pytest.raises(GateError, match="1 conversations hold a battery item"):
         sft_gates.check_clean([row.conversation.messages for row in rows], index, 10)
@@ -221,17 +220,17 @@ def test_a_key_on_both_sides_is_refused():
         sft_gates.check_split_keys([talk("a", "1", key="m"), talk("b", "2", key="m", split="val")])
 
 
-def test_encoded_arrays_have_fixed_types(tokenizer, losses):
-    row = sft_rows.encode(tokenizer, [talk("a", "b")], 64, losses)[0]
+def test_encoded_arrays_have_fixed_types(tokenizer, dropped):
+    row = sft_rows.encode(tokenizer, [talk("a", "b")], 64, dropped)[0]
     assert row.ids.dtype == np.uint32 and row.mask.dtype == np.uint8
 
 
-def test_system_messages_and_several_turns_in_rows(tokenizer, tmp_path, losses):
+def test_system_messages_and_several_turns_in_rows(tokenizer, tmp_path, dropped):
     short = talk("one", "two", "three", "four", "five", "six")
     system = Conversation((Message("system", "Be brief."), *short.messages), "s", "CC0-1.0", "train", "k")
     long = Conversation((*system.messages, Message("user", "seven"), Message("assistant", "x y " * 90)), "s", "CC0-1.0", "train", "l")
-    rows = sft_rows.encode(tokenizer, [system, long], 100, losses)
-    assert [row.conversation.messages for row in rows] == [system.messages] * 2 and losses["s"]["truncated"] == 1
+    rows = sft_rows.encode(tokenizer, [system, long], 100, dropped)
+    assert [row.conversation.messages for row in rows] == [system.messages] * 2 and dropped["s"]["truncated"] == 1
     packed = write(tmp_path, tokenizer, [(row.ids, row.mask) for row in rows], [[0, 1]], context_tokens=199)
     assert sft_gates.check_packed(tokenizer, packed, "train") == {0: system.messages, 1: system.messages}
     ids, mask = packed.conversation(0)

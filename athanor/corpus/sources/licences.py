@@ -74,8 +74,11 @@ def permitted(expression: str, allowed: Collection[str]) -> str | None:
     """
     known = {name.casefold(): name for name in allowed}
     tokens = re.findall(r"[()]|[^\s()]+", expression)
-    found, rest = _either(tokens, known)
-    return found if found and not rest else None
+    try:
+        found = _alternatives(tokens, known)
+    except (IndexError, ValueError):
+        return None
+    return None if tokens else found
 
 
 def permitted_value(value: Any, allowed: Collection[str] | None) -> str | None:
@@ -90,39 +93,38 @@ def permitted_value(value: Any, allowed: Collection[str] | None) -> str | None:
     return None if None in names else " AND ".join(sorted({str(name) for name in names}))
 
 
-def _either(tokens: list[str], known: dict[str, str]) -> tuple[str | None, list[str]]:
-    """First allowed alternative, or None, and what is left of the tokens; "" marks a syntax error."""
-    found, rest = _jointly(tokens, known)
-    while rest and rest[0].upper() == "OR":
-        other, rest = _jointly(rest[1:], known)
-        if found == "" or other == "":
-            return "", rest
-        found = found or other
-    return found, rest
+# Each takes its tokens off the list; IndexError or ValueError where the syntax is wrong.
 
 
-def _jointly(tokens: list[str], known: dict[str, str]) -> tuple[str | None, list[str]]:
-    parts, rest = [], tokens
-    while True:
-        found, rest = _one(rest, known)
-        parts.append(found)
-        if not rest or rest[0].upper() != "AND":
-            break
-        rest = rest[1:]
-    if "" in parts:
-        return "", rest
-    return (None if None in parts else " AND ".join(dict.fromkeys(str(part) for part in parts))), rest
+def _alternatives(tokens: list[str], known: dict[str, str]) -> str | None:
+    found = [_joint_terms(tokens, known)]
+    while _taken(tokens, "OR"):
+        found.append(_joint_terms(tokens, known))
+    return next((name for name in found if name is not None), None)
 
 
-def _one(tokens: list[str], known: dict[str, str]) -> tuple[str | None, list[str]]:
-    if not tokens or tokens[0].upper() in ("AND", "OR", "WITH", ")"):
-        return "", tokens
-    if tokens[0] == "(":
-        found, rest = _either(tokens[1:], known)
-        return (found, rest[1:]) if rest[:1] == [")"] else ("", rest)
-    if len(tokens) > 1 and tokens[1].upper() == "WITH":
-        return (known.get(f"{tokens[0]} with {tokens[2]}".casefold()) if len(tokens) > 2 else ""), tokens[3:]
-    return known.get(tokens[0].casefold()), tokens[1:]
+def _joint_terms(tokens: list[str], known: dict[str, str]) -> str | None:
+    found = [_term(tokens, known)]
+    while _taken(tokens, "AND"):
+        found.append(_term(tokens, known))
+    return None if None in found else " AND ".join(dict.fromkeys(map(str, found)))
+
+
+def _term(tokens: list[str], known: dict[str, str]) -> str | None:
+    token = tokens.pop(0)
+    if token == "(":
+        found = _alternatives(tokens, known)
+        if tokens.pop(0) != ")":
+            raise ValueError("no closing bracket")
+        return found
+    if token.upper() in ("AND", "OR", "WITH", ")"):
+        raise ValueError("no licence")
+    return known.get((f"{token} with {tokens.pop(0)}" if _taken(tokens, "WITH") else token).casefold())
+
+
+def _taken(tokens: list[str], word: str) -> bool:
+    """Whether the next token is this word, which is then taken off."""
+    return tokens[:1] != [] and tokens[0].upper() == word and bool(tokens.pop(0))
 
 
 def of_package(metadata: Message) -> str:

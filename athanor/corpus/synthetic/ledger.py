@@ -13,11 +13,12 @@ have cost. Lines:
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from athanor.corpus.synthetic.endpoint import Answer
 from athanor.corpus.synthetic.requests import Request
 from athanor.errors import InputError
 from athanor.params.synthetic import SyntheticBudget
+from athanor.pipeline.locks import try_lock
 
 FILE = "requests.jsonl"
 Prices = tuple[float, float]
@@ -42,9 +44,6 @@ class Spent:
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(self.requests + other.requests, self.tokens + other.tokens, self.money + other.money)
-
-    def __sub__(self, other: Spent) -> Spent:
-        return Spent(self.requests - other.requests, self.tokens - other.tokens, self.money - other.money)
 
     def beyond(self, budget: SyntheticBudget) -> str | None:
         """The first limit that is passed, or None."""
@@ -80,84 +79,71 @@ class Ledger:
     def __init__(self, folder: Path, name: str, budget: SyntheticBudget, max_output_tokens: int) -> None:
         self.path = folder / FILE
         self.answers: dict[str, Kept] = {}
-        self.spent, self.in_flight = Spent(), Spent()
+        self.spent = Spent()
         self._name, self._budget, self._most = name, budget, max_output_tokens
         self._prices = prices(budget)
         self._lock = threading.Lock()
         self._open: dict[str, Spent] = {}  # requests in flight, at their most
         self._handle: int | None = None
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Ledger:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.__exit__()
-            raise InputError("another process is sending requests", where=str(self.path), fix="wait for it") from None
-        fsync_dir(self.path.parent)
-        self._load()
+        with contextlib.ExitStack() as held:
+            if not held.enter_context(try_lock(self.path)):
+                raise InputError("another process is sending requests", where=str(self.path), fix="wait for it")
+            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            held.callback(os.close, self._handle)
+            fsync_dir(self.path.parent)
+            data = self.path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):  # a process was killed within a write; what it was about counts as in flight
+                os.ftruncate(self._handle, whole)
+                os.fsync(self._handle)
+            self._read(data[:whole])
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        self._handle = None
+        self._held.close()
 
     def look(self) -> Ledger:
         """Only read what is there, whoever holds it: for showing."""
-        if self.path.is_file():
-            self._take(self.path.read_bytes())
+        data = self.path.read_bytes() if self.path.is_file() else b""
+        self._read(data[: data.rfind(b"\n") + 1])
         return self
 
     def reserve(self, request: Request) -> str | None:
         """Enter a request that is about to leave. Otherwise the limit that it might pass; "wait" while others fly."""
         with self._lock:
-            most = cost(request.worst_input_tokens, self._most, self._prices)
-            beyond = (self.spent + self.in_flight + most).beyond(self._budget)
+            read = request.worst_input_tokens
+            beyond = sum(self._open.values(), self.spent + cost(read, self._most, self._prices)).beyond(self._budget)
             if beyond is not None:
                 return "wait" if self._open else beyond
-            told = {"input": request.worst_input_tokens, "output": self._most, "prices": self._prices}
+            most = {"input": read, "output": self._most, "prices": self._prices}
             # With what was asked: an answer that was paid for can be read without the corpus of that day.
-            asked = {"category": request.category, "user": request.user}
-            self._write({"type": "sent", "request": request.identity, **asked, **told})
-            self._open[request.identity] = most
-            self.in_flight += most
+            self._write("sent", request, category=request.category, user=request.user, **most)
             return None
 
     def answered(self, request: Request, answer: Answer) -> None:
         with self._lock:
-            self._write({"type": "answer", "request": request.identity, **asdict(answer), "prices": self._prices})
-            self._close(request, self._used(answer, self._open[request.identity]))
-            self.answers[request.identity] = Kept(answer, _day(time.time()))
+            self._write("answer", request, **asdict(answer), prices=self._prices)
 
     def free(self, request: Request, why: str) -> None:
         with self._lock:
-            self._write({"type": "free", "request": request.identity, "why": why})
-            self._close(request, Spent())
+            self._write("free", request, why=why)
 
     def lost(self, request: Request, why: str) -> None:
         with self._lock:
-            self._write({"type": "lost", "request": request.identity, "why": why})
-            self._close(request, self._open[request.identity])
+            self._write("lost", request, why=why)
 
-    def _used(self, answer: Answer, most: Spent, at: Prices | None = None) -> Spent:
-        if answer.input_tokens is None or answer.output_tokens is None:
-            return most
-        return cost(answer.input_tokens, answer.output_tokens, at or self._prices)
-
-    def _close(self, request: Request, used: Spent) -> None:
-        self.in_flight -= self._open.pop(request.identity)
-        if not self._open:
-            self.in_flight = Spent()  # no rest of floating point
-        self.spent += used
-
-    def _write(self, line: dict[str, Any]) -> None:
-        """One line, on the disk when this returns. After a failure nothing follows: a torn line must be the last."""
+    def _write(self, kind: str, request: Request, **facts: Any) -> None:
+        """One line, on the disk when it counts. After a failure nothing follows: a torn line must be the last."""
         if self._handle is None:
             raise InputError("closed after an error", where=str(self.path), fix="run this again")
-        told = {**line, "name": self._name, "t": round(time.time(), 3)}
-        data = json.dumps(told, ensure_ascii=True, sort_keys=True).encode() + b"\n"
+        line = {"type": kind, "request": request.identity, **facts, "name": self._name, "t": round(time.time(), 3)}
+        data = json.dumps(line, ensure_ascii=True, sort_keys=True).encode() + b"\n"
         try:
             with naming(self.path):
                 while data:
@@ -166,48 +152,34 @@ class Ledger:
         except OSError:
             self.__exit__()
             raise
+        self._count(line)
 
-    def _load(self) -> None:
-        assert self._handle is not None
-        with open(self.path, "rb") as file:
-            data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):  # a process was killed within a write; what it was about counts as in flight
-            os.ftruncate(self._handle, whole)
-            os.fsync(self._handle)
-        self._take(data)
-
-    def _take(self, data: bytes) -> None:
-        open_: dict[str, Spent] = {}
-        for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+    def _read(self, data: bytes) -> None:
+        for number, line in enumerate(data.splitlines(), 1):
             try:
-                self._entry(json.loads(line), open_)
+                self._count(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
                 what, fix = f"not a line of this file ({error})", "put the file back as it was, or move it away"
                 raise InputError(what, where=f"{self.path}:{number}", fix=fix) from None
-        for most in open_.values():  # in flight when their process died
-            self.spent += most
+        self.spent = sum(self._open.values(), self.spent)  # in flight when their process died
+        self._open.clear()
 
-    def _entry(self, line: dict[str, Any], open_: dict[str, Spent]) -> None:
+    def _count(self, line: Mapping[str, Any]) -> None:
+        """What a line says of answers and of what was spent under this name."""
         kind, request, mine = line["type"], line["request"], line["name"] == self._name
+        at = tuple(line["prices"]) if line.get("prices") else self._prices
+        most = self._open.pop(request, Spent()) if mine else Spent()
         if kind == "sent":
-            at = tuple(line["prices"]) if line["prices"] else self._prices
-            self.spent += open_.pop(request, Spent()) if mine else Spent()
+            self.spent += most  # of one whose process died
             if mine:
-                open_[request] = cost(line["input"], line["output"], at)
-            return
-        used = open_.pop(request, Spent()) if mine else Spent()
-        if kind == "answer":
-            names = Answer.__dataclass_fields__
-            answer = Answer(**{name: line[name] for name in names})
-            self.answers[request] = Kept(answer, _day(line["t"]))
-            at = tuple(line["prices"]) if line["prices"] else None
-            self.spent += self._used(answer, used, at) if mine else Spent()
+                self._open[request] = cost(line["input"], line["output"], at)
+        elif kind == "answer":
+            answer = Answer(**{name: line[name] for name in Answer.__dataclass_fields__})
+            self.answers[request] = Kept(answer, time.strftime("%Y-%m-%d", time.gmtime(line["t"])))
+            read, written = answer.input_tokens, answer.output_tokens
+            if mine:
+                self.spent += most if read is None or written is None else cost(read, written, at)
         elif kind == "lost":
-            self.spent += used
+            self.spent += most
         elif kind != "free":
             raise ValueError(f"type {kind!r}")
-
-
-def _day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
