@@ -183,7 +183,7 @@ def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> N
 
 def markdown(cards: Mapping[str, Facts]) -> str:
     """The cards for people."""
-    return render(Path(__file__).with_name("card.md.jinja"), {"said": said, "figure": _figure}, cards=cards, quantiles=QUANTILES)
+    return render(Path(__file__).with_name("card.md.j2"), {"said": said, "figure": _figure}, cards=cards, quantiles=QUANTILES)
 
 
 def _figure(value: float | None) -> str:
