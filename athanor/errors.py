@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 def suggest(name: object, known: Iterable[object], otherwise: str = "", cutoff: float = 0.0) -> str:
@@ -24,6 +24,17 @@ class AthanorError(Exception):
         self.what, self.where, self.fix = what, where, fix
         text = f"{where}: {what}" if where else what
         super().__init__(f"{text}. Fix: {fix}" if fix else text)
+
+    def __reduce__(self) -> tuple[Callable[..., AthanorError], tuple[object, ...]]:
+        return _made_again, (type(self), self.args, vars(self))
+
+
+def _made_again(kind: type[AthanorError], args: tuple[object, ...], state: dict[str, object]) -> AthanorError:
+    """An error as another process had it: its message is composed from keywords, so it is not made by its class."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(state)
+    return error
 
 
 class ParamsError(AthanorError):

@@ -5,27 +5,35 @@ facts that the function returned in `facts.json`. A task whose folder is there
 is done. So an interrupted stage goes on where it stopped, and every way of
 running gives the same bytes, because the function sees its task only.
 
-A task is made of JSON types, tuples, paths and dataclasses, and the function
-stands at the top of a module (athanor/pipeline/portable.py): both are checked
-in every way of running, so that what runs here also runs on a cluster.
+The function stands at the top of a module, and travels to other processes by
+its name; this is checked in every way of running, so that what runs here also
+runs on a cluster.
+
+Processes of this machine are joblib's loky. loky itself and not
+joblib.Parallel, which gives the caller no turn between two results: a stop
+would wait for a whole shard.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import copy
 import os
+import pkgutil
 import shutil
+import signal
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from athanor.artifacts import new_dir, read_json, write_json
 from athanor.corpus.work import Work
 from athanor.errors import InputError, Interrupted
 from athanor.pipeline.machine import Machine
-from athanor.pipeline.portable import OWN, call_text, item_of, pack_error, unpack, unpack_error
 
 FACTS = "facts.json"
 POLL = 0.1  # s between two looks at the stop flag
@@ -37,8 +45,19 @@ ONE_THREAD = dict.fromkeys(
      "RAYON_NUM_THREADS"), "1"
 ) | {"TOKENIZERS_PARALLELISM": "false"}
 
-# Name and answer of a task as it ends; None at least every second in between, to look at the stop flag.
-Answers = Iterator[tuple[str, dict[str, Any]] | None]
+class Call(NamedTuple):
+    """One task as `run_call` does it in another process, without a need to import anything before."""
+
+    cwd: str
+    work: str  # module:name
+    name: str
+    task: Any
+    folder: str
+
+
+# Name and answer (facts, or the error) of a task as it ends; None at least every second in between, to look at the
+# stop flag.
+Answers = Iterator[tuple[str, dict[str, Any] | BaseException] | None]
 
 
 class Executor:
@@ -77,16 +96,18 @@ class Executor:
         facts = {name: read_json(folder / name / FACTS) for name in tasks if (folder / name / FACTS).is_file()}
         if facts:
             self.resumed(sum(sizes.get(name, 0) for name in facts))
-        calls = {name: call_text(work, name, task, folder) for name, task in tasks.items() if name not in facts}
-        with contextlib.closing(self._answers(work, tasks, calls, folder)) as answers:
+        cwd, function = str(Path.cwd()), name_of(work)
+        left = {name: task for name, task in tasks.items() if name not in facts}
+        calls = {name: Call(cwd, function, name, task, str(folder)) for name, task in left.items()}
+        with contextlib.closing(self._answers(work, calls, folder)) as answers:
             for answer in answers:
                 if answer is not None:
                     name, found = answer
-                    if "error" in found:
-                        raise unpack_error(found["error"])
+                    if isinstance(found, BaseException):
+                        raise found
                     if self.kind != "processes":
                         _wait_seen(folder / name / FACTS)
-                    facts[name] = found["facts"]
+                    facts[name] = found
                     self.advance(sizes.get(name, 0))
                 if self.stop():
                     what = f"stopped after {len(facts)} of {len(tasks)} shards ({desc})"
@@ -95,18 +116,16 @@ class Executor:
             _sweep(folder, tasks)
         return {name: facts[name] for name in tasks}
 
-    def _answers(self, work: Work, tasks: Mapping[str, Any], calls: Mapping[str, str], folder: Path) -> Answers:
+    def _answers(self, work: Work, calls: Mapping[str, Call], folder: Path) -> Answers:
         if calls and self.kind == "ray":
             from athanor.pipeline.ray_cluster import in_ray
 
             yield from in_ray(calls, self.workers, folder)
         elif self.workers > 1 and len(calls) > 1:
-            from athanor.pipeline.processes import in_processes
-
             yield from in_processes(calls, self.workers)
         else:
-            for name in calls:
-                yield name, {"facts": run_task(work, name, tasks[name], folder)}
+            for name, call in calls.items():
+                yield name, run_task(work, name, call.task, folder)
 
 
 def from_machine(machine: Machine, *args: Callable[..., Any], **settings: Any) -> Executor:
@@ -131,15 +150,29 @@ def run_task(work: Work, name: str, task: Any, folder: Path) -> dict[str, Any]:
     return read_json(done)
 
 
-def run_call(text: str) -> dict[str, Any]:
-    """Do one task told as text, in a worker; the answer is {"facts": ...} or {"error": ...}."""
-    call = json.loads(text)
+def name_of(function: Callable[..., Any]) -> str:
+    """`module:name` of a function that other processes can import; TypeError for anything else."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<none>")
+    if module == "__main__":  # a stage run as python -m stages.clean: others know it by that name
+        module = getattr(sys.modules["__main__"].__spec__, "name", None)
+    if not module or "<" in name:
+        raise TypeError(f"{function!r} is no function at the top of a module, so no other process can import it")
+    return f"{module}:{name}"
+
+
+def run_call(call: Call) -> dict[str, Any] | BaseException:
+    """Do one task in a worker; returns its facts, or its error with a note of where it was raised."""
     try:
-        os.chdir(call["cwd"])
-        task = unpack(call["task"], (*OWN, call["work"].partition(".")[0]))
-        return {"facts": run_task(item_of(call["work"]), call["name"], task, Path(call["folder"]))}
+        os.chdir(call.cwd)
+        return run_task(pkgutil.resolve_name(call.work), call.name, call.task, Path(call.folder))
     except BaseException as error:
-        return {"error": pack_error(error)}
+        trace = f"raised in a worker:\n{traceback.format_exc()}"
+        try:
+            copy.copy(error)  # as it is made again in the other process
+        except Exception:
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        error.add_note(trace)
+        return error
 
 
 def killed(what: str) -> InputError:
@@ -166,3 +199,54 @@ def _wait_seen(path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.listdir(path.parent.parent)  # makes NFS look again
         time.sleep(POLL)
+
+
+def in_processes(calls: Mapping[str, Call], workers: int) -> Answers:
+    """Do the tasks in processes; after one was killed the others start anew, half as many, with what is left."""
+    from concurrent.futures import FIRST_COMPLETED, wait
+
+    from joblib.externals.loky import get_reusable_executor
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    left, kills = dict(calls), 0
+    while left:
+        workers = min(workers, len(left))
+        pool = get_reusable_executor(workers, initializer=enter_worker, initargs=(os.getpid(),), env=ONE_THREAD)
+        waiting, running = iter(list(left)), {}
+        try:
+            while True:
+                for name in (name for name, _ in zip(waiting, range(2 * workers - len(running)))):
+                    running[pool.submit(run_call, left[name])] = name
+                if not running:
+                    break
+                ended, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    answer = future.result()
+                    kills = 0
+                    name = running.pop(future)
+                    del left[name]
+                    yield name, answer
+                if not ended:
+                    yield None
+        except BrokenProcessPool:
+            yield None  # a stop that came meanwhile wins
+            kills += 1
+            if kills >= KILLS:
+                raise killed(f"with {workers} workers, {len(left)} shards are left") from None
+            workers = max(1, workers // 2)
+        except BaseException:
+            pool.shutdown(wait=True, kill_workers=True)
+            raise
+
+
+def enter_worker(parent: int) -> None:
+    """In a new worker: leave signals to the coordinator, and end soon after it, however it ended."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs started from here would inherit
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL)
+    os._exit(1)

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from athanor.errors import InputError
-from athanor.pipeline.executor import KILLS, ONE_THREAD, SHARED_FS_WAIT, Answers, killed
+from athanor.pipeline.executor import KILLS, ONE_THREAD, SHARED_FS_WAIT, Answers, Call, killed
 
 POLL = 0.2  # s
 STORE_BYTES = 100_000_000  # answers are small and go past the store; the default takes a third of the memory
 
 
-def in_ray(calls: Mapping[str, str], workers: int, folder: Path) -> Answers:
+def in_ray(calls: Mapping[str, Call], workers: int, folder: Path) -> Answers:
     """`workers` counts on a local cluster only; another has the cores that its machines offer."""
     with _own_signals():
         try:
@@ -38,7 +38,7 @@ def in_ray(calls: Mapping[str, str], workers: int, folder: Path) -> Answers:
     probe.touch()
 
     @ray.remote(num_cpus=1, max_retries=KILLS - 1)
-    def task(text: str, probe: str, patience: float) -> dict:  # sent as it stands: its machine may not see the checkout
+    def task(call: tuple, probe: str, patience: float) -> dict | BaseException:  # sent as it stands: its machine may not see the checkout
         import os
         import socket
         import time
@@ -52,11 +52,12 @@ def in_ray(calls: Mapping[str, str], workers: int, folder: Path) -> Answers:
             else:
                 deadline = min(deadline, time.monotonic() + 5)
             time.sleep(0.1)
-        from athanor.pipeline.executor import run_call
+        from athanor.pipeline.executor import Call, run_call
 
-        return run_call(text)
+        return run_call(Call(*call))
 
-    running = {task.remote(text, str(probe), SHARED_FS_WAIT): name for name, text in calls.items()}
+    # As a plain tuple, which can be read where athanor cannot be imported.
+    running = {task.remote(tuple(call), str(probe), SHARED_FS_WAIT): name for name, call in calls.items()}
     try:
         while running:
             ended, _ = ray.wait(list(running), num_returns=len(running), timeout=POLL)
@@ -68,7 +69,7 @@ def in_ray(calls: Mapping[str, str], workers: int, folder: Path) -> Answers:
                     raise  # of our own function above; the work's errors are answers
                 except ray.exceptions.RayError as error:
                     raise killed(f"shard '{name}' on the Ray cluster ({type(error).__name__})") from None
-                if "unseen" in answer:
+                if isinstance(answer, dict) and "unseen" in answer:
                     raise InputError(
                         f"machine '{answer['unseen']}' of the Ray cluster does not see this folder",
                         where=str(folder),

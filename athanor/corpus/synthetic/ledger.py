@@ -14,6 +14,7 @@ have cost. Lines:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import threading
@@ -28,7 +29,6 @@ from athanor.corpus.synthetic.endpoint import Answer
 from athanor.corpus.synthetic.requests import Request
 from athanor.errors import InputError
 from athanor.params.synthetic import SyntheticBudget
-from athanor.pipeline.locks import try_lock
 
 FILE = "requests.jsonl"
 Prices = tuple[float, float]
@@ -90,10 +90,13 @@ class Ledger:
     def __enter__(self) -> Ledger:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as held:
-            if not held.enter_context(try_lock(self.path)):
-                raise InputError("another process is sending requests", where=str(self.path), fix="wait for it")
             self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             held.callback(os.close, self._handle)
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                what = "another process is sending requests"
+                raise InputError(what, where=str(self.path), fix="wait for it") from None
             fsync_dir(self.path.parent)
             data = self.path.read_bytes()
             whole = data.rfind(b"\n") + 1
