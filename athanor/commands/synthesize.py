@@ -153,13 +153,13 @@ def report(params: SyntheticParams, target: Path) -> list[str]:
     ]
 
 
-def main() -> int:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="athanor synthesize", description=__doc__, formatter_class=raw)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would be sent, and send nothing")
     parser.add_argument("--show", type=int, default=2, metavar="N", help="requests that a dry run shows")
     parser.add_argument("--force", action="store_true", help="even if nothing has changed: ask again what failed")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> int:
     params: SyntheticParams = check_file(PARAMS)["synthetic"]
     if args.dry_run:
         print("\n".join(dry_run(params, args.show)))
@@ -171,7 +171,3 @@ def main() -> int:
         return status
     print("\n".join(report(params, publish(params))))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
