@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -16,8 +18,8 @@ PAIRS = 160  # for each similarity
 def sample():
     texts = []
     for module in stdlib.scan(stdlib.root()):
-        texts += [document.text for document in python_documents.prose_documents(module, "prose", 0.0, 2500, 1000)]
-        texts += [document.text for document in python_documents.code_documents(module, "code", 0.0, 6000, 3000)][:1]
+        texts += python_documents.prose_texts(module, 2500, 1000)
+        texts += itertools.islice(python_documents.code_texts(module, 6000, 3000), 1)
     found = planted.plant(texts, PAIRS, seed=5)
     assert len(found[1]) == PAIRS * len(planted.TARGETS + planted.DECOYS)
     return found

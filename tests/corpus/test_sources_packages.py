@@ -53,7 +53,9 @@ def site(tmp_path):
 class Made:
     def __init__(self, base, made, **options):
         self.prose, self.code = [], []
-        self.facts = packages.read(made, 0.2, base, self.prose.append, self.code.append, **options)
+        self.facts = {}
+        for document in packages.read(made, 0.2, base, self.facts, **options):
+            (self.prose if document.kind == "prose" else self.code).append(document)
 
     @property
     def modules(self):

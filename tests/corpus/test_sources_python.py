@@ -78,8 +78,9 @@ class Made:
 
     def __init__(self, base, source=SOURCE, val_fraction=0.5, **visitors):
         self.prose, self.code = [], []
-        add = (self.prose.append, self.code.append)
-        self.provenance = python_documents.read(source, val_fraction, base, *add, **visitors)
+        for document in python_documents.read(source, val_fraction, base, **visitors):
+            (self.prose if document.kind == "prose" else self.code).append(document)
+        self.provenance = stdlib.provenance(stdlib.source_files(base), base)
 
 
 def read(base):
@@ -124,7 +125,7 @@ def test_documents_never_mix_modules_and_split_by_module(library):
 
 def test_a_long_class_is_cut_between_members_under_its_header(library):
     module = next(m for m in stdlib.scan(library) if m.name == "people")
-    pieces = list(python_documents.pieces(module, 300, 10))
+    pieces = list(python_documents.code_texts(module, 300, 10))
     assert len(pieces) > 1 and all(len(piece) <= 300 for piece in pieces)
     for piece in pieces:
         ast.parse(piece)

@@ -104,8 +104,10 @@ def _everything() -> Iterator[Document]:
     base = stdlib.root()
     for module in stdlib.scan(base):
         yield from _module(module, "python")
-    topics = stdlib.topics(base)
-    yield from python_documents.topic_documents(topics, "python-docs", VAL_FRACTION, PROSE_CHARS, MIN_CHARS)
+    for name, text in stdlib.topics(base).items():
+        key, texts = f"topic:{name}", python_documents.packed([text.strip("\n")], PROSE_CHARS, MIN_CHARS)
+        of = ("python-docs", "prose", stdlib.LICENSE, key, VAL_FRACTION, {"module": key})
+        yield from python_documents.numbered(texts, *of)
     yield from _packages(site_packages())
 
 
@@ -126,8 +128,11 @@ def _packages(base: Path) -> Iterator[Document]:
 
 
 def _module(module: stdlib.Module, name: str) -> Iterator[Document]:
-    yield from python_documents.prose_documents(module, f"{name}-docs", VAL_FRACTION, PROSE_CHARS, MIN_CHARS)
-    yield from python_documents.code_documents(module, f"{name}-code", VAL_FRACTION, CODE_CHARS, MIN_CHARS)
+    of = (module.license, module.name, VAL_FRACTION, module.meta)
+    prose = python_documents.prose_texts(module, PROSE_CHARS, MIN_CHARS)
+    yield from python_documents.numbered(prose, f"{name}-docs", "prose", *of)
+    code = python_documents.code_texts(module, CODE_CHARS, MIN_CHARS)
+    yield from python_documents.numbered(code, f"{name}-code", "code", *of)
 
 
 def _markdown(base: Path) -> Iterator[Document]:

@@ -97,26 +97,34 @@ class Fetcher:
         self, source: PythonSource | None, pairs: list[docstrings.Pair] | None
     ) -> dict[str, tuple[Tally, Facts]]:
         base = stdlib.root()
-        with ExitStack() as stack:
-            bar = stack.enter_context(self.progress(python_documents.total_bytes(base), "standard library", "B"))
-            scan = {"tick": bar.update, "visit": docstrings.collector(pairs)}
-            if source is None:
-                provenance = python_documents.read(None, self.val_fraction, base, **scan)
-                writers = []
-            else:
-                writers = [stack.enter_context(self._writer(name, source)) for name in source.names]
-                provenance = python_documents.read(source, self.val_fraction, base, *(writer.add for writer in writers), **scan)
+        total = sum(path.stat().st_size for path in stdlib.source_files(base))
+        with self.progress(total, "standard library", "B") as bar:
+            visit = docstrings.collector(pairs)
+            documents = python_documents.read(source, self.val_fraction, base, bar.update, visit)
+            tallies = self._write(source.names if source else (), source, documents)
         if pairs is not None:
             pairs.extend(docstrings.topic_pairs(stdlib.topics(base)))
-        return {writer.name: (writer.tally, provenance) for writer in writers}
+        provenance = stdlib.provenance(stdlib.source_files(base), base)
+        return {name: (tally, provenance) for name, tally in tallies.items()}
 
     def _packages(self, source: PackagesSource) -> dict[str, tuple[Tally, Facts]]:
+        facts: Facts = {}
+        with self.progress(None, "installed packages", "B") as bar:
+            base = packages.root()
+            documents = packages.read(source, self.val_fraction, base, facts, bar.update, bar.expect)
+            tallies = self._write(source.names, source, documents)
+        return {name: (tally, facts) for name, tally in tallies.items()}
+
+    def _write(
+        self, names: Iterable[str], source: PythonSource | PackagesSource | None, documents: Iterable[Document]
+    ) -> dict[str, Tally]:
+        """Write documents of several names, each to its own."""
         with ExitStack() as stack:
-            bar = stack.enter_context(self.progress(None, "installed packages", "B"))
-            prose, code = [stack.enter_context(self._writer(name, source)) for name in source.names]
-            read = {"tick": bar.update, "expect": bar.expect, "stop": self._check_stop}
-            provenance = packages.read(source, self.val_fraction, packages.root(), prose.add, code.add, **read)
-        return {writer.name: (writer.tally, provenance) for writer in (prose, code)}
+            writers = {name: stack.enter_context(self._writer(name, source)) for name in names}
+            for document in documents:
+                self._check_stop()
+                writers[document.source].add(document)
+        return {name: writer.tally for name, writer in writers.items()}
 
     def _files(self, source: FilesSource) -> tuple[Tally, Facts]:
         found = rows.find(source.globs)

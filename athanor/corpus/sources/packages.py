@@ -13,14 +13,13 @@ import importlib.metadata
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from athanor.corpus.documents import Document, split_of
+from athanor.corpus.documents import Document
 from athanor.corpus.sources import licences, python_documents, stdlib
-from athanor.corpus.sources.python_documents import Add, module_documents
 from athanor.corpus.sources.stdlib import Module
 from athanor.errors import InputError
 from athanor.params.download import PackagesSource
@@ -101,71 +100,62 @@ def _readme(metadata: Any) -> str:
     return "" if text == "UNKNOWN" else text
 
 
-def total_bytes(packages: list[Package]) -> int:
-    return sum(path.stat().st_size for package in packages for _, path in package.files)
-
-
 def read(
     source: PackagesSource,
     val_fraction: float,
     base: Path,
-    prose: Add,
-    code: Add,
-    *,
+    facts: dict[str, Any],
     tick: Callable[[int], None] = lambda file_bytes: None,
     expect: Callable[[int], None] = lambda total_bytes: None,
-    stop: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
-    """Hand the documents of the packages below `base` to `prose` and `code`; returns their provenance.
+) -> Iterator[Document]:
+    """The documents of the packages below `base`; where they come from is added to `facts`.
 
     A file that cannot be read as Python of this version is counted and left
-    out: packages ship templates and code for other versions. `stop` is called
-    before each file and may raise.
+    out: packages ship templates and code for other versions.
     """
     packages, refused = find(source, base)
-    expect(total_bytes(packages))
-    counts: Counter[str] = Counter()
+    expect(sum(path.stat().st_size for package in packages for _, path in package.files))
+    left_out: Counter[str] = Counter()
     used: dict[str, Any] = {}
+    facts |= {"packages": used, "packages_left_out": dict(sorted(refused.items())), "files_left_out": left_out}
     size = 0
 
-    def counted(add: Add) -> Add:
-        def hand_on(document: Document) -> None:
-            nonlocal size
+    def full() -> bool:
+        return source.max_bytes is not None and size >= source.max_bytes
+
+    def counted(documents: Iterable[Document]) -> Iterator[Document]:
+        nonlocal size
+        for document in documents:
             if len(document.text) >= source.min_chars:
                 size += len(document.text.encode())
-            add(document)
+            yield document
 
-        return hand_on
-
-    prose, code = counted(prose), counted(code)
     for package in packages:
-        if _full(source, size):
+        if full():
             break
-        digest = hashlib.sha256()
-        used[package.name] = {"version": package.version, "license": package.license}
-        for document in readme_documents(package, source, val_fraction):
-            prose(document)
-        files = 0
+        digest, files = hashlib.sha256(), 0
+        yield from counted(readme_documents(package, source, val_fraction))
         for name, path in package.files:
-            if _full(source, size):
+            if full():
                 break
-            stop()
             data = path.read_bytes()
             tick(len(data))
-            reason = unwanted(data)
+            reason, documents = unwanted(data), []
             if reason is None:
-                reason = _hand_on(package, name, data, source, val_fraction, prose, code)
+                try:
+                    text, tree = stdlib.parse(data, name)
+                    module = Module(stdlib.module_name(name), name, text, tree, package.license, package.name)
+                    documents = python_documents.module_documents(module, source, val_fraction)
+                except (InputError, LookupError, RecursionError, UnicodeError):  # such as a template that ends in .py
+                    reason = "not readable"
+            yield from counted(documents)
             if reason is None:
                 files += 1
                 digest.update(f"{name}\0{hashlib.sha256(data).hexdigest()}\n".encode())
             else:
-                counts[reason] += 1
-        used[package.name] |= {"files": files, "files_sha256": digest.hexdigest()}
-    return {"packages": used, "packages_left_out": dict(sorted(refused.items())), "files_left_out": dict(counts)}
-
-
-def _full(source: PackagesSource, size: int) -> bool:
-    return source.max_bytes is not None and size >= source.max_bytes
+                left_out[reason] += 1
+        versions = {"version": package.version, "license": package.license}
+        used[package.name] = {**versions, "files": files, "files_sha256": digest.hexdigest()}
 
 
 def unwanted(data: bytes) -> str | None:
@@ -175,21 +165,8 @@ def unwanted(data: bytes) -> str | None:
     return "generated" if GENERATED.search(data[:HEADER_BYTES]) else None
 
 
-def _hand_on(
-    package: Package, name: str, data: bytes, source: PackagesSource, val_fraction: float, prose: Add, code: Add
-) -> str | None:
-    """Documents of one module; "not readable" where it is no Python, such as a template that ends in .py."""
-    try:
-        text, tree = stdlib.parse(data, name)
-        module = Module(stdlib.module_name(name), name, text, tree, package.license, package.name)
-        module_documents(module, source, val_fraction, prose, code)
-    except (InputError, LookupError, RecursionError, UnicodeError):
-        return "not readable"
-    return None
-
-
 def readme_documents(package: Package, source: PackagesSource, val_fraction: float) -> Iterator[Document]:
-    key = f"readme:{package.name}"
-    for part, text in enumerate(python_documents.packed([package.readme], source.max_prose_chars, source.min_chars)):
-        meta = {"module": key, "part": part, "package": package.name}
-        yield Document(text, source.prose_name, "prose", package.license, split_of(key, val_fraction), meta)
+    key, limits = f"readme:{package.name}", (source.max_prose_chars, source.min_chars)
+    meta = {"module": key, "package": package.name}
+    texts = python_documents.packed([package.readme], *limits)
+    return python_documents.numbered(texts, source.prose_name, "prose", package.license, key, val_fraction, meta)

@@ -1,8 +1,21 @@
-"""Documentation of Python modules as prose: docstrings, long comments and the language reference.
+"""Documents of Python modules: their documentation as prose, and their source as code.
 
-A document belongs to one module. It is a run of consecutive sections (module
-docstring, a class with its methods, functions), each under the dotted name
-and arguments it describes, so that the text says what it is about.
+Prose (docstrings, long comments, the language reference) is a run of
+consecutive sections (module docstring, a class with its methods, functions),
+each under the dotted name and arguments it describes, so that the text says
+what it is about.
+
+Code is cut between top-level statements into pieces of at most `max_chars`;
+comments and decorators stay with the statement they introduce. A class that
+is too long is cut between its members, each piece under the class's own
+header, so that pieces stay valid Python and a method is never seen without
+its class.
+
+What became prose is shortened in the code: a docstring keeps its first
+paragraph, and a comment block long enough to be a prose section is left out.
+Both sources would otherwise hold the same 2.5 MB, which a run of a few
+minutes would be taught twice. Summaries stay in both on purpose: code without
+them teaches no link between words and code.
 """
 
 from __future__ import annotations
@@ -24,32 +37,57 @@ MIN_COMMENT_CHARS = 160  # a shorter comment explains its line and stays with th
 LICENCE_WORDS = re.compile(r"copyright|licen[sc]e|all rights reserved|warrant|permission (is|to)|-\*-", re.IGNORECASE)
 
 
-def prose_documents(
-    module: Module, source: str, val_fraction: float, max_chars: int, min_chars: int
+def module_documents(
+    module: Module, source: PythonSource | PackagesSource, val_fraction: float
+) -> list[Document]:
+    """The documents of one module, first prose, then code; one that fails gives none."""
+    prose = prose_texts(module, source.max_prose_chars, source.min_chars)
+    code = code_texts(module, source.max_code_chars, source.min_chars)
+    of = (module.license, module.name, val_fraction, module.meta)
+    return [*numbered(prose, source.prose_name, "prose", *of), *numbered(code, source.code_name, "code", *of)]
+
+
+def numbered(
+    texts: Iterable[str], source: str, kind: str, license_: str, key: str, val_fraction: float, meta: dict[str, Any]
 ) -> Iterator[Document]:
-    """The prose documents of one module, each at most `max_chars` long unless a single paragraph is longer."""
-    comments = long_comments(module)
+    """Texts that belong together as documents; their split follows the key."""
+    for part, text in enumerate(texts):
+        yield Document(text, source, kind, license_, split_of(key, val_fraction), {**meta, "part": part})
+
+
+def read(
+    source: PythonSource | None,
+    val_fraction: float,
+    base: Path,
+    tick: Callable[[int], None] = lambda file_bytes: None,
+    visit: Callable[[Module], None] = lambda module: None,
+) -> Iterator[Document]:
+    """The documents of the library below `base`, scanned once.
+
+    Modules go to `visit` one by one: none is kept, for trees are big. Without a source only `visit` is served.
+    """
+    for module in stdlib.scan(base, tick):
+        visit(module)
+        if source is not None:
+            yield from module_documents(module, source, val_fraction)
+    for name, text in stdlib.topics(base).items() if source is not None else ():
+        key, texts = f"topic:{name}", packed([text.strip("\n")], source.max_prose_chars, source.min_chars)
+        yield from numbered(texts, source.prose_name, "prose", stdlib.LICENSE, key, val_fraction, {"module": key})
+
+
+def prose_texts(module: Module, max_chars: int, min_chars: int) -> Iterator[str]:
+    """The documentation of one module, in texts of at most `max_chars` unless a single paragraph is longer."""
+    blocks = comment_blocks(module.lines, module.string_lines)
+    comments = {start: text for start, _, text in blocks if is_prose(text)}
     sections = []
     for entry in stdlib.entries(module):
-        inside = [comments.pop(line) for line in sorted(comments) if line in body_lines(entry)]
-        texts = [text for text in (entry.doc, *inside) if text]
+        function = isinstance(entry.node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        lines = range(entry.node.lineno, entry.node.end_lineno + 1) if function else ()
+        texts = [text for text in (entry.doc, *(comments.pop(line) for line in sorted(comments) if line in lines)) if text]
         if texts:
-            line = getattr(entry.node, "lineno", 0)
-            sections.append((line, "\n\n".join([heading(entry), *texts])))
+            sections.append((getattr(entry.node, "lineno", 0), "\n\n".join([heading(entry), *texts])))
     sections += comments.items()  # between definitions: they introduce what follows
-    for part, text in enumerate(packed([text for _, text in sorted(sections)], max_chars, min_chars)):
-        split = split_of(module.name, val_fraction)
-        yield Document(text, source, "prose", module.license, split, module.meta(part))
-
-
-def topic_documents(
-    topics: dict[str, str], source: str, val_fraction: float, max_chars: int, min_chars: int
-) -> Iterator[Document]:
-    for name, text in topics.items():
-        key = f"topic:{name}"
-        for part, piece in enumerate(packed([text.strip("\n")], max_chars, min_chars)):
-            meta = {"module": key, "part": part}
-            yield Document(piece, source, "prose", stdlib.LICENSE, split_of(key, val_fraction), meta)
+    return packed([text for _, text in sorted(sections)], max_chars, min_chars)
 
 
 def heading(entry: Entry) -> str:
@@ -57,19 +95,6 @@ def heading(entry: Entry) -> str:
     if isinstance(entry.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return f"{entry.name}({stdlib.signature(entry.node, drop_self=entry.kind == 'method')})"
     return f"{entry.kind} {entry.name}"
-
-
-def body_lines(entry: Entry) -> range:
-    """Line numbers of a function; empty for modules and classes, whose parts speak for themselves."""
-    if isinstance(entry.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return range(entry.node.lineno, entry.node.end_lineno + 1)
-    return range(0)
-
-
-def long_comments(module: Module) -> dict[int, str]:
-    """Blocks of whole-line comments that read like prose, by the number of their first line."""
-    blocks = comment_blocks(module.lines, module.string_lines)
-    return {start: text for start, _, text in blocks if is_prose(text)}
 
 
 def comment_blocks(lines: list[str], skip: Collection[int]) -> Iterator[tuple[int, int, str]]:
@@ -131,15 +156,8 @@ class Chunk:
     headers: tuple[str, ...] = ()
 
 
-def code_documents(module: Module, source: str, val_fraction: float, max_chars: int, min_chars: int) -> Iterator[Document]:
-    """The code documents of one module, in order."""
-    for part, text in enumerate(pieces(module, max_chars, min_chars)):
-        split = split_of(module.name, val_fraction)
-        yield Document(text, source, "code", module.license, split, module.meta(part))
-
-
-def pieces(module: Module, max_chars: int, min_chars: int) -> Iterator[str]:
-    """Texts of at most `max_chars`, except where one statement alone is longer."""
+def code_texts(module: Module, max_chars: int, min_chars: int) -> Iterator[str]:
+    """The source code of one module, in texts of at most `max_chars`, except where one statement alone is longer."""
     lines = shortened(module)
     run, before = "", ()
     for chunk in chunks(lines, module.tree.body, 1, len(lines), max_chars):
@@ -238,49 +256,3 @@ def _shorten_docstring(lines: list[str], doc: ast.Expr) -> None:
     rest = raw[raw.rindex(quotes) + 3 :]
     lines[first : last + 1] = [""] * (last - first + 1)
     lines[first] = before + raw[: opening.end()].rstrip() + summary + quotes + rest
-
-
-Add = Callable[[Document], None]
-
-
-def total_bytes(base: Path) -> int:
-    return sum(path.stat().st_size for path in stdlib.source_files(base))
-
-
-def read(
-    source: PythonSource | None,
-    val_fraction: float,
-    base: Path,
-    prose: Add = lambda document: None,
-    code: Add = lambda document: None,
-    *,
-    tick: Callable[[int], None] = lambda file_bytes: None,
-    visit: Callable[[Module], None] = lambda module: None,
-) -> dict[str, Any]:
-    """Scan the library below `base` once; returns where its documents came from.
-
-    Documents go to `prose` and `code` as they are made, modules to `visit` one
-    by one: none is kept, for trees are big. Without a source only `visit` is served.
-    """
-    for module in stdlib.scan(base, tick):
-        visit(module)
-        if source is not None:
-            module_documents(module, source, val_fraction, prose, code)
-    if source is not None:
-        limits = (val_fraction, source.max_prose_chars, source.min_chars)
-        for document in topic_documents(stdlib.topics(base), source.prose_name, *limits):
-            prose(document)
-    return stdlib.provenance(stdlib.source_files(base), base)
-
-
-def module_documents(
-    module: Module, source: PythonSource | PackagesSource, val_fraction: float, prose: Add, code: Add
-) -> None:
-    """Hand on the documents of one module. All of them are made first: a module that fails gives none."""
-    limits = (val_fraction, source.max_prose_chars, source.min_chars)
-    documentation = list(prose_documents(module, source.prose_name, *limits))
-    limits = (val_fraction, source.max_code_chars, source.min_chars)
-    sources = list(code_documents(module, source.code_name, *limits))
-    for add, documents in ((prose, documentation), (code, sources)):
-        for document in documents:
-            add(document)

@@ -12,8 +12,10 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import io
 import platform
 import sysconfig
+import tokenize
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,9 +50,10 @@ class Module:
     license: str = LICENSE
     package: str = ""  # the distribution it belongs to, "" for the standard library
 
-    def meta(self, part: int) -> dict[str, Any]:
-        """What a document made of the module's `part` says of its origin."""
-        return {"module": self.name, "part": part, **({"package": self.package} if self.package else {})}
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What a document made of the module says of its origin."""
+        return {"module": self.name, **({"package": self.package} if self.package else {})}
 
     @property
     def lines(self) -> list[str]:
@@ -148,12 +151,7 @@ def parse(data: bytes, where: str) -> tuple[str, ast.Module]:
 
 def decode(data: bytes) -> str:
     """Source bytes as text: honours a BOM and a PEP 263 declaration, form feeds become plain line ends."""
-    first, second = (data.split(b"\n", 2) + [b"", b""])[:2]
-    encoding = "utf-8-sig"
-    for line in (first, second):
-        if line.lstrip().startswith(b"#") and b"coding" in line:
-            found = line.split(b"coding", 1)[1].lstrip(b":= \t").split()
-            encoding = found[0].decode("ascii") if found and b"utf" not in found[0].lower() else encoding
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     text = data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
     # Other characters that str.splitlines() takes for line ends would shift line numbers against ast's.
     return text.translate(dict.fromkeys((0x0B, 0x0C, 0x1C, 0x1D, 0x1E)) | dict.fromkeys((0x85, 0x2028, 0x2029), " "))
