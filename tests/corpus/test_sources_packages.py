@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import email
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from athanor.corpus.sources import licences, packages
+from athanor.corpus.sources.fetch import Fetcher
 from athanor.errors import InputError, Interrupted, ParamsError
 from athanor.params.download import PackagesSource
 from athanor.params.strict import build
@@ -135,7 +138,7 @@ def test_readme_is_prose_and_the_order_is_that_of_names(site):
     assert Made(site.root, source()).facts["packages"]["ant"]["files_sha256"] != before
 
 
-def test_budget_and_stop(site):
+def test_budget_and_stop(site, tmp_path, monkeypatch):
     for name in "abcdef":
         site(name, "License-Expression: MIT")
     whole = Made(site.root, source())
@@ -143,11 +146,11 @@ def test_budget_and_stop(site):
     half = Made(site.root, source(max_bytes=size // 2))
     assert whole.modules[: len(half.modules)] == half.modules and 3 <= len(half.modules) <= 4
 
-    def stop():
-        raise Interrupted("stopped")
-
+    monkeypatch.setattr(packages, "root", lambda: site.root)
+    bar = SimpleNamespace(update=lambda size: None, expect=lambda size: None)
+    fetcher = Fetcher(tmp_path / "raw", 0.2, lambda *_: nullcontext(bar), lambda: True, None, None)
     with pytest.raises(Interrupted):
-        Made(site.root, source(), stop=stop)
+        fetcher.fetch(source(), None)
 
 
 @pytest.mark.parametrize(
