@@ -177,6 +177,8 @@ def verdicts(
     return failed, values
 
 
+# -- measures of the characters, lines and turns of single texts; words are measured for a whole batch --------------
+
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = b"0123456789"
 _WHITE = b" \t\n\r\x0b\x0c"

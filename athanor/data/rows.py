@@ -1,4 +1,4 @@
-"""Packed rows on disk: writer and memory-mapped reader. An entry is a conversation, or a piece of pretraining text.
+"""Rows of a fixed number of tokens: packing, writer and memory-mapped reader. An entry is a conversation, or a piece of pretraining text.
 
     <split>_ids.bin       ids of every entry, one after the other
     <split>_mask.bin      uint8, 1 = supervised target

@@ -1,4 +1,13 @@
-"""Fetch any source of documents into its shards. What a stage gives (progress, a place for progress) comes in."""
+"""Fetch any source of documents into its shards, counted and held to what was promised of it.
+
+What a stage gives (progress, a place for progress) comes in.
+
+Before the first source is fetched, `check_sources` opens all of them, so that
+a slip in the ninth is told now and not after hours: a data set is opened and
+its first rows are read as they will be, a server is asked for the size of its
+files, globs are matched, and what all of it will take on the disk is compared
+with the room there is. All problems are one error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a row of a data set to a document: its text, what is kept beside it, and whether it is taken at all."""
+"""From the rows of a data set or of files to documents: their text, what is kept beside it, and which are taken."""
 
 from __future__ import annotations
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import functools
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -38,7 +40,6 @@ AGAIN = frozenset((408, 425, 429, 500, 502, 503, 504))
 ADVICE = {
     401: "the server wants a login; fetch the file by hand and use a source of type files",
     403: "the server refuses the file; check its terms, or fetch it by hand and use a source of type files",
-    404: "correct the url in params.yaml",
     410: "the file is gone; correct the url in params.yaml",
 }
 
@@ -67,16 +68,13 @@ def fetch(
     Interrupted, with everything so far kept, once `stop()` is true.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
-    for number, file in enumerate(source.urls):
-        path = folder / f"{number:05d}-{file_name(file.url)}"
+    for file, path in _paths(source, folder):
         if not _whole(path, file):
             _File(file, path, tick, expect, stop, wait).fetch()
         else:
             expect(path.stat().st_size)
             tick(path.stat().st_size)
-        found.append((without_query(file.url), path))
-    return found
+    return [(without_query(file.url), path) for file, path in _paths(source, folder)]
 
 
 def probe(source: HttpSource, folder: Path) -> int:
@@ -84,13 +82,11 @@ def probe(source: HttpSource, folder: Path) -> int:
 
     A server that is busy or cannot be reached now may be there when the file is fetched.
     """
-    total = 0
-    for number, file in enumerate(source.urls):
-        path = folder / f"{number:05d}-{file_name(file.url)}"
-        if not path.is_file():
-            with contextlib.suppress(Retry):
-                total += _File(file, path).announced()
-    return total
+    return sum(_File(file, path).announced() for file, path in _paths(source, folder) if not path.is_file())
+
+
+def _paths(source: HttpSource, folder: Path) -> list[tuple[RemoteFile, Path]]:
+    return [(file, folder / f"{number:05d}-{file_name(file.url)}") for number, file in enumerate(source.urls)]
 
 
 def file_name(url: str) -> str:
@@ -123,24 +119,23 @@ def _notes(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
+@dataclass
 class _File:
     """One file on its way."""
 
-    def __init__(
-        self,
-        file: RemoteFile,
-        path: Path,
-        tick: Callable[[int], None] = lambda received: None,
-        expect: Callable[[int], None] = lambda total_bytes: None,
-        stop: Callable[[], bool] = lambda: False,
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.file, self.path, self.tick, self.expect, self.stop, self.wait = file, path, tick, expect, stop, wait
-        self.name = self.end = without_query(file.url)  # the address, and the one that redirects lead to
-        self.part = path.with_name(path.name + ".part")
-        self.told = 0  # bytes that `tick` knows of
-        self.total: int | None = None
-        self.continued = False
+    file: RemoteFile
+    path: Path
+    tick: Callable[[int], None] = lambda received: None
+    expect: Callable[[int], None] = lambda total_bytes: None
+    stop: Callable[[], bool] = lambda: False
+    wait: Callable[[float], None] = time.sleep
+    told: int = 0  # bytes that `tick` knows of
+    total: int | None = None
+    continued: bool = False
+
+    def __post_init__(self) -> None:
+        self.name = self.end = without_query(self.file.url)  # the address, and the one that redirects lead to
+        self.part = self.path.with_name(self.path.name + ".part")
 
     def fetch(self) -> None:
         try:
@@ -152,14 +147,13 @@ class _File:
         finally:
             self.session.close()
 
-    @property
+    @functools.cached_property
     def session(self) -> Any:
         import requests
 
-        if not hasattr(self, "_session"):
-            self._session = requests.Session()
-            self._session.hooks["response"].append(self._check_redirect)
-        return self._session
+        session = requests.Session()
+        session.hooks["response"].append(self._check_redirect)
+        return session
 
     def _check_redirect(self, reply: Any, *_: Any, **__: Any) -> None:
         target = urljoin(reply.url, reply.headers.get("Location", "")) if reply.is_redirect else reply.url
@@ -205,12 +199,10 @@ class _File:
             self._store(reply, start)
 
     def announced(self) -> int:
-        """Bytes that the server says it would send; 0 where it does not say."""
-        try:
-            with self._get({}) as reply:
-                return count(reply.headers.get("Content-Length")) or 0
-        finally:
-            self.session.close()
+        """Bytes that the server says it would send; 0 where it does not say, or cannot be asked now."""
+        with contextlib.closing(self.session), contextlib.suppress(Retry), self._get({}) as reply:
+            return count(reply.headers.get("Content-Length")) or 0
+        return 0
 
     @contextlib.contextmanager
     def _get(self, headers: dict[str, str]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""An answer as conversations: the JSON that was asked for, or a reason why it is not."""
+"""An answer as conversations (the JSON that was asked for, or a reason why it is not), and how they are written down."""
 
 from __future__ import annotations
 
