@@ -215,7 +215,7 @@ def in_processes(calls: Mapping[str, Call], workers: int) -> Answers:
         waiting, running = iter(list(left)), {}
         try:
             while True:
-                for name in (name for name, _ in zip(waiting, range(2 * workers - len(running)))):
+                for name in (name for name, _ in zip(waiting, range(2 * workers - len(running)), strict=False)):
                     running[pool.submit(run_call, left[name])] = name
                 if not running:
                     break

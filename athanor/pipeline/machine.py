@@ -145,8 +145,7 @@ def machine() -> Machine:
             else:
                 values[field.name] = kind(text)
         except ValueError:
-            raise ParamsError(
-                f"expected {'key=value ...' if kind is dict else kind.__name__}, found {text!r}", where=f"environment ATHANOR_{field.name.upper()}"
-            ) from None
+            what = f"expected {'key=value ...' if kind is dict else kind.__name__}, found {text!r}"
+            raise ParamsError(what, where=f"environment ATHANOR_{field.name.upper()}") from None
     settings = build(Machine, values, "machine")
     return dataclasses.replace(settings, threads=settings.threads or cores(), workers=settings.workers or cores())

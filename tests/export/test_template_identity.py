@@ -17,8 +17,7 @@ import torch
 
 from athanor.artifacts import write_manifest
 from athanor.corpus.conversations import Message
-from athanor.data.rows import pack
-from athanor.data.rows import KIND, VERSION, PackedRows, write_split
+from athanor.data.rows import KIND, VERSION, PackedRows, pack, write_split
 from athanor.export import gguf
 from athanor.export.huggingface import write_huggingface
 from athanor.export.probes import has_control

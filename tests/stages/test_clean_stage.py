@@ -21,8 +21,7 @@ from athanor.corpus import writing
 from athanor.corpus.conversations import Item, Message, write_rows
 from athanor.corpus.documents import Document, read_documents, read_sources, split_of, write_shards
 from athanor.errors import GateError, InputError
-from athanor.pipeline import presets
-from athanor.pipeline import run
+from athanor.pipeline import presets, run
 from athanor.pipeline.run import Run
 from stages import clean
 from tests.corpus.world import write_scorer

@@ -36,8 +36,8 @@ from athanor.commands.data.read import (
     clean_params,
 )
 from athanor.corpus.conversations import read_items
-from athanor.corpus.writing import BINS
 from athanor.corpus.measuring import SCORES
+from athanor.corpus.writing import BINS
 from athanor.data.shards import KIND, VERSION
 from athanor.pipeline import dvc_lock
 from athanor.pipeline.facts import params_digest
