@@ -60,10 +60,6 @@ class Funnel:
         self._documents[source, step] += documents
         self._bytes[source, step] += size
 
-    def merge(self, other: Funnel) -> None:
-        self._documents.update(other._documents)
-        self._bytes.update(other._bytes)
-
     def documents(self, source: str, step: str) -> int:
         return self._documents[source, step]
 

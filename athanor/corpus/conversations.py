@@ -19,7 +19,6 @@ ROLES = ("system", "user", "assistant")
 ITEM_KINDS = ("exact", "numeric", "list", "code", "format", "likelihood")
 DIFFICULTIES = ("easy", "medium", "hard")
 SPLITS = ("development", "test")  # tune on the one, report the other
-ORIGINS = ("generated", "written")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from athanor.errors import InputError
 
 T = TypeVar("T")
-SCHEMA_VERSION = 1
 ROW_GROUP_DOCUMENTS = 4096
 READ_DOCUMENTS = 256
 SCHEMA = pa.schema(

@@ -36,11 +36,6 @@ class Words:
     def counts(self) -> np.ndarray:
         return np.diff(self.offsets)
 
-    @property
-    def owner(self) -> np.ndarray:
-        """int64 [words]: the text each word belongs to."""
-        return np.repeat(np.arange(len(self)), self.counts)
-
     def of(self, text: int) -> np.ndarray:
         return self.hashes[self.offsets[text] : self.offsets[text + 1]]
 

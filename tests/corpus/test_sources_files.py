@@ -14,7 +14,7 @@ import zstandard
 
 from athanor.corpus.documents import Document, ShardWriter, read_sources, split_of, write_shards
 from athanor.corpus.sources import rows, select
-from athanor.corpus.sources.fetch import write_source
+from athanor.corpus.sources.fetch import SourceWriter
 from athanor.errors import GateError, InputError, ParamsError
 from athanor.params.download import DownloadParams, FilesSource
 from athanor.params.strict import build
@@ -203,6 +203,13 @@ def test_questions_and_answers_by_template(tmp_path):
 def test_three_keys_are_enough():
     short = build(FilesSource, {"type": "files", "name": "mine", "globs": ["a.md"]}, "s")
     assert short == source("a.md", license="unknown", max_document_bytes=64_000_000)
+
+
+def write_source(raw, name, documents, **limits):
+    with SourceWriter(raw, name, **limits) as writer:
+        for document in documents:
+            writer.add(document)
+    return writer.tally
 
 
 def test_gate_on_size_and_count_of_what_is_left_out(tmp_path):

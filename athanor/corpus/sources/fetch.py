@@ -281,17 +281,6 @@ class SourceWriter:
                 )
 
 
-def write_source(
-    raw: Path, name: str, documents: Iterable[Document], *, min_chars: int, min_documents: int, min_bytes: int
-) -> Tally:
-    """Write one source's documents below `raw`; GateError when they are fewer than its minimum."""
-    limits = {"min_chars": min_chars, "min_documents": min_documents, "min_bytes": min_bytes}
-    with SourceWriter(raw, name, **limits) as writer:
-        for document in documents:
-            writer.add(document)
-    return writer.tally
-
-
 def check_sources(
     download: DownloadParams,
     instruct: InstructParams,
