@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.commands.plan.simulate import Change, View, busy, dvc_error, open_repo
+from athanor.commands.plan.simulate import Change, View
 from athanor.commands.summary import leaf
 from athanor.errors import AthanorError, InputError
+from athanor.pipeline import dvc_view
 from athanor.pipeline.closure import closure, code_digest, stage_module
 
 
@@ -46,27 +47,16 @@ class Verdict:
 
 def accept(root: Path, names: Sequence[str] = ()) -> list[Verdict]:
     """A verdict for each named stage, or for each stage with a changed .py file."""
-    from dvc.exceptions import DvcException
-    from dvc.lock import LockError
-    from dvc.repo import lock_repo
-
-    repo = open_repo(root)
-    try:
-        with lock_repo(repo):  # from the look at the files to the new lock nobody else may change them
-            known = {stage.addressing: stage for stage in repo.index.stages if stage.cmd}
-            for name in names:
-                if name not in known:
-                    raise InputError(f"no stage '{name}'", where="dvc.yaml", fix=f"name one of: {', '.join(known)}")
-            judged = [_judge(repo, root, known[name], asked=bool(names)) for name in dict.fromkeys(names or known)]
-            verdicts = [verdict for verdict in judged if verdict is not None]
-            _commit([known[verdict.stage] for verdict in verdicts if verdict.files and not verdict.refusal])
-            return verdicts
-    except LockError:
-        raise InputError(
-            f"{busy(repo) or 'another DVC process'} is at work here", where=str(root), fix="try again when it is done"
-        ) from None
-    except DvcException as error:
-        raise dvc_error(error) from None
+    repo = dvc_view.open_repo(root)
+    with dvc_view.locked(repo):  # from the look at the files to the new lock nobody else may change them
+        known = {stage.addressing: stage for stage in repo.index.stages if stage.cmd}
+        for name in names:
+            if name not in known:
+                raise InputError(f"no stage '{name}'", where="dvc.yaml", fix=f"name one of: {', '.join(known)}")
+        judged = [_judge(repo, root, known[name], asked=bool(names)) for name in dict.fromkeys(names or known)]
+        verdicts = [verdict for verdict in judged if verdict is not None]
+        dvc_view.commit([known[verdict.stage] for verdict in verdicts if verdict.files and not verdict.refusal])
+        return verdicts
 
 
 def _judge(repo: Any, root: Path, stage: Any, *, asked: bool) -> Verdict | None:
@@ -81,17 +71,6 @@ def _judge(repo: Any, root: Path, stage: Any, *, asked: bool) -> Verdict | None:
     if not files and not (asked and changes):
         return Verdict(stage.addressing, ()) if asked else None
     return Verdict(stage.addressing, files, _refusal(root, stage, changes, files))
-
-
-def _commit(stages: Sequence[Any]) -> None:
-    """What `dvc commit -f` does to each of them, but the lock is read and written once and not nine times."""
-    by_file: dict[Any, list[Any]] = {}
-    for stage in stages:
-        stage.save()
-        stage.commit(relink=False)
-        by_file.setdefault(stage.dvcfile, []).append(stage)
-    for file, changed in by_file.items():
-        file.dump_stages(changed, update_pipeline=False)
 
 
 def _refusal(root: Path, stage: Any, changes: Sequence[Change], files: Sequence[str]) -> str:

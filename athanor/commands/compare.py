@@ -10,7 +10,6 @@ read (params.yaml, dvc.lock, metrics/), so nothing has to be checked out.
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import math
 import re
@@ -23,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json
-from athanor.errors import AthanorError, InputError
+from athanor.errors import AthanorError, InputError, suggest
 from athanor.params.strict import read_yaml
-from athanor.pipeline import dvc_lock
+from athanor.pipeline import dvc_lock, dvc_view
 from athanor.pipeline.facts import flatten, git
 from athanor.pipeline.store import delivery
 
@@ -75,28 +74,14 @@ def resolve(root: Path, name: str) -> str:
 
 
 def _experiment(root: Path, name: str) -> str:
-    from dvc.repo.experiments.exceptions import AmbiguousExpRefInfo
-    from dvc.repo.experiments.utils import exp_refs, resolve_name
-    from scmrepo.git import Git
-
     if not git(root, "rev-parse", "--verify", "--quiet", "HEAD"):
         raise InputError("there is no commit yet", where=str(root), fix='git add -A && git commit -m "First run"')
-    scm = Git(str(root))
-    try:
-        try:
-            found = resolve_name(scm, name)[name]
-        except AmbiguousExpRefInfo:
-            refs = sorted(str(info) for info in exp_refs(scm) if info.name == name)
-            raise InputError("several experiments have this name", where=name, fix=f"use {' or '.join(refs)}") from None
-        if found is not None:
-            return str(scm.get_ref(str(found)))
-        experiments = [info.name for info in exp_refs(scm)]
-    finally:
-        scm.close()
-    known = git(root, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags").splitlines()
-    near = difflib.get_close_matches(name, [WORKSPACE, "HEAD", *known, *experiments], n=1, cutoff=0.0)
-    fix = f"did you mean '{near[0]}'? See dvc exp show"
-    raise InputError("no experiment or revision of this name", where=name, fix=fix)
+    commit, names = dvc_view.experiment(root, name)
+    if not commit:
+        known = git(root, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags").splitlines()
+        fix = f"{suggest(name, [WORKSPACE, 'HEAD', *known, *names])} See dvc exp show"
+        raise InputError("no experiment or revision of this name", where=name, fix=fix)
+    return commit
 
 
 def load(root: Path, name: str) -> Side:

@@ -19,13 +19,12 @@ from athanor.artifacts import write_text
 from athanor.corpus.sources.fetch import hub_revisions
 from athanor.corpus.sources.huggingface import explain
 from athanor.errors import InputError
+from athanor.pipeline.dvc_view import edited_yaml
 from athanor.pipeline.schema import check_file
 
 
 def pin(path: Path) -> dict[str, str]:
     """Pin what is not; returns the place in the file to the commit written there."""
-    from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
-
     sections = check_file(path)
     known: dict[str, str] = {}  # a data set has one revision everywhere
     missing: dict[str, str] = {}
@@ -39,11 +38,11 @@ def pin(path: Path) -> dict[str, str]:
             known[dataset] = newest_commit(dataset)
     if not missing:
         return {}
-    data = parse_yaml_for_update(path.read_text(encoding="utf-8"), str(path))
+    values = {}
     for where, dataset in missing.items():
-        section, _, place = where.partition(".sources[")
-        data[section]["sources"][int(place.rstrip("]"))]["revision"] = known[dataset]
-    write_text(path, dumps_yaml(data))
+        section, _, number = where.partition(".sources[")
+        values[section, "sources", int(number.rstrip("]")), "revision"] = known[dataset]
+    write_text(path, edited_yaml(path.read_text(encoding="utf-8"), values))
     return {where: known[dataset] for where, dataset in missing.items()}
 
 

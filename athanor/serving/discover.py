@@ -21,8 +21,9 @@ from pathlib import Path
 
 from athanor.artifacts import MANIFEST, manifest_digest, new_dir, read_json
 from athanor.errors import AthanorError, InputError
-from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF, cache_of, cached, export_of, recorded, unexported
 from athanor.gguf.reader import read_header
+from athanor.pipeline.dvc_view import cache_folder
+from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF, cached, export_of, recorded, unexported
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
@@ -86,7 +87,7 @@ def materialise(root: Path, found: Found) -> None:
     target = Path(found.path)
     if not found.fetch or (target / OWN).is_file():
         return
-    files = cached(cache_of(root), target.name)
+    files = cached(cache_folder(root), target.name)
     if files is None or not all(path.is_file() for path in files.values()):
         raise InputError(_absent(found))
     with new_dir(target) as folder:
@@ -111,7 +112,7 @@ def problem_of(root: Path, found: Found) -> str:
         if found.backend == LLAMA_CPP:
             return gguf_problem(path)
         if found.fetch and not path.is_dir():
-            files = cached(cache_of(root), path.name)
+            files = cached(cache_folder(root), path.name)
             if files is None or not all(file.is_file() for file in files.values()):
                 return _absent(found)
         elif not path.is_dir():
@@ -296,7 +297,7 @@ def _withrecorded(root: Path, local: list[Found]) -> tuple[list[Found], dict[str
     experiments = recorded(root)
     if not experiments:
         return local, {}
-    cache = cache_of(root)
+    cache = cache_folder(root)
     seen: dict[str, Found] = {}
     mine = root / EXPORT / HF_DIR
     here = next((one for one in local if one.path == str(mine) and not one.problem), None)

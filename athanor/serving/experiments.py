@@ -7,7 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-from athanor.errors import InputError
 from athanor.pipeline.facts import git
 
 EXPORT, HF_DIR = "models/export", "hf"
@@ -70,17 +69,6 @@ def export_of(lock: str) -> tuple[str, int] | None:
 def _md5(facts: str | None) -> str | None:
     match = re.search(r"\bmd5: ([0-9a-f]{32})\.dir", facts or "")
     return match[1] if match else None
-
-
-def cache_of(root: Path) -> Path:
-    """The folder of DVC's cache that holds objects by their MD5, as all levels of its configuration say."""
-    from dvc.config import Config, ConfigError
-
-    try:
-        folder = Config(str(root / ".dvc")).get("cache", {}).get("dir")
-    except ConfigError as error:
-        raise InputError(str(error), where=str(root / ".dvc"), fix="dvc config --list shows where it stands") from None
-    return (root / ".dvc" / (folder or "cache")) / "files" / "md5"
 
 
 def cached(cache: Path, md5: str) -> dict[str, Path] | None:

@@ -38,14 +38,14 @@ from typing import Any
 from athanor.commands import probe
 from athanor.commands.battery_gate import check_battery
 from athanor.commands.plan.forecast import Forecast, Memory, forecast
-from athanor.commands.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, busy, open_repo, simulate
+from athanor.commands.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, simulate
 from athanor.commands.plan.work import STAGES, questions, training_of
 from athanor.commands.slots import size
 from athanor.commands.summary import leaf
 from athanor.errors import AthanorError, GateError, ParamsError
 from athanor.hardware.shape import advice
 from athanor.params.sft import SCRATCH
-from athanor.pipeline import dvc_lock
+from athanor.pipeline import dvc_lock, dvc_view
 from athanor.pipeline.closure import code_digest, stage_module
 from athanor.pipeline.machine import anchor, machine
 from athanor.pipeline.progress import duration
@@ -91,7 +91,7 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     dvc_lock.stages(root / dvc_lock.LOCK)  # for its message, should a kill have torn the file
     if built and built["sft"].base == SCRATCH:
         check_battery(root, built["battery"])
-    repo = open_repo(root)
+    repo = dvc_view.open_repo(root)
     steps = simulate(repo, targets)
     memory = Memory(repo, anchor()) if any(step.runs for step in steps) else None
     forecasts = {
@@ -100,7 +100,7 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
         if memory is not None and step.runs and step.command
     }
     plan = Plan(steps, forecasts, [], shutil.disk_usage(root).free)
-    at_work = busy(repo)
+    at_work = dvc_view.busy(repo)
     if at_work:
         plan.notes.append(f"{at_work} is at work here: this is the plan of this moment")
     plan.notes.extend(_interpreter(root, steps, built))

@@ -11,17 +11,12 @@ so it works while another process runs `dvc repro`.
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from athanor.commands.plan.results import Results
-from athanor.errors import InputError
-from athanor.pipeline import dvc_lock
+from athanor.pipeline import dvc_view
 from athanor.pipeline.facts import flatten
 
 KEEP, RESTORE, RUN, FOLLOWS = "keep", "restore", "run", "follows"
@@ -93,62 +88,22 @@ class Unknown:
 UNKNOWN = Unknown()
 
 
-def open_repo(root: Path) -> Any:
-    """DVC's view of the checkout; InputError where it has none. DVC's own messages are kept off the terminal."""
-    from dvc.exceptions import DvcException, NotDvcRepoError
-    from dvc.repo import Repo
-
-    logging.getLogger("dvc").setLevel(logging.ERROR)
-    try:
-        repo = Repo(str(root))
-        repo.index.check_graph()
-        return repo
-    except NotDvcRepoError as error:
-        raise InputError(str(error), where=str(root), fix="run this in the checkout") from None
-    except DvcException as error:
-        raise dvc_error(error) from None
-
-
-def dvc_error(error: Exception) -> InputError:
-    """DVC's messages have several lines."""
-    return InputError(" ".join(str(error).split()), where="dvc", fix="see: dvc status")
-
-
-def busy(repo: Any) -> str:
-    """The DVC process that is at work in this checkout, or ""."""
-    import psutil
-
-    try:
-        held = json.loads((Path(repo.tmp_dir) / "rwlock").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    live = [holder for holder in held.get("write", {}).values() if psutil.pid_exists(holder["pid"])]
-    return f"{live[0]['cmd']} (PID {live[0]['pid']})" if live else ""
-
-
 def simulate(repo: Any, targets: Sequence[str] = ()) -> list[Step]:
     """A step for each stage that `dvc repro TARGETS` looks at, in its order.
 
     Data tracked by .dvc files has a step only when something happens to it.
     """
-    from dvc.exceptions import DvcException
-    from dvc.repo.reproduce import collect_stages, get_active_graph, plan_repro
-
-    try:
-        stages = collect_stages(repo, targets or ["dvc.yaml"])
-        order = plan_repro(get_active_graph(repo.index.graph), stages)
+    with dvc_view.told():
         view = View(repo)
-        steps = [view.step(stage) for stage in order]
-    except DvcException as error:
-        raise dvc_error(error) from None
-    return [step for stage, step in zip(order, steps, strict=True) if stage.cmd or step.action != KEEP]
+        steps = [(stage, view.step(stage)) for stage in dvc_view.in_order(repo, targets)]
+    return [step for stage, step in steps if stage.cmd or step.action != KEEP]
 
 
 class View:
     """The workspace as the stages looked at so far would leave it."""
 
     def __init__(self, repo: Any) -> None:
-        self.results = Results(repo)
+        self.repo = repo
         self.made: dict[str, Any] = {}  # path of an output that changes, to the restored output or None
         self.makers = {out.fs_path for stage in repo.index.stages for out in stage.outs if stage.cmd}
 
@@ -198,11 +153,12 @@ class View:
             return RUN, "dvc repro stops here: dvc checkout" if lost else "only recorded as it is now"
         same = not [change for change in changes if change.kind != "output"]
         self._take_over(stage, future)
+        results = dvc_view.results(self.repo, stage, waits, same)
         if waits:
-            possible = any(self.results.whole(entry, stage) for entry in self.results.candidates(stage, waits, same))
+            possible = any(dvc_view.whole(self.repo, entry, stage) for entry in results)
             return FOLLOWS if not changes or possible else RUN, ""
-        entry = self.results.recorded(stage, same)
-        restored = self.results.whole(entry, stage) if entry is not None else None
+        entry = next(results, None)
+        restored = dvc_view.whole(self.repo, entry, stage) if entry is not None else None
         for out in stage.outs:
             self.made[out.fs_path] = restored[out.fs_path] if restored else None
         return RESTORE if restored else RUN, ""
@@ -211,14 +167,12 @@ class View:
 
     def changes(self, stage: Any, future: dict[str, Any]) -> Iterator[Change]:
         """Everything known to differ; what cannot be known yet is left out."""
-        from dvc.dependency import ParamsDependency
-
         if stage.is_callback or stage.always_changed:
             yield Change("always", "", "runs every time")
         if stage.changed_stage():
-            yield Change("command", "cmd", "changed", _locked_command(stage), stage.cmd)
+            yield Change("command", "cmd", "changed", dvc_view.locked_command(stage), stage.cmd)
         for dep in stage.deps:
-            if isinstance(dep, ParamsDependency):
+            if dep in stage.params:
                 yield from param_changes(dep)
             else:
                 yield from self._dep_change(dep, future[dep.def_path])
@@ -241,36 +195,28 @@ class View:
         return any(_inside(path, out) or _inside(out, path) for out in self.makers)
 
     def _out_state(self, out: Any) -> str:
-        if out.hash_info and out.use_cache and not self.results.cached(out):
+        if out.hash_info and out.use_cache and not dvc_view.cached(out):
             return "is not in the cache"
         state = out.workspace_status().get(str(out), "")
         return {"deleted": "is missing", "modified": "was modified", "new": "is not recorded"}.get(state, state)
 
     def future(self, dep: Any) -> Any:
         """(hash, meta) that a dependency will have; None when it will not exist, UNKNOWN when a stage makes it anew."""
-        from dvc_data.hashfile.meta import Meta
-
         for path, out in self.made.items():
             if _inside(dep.fs_path, path):
                 if out is None:
                     return UNKNOWN
                 if dep.fs_path == path:
                     return out.hash_info, out.meta
-                part = out.get_obj(filter_info=dep.fs_path)
-                return None if part is None else (part.hash_info, Meta())
+                return dvc_view.inner_hash(out, dep.fs_path)
             if _inside(path, dep.fs_path):
                 return UNKNOWN
-        if not dep.exists:
-            return None
-        meta, hash_info = dep._get_hash_meta()
-        return hash_info, meta
+        return dvc_view.current_hash(dep) if dep.exists else None
 
     def _take_over(self, stage: Any, future: dict[str, Any]) -> None:
         """Put what will be into the stage's dependencies, for the key of the run-cache; outputs count as unknown."""
-        from dvc.dependency import ParamsDependency
-
         for dep in stage.deps:
-            if isinstance(dep, ParamsDependency):
+            if dep in stage.params:
                 dep.hash_info = dep.get_hash()
             elif future[dep.def_path] is not UNKNOWN:
                 dep.hash_info, dep.meta = future[dep.def_path]
@@ -297,12 +243,6 @@ def param_changes(dep: Any) -> Iterator[Change]:
             yield Change("parameter", prefix + leaf, "changed", before.get(leaf, ABSENT), after.get(leaf, ABSENT))
         if not leaves:  # an empty list or mapping has no leaves
             yield Change("parameter", prefix + name, "changed", old.get(name, ABSENT), new.get(name, ABSENT))
-
-
-def _locked_command(stage: Any) -> str | None:
-    if not getattr(stage, "name", None):
-        return None
-    return dvc_lock.stages(Path(stage.dvcfile._lockfile.path)).get(stage.name, {}).get("cmd")
 
 
 def _inside(path: str, folder: str) -> bool:
