@@ -36,7 +36,7 @@ COMMANDS = {
     "lm-eval": Command("athanor.commands.lm_eval", "[--tasks LIST]", "standard tasks through lm-evaluation-harness"),
     "evaluate": Command("athanor.commands.evaluate.main", "[--model PATH] [--watch]", "perplexity, in any runtime; of checkpoints too"),
     "serve": Command("athanor.commands.serve", "[--model PATH ...]", "a chat page, and OpenAI's protocol for any client"),
-    "chat": Command("athanor.commands.chat.main", "[list | export | ...]", "talk to the exported model; use corrections"),
+    "chat": Command("athanor.commands.chat", "[list | export | ...]", "talk to the exported model; use corrections"),
     "health": Command("athanor.commands.health", "[RUN] [--json]", "what went wrong in a training, and what to change"),
     "ui": Command("athanor.commands.ui", "[--port N]", "MLflow on the page that shows the runs"),
     "ship": Command("athanor.pipeline.ship", "[--wait S] [--rebuild]", "deliver journals to MLflow"),
@@ -47,7 +47,7 @@ COMMANDS = {
     "doctor": Command("athanor.commands.doctor.main", "[--fix] [--deep] [--json]", "what crashes left behind; repair it"),
     "accept": Command("athanor.commands.accept", "[STAGE ...]", "keep results after edits of comments or docstrings"),
     "deps": Command("athanor.pipeline.closure", "[--fix]", "check the code dependencies in dvc.yaml"),
-    "bench": Command("athanor.commands.bench.main", "hardware [--again]", "measure this machine for the model; once"),
+    "bench": Command("athanor.commands.bench", "hardware [--again]", "measure this machine for the model; once"),
 }
 
 

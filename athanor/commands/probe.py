@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json, write_text
-from athanor.commands import probe_chart, side
+from athanor.commands import side
 from athanor.commands.cli import positive
+from athanor.commands.render import fill_template
 from athanor.params.strict import read_yaml
 from athanor.pipeline import dvc_lock
 from athanor.pipeline.closure import SIDE
@@ -24,6 +26,7 @@ from athanor.pipeline.run import PARAMS
 from athanor.pipeline.schema import check_file
 from athanor.training.recipe import Recipe, check, derive, table
 
+LEFT, RIGHT, TOP, BOTTOM = 70, 620, 40, 345  # of the picture's frame, see templates/probe.svg.j2
 STAGE_FILE = Path(SIDE) / "lr.yaml"
 STAGE = "probe-lr"
 METRICS, CHART = Path("metrics/probe_lr.json"), Path("plots/probe_lr.svg")
@@ -85,7 +88,7 @@ def lr(args: argparse.Namespace) -> int:
         print("\nthe probe did not finish: the message is above. Rates that were done are kept.", file=sys.stderr)
         return status
     told = read_json(root / METRICS)
-    write_text(root / CHART, probe_chart.svg(told, built["pretrain"].lr))
+    write_text(root / CHART, chart(told, built["pretrain"].lr))
     print("\n".join(report(told, built["pretrain"].lr, built["pretrain"].tokens)))
     return 0
 
@@ -153,3 +156,28 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     return int(args.act(args))
+
+
+def chart(found: Mapping[str, Any], rate: float) -> str:
+    """`found` is metrics/probe_lr.json; `rate` is marked as pretrain.lr. Diverged rates are crosses at the top."""
+    rates = [point["lr"] for point in found["points"]]
+    scores = [point["bpb"] for point in found["points"] if point["bpb"] is not None] or [0.0, 1.0]
+    left, right, low, high = math.log(min(rates)), math.log(max(rates)), min(scores), max(scores)
+    pad, margin = 0.05 * (right - left) or 1.0, 0.1 * (high - low) or 0.1
+
+    def x(lr: float) -> float:
+        return LEFT + (math.log(lr) - left + pad) / (right - left + 2 * pad) * (RIGHT - LEFT)
+
+    def y(bpb: float) -> float:
+        return BOTTOM - (bpb - low + margin) / (high - low + 2 * margin) * (BOTTOM - TOP)
+
+    curve, fit = [], found["parabola"]
+    for number in range(101 if fit["a"] else 0):
+        lr = min(rates) * (max(rates) / min(rates)) ** (number / 100)
+        at = math.log(lr / found["best"]["lr"])
+        value = fit["a"] * at * at + fit["b"] * at + fit["c"]
+        if value <= high + margin:
+            curve.append((x(lr), y(value)))
+    marked = left - pad <= math.log(rate) <= right + pad
+    grid = [low + (high - low) * line / 4 for line in range(5)]
+    return fill_template("probe.svg.j2", found=found, rate=rate if marked else None, x=x, y=y, curve=curve, grid=grid) + "\n"

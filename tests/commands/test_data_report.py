@@ -13,10 +13,10 @@ import pytest
 from markupsafe import escape
 
 from athanor.artifacts import read_json
-from athanor.commands.data import show
 from athanor.commands.data.gather import gather
 from athanor.commands.data.read import Corpus
 from athanor.commands.data.report import page, refresh, render
+from athanor.commands.render import visible
 from athanor.errors import InputError
 from athanor.pipeline import attach, ship
 from athanor.pipeline.locks import try_lock
@@ -51,7 +51,7 @@ def test_a_documents_markup_comes_out_as_text(world):
     tags = Tags(shown)
     assert not {"script", "img", "iframe", "link"} & tags.names
     assert not {name for name in tags.attributes if name.startswith("on")} and "src" not in tags.attributes
-    assert escape(show.visible(SHORT)) in shown and escape(show.visible(EVIL)) in shown
+    assert escape(visible(SHORT)) in shown and escape(visible(EVIL)) in shown
     assert "\x1b" not in shown and "\u202e" not in shown
     assert "MIT &lt;&amp;&gt;" in shown and "&lt;b&gt;green&lt;/b&gt;" in shown
     assert "http" not in shown.replace("http-equiv", "") and "default-src 'none'" in shown

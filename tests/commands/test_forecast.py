@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from athanor.artifacts import read_json, write_json
-from athanor.commands.plan.forecast import Memory, Past, backtest, estimate, forecast
+from athanor.commands.plan.forecast import Memory, Past, Training, backtest, estimate, forecast, questions, training_of
 from athanor.commands.plan.simulate import RUN, Step
-from athanor.commands.plan.work import Training, questions, training_of
 from athanor.pipeline import presets
 from athanor.pipeline.closure import file_digests
 from athanor.pipeline.dvc_view import open_repo

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from athanor.commands import supervise
+from athanor.commands import repro
 from athanor.pipeline import lifetime
 from tests.pipeline.toy_pipeline import SAVE_EVERY, STEPS, Toy, gone, until
 
@@ -81,11 +81,11 @@ def test_which_ends_are_worth_another_start(tmp_path, capfd, left, asked, calls,
 
     with open(tmp_path / "other", "w") if left != f"{os.getpid()}\n" else open(path, "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        status, deaths = supervise.repro(tmp_path, call, asked, supervise.RESTARTS)
+        status, deaths = repro.supervise(tmp_path, call, asked, repro.RESTARTS)
     assert status == 255 and len(made) == calls
     assert len(deaths) == (calls if told else 0) and all(told in text for text in deaths)
 
 
 def test_dvc_that_is_killed_itself_is_started_again(tmp_path):
     ends = iter((-9, 0))
-    assert supervise.repro(tmp_path, lambda: next(ends), [], 3) == (0, ["dvc itself was killed (signal 9, Killed)"])
+    assert repro.supervise(tmp_path, lambda: next(ends), [], 3) == (0, ["dvc itself was killed (signal 9, Killed)"])

@@ -13,8 +13,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.artifacts import read_json
+from athanor.commands import probe
 from athanor.commands import probe as command
-from athanor.commands import probe_chart
 from athanor.errors import GateError, Interrupted, ParamsError
 from athanor.params.strict import read_yaml
 from athanor.pipeline import presets
@@ -164,7 +164,7 @@ def test_a_run_that_breaks_off_is_the_worst_and_no_error(work, probed, monkeypat
     }
     assert told["inside"] and told["best"]["lr"] == 0.0156
     assert Path(RESULTS[1]).read_text().splitlines()[-1].startswith("0.0977\t\t")
-    assert 'class="bad"' in probe_chart.svg(told, 0.016)
+    assert 'class="bad"' in probe.chart(told, 0.016)
 
 
 def test_a_handful_of_steps_is_refused(work):

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from athanor.artifacts import manifest_digest, read_json, read_manifest
-from athanor.commands.data import show
+from athanor.commands import render
 from athanor.commands.data.choose import Clusters, Draw, keys_of, twins_of
 from athanor.commands.data.read import (
     CLASSIFIERS,
@@ -251,10 +251,10 @@ def _totals(corpus: Corpus, sources: dict[str, Source], shards: dict[str, Any] |
     totals = {
         "sources": f"{len(sources)}",
         "documents came in": f"{total('documents_in'):,}",
-        "of text came in": show.size(total("bytes_in")),
+        "of text came in": render.size(total("bytes_in")),
         "documents kept": f"{total('documents_out'):,}",
-        "of text kept": show.size(total("bytes_out")),
-        "of the text kept": show.share(total("bytes_out"), total("bytes_in")),
+        "of text kept": render.size(total("bytes_out")),
+        "of the text kept": render.share(total("bytes_out"), total("bytes_in")),
         "documents held out": f"{held_out:,}",
     }
     return totals | ({"tokens in the stream": f"{shards['counts']['tokens']:,}"} if shards else {})

@@ -14,6 +14,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from athanor.commands import render
 from athanor.commands.data import show
 from athanor.commands.data.choose import Clusters, Wanted, draw, known, rule_name, score_condition, twins_of
 from athanor.commands.data.read import DROPPED, KEPT, Corpus, Place, weak_labels
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told, indent=2))
     else:
-        print(show.template("peek.txt.j2", **told, weak_labels=weak_labels(corpus.root)))
+        print(render.fill_template("peek.txt.j2", **told, weak_labels=weak_labels(corpus.root)))
     return 0
 
 

@@ -15,6 +15,7 @@ from athanor.artifacts import read_json, write_text
 from athanor.commands.data import show
 from athanor.commands.data.gather import LIMITS, Facts, gather
 from athanor.commands.data.read import Corpus
+from athanor.commands.render import fill_template
 from athanor.corpus import rules
 from athanor.corpus.pii import CATEGORIES
 from athanor.errors import AthanorError
@@ -67,7 +68,7 @@ def render(root: Path) -> str:
 
 def page(facts: Facts) -> str:
     constants = {"LIMITS": LIMITS, "WEAKENED": WEAKENED, "CATEGORIES": CATEGORIES, "LANGUAGE": LANGUAGE}
-    return show.template("report.html.j2", facts=facts, drift_of=drift_of, **constants)
+    return fill_template("report.html.j2", cut=show.cut, differences=show.differences, facts=facts, drift_of=drift_of, **constants)
 
 
 def drift_of(stream: dict[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,11 @@
-"""Text for people: what was cut is said, what cannot be seen is spelled out, differences are found."""
+"""Texts of documents for people: what was cut is said, differences are found."""
 
 from __future__ import annotations
 
 import difflib
 import os
-import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-import jinja2
-
+from athanor.commands.render import visible
 from athanor.corpus import pii
 from athanor.corpus.normalise import normalise
 from athanor.params.clean import CleanParams
@@ -19,40 +14,12 @@ COMPARED_LINES = 2000  # of each text: finding differences takes time that grows
 AROUND = 40  # characters of what is equal, beside a difference inside a line
 LINE_CHARS = 200
 
-# Control characters could command a terminal, bidirectional ones reorder what stands after them.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff\ud800-\udfff]"
-)
-
-
-def visible(text: str) -> str:
-    """The text with characters that have no shape, other than newline and tab, written as escapes."""
-    return _UNSEEN.sub(
-        lambda match: f"\\u{ord(match[0]):04x}" if ord(match[0]) > 255 else f"\\x{ord(match[0]):02x}", text
-    )
-
 
 def cut(text: str, chars: int) -> tuple[str, str]:
     """The first `chars` characters (0 for all), and what was left out in words, or ""."""
     if not chars or len(text) <= chars:
         return text, ""
     return text[:chars], f"the first {chars:,} of {len(text):,} characters"
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(count) >= factor:
-            return f"{count / factor:.{1 if abs(count) >= 100 * factor else 2}f} {unit}"
-    return f"{count:.0f} B"
-
-
-def share(part: float, whole: float) -> str:
-    return "–" if not whole else f"{part / whole:.2%}" if part / whole < 0.1 else f"{part / whole:.1%}"
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def differences(old: str, new: str, most: int = 20) -> list[str]:
@@ -110,28 +77,3 @@ def prepared(text: str, kind: str, params: CleanParams | None) -> tuple[str, str
     return normal, redacted, dict(sorted(counts.items()))
 
 
-def pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in sorted(values.items()))
-
-
-def scores(values: Mapping[str, float], weak: Sequence[str]) -> str:
-    """Scores in one line, with the reminder that labels of these classifiers were weak."""
-    if not values:
-        return "none: it went before it was scored"
-    line = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
-    return f"{line}   (weak labels: {', '.join(weak)})" if weak else line
-
-
-def template(name: str, **values: Any) -> str:
-    """A template of this folder filled in. HTML is escaped; what cannot be seen is spelled out."""
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=jinja2.select_autoescape(["html.j2"]),
-        finalize=lambda value: visible(value) if type(value) is str else value,  # markup is a subclass
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters |= {"size": size, "share": share, "plural": plural, "pairs": pairs, "scores": scores, "n": "{:,}".format}
-    templates.globals |= {"cut": cut, "differences": differences}
-    return templates.get_template(name).render(**values)

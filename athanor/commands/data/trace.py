@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from athanor.artifacts import read_json
+from athanor.commands import render
 from athanor.commands.data import show, where
 from athanor.commands.data.choose import DUPLICATES
 from athanor.commands.data.read import (
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(histories, indent=2))
     else:
-        print("\n".join(show.template("trace.txt.j2", **history) for history in histories), end="")
+        print("\n".join(render.fill_template("trace.txt.j2", cut=show.cut, **history) for history in histories), end="")
     return 0
 
 

@@ -56,18 +56,18 @@ Check = Callable[[], Iterable[Finding]]
 
 def examine(root: Path, deep: bool = False) -> list[Finding]:
     """Every finding in the checkout at `root`; a check that cannot be made is a finding, too."""
-    from athanor.commands.doctor import checks, content, leftovers
+    from athanor.commands.doctor import checks, files
     from athanor.commands.doctor.processes import look
 
-    scraps = leftovers.scraps(root)  # before the processes: what has no living owner then never gets one
+    scraps = files.scraps(root)  # before the processes: what has no living owner then never gets one
     checkout = look(root)
     rules: list[tuple[str, Check]] = [
         ("process", lambda: checks.unseen(checkout)),
         ("lock", lambda: checks.locks(checkout)),
         ("record", lambda: checks.torn_records(checkout)),
-        ("head", lambda: leftovers.experiment(checkout)),
-        ("temp-dir", lambda: leftovers.temp_dirs(checkout)),
-        ("leftover", lambda: leftovers.leftovers(checkout, scraps)),
+        ("head", lambda: files.experiment(checkout)),
+        ("temp-dir", lambda: files.temp_dirs(checkout)),
+        ("leftover", lambda: files.leftovers(checkout, scraps)),
         ("journal", lambda: checks.journals(checkout)),
         ("store", lambda: checks.moved_store(checkout)),
         ("untracked", lambda: checks.untracked(checkout)),
@@ -75,7 +75,7 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
         ("profile", lambda: checks.hardware_profile(root)),
     ]
     if deep:
-        rules.append(("cache", lambda: content.damaged(checkout)))
+        rules.append(("cache", lambda: files.damaged(checkout)))
     findings: list[Finding] = []
     for kind, check in rules:
         try:

@@ -37,9 +37,8 @@ from typing import Any
 
 from athanor.commands import probe
 from athanor.commands.battery_gate import check_battery
-from athanor.commands.plan.forecast import Forecast, Memory, forecast
+from athanor.commands.plan.forecast import STAGES, Forecast, Memory, forecast, questions, training_of
 from athanor.commands.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, simulate
-from athanor.commands.plan.work import STAGES, questions, training_of
 from athanor.commands.slots import size
 from athanor.commands.summary import leaf
 from athanor.errors import AthanorError, GateError, ParamsError

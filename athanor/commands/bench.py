@@ -11,11 +11,31 @@ is shown as it is; --again measures anew.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from athanor.commands.render import fill_template
+from athanor.hardware import architecture, measure, policy, profile
+from athanor.hardware.choose import Asked, resolve
+from athanor.hardware.products import LAYOUTS
+from athanor.params.model import ModelParams
+from athanor.params.pretrain import PretrainParams
 from athanor.params.strict import load_section
+from athanor.params.tokenizer import TokenizerParams
+from athanor.pipeline.machine import anchor, machine
+from athanor.pipeline.progress import duration
+from athanor.training.attention import KERNELS
+from athanor.training.device import prepare
+from athanor.training.lanes import lane_count
+from athanor.training.memory import available_bytes
+from athanor.training.precision import AUTOCAST
+from athanor.training.setup import Choices, check_batch
+from athanor.training.vocabulary import load_vocabulary
 
 PARAMS = Path("params.yaml")
 
@@ -28,23 +48,12 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    profile, report = _hardware(args.again)
-    print(json.dumps(profile, indent=2) if args.json else report)
+    profile, text = _hardware(args.again)
+    print(json.dumps(profile, indent=2) if args.json else text)
     return 0
 
 
 def _hardware(again: bool) -> tuple[dict[str, object], str]:
-    from athanor.commands.bench.table import report
-    from athanor.hardware import architecture, measure, profile
-    from athanor.hardware.choose import Asked, resolve
-    from athanor.params.model import ModelParams
-    from athanor.params.pretrain import PretrainParams
-    from athanor.pipeline.machine import anchor, machine
-    from athanor.training.device import prepare
-    from athanor.training.lanes import lane_count
-    from athanor.training.memory import available_bytes
-    from athanor.training.setup import check_batch
-
     local, root = machine(), anchor()
     pretrain = load_section(PARAMS, "pretrain", PretrainParams)
     config = load_section(PARAMS, "model", ModelParams).config(vocabulary_size())
@@ -82,9 +91,21 @@ def vocabulary_size() -> int:
     """Of the tokenizer that was trained, else of the one that is asked for."""
     trained = Path("models/tokenizer")
     if (trained / "manifest.json").is_file():
-        from athanor.training.vocabulary import load_vocabulary
-
         return load_vocabulary(trained).size
-    from athanor.params.tokenizer import TokenizerParams
-
     return load_section(PARAMS, "tokenizer", TokenizerParams).vocab_size
+
+
+def report(profile: Mapping[str, Any], choices: Choices, why: Mapping[str, str]) -> str:
+    """The profile for a person to read, choices last."""
+    compiled = profile["compile"]
+    return fill_template(
+        "bench.txt.j2",
+        profile=profile,
+        choices=dataclasses.asdict(choices),
+        why=why,
+        duration=duration(profile["seconds"]),
+        break_even=policy.break_even(compiled, 1.0) if compiled["works"] else math.inf,
+        layouts=LAYOUTS,
+        precisions=AUTOCAST,
+        kernels=KERNELS,
+    ).rstrip("\n")
