@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.artifacts import read_json
+from athanor.commands.render import fill_template
 from athanor.errors import AthanorError, InputError, suggest
 from athanor.params.strict import read_yaml
 from athanor.pipeline import dvc_lock, dvc_view
@@ -252,57 +253,6 @@ def _makers(side: Side) -> dict[str, str]:
     return {stage: leaf["run"] for stage, leaf in side.leaves.items()}
 
 
-def text(found: Mapping[str, Any]) -> str:
-    a, b = ({"name": found[key]["name"], "commit": found[key]["commit"][:7]} for key in ("a", "b"))
-    words = [f"{side['name']} ({side['commit']})" if side["commit"] else side["name"] for side in (a, b)]
-    lines = [f"A = {words[0]}, B = {words[1]}", *(f"warning: {line}" for line in found["warnings"])]
-    lines += ["", "Parameters, A -> B", *_pairs(found["params"], "none differs")]
-    files, stages = found["code"]["files"], found["code"]["stages"]
-    ran = f"; stages that ran other code: {', '.join(stages)}" if stages else ""
-    lines += ["", f"Code      {len(files)} files under athanor/ and stages/ differ{ran}"]
-    rows = [row for row in found["measures"] if row["difference"]]
-    lines += ["", "Measures that differ (± standard error)"]
-    width = max((len(row["name"]) for row in rows), default=0)
-    if rows:
-        lines.append(f"  {'':<{width}}  {'A':>17}  {'B':>17}  {'B - A':>8}  beyond the noise?")
-    for row in rows:
-        left, right = _number(row["a"], row["a_stderr"]), _number(row["b"], row["b_stderr"])
-        lines.append(f"  {row['name']:<{width}}  {left:>17}  {right:>17}  {row['difference']:>+8.3f}  {_verdict(row)}")
-    equal = len(found["measures"]) - len(rows)
-    lines.append(f"  {equal} others are equal" if rows else f"  none; all {equal} are equal")
-    if rows:
-        lines += [
-            "  yes: the difference exceeds twice its standard error. Errors are added as if A and B had been measured on",
-            "  different items; they share them, so this is cautious. Of twenty rows one may pass by chance.",
-        ]
-    lines += ["", "Other metrics, A -> B", *_pairs(found["metrics"], "none differs")]
-    lines += ["", "MLflow (make ui starts it)"]
-    for stage, sides in found["runs"].items():
-        for key, run in sides.items():
-            lines.append(f"  {stage:<16} {key.upper()}  {run.get('link') or run['run'] + ': ' + run['why']}")
-    if not found["runs"]:
-        lines.append("  the same runs made both")
-    return "\n".join(lines) + "\n"
-
-
-def _pairs(pairs: Mapping[str, tuple[Any, Any]], nothing: str) -> list[str]:
-    width = max((len(name) for name in pairs), default=0)
-    lines = [f"  {name:<{width}}  {json.dumps(old)} -> {json.dumps(new)}" for name, (old, new) in pairs.items()]
-    return lines or [f"  {nothing}"]
-
-
-def _number(value: float, error: float | None) -> str:
-    return f"{value:.3f} ± {'?' if error is None else f'{error:.3f}'}"
-
-
-def _verdict(row: Mapping[str, Any]) -> str:
-    if row["beyond_noise"] is None:
-        return "error not known"
-    if not row["beyond_noise"]:
-        return "within noise"
-    return {True: "yes, better", False: "yes, worse", None: "yes"}[row["better"]]
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", nargs="?", default="HEAD", help="experiment, revision or workspace (default: HEAD)")
     parser.add_argument("b", nargs="?", default=WORKSPACE, help="the same (default: workspace)")
@@ -314,5 +264,5 @@ def run(args: argparse.Namespace) -> int:
     if not git(root, "rev-parse", "--git-dir"):
         raise AthanorError("not inside a Git repository", where=str(root), fix="run it in the checkout")
     found = compare(root, args.a, args.b)
-    sys.stdout.write(json.dumps(found, indent=2) + "\n" if args.json else text(found))
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if args.json else fill_template("compare.txt.j2", **found))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,5 +65,5 @@ def fill_template(name: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"size": size, "share": share, "plural": plural, "pairs": pairs, "scores": scores, "fixed": fixed, "n": "{:,}".format}
+    templates.filters |= {"size": size, "share": share, "plural": plural, "pairs": pairs, "scores": scores, "fixed": fixed, "json": json.dumps, "n": "{:,}".format}
     return templates.get_template(name).render(**values)
