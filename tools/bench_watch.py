@@ -38,8 +38,7 @@ def load(words: list[str]) -> int:
     from athanor.hardware.priority import step_back
 
     step_back()
-    from athanor.commands.evaluate.main import options
-    from athanor.commands.evaluate.watch import follow
+    from athanor.commands.evaluate.main import follow, options
     from athanor.errors import AthanorError
 
     class Nothing:

@@ -16,7 +16,7 @@ import torch
 
 from athanor.artifacts import manifest_digest, read_json, write_json
 from athanor.commands import cli
-from athanor.commands.evaluate import history, watch
+from athanor.commands.evaluate import history
 from athanor.commands.evaluate import main as command
 from athanor.commands.evaluate.job import Job, apart, kind_of
 from athanor.commands.evaluate.sets import document_rows, load_set, row_windows
@@ -286,7 +286,7 @@ def test_watching_follows_a_training_until_it_ends(project, monkeypatch, capsys)
 def test_watching_a_finished_slot_ends(project, monkeypatch, capsys):
     root, slot = project
     waits = SimpleNamespace(sleep=lambda seconds: pytest.fail("it waits for a slot that nobody works in"))
-    monkeypatch.setattr(watch, "time", waits)
+    monkeypatch.setattr(command, "time", waits)
     assert run(monkeypatch, "--watch", "--slot", slot.path.name[:6]) == 0
     said = capsys.readouterr().out
     assert "pretrain step 7: chunks" in said and "step 3" not in said  # the newest, as always with --watch
