@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Callable, Iterable
 
 
-def suggest(name: object, known: Iterable[object], otherwise: str = "", cutoff: float = 0.0) -> str:
+def suggest(name: object, known: Iterable[object], otherwise: str = "", cutoff: float = 0.0, prefix: str = "") -> str:
     """The fix for a name that does not exist: the known one that is most like it, else `otherwise`."""
     near = difflib.get_close_matches(str(name), [str(each) for each in known], n=1, cutoff=cutoff)
-    return f"did you mean '{near[0]}'?" if near else otherwise
+    return f"did you mean '{prefix}{near[0]}'?" if near else otherwise
 
 
 class AthanorError(Exception):

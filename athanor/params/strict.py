@@ -11,7 +11,6 @@ that default is a dataclass, the file names only what differs from it.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from athanor.artifacts import naming
-from athanor.errors import ParamsError
+from athanor.errors import ParamsError, suggest
 
 T = TypeVar("T")
 
@@ -106,8 +105,7 @@ def _build_dataclass(schema: Any, value: Any, where: str, usual: Any = None) -> 
     fields = {field.name: field for field in dataclasses.fields(schema)}
     for key in value:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)
-            raise ParamsError("unknown key", where=f"{where}.{key}", fix=f"did you mean '{where}.{near[0]}'?")
+            raise ParamsError("unknown key", where=f"{where}.{key}", fix=suggest(key, fields, prefix=f"{where}."))
     missing = [name for name, field in fields.items() if name not in value and field.default is dataclasses.MISSING]
     if missing and usual is None:
         fix = "add it: docs/params.md says what it may be, presets/default.yaml holds every section"
@@ -162,9 +160,8 @@ def _check_range(value: Any, rule: Mapping[str, Any], where: str) -> None:
 
 def _choice(value: Any, allowed: tuple[Any, ...], where: str) -> Any:
     if value not in allowed or type(value) not in {type(item) for item in allowed}:
-        near = difflib.get_close_matches(str(value), [str(item) for item in allowed], n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise ParamsError(f"'{value}' is not allowed", where=where, fix=f"{hint}one of {', '.join(map(str, allowed))}")
+        fix = f"{suggest(value, allowed, cutoff=0.6)} one of {', '.join(map(str, allowed))}".strip()
+        raise ParamsError(f"'{value}' is not allowed", where=where, fix=fix)
     return value
 
 

@@ -7,12 +7,11 @@ they read, so a new evaluation parameter does not make the download stale.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from athanor.errors import ParamsError
+from athanor.errors import ParamsError, suggest
 from athanor.params.sft import SCRATCH
 from athanor.params.strict import build, read_yaml
 from athanor.params.tokenizer import MEMORY_FACTOR
@@ -74,8 +73,7 @@ def check_values(data: Mapping[str, Any]) -> dict[str, Any]:
     known = schemas()
     for section in data:
         if section not in known:
-            near = difflib.get_close_matches(str(section), known, n=1, cutoff=0.0)
-            raise ParamsError("unknown section", where=str(section), fix=f"did you mean '{near[0]}'?")
+            raise ParamsError("unknown section", where=str(section), fix=suggest(section, known))
     missing = [name for name in known if name not in data]
     if missing:
         raise ParamsError("section is missing", where=missing[0], fix="copy it from presets/default.yaml")
@@ -149,6 +147,5 @@ def _same(where: str, named: Iterable[str], other: str, given: Iterable[str], ad
     for name in sorted(set(given) - set(named)):
         raise ParamsError(f"'{name}' of {other} is missing", where=where, fix=add)
     for name in sorted(set(named) - set(given)):
-        near = difflib.get_close_matches(name, list(given), n=1)
-        fix = f"did you mean '{near[0]}'?" if near else f"remove it, or add it to {other}"
+        fix = suggest(name, given, f"remove it, or add it to {other}", cutoff=0.6)
         raise ParamsError(f"{other} has no '{name}'", where=f"{where}.{name}", fix=fix)

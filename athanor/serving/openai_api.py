@@ -7,7 +7,6 @@ never ignored; what only describes the request (user, metadata) is passed over.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import secrets
 import time
@@ -19,6 +18,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from athanor.errors import suggest
 from athanor.corpus.conversations import Message
 from athanor.serving.metrics import Metered
 from athanor.serving.requests import ApiRoute, Limit, ModelFailed, Refused, read
@@ -110,10 +110,8 @@ class ChatCompletion(BaseModel):
                 if value is not None and value not in NEUTRAL[name]:
                     raise ValueError(f"'{name}' is not supported here; leave it out")
             elif name not in PASSED_OVER:
-                near = difflib.get_close_matches(name[:100], [*type(self).model_fields, *NEUTRAL], n=1, cutoff=0.7)
-                raise ValueError(
-                    f"unknown option '{name[:100]}': " + (f"did you mean '{near[0]}'?" if near else "leave it out")
-                )
+                fix = suggest(name[:100], [*type(self).model_fields, *NEUTRAL], "leave it out", cutoff=0.7)
+                raise ValueError(f"unknown option '{name[:100]}': {fix}")
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
             raise ValueError(f"at most {MAX_STOPS} stop texts")
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import random
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from athanor.corpus.documents import split_of
 from athanor.corpus.exercises import code, facts, lists, numbers  # noqa: F401  (they register their categories)
 from athanor.corpus.exercises.exercise import CATEGORIES, MADE_HERE, ONLY_ASKED, TEXTS, Exercise, Side, wording
 from athanor.corpus.exercises.written import read_written
-from athanor.errors import ParamsError
+from athanor.errors import ParamsError, suggest
 from athanor.params.battery import BatteryParams
 from athanor.params.instruct import ExercisesSource
 
@@ -37,8 +36,7 @@ def draw_exercises(category: str, count: int, seed: str, held_out: bool, battery
     if category in ONLY_ASKED and not held_out:
         raise ParamsError("only the battery asks this", where=f"categories.{category}", fix="remove it from instruct")
     if category not in draws:
-        near = difflib.get_close_matches(category, draws, n=1, cutoff=0.0)
-        raise ParamsError("unknown exercise category", where=f"categories.{category}", fix=f"did you mean '{near[0]}'?")
+        raise ParamsError("unknown exercise category", where=f"categories.{category}", fix=suggest(category, draws))
     rng = random.Random(f"{seed}/{category}/{'battery' if held_out else 'training'}")
     made: list[Exercise] = []
     seen: set[tuple[object, ...]] = set()
