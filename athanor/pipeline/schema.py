@@ -18,7 +18,6 @@ from athanor.params.tokenizer import MEMORY_FACTOR
 from athanor.pipeline.machine import free_memory_bytes
 from athanor.pipeline.redact import redact
 
-
 FOREIGN_STAGES = ("lora-data", "lora", "lora-export")
 
 
