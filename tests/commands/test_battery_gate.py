@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.commands import battery_gate, repro
+from athanor.commands import battery_gate, cli, repro
 from athanor.commands.plan import main as plan
 from athanor.errors import GateError
 from athanor.pipeline import presets
@@ -48,10 +48,10 @@ def test_repro_and_plan_refuse_it_before_dvc_begins(
         raise AssertionError("DVC was asked")
 
     monkeypatch.setattr(repro.side, "outlive", never)
-    monkeypatch.setattr(plan, "open_repo", never)
-    for main, status in ((repro.main, 1), (plan.main, 2)):
-        monkeypatch.setattr("sys.argv", ["athanor"])
-        assert main() == status
+    monkeypatch.setattr(plan.dvc_view, "open_repo", never)
+    for name, status in (("repro", 1), ("plan", 2)):
+        monkeypatch.setattr("sys.argv", ["athanor", name])
+        assert cli.main() == status
         told = capsys.readouterr().err
         assert "mine: gate 'battery' failed" in told and "'The same.'" in told and "100% of 12 items" in told and "Fix:" in told
 

@@ -84,10 +84,10 @@ def test_a_chat_file_that_cannot_be_read_when_its_version_is_asked_for(
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])
 def test_a_bad_disk_is_told_in_one_line(number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    def main() -> int:
+    def run(args: object) -> int:
         raise OSError(number, os.strerror(number), "data/x")
 
-    monkeypatch.setattr("athanor.commands.slots.main", main)
+    monkeypatch.setattr("athanor.commands.slots.run", run)
     monkeypatch.setattr(sys, "argv", ["athanor", "slots"])
     assert cli.main() == 1
     said = capsys.readouterr().err
@@ -151,10 +151,10 @@ def test_prune_that_cannot_rename_leaves_nothing_behind(tmp_path: Path, monkeypa
 def test_a_command_whose_reader_has_left_does_not_say_that_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """`athanor slots prune | head -1` ended with 0 and had left slots."""
 
-    def main() -> int:
+    def run(args: object) -> int:
         raise BrokenPipeError
 
-    monkeypatch.setattr("athanor.commands.slots.main", main)
+    monkeypatch.setattr("athanor.commands.slots.run", run)
     monkeypatch.setattr(sys, "argv", ["athanor", "slots"])
     monkeypatch.setattr(sys, "stderr", open(os.devnull, "w"))
     assert cli.main() == 1

@@ -117,6 +117,11 @@ def test_the_first_stage_says_what_will_not_fit(tmp_path, monkeypatch, capsys):
 def test_plan_says_what_will_not_fit(tmp_path, monkeypatch, runs):
     large(tmp_path, monkeypatch)
     step = types.SimpleNamespace(stage="train-tokenizer", runs=runs, command="", action="run", changes=())
-    for name, value in {"open_repo": None, "simulate": [step], "busy": "", "Memory": None}.items():
-        monkeypatch.setattr(plan, name, lambda *_, value=value: value)
+    for where, name, value in (
+        (plan.dvc_view, "open_repo", None),
+        (plan.dvc_view, "busy", ""),
+        (plan, "simulate", [step]),
+        (plan, "Memory", None),
+    ):
+        monkeypatch.setattr(where, name, lambda *_, value=value: value)
     assert [note for note in plan.make_plan(tmp_path).notes if TOLD in note] == [TOLD + ", unless there is less text"] * runs
