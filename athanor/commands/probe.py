@@ -53,12 +53,12 @@ def far_from_probe(root: Path, built: Mapping[str, Any]) -> str:
     """What a current probe of this recipe says against pretrain.lr; "" where the rate is near the optimum."""
     if not (root / METRICS).is_file() or not _current(root):
         return ""
-    told, lr = read_json(root / METRICS), built["pretrain"].lr
-    if not told["inside"] or 1 / FAR <= lr / told["optimum"] <= FAR:
+    probed, lr = read_json(root / METRICS), built["pretrain"].lr
+    if not probed["inside"] or 1 / FAR <= lr / probed["optimum"] <= FAR:
         return ""
-    ratio = lr / told["optimum"]
+    ratio = lr / probed["optimum"]
     many = f"{max(ratio, 1 / ratio):.1f} times {'above' if ratio > 1 else 'below'}"
-    return f"pretrain.lr {lr:g} is {many} the optimum that athanor probe lr found, {told['optimum']:.3g}"
+    return f"pretrain.lr {lr:g} is {many} the optimum that athanor probe lr found, {probed['optimum']:.3g}"
 
 
 def _current(root: Path) -> bool:
@@ -87,36 +87,36 @@ def lr(args: argparse.Namespace) -> int:
     if status:
         print("\nthe probe did not finish: the message is above. Rates that were done are kept.", file=sys.stderr)
         return status
-    told = read_json(root / METRICS)
-    write_text(root / CHART, chart(told, built["pretrain"].lr))
-    print("\n".join(report(told, built["pretrain"].lr, built["pretrain"].tokens)))
+    probed = read_json(root / METRICS)
+    write_text(root / CHART, chart(probed, built["pretrain"].lr))
+    print("\n".join(report(probed, built["pretrain"].lr, built["pretrain"].tokens)))
     return 0
 
 
-def report(told: Mapping[str, Any], rate: float, run_tokens: int) -> list[str]:
+def report(probed: Mapping[str, Any], rate: float, run_tokens: int) -> list[str]:
     """The points, the optimum and what to do about it."""
     lines = ["", f"{'learning rate':>14}  {'bits per byte':>14}"]
-    for point in told["points"]:
+    for point in probed["points"]:
         score = f"{point['bpb']:>14.4f}" if point["bpb"] is not None else f"{'diverged':>14}  {point['diverged']}"
-        marks = "  lowest" if point["lr"] == told["best"]["lr"] and point["bpb"] is not None else ""
+        marks = "  lowest" if point["lr"] == probed["best"]["lr"] and point["bpb"] is not None else ""
         lines.append(f"{point['lr']:>14g}  {score}{marks}")
     lines.append("")
-    if not told["inside"]:
-        where = "lowest" if told["extend"] == "lower" else "highest"
+    if not probed["inside"]:
+        where = "lowest" if probed["extend"] == "lower" else "highest"
         lines.append(
-            f"No optimum: the best rate is the {where} one tried, so look {told['extend']}. Move pretrain.lr there, or"
+            f"No optimum: the best rate is the {where} one tried, so look {probed['extend']}. Move pretrain.lr there, or"
             " raise probe_lr.max_points"
         )
         return lines
-    ratio, share = rate / told["optimum"], told["tokens"] / run_tokens
+    ratio, share = rate / probed["optimum"], probed["tokens"] / run_tokens
     lines.append(
-        f"Optimum        {told['optimum']:.3g}  ({told['lowest']:.3g} to {told['highest']:.3g} are as good: within"
-        f" {told['tolerance']:.2g} bits per byte)"
+        f"Optimum        {probed['optimum']:.3g}  ({probed['lowest']:.3g} to {probed['highest']:.3g} are as good: within"
+        f" {probed['tolerance']:.2g} bits per byte)"
     )
-    verdict = "is too high" if rate > told["highest"] else "is too low" if rate < told["lowest"] else "is as good"
+    verdict = "is too high" if rate > probed["highest"] else "is too low" if rate < probed["lowest"] else "is as good"
     lines.append(f"pretrain.lr    {rate:g}  {verdict} ({ratio:.2g} times the optimum)")
     if share < 1:
-        lines.append(f"Runs of {told['tokens']:,} tokens, {share:.0%} of the real one, which may want a lower rate")
+        lines.append(f"Runs of {probed['tokens']:,} tokens, {share:.0%} of the real one, which may want a lower rate")
     lines.append(f"Plot           {CHART.as_posix()}")
     return lines
 
@@ -130,8 +130,8 @@ def recipe(args: argparse.Namespace) -> int:
     changes = {name: getattr(args, name) for name in ("batch_tokens", "tokens", "parameters") if getattr(args, name)}
     if changes:
         other = derive(now, **changes)
-        told = ", ".join(f"{name} {value:,}" for name, value in changes.items())
-        print(f"\nFor {told}, with what the optimiser remembers kept (a start for athanor probe lr):")
+        asked_for = ", ".join(f"{name} {value:,}" for name, value in changes.items())
+        print(f"\nFor {asked_for}, with what the optimiser remembers kept (a start for athanor probe lr):")
         for field in ("tokens", "batch_tokens", "lr", "beta2", "weight_decay", "warmup_tokens"):
             old, new = _number(getattr(now, field)), _number(getattr(other, field))
             print(f"  {field:<14} {old:>16}  {'as it is' if old == new else f'->  {new}'}")

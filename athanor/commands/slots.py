@@ -111,9 +111,9 @@ def _pulse(path: Path) -> str:
     """The heartbeat of the run that works in a slot, in words; "" where it left none."""
     try:
         run = json.loads((path / "run.json").read_text())["run"]
-        told = json.loads((path.parents[2] / "runs" / run / HEARTBEAT).read_text())
-        age = max(0.0, time.time() - told["time_ms"] / 1000)
-        return f"{told['phase']}, step {told['step']:,}, sign of life {duration(age)} ago"
+        heartbeat = json.loads((path.parents[2] / "runs" / run / HEARTBEAT).read_text())
+        age = max(0.0, time.time() - heartbeat["time_ms"] / 1000)
+        return f"{heartbeat['phase']}, step {heartbeat['step']:,}, sign of life {duration(age)} ago"
     except (OSError, ValueError, KeyError):  # it has just begun or ended
         return ""
 
@@ -141,14 +141,14 @@ def words(slots: list[Found]) -> dict[Path, str]:
     """For each slot of one stage, the facts in which it differs from the others."""
     flat = {slot.path: {name.removeprefix("params."): value for name, value in flatten(slot.facts)} for slot in slots}
     names = list(dict.fromkeys(name for facts in flat.values() for name in facts if name != "part"))
-    told = {}
+    differences = {}
     for slot in slots:
         mine = flat[slot.path]
         # A trunk has no token budget; that it lacks one is no difference worth telling.
         others = [flat[other.path] for other in slots]
         differ = [name for name in names if name in mine and any(o.get(name, mine[name]) != mine[name] for o in others)]
-        told[slot.path] = ", ".join(f"{_short(name)} {_value(mine[name])}" for name in differ)
-    return told
+        differences[slot.path] = ", ".join(f"{_short(name)} {_value(mine[name])}" for name in differ)
+    return differences
 
 
 def _short(name: str) -> str:
@@ -160,9 +160,9 @@ def _value(value: Any) -> str:
 
 
 def table(slots: list[Found]) -> str:
-    told: dict[Path, str] = {}
+    differences: dict[Path, str] = {}
     for stage in {slot.stage for slot in slots}:
-        told |= words([slot for slot in slots if slot.stage == stage])
+        differences |= words([slot for slot in slots if slot.stage == stage])
     lines = [f"{'id':<9} {'stage':<10} {'state':<11} {'step':>9} {'age':>14} {'size':>10}  marks"]
     now = time.time()
     for slot in slots:
@@ -172,8 +172,8 @@ def table(slots: list[Found]) -> str:
         step = "-" if slot.step is None else f"{slot.step:,}"
         line = f"{slot.id:<9} {slot.stage:<10} {slot.state:<11} {step:>9} {duration(now - slot.changed):>14}"
         lines.append(f"{line} {size(slot.bytes):>10}  {', '.join(marks)}".rstrip())
-        if told[slot.path]:
-            lines.append(f"{'':<10}{told[slot.path]}")
+        if differences[slot.path]:
+            lines.append(f"{'':<10}{differences[slot.path]}")
     lines.append(f"{len(slots)} slots, {size(sum(slot.bytes for slot in slots))}")
     return "\n".join(lines)
 

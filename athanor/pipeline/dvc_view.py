@@ -22,7 +22,7 @@ from athanor.pipeline import dvc_lock
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """DVC's errors as ours, in one line."""
     from dvc.exceptions import DvcException
 
@@ -38,7 +38,7 @@ def open_repo(root: Path) -> Any:
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(logging.ERROR)
-    with told():
+    with one_line_errors():
         try:
             repo = Repo(str(root))
         except NotDvcRepoError as error:
@@ -66,7 +66,7 @@ def locked(repo: Any) -> Iterator[None]:
     from dvc.repo import lock_repo
 
     try:
-        with told(), lock_repo(repo):
+        with one_line_errors(), lock_repo(repo):
             yield
     except LockError:
         who = f"{busy(repo) or 'another DVC process'} is at work here"

@@ -113,8 +113,8 @@ class Draw:
 
 def keys_of(seed: int, file: Path) -> np.random.Generator:
     """Gives each row of a file, in order, its random key."""
-    told = hashlib.blake2b(f"{seed}/{file.as_posix()}".encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.PCG64(int.from_bytes(told, "big")))
+    seed_bytes = hashlib.blake2b(f"{seed}/{file.as_posix()}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(seed_bytes, "big")))
 
 
 def draw(corpus: Corpus, wanted: Wanted, count: int, seed: int) -> tuple[int, list[Place]]:

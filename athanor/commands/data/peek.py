@@ -39,11 +39,11 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     corpus = Corpus(Path.cwd())
-    told = peek(corpus, args)
+    drawn = peek(corpus, args)
     if args.json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(drawn, indent=2))
     else:
-        print(render.fill_template("peek.txt.j2", **told, weak_labels=weak_labels(corpus.root)))
+        print(render.fill_template("peek.txt.j2", **drawn, weak_labels=weak_labels(corpus.root)))
     return 0
 
 

@@ -63,9 +63,9 @@ class Entry:
     raw: Place | None = field(default=None, compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        told = asdict(self)
-        told["raw"] = None if self.raw is None else {"file": self.raw.file.as_posix(), "row": self.raw.row}
-        return told
+        row = asdict(self)
+        row["raw"] = None if self.raw is None else {"file": self.raw.file.as_posix(), "row": self.raw.row}
+        return row
 
 
 class Corpus:

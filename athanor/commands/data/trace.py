@@ -123,7 +123,7 @@ def trace(corpus: Corpus, entry: Entry) -> dict[str, Any]:
     """All that can be told of one document, as plain JSON types."""
     params = clean_params(corpus.root)
     raw = raw_text(corpus, entry)
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "id": entry.id,
         "clean_id": entry.clean_id,
         "downloaded": {
@@ -146,10 +146,10 @@ def trace(corpus: Corpus, entry: Entry) -> dict[str, Any]:
     if entry.fate == KEPT:
         place = Place(Path(entry.file), entry.row)
         sampled, why = where.in_tokenizer_sample(corpus, place)
-        told["clean"] = {"file": entry.file, "row": entry.row, "bytes": entry.bytes}
-        told["tokenizer"] = {"in_sample": sampled, "note": why or None}
-        told["token_files"] = where.in_token_files(corpus.root, entry.source, entry.split, entry.text)
-    return told
+        facts["clean"] = {"file": entry.file, "row": entry.row, "bytes": entry.bytes}
+        facts["tokenizer"] = {"in_sample": sampled, "note": why or None}
+        facts["token_files"] = where.in_token_files(corpus.root, entry.source, entry.split, entry.text)
+    return facts
 
 
 def raw_text(corpus: Corpus, entry: Entry) -> tuple[Place, str] | None:
@@ -193,32 +193,32 @@ def _changed(entry: Entry, raw: tuple[Place, str] | None, params: CleanParams | 
         return {"note": "data/raw is not here, so what changed cannot be told: dvc checkout data/raw"}
     normal, redacted, counts = show.prepared(raw[1], entry.kind, params)
     now = entry.text if entry.fate == KEPT else redacted
-    told: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "normalised": show.differences(raw[1], normal),
         "redacted": show.differences(normal, now),
         "redactions": counts,
     }
     if now != redacted:
-        told |= {"redactions": {}, "note": "other code or parameters than those here redacted this text"}
-    return told
+        changes |= {"redactions": {}, "note": "other code or parameters than those here redacted this text"}
+    return changes
 
 
 def _verdict(corpus: Corpus, entry: Entry, params: CleanParams | None) -> dict[str, Any]:
     """Why a document stayed or went."""
     if entry.fate == KEPT:
         return {"text": "kept"}
-    told: dict[str, Any] = {"rule": entry.rule, "detail": entry.detail}
+    verdict: dict[str, Any] = {"rule": entry.rule, "detail": entry.detail}
     if entry.rule in DUPLICATES:
-        told |= _twin(corpus, entry, params)
+        verdict |= _twin(corpus, entry, params)
     elif entry.rule == ITEM:
-        told |= _item(corpus, entry.detail or "")
+        verdict |= _item(corpus, entry.detail or "")
     elif params is not None:
         name = (
             "max_bytes" if entry.rule == rules.TOO_LONG else next(c.param for c in rules.CHECKS if c.rule == entry.rule)
         )
         limit = getattr(getattr(params.rules, entry.kind), name)
-        told |= {"param": f"clean.rules.{entry.kind}.{name}", "limit": limit}
-    return told
+        verdict |= {"param": f"clean.rules.{entry.kind}.{name}", "limit": limit}
+    return verdict
 
 
 def _twin(corpus: Corpus, entry: Entry, params: CleanParams | None) -> dict[str, Any]:
@@ -228,15 +228,15 @@ def _twin(corpus: Corpus, entry: Entry, params: CleanParams | None) -> dict[str,
     if not places:
         return {"twin": {"id": entry.twin, "fate": "unknown"}}
     (twin,) = corpus.entries(places[:1])
-    told = {name: getattr(twin, name) for name in ("id", "fate", "source", "split", "file", "row", "rule", "meta")}
+    about_twin = {name: getattr(twin, name) for name in ("id", "fate", "source", "split", "file", "row", "rule", "meta")}
     ours = show.prepared(entry.text, entry.kind, params)[1]
     theirs = twin.text if twin.fate == KEPT else show.prepared(twin.text, twin.kind, params)[1]
     if entry.rule in (EXACT, EXACT_VAL):
-        return {"twin": told, "differs": show.differences(theirs, ours)}
+        return {"twin": about_twin, "differs": show.differences(theirs, ours)}
     (_, a), (_, b) = shingle_sets([(0, ours), (1, theirs)])
     limit = None if params is None else params.dedup.near_duplicate_jaccard
     return {
-        "twin": told,
+        "twin": about_twin,
         "differs": show.differences(theirs, ours),
         "jaccard": round(float(minhash.jaccard(a, b)), 4),
         "param": "clean.dedup.near_duplicate_jaccard",

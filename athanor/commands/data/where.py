@@ -33,14 +33,14 @@ def in_token_files(root: Path, source: str, split: str, text: str) -> dict[str, 
 
     tokenizer = Tokenizer.load(root / TOKENIZER)
     ids = np.concatenate([[tokenizer.bos], tokenizer.encode_arrays([text])[0], [tokenizer.eos]])
-    told: dict[str, Any] = {"tokens": len(ids), "bytes_per_token": round(len(text.encode()) / max(1, len(ids) - 2), 3)}
+    known: dict[str, Any] = {"tokens": len(ids), "bytes_per_token": round(len(text.encode()) / max(1, len(ids) - 2), 3)}
     if not (root / SHARDS / "manifest.json").is_file():
-        return {**told, "note": "no token files are here yet: dvc repro shard"}
+        return {**known, "note": "no token files are here yet: dvc repro shard"}
     manifest = read_manifest(root / SHARDS, KIND, VERSION)
     if manifest["tokenizer"] != tokenizer.digest:
-        return {**told, "note": "data/shards was made with another tokenizer: dvc repro shard"}
+        return {**known, "note": "data/shards was made with another tokenizer: dvc repro shard"}
     if manifest["parents"]["clean"] != manifest_digest(root / CLEAN):
-        told["note"] = "data/shards was made of another data/clean: dvc repro shard"
+        known["note"] = "data/shards was made of another data/clean: dvc repro shard"
     dtype, streams = np.dtype(manifest["dtype"]), {}
     if split == "val":
         streams["val"] = _places(root, SHARDS / "val" / source, ids.astype(dtype), None)
@@ -52,7 +52,7 @@ def in_token_files(root: Path, source: str, split: str, text: str) -> dict[str, 
                 found = _places(root, SHARDS / part, ids.astype(dtype), number) if number >= 0 else []
                 epochs = facts["sources"][source]["epochs"] if number >= 0 else 0.0
                 streams[part] = {"source_epochs": epochs, "places": found}
-    return {**told, "streams": streams}
+    return {**known, "streams": streams}
 
 
 def _places(root: Path, folder: Path, ids: np.ndarray, source: int | None) -> list[dict[str, Any]]:

@@ -170,8 +170,8 @@ def estimate(work: float | None, params: Mapping[str, Any], past: Sequence[Past]
 
 def backtest(past: Sequence[Past]) -> float | None:
     """The median error of forecasting each run from the runs before it; None before the second run."""
-    told = [(estimate(run.work, run.params, past[:i]), run.seconds) for i, run in enumerate(past)]
-    errors = [abs(guess / seconds - 1) for guess, seconds in told if guess is not None and seconds > 0]
+    guesses = [(estimate(run.work, run.params, past[:i]), run.seconds) for i, run in enumerate(past)]
+    errors = [abs(guess / seconds - 1) for guess, seconds in guesses if guess is not None and seconds > 0]
     return statistics.median(errors) if errors else None
 
 

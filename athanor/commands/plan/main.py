@@ -66,18 +66,18 @@ class Plan:
         return any(step.action != KEEP for step in self.steps)
 
     def total(self) -> dict[str, Any]:
-        told = list(self.forecasts.values())
+        forecasts = list(self.forecasts.values())
         return {
             **{action: sum(step.action == action for step in self.steps) for action in (KEEP, RESTORE, RUN, FOLLOWS)},
-            "seconds": sum(each.seconds or 0.0 for each in told),
+            "seconds": sum(each.seconds or 0.0 for each in forecasts),
             "seconds_certain": sum(
                 self.forecasts[step.stage].seconds or 0.0
                 for step in self.steps
                 if step.action == RUN and step.stage in self.forecasts
             ),
-            "seconds_known": all(each.seconds is not None for each in told),
-            "tokens": sum(each.tokens or 0 for each in told),
-            "disk_bytes": sum(each.disk_bytes or 0 for each in told),
+            "seconds_known": all(each.seconds is not None for each in forecasts),
+            "tokens": sum(each.tokens or 0 for each in forecasts),
+            "disk_bytes": sum(each.disk_bytes or 0 for each in forecasts),
             "free_bytes": self.free_bytes,
         }
 
@@ -196,31 +196,31 @@ def as_text(plan: Plan) -> str:
     tokens = f"{total['tokens']:,}" if total["tokens"] else ""
     disk = size(total["disk_bytes"]) if total["disk_bytes"] else ""
     notes = list(plan.notes)
-    if any(told.seconds is not None and not told.input_known for told in plan.forecasts.values()):
+    if any(each.seconds is not None and not each.input_known for each in plan.forecasts.values()):
         notes.append("(as before): input comes from a stage that runs first; with more data than now it takes longer")
     counts = ", ".join(f"{total[name]} {name}" for name in (RUN, FOLLOWS, RESTORE, KEEP) if total[name])
     lines.append(f"{'total':<{wide}}  {'':<8} {time:>22} {tokens:>15} {disk:>10}  {counts}")
     return "\n".join([*lines, *(f"Note: {note}" for note in notes)]) + "\n"
 
 
-def _rows(step: Step, told: Forecast | None, wide: int) -> list[str]:
+def _rows(step: Step, expected: Forecast | None, wide: int) -> list[str]:
     reasons = [step.note] if step.note else []
-    if told is not None and told.from_step is not None:
-        done = told.from_step >= (told.steps or 0)
-        where = f"continues at step {told.from_step} of {told.steps}"
+    if expected is not None and expected.from_step is not None:
+        done = expected.from_step >= (expected.steps or 0)
+        where = f"continues at step {expected.from_step} of {expected.steps}"
         reasons.append("trained already, only written out" if done else where)
     reasons += step.reasons()
     if len(reasons) > MAX_REASONS:
         reasons[MAX_REASONS - 1 :] = [f"and {len(reasons) - MAX_REASONS + 1} more (--json tells all)"]
     time = tokens = disk = ""
-    if told is not None:
-        time = "no past run" if told.seconds is None else duration(told.seconds)
-        if told.seconds is not None and not told.input_known:
+    if expected is not None:
+        time = "no past run" if expected.seconds is None else duration(expected.seconds)
+        if expected.seconds is not None and not expected.input_known:
             time += " (as before)"
-        elif told.seconds is not None:
-            time += f" ±{told.error:.0%} of {told.runs}" if told.error is not None else " (1 past run)"
-        tokens = f"{told.tokens:,}" if told.tokens is not None else "?" if step.stage in STAGES else ""
-        disk = size(told.disk_bytes) if told.disk_bytes else "?"
+        elif expected.seconds is not None:
+            time += f" ±{expected.error:.0%} of {expected.runs}" if expected.error is not None else " (1 past run)"
+        tokens = f"{expected.tokens:,}" if expected.tokens is not None else "?" if step.stage in STAGES else ""
+        disk = size(expected.disk_bytes) if expected.disk_bytes else "?"
     first = f"{step.stage:<{wide}}  {step.action:<8} {time:>22} {tokens:>15} {disk:>10}  "
     return [(first + "".join(reasons[:1])).rstrip(), *(f"{'':<{wide + 61}}  {reason}" for reason in reasons[1:])]
 

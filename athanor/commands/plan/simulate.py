@@ -73,12 +73,12 @@ class Step:
     def reasons(self) -> list[str]:
         """In words, parameters first; long lists are cut."""
         if self.unrecorded:
-            told = ["first run"] if self.runs else ["not in dvc.lock"]
+            lines = ["first run"] if self.runs else ["not in dvc.lock"]
         else:
             code = [c for c in self.changes if c.kind == "file" and c.name.endswith(".py") and c.what == "changed"]
             others = sorted((c for c in self.changes if c not in code), key=lambda change: change.kind != "parameter")
-            told = [*map(str, others), *([f"code changed: {_names([c.name for c in code])}"] if code else [])]
-        return told + ([f"made anew before it: {_names(self.waits)}"] if self.waits else [])
+            lines = [*map(str, others), *([f"code changed: {_names([c.name for c in code])}"] if code else [])]
+        return lines + ([f"made anew before it: {_names(self.waits)}"] if self.waits else [])
 
 
 class Unknown:
@@ -93,7 +93,7 @@ def simulate(repo: Any, targets: Sequence[str] = ()) -> list[Step]:
 
     Data tracked by .dvc files has a step only when something happens to it.
     """
-    with dvc_view.told():
+    with dvc_view.one_line_errors():
         view = View(repo)
         steps = [(stage, view.step(stage)) for stage in dvc_view.in_order(repo, targets)]
     return [step for stage, step in steps if stage.cmd or step.action != KEEP]
@@ -121,12 +121,12 @@ class View:
             if self._is_made(dep.fs_path)
         }
         frozen = bool(stage.frozen)
-        told = () if frozen and not note else changes
+        shown = () if frozen and not note else changes
         return Step(
             stage.addressing,
             action,
             first,
-            told,
+            shown,
             () if frozen else tuple(dep.def_path for dep in waits),
             hashes,
             {name: value for dep in stage.params for name, value in (dep.hash_info.value or {}).items()},
