@@ -53,14 +53,16 @@ class Clone:
         (base / "python").mkdir(parents=True)
         (base / "python" / "sitecustomize.py").write_text(SLOW_WRITE)
         settings = {"PYTHONPATH": str(base / "python"), "REPRO_KILLS_FLAG": str(self.flag)}
-        who = {f"GIT_{role}_{what}": "t@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        roles = [f"GIT_{role}_{what}" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")]
+        who = dict.fromkeys(roles, "t@localhost")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.env = environment(DVC_SITE_CACHE_DIR=str(base / "site"), PATH=path, OMP_NUM_THREADS="1", **settings, **who)
         micro_clone(root, self.path, self.env)
 
     def start(self) -> subprocess.Popen[bytes]:
         with open(self.log, "wb") as log:
-            return subprocess.Popen(self.words, cwd=self.path, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            return subprocess.Popen(self.words, cwd=self.path, env=self.env, start_new_session=True, **streams)
 
     def ended_stages(self) -> dict[str, int]:
         """When each stage last said that it was done."""

@@ -33,7 +33,11 @@ WORKSPACE = "workspace"
 TRACKED = ("params.yaml", "dvc.lock", "metrics")
 CODE = ("athanor", "stages")
 VALUES = ("bpb", "score", "rate", "loss", "difference")  # a mapping with "stderr" holds its value under one of these names
-DERIVED = ("correct", "count", "margin_stderrs", "low", "high", "wins", "losses", "p", "discordance", "resolves")  # follow from the value, not worth a line of their own
+# They follow from the value, not worth a line of their own.
+DERIVED = (
+    "correct", "count", "margin_stderrs", "low", "high",
+    "wins", "losses", "p", "discordance", "resolves",
+)
 NOISE = 2.0  # standard errors of a difference
 BETTER = {"bpb": -1, "loss": -1, "score": 1}  # of a rate nobody can say it here
 UI = "http://127.0.0.1:5000"

@@ -65,5 +65,14 @@ def fill_template(name: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"size": size, "share": share, "plural": plural, "pairs": pairs, "scores": scores, "fixed": fixed, "json": json.dumps, "n": "{:,}".format}
+    templates.filters |= {
+        "size": size,
+        "share": share,
+        "plural": plural,
+        "pairs": pairs,
+        "scores": scores,
+        "fixed": fixed,
+        "json": json.dumps,
+        "n": "{:,}".format,
+    }
     return templates.get_template(name).render(**values)
