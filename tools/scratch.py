@@ -25,7 +25,7 @@ from athanor.pipeline import presets
 from athanor.pipeline.facts import Graph
 from athanor.pipeline.schema import check_values
 
-CODE = ("athanor", "stages", "corpus", "tools", "dvc.yaml")
+CODE = ("athanor", "stages", "corpus", "recipes", "tools", "dvc.yaml")
 MICRO = Path("presets/micro.yaml")
 ROWS, ROW_BYTES = 600, 3000
 
