@@ -2,14 +2,15 @@
 
     python -m tools.io_errors [--operations LIST] [--most N] [--inputs DIR] [--keep DIR]
 
-Operations: store (the chat page's database), journal, ship, ship-first (into no database yet), prune, and the stages of a micro run by their names.
-Each injection is a forked process in which one call fails: reads with EIO; writes with EIO, ENOSPC (from there on:
-the disk stays full) and half of the bytes; fsync and rename with EIO and ENOSPC; writes to the terminal with EIO, EPIPE
+Operations: store (the chat page's database), journal, ship, ship-first (into no database yet), prune, and the stages
+of a micro run by their names. Each injection is a forked process in which one call fails: reads with EIO; writes with
+EIO, ENOSPC (from there on: the disk stays full) and half of the bytes; fsync and rename with EIO and ENOSPC; writes to the terminal with EIO, EPIPE
 (from there on) and half of the bytes. Then the same operation runs once more without errors.
 
 What must hold: the process ends with 0, 1 or 75; with 0 its results are right; otherwise it says what happened
 without a traceback; nothing that it acknowledged is lost; and the plain run afterwards ends with the
-same bytes as ever, without anybody's help. --most bounds n per kind of error by a sample over all kinds of files (default: all).
+same bytes as ever, without anybody's help. --most bounds n per kind of error by a sample over all kinds of files
+(default: all).
 
 Needs Linux and a C compiler. --inputs names a directory where all stages have run with presets/micro.yaml. The errors
 come from a small library (shim.c) by LD_PRELOAD: SQLite and Arrow are reached, memory-mapped reads are not.
