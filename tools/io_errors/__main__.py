@@ -4,8 +4,9 @@
 
 Operations: store (the chat page's database), journal, ship, ship-first (into no database yet), prune, and the stages
 of a micro run by their names. Each injection is a forked process in which one call fails: reads with EIO; writes with
-EIO, ENOSPC (from there on: the disk stays full) and half of the bytes; fsync and rename with EIO and ENOSPC; writes to the terminal with EIO, EPIPE
-(from there on) and half of the bytes. Then the same operation runs once more without errors.
+EIO, ENOSPC (from there on: the disk stays full) and half of the bytes; fsync and rename with EIO and ENOSPC; writes to
+the terminal with EIO, EPIPE (from there on) and half of the bytes. Then the same operation runs once more without
+errors.
 
 What must hold: the process ends with 0, 1 or 75; with 0 its results are right; otherwise it says what happened
 without a traceback; nothing that it acknowledged is lost; and the plain run afterwards ends with the
