@@ -145,7 +145,7 @@ def ship_all(root: Path) -> set[Path] | None:
             failures += 1
             if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th ... of a long outage
                 disk = isinstance(error, OSError) and in_words(error)
-                what = "nothing is shipped" if disk else f"the tracking store {tracking_uri(root)} is not reachable"
+                what = "nothing is shipped" if disk else f"the tracking store {redact.redact(tracking_uri(root))} is not reachable"
                 say(f"{what}; {KEPT}: {_told(error)}")
             tracker, last_work = None, time.monotonic()
             if last_work - last_success >= GIVE_UP_SECONDS and not live:

@@ -2,14 +2,16 @@
 
     python -m tools.io_errors [--operations LIST] [--most N] [--inputs DIR] [--keep DIR]
 
-Operations: store (the chat page's database), journal, ship, prune, and the stages of a micro run by their names.
-Each injection is a forked process in which one call fails: reads with EIO; writes with EIO, ENOSPC (from there on:
-the disk stays full) and half of the bytes; fsync and rename with EIO and ENOSPC; writes to the terminal with EIO, EPIPE
-(from there on) and half of the bytes. Then the same operation runs once more without errors.
+Operations: store (the chat page's database), journal, ship, ship-first (into no database yet), prune, and the stages
+of a micro run by their names. Each injection is a forked process in which one call fails: reads with EIO; writes with
+EIO, ENOSPC (from there on: the disk stays full) and half of the bytes; fsync and rename with EIO and ENOSPC; writes to
+the terminal with EIO, EPIPE (from there on) and half of the bytes. Then the same operation runs once more without
+errors.
 
 What must hold: the process ends with 0, 1 or 75; with 0 its results are right; otherwise it says what happened
 without a traceback; nothing that it acknowledged is lost; and the plain run afterwards ends with the
-same bytes as ever, without anybody's help. --most bounds n per kind of error by a sample over all kinds of files (default: all).
+same bytes as ever, without anybody's help. --most bounds n per kind of error by a sample over all kinds of files
+(default: all).
 
 Needs Linux and a C compiler. --inputs names a directory where all stages have run with the micro preset. The errors
 come from a small library (shim.c) by LD_PRELOAD: SQLite and Arrow are reached, memory-mapped reads are not.
@@ -34,7 +36,7 @@ from tools.scratch import Scratch, environment
 
 SHIM = Path(__file__).with_name("shim.c")
 STAGES = ("download", "train-classifiers", "clean", "train-tokenizer", "shard", "sft-data", "pretrain", "sft", "eval", "export")
-OPERATIONS = ("store", "journal", "ship", "prune", *STAGES)
+OPERATIONS = ("store", "journal", "ship", "ship-first", "prune", *STAGES)
 
 
 def main() -> int:
@@ -87,7 +89,7 @@ def start_again(base: Path) -> None:
 
 
 def operations(names: list[str], scratch: Scratch, inputs: Path | None) -> list[Operation]:
-    built = [name for name in names if name in STAGES or name in ("ship", "prune")]
+    built = [name for name in names if name in STAGES or name in ("ship", "ship-first", "prune")]
     if built:
         if inputs is None:
             scratch.inputs = scratch.folder(scratch.base / "inputs", scratch.params)

@@ -165,7 +165,7 @@ class Journalled(Operation):
 
 
 class Shipped(Operation):
-    """Journals of finished stages, delivered to a database of MLflow."""
+    """Journals of finished stages, delivered to a database of MLflow: one with a run in it, or none yet (`ship-first`)."""
 
     def __init__(self, name: str, base: Path, scratch: Scratch) -> None:
         super().__init__(name, base)
@@ -181,15 +181,16 @@ class Shipped(Operation):
 
         # The shipper waits for stages that go on and for servers that come back; here are none.
         ship.POLL_SECONDS, ship.IDLE_SECONDS, ship.GIVE_UP_SECONDS = 0.01, 0.05, 0.1
-        held = sorted(runs.glob("*"))[1:]
         self.begin()
-        for folder in held:  # the database has one run already, which must not suffer
-            (self.work / folder.relative_to(self.template)).rename(self.base / folder.name)
-        _in_fork(self.run, self.work)
-        for folder in held:
-            (self.base / folder.name).rename(self.work / folder.relative_to(self.template))
-        shutil.rmtree(self.template)
-        shutil.copytree(self.work, self.template)
+        if self.name == "ship":  # the database has one run already, which must not suffer
+            held = sorted((self.work / ".athanor" / "runs").glob("*"))[1:]
+            for folder in held:
+                folder.rename(self.base / folder.name)
+            _in_fork(self.run, self.work)
+            for folder in held:
+                (self.base / folder.name).rename(folder)
+            shutil.rmtree(self.template)
+            shutil.copytree(self.work, self.template)
         _in_fork(self.run, self.work)
         self.wanted = self.delivered()
 
@@ -282,7 +283,7 @@ class Stage(Operation):
 def named(name: str, scratch: Scratch) -> Operation:
     """An operation by its name, with a place of its own in the scratch directory."""
     base = scratch.base.parent / name
-    kinds = {"ship": Shipped, "prune": Pruned}
+    kinds = {"ship": Shipped, "ship-first": Shipped, "prune": Pruned}
     if name in ("store", "journal"):
         return (Store if name == "store" else Journalled)(name, base)
     return kinds.get(name, Stage)(name, base, scratch)

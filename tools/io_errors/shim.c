@@ -1,11 +1,12 @@
 /* Fails chosen calls of the C library that touch files below one folder: the n-th read, write, fsync or rename of
    the process since it was armed, or the n-th write to its terminal. Loaded by LD_PRELOAD; does nothing until armed.
    Calls that the C library makes within itself (fwrite) and memory maps are not seen.
-   While it counts, the path of each call of the kind goes to the file `paths`, else that of each call that failed. */
+   Each call that fails is written to the file `paths`, as its kind and path; with kind ALL, where none fails, every one. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,28 +15,30 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum kind { NONE, READ, WRITE, FSYNC, RENAME, PRINT };
+enum kind { NONE, READ, WRITE, FSYNC, RENAME, PRINT, ALL };
 static int chosen = NONE, error_number, lasting; /* error_number 0: half of the bytes are written */
 static int paths = -1;
 static long wanted;
 static atomic_long calls, failed;
-static char folder[4096];
+static char folder[4096], pattern[4096];
 
-void io_errors_arm(int kind, long number, int error, int stays, const char *below, int paths_fd) {
+/* Only calls about files whose path matches the pattern count. */
+void io_errors_arm(int kind, long number, int error, int stays, const char *below, const char *like, int paths_fd) {
     snprintf(folder, sizeof folder, "%s/", below);
+    snprintf(pattern, sizeof pattern, "%s", like);
     wanted = number, error_number = error, lasting = stays, paths = paths_fd;
     atomic_store(&calls, 0), atomic_store(&failed, 0);
     chosen = kind;
 }
-long io_errors_calls(void) { return atomic_load(&calls); }
 long io_errors_failed(void) { return atomic_load(&failed); }
 
 /* 1: fail this call. 2: shorten it. */
 static int now(int kind, const char *path) {
-    if (kind != chosen) return 0;
+    if ((kind != chosen && chosen != ALL) || fnmatch(pattern, path, 0)) return 0;
     long number = atomic_fetch_add(&calls, 1) + 1;
     int hit = number == wanted || (lasting && wanted && number > wanted);
-    if (paths >= 0 && (hit || !wanted)) dprintf(paths, "%s\n", path);
+    if (hit && lasting) strcpy(pattern, "*"); /* from here on all files fail */
+    if (hit || chosen == ALL) dprintf(paths, "%d %s\n", kind, path);
     if (!hit) return 0;
     atomic_fetch_add(&failed, 1);
     if (!error_number) return 2;
@@ -56,14 +59,14 @@ static int of_fd(int kind, int fd) {
     if (chosen == NONE) return 0;
     char path[4096];
     int saved = errno, hit = 0;
-    if (kind == WRITE && (fd == 1 || fd == 2)) hit = chosen == PRINT ? now(PRINT, "terminal") : 0;
-    else if (chosen == kind && inside(fd, path, sizeof path)) hit = now(kind, path);
+    if (kind == WRITE && (fd == 1 || fd == 2)) hit = now(PRINT, "terminal");
+    else if ((chosen == kind || chosen == ALL) && inside(fd, path, sizeof path)) hit = now(kind, path);
     if (hit != 1) errno = saved;
     return hit;
 }
 
 static int of_path(const char *path) {
-    if (chosen != RENAME) return 0;
+    if (chosen != RENAME && chosen != ALL) return 0;
     return (path[0] != '/' || !strncmp(path, folder, strlen(folder))) ? now(RENAME, path) : 0;
 }
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from tools.io_errors.operations import Operation
 
-KINDS = {"read": 1, "write": 2, "fsync": 3, "rename": 4, "print": 5}
+KINDS = {"read": 1, "write": 2, "fsync": 3, "rename": 4, "print": 5, "none": 6}
 SHORT = "half of the bytes"
 
 
@@ -50,6 +50,7 @@ FAULTS = (
     Fault("print", errno.EPIPE, True),
     Fault("print", 0, False),
 )
+QUIET = Fault("none", 0, False)
 NO_TERMINAL = ("print",)  # nothing can be told where telling is what fails
 LIMIT_SECONDS = 300.0
 
@@ -75,58 +76,57 @@ class Tally:
 
 @dataclass(frozen=True)
 class Attempt:
-    """files: of each call of the kind when none was to fail, else of those that failed."""
+    """calls: those that failed, or all that were seen when none was to fail: kind, and kind of file."""
 
     status: int
     failed: int
-    files: list[str]
+    calls: list[tuple[str, str]]
     log: str
 
 
 def sweep(operation: Operation, most: int, faults: tuple[Fault, ...] = FAULTS) -> Tally:
     """Inject each fault into each call of its kind, or into a sample of `most`."""
-    tally, calls = Tally(operation.name), dict[str, list[str]]()
+    tally = Tally(operation.name)
     operation.prepare()
+    operation.begin()
+    quiet = attempt(operation, QUIET, 0)
+    wrong = operation.problems()
+    if quiet.status or wrong:
+        tally.problems.append(f"{operation.name}: a quiet run ended with {quiet.status}; {wrong} {_last(quiet.log)}")
+        return tally
+    _learn(operation)
     for turn, fault in enumerate(faults):
-        if fault.kind not in calls:
-            operation.begin()
-            quiet = attempt(operation, Fault(fault.kind, errno.EIO, False), 0)
-            wrong = operation.problems()
-            if quiet.status or wrong:
-                tally.problems.append(f"{operation.name}: a quiet run ended with {quiet.status}; {wrong} {_last(quiet.log)}")
-                return tally
-            calls[fault.kind] = quiet.files
-            _learn(operation)
-        for number in sample(calls[fault.kind], most, turn):
-            inject(operation, fault, number, tally)
+        for number, file in sample([name for kind, name in quiet.calls if kind == fault.kind], most, turn):
+            inject(operation, fault, number, tally, file)
     return tally
 
 
-def sample(files: Sequence[str], most: int, turn: int) -> list[int]:
-    """The numbers of all calls, or of `most`: the first call of each kind of file, then the last of each, then halves.
+def sample(files: Sequence[str], most: int, turn: int) -> list[tuple[int, str]]:
+    """All calls by number, or `most` by number and kind of file: the first of each kind, then the last, then between.
 
     What one turn leaves out, the next one begins with, so that the faults of a sweep together meet every kind of file.
+    How often a stage saves depends on the time it takes, so a number among all calls would not be the same file again.
     """
     if not most or len(files) <= most:
-        return list(range(1, len(files) + 1))
-    kinds: dict[str, list[int]] = {}
-    for number, name in enumerate(files, start=1):
-        kinds.setdefault(name, []).append(number)
-    ordered: dict[int, None] = {}  # a set in order
+        return [(number, "") for number in range(1, len(files) + 1)]
+    calls = Counter(files)
+    ordered: dict[tuple[int, str], None] = {}  # a set in order
     for part in (0.0, 1.0, 0.5, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875):
-        ordered |= dict.fromkeys(numbers[round(part * (len(numbers) - 1))] for numbers in kinds.values())
+        ordered |= dict.fromkeys((1 + round(part * (count - 1)), name) for name, count in calls.items())
     found = list(ordered)
-    return sorted({found[(turn * most + i) % len(found)] for i in range(most)})
+    return [found[(turn * most + i) % len(found)] for i in range(min(most, len(found)))]
 
 
-def inject(operation: Operation, fault: Fault, number: int, tally: Tally) -> None:
+def inject(operation: Operation, fault: Fault, number: int, tally: Tally, like: str = "") -> None:
+    """Fail the n-th call, or the n-th of those about a kind of file, and all that follow if the fault stays."""
     operation.begin()
-    hit = attempt(operation, fault, number)
+    hit = attempt(operation, fault, number, like)
     if not hit.failed:
         return  # this time there were fewer calls
     tally.injections += 1
-    tally.files[hit.files[0]] += 1
-    where = f"{operation.name}, {fault}, call {number} ({hit.files[0]})"
+    (_, file), *_ = hit.calls or [("", "?")]  # a process that died before it could say
+    tally.files[file] += 1
+    where = f"{operation.name}, {fault}, call {number} ({file})"
     if hit.status not in (0, 1, 75):
         tally.problems.append(f"{where}: ended with {hit.status}: {_last(hit.log)}")
     elif hit.status and fault.kind not in NO_TERMINAL and ("Traceback" in hit.log or not hit.log.strip()):
@@ -142,7 +142,7 @@ def inject(operation: Operation, fault: Fault, number: int, tally: Tally) -> Non
     else:
         tally.ended += 1
     operation.between(number)
-    again = attempt(operation, fault, 0)
+    again = attempt(operation, QUIET, 0)
     wrong = operation.problems()
     if again.status == 0 and not wrong:
         tally.healed += 1
@@ -151,13 +151,13 @@ def inject(operation: Operation, fault: Fault, number: int, tally: Tally) -> Non
         tally.problems.append(f"{where}: the next plain run ended with {again.status}; {wrong} {_last(again.log)}")
 
 
-def attempt(operation: Operation, fault: Fault, number: int) -> Attempt:
+def attempt(operation: Operation, fault: Fault, number: int, like: str = "") -> Attempt:
     """Run the operation in a fork, with the fault in its n-th call; 0 counts the calls and fails none."""
     report, log, paths = (operation.base / name for name in ("report.json", "log", "paths"))
     report.unlink(missing_ok=True)
     child = os.fork()
     if not child:
-        _child(operation, fault, number, report, log, paths)
+        _child(operation, fault, number, like, report, log, paths)
     deadline = time.monotonic() + LIMIT_SECONDS
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > deadline:
@@ -167,8 +167,10 @@ def attempt(operation: Operation, fault: Fault, number: int) -> Attempt:
         time.sleep(0.002)
     found: dict[str, Any] = json.loads(report.read_text()) if report.is_file() else {"failed": 1, "modules": []}
     operation.modules = found["modules"]
-    files = [kind_of_file(path, operation) for path in paths.read_text().splitlines()] or ["?"] * found["failed"]
-    return Attempt(os.waitstatus_to_exitcode(ended[1]), found["failed"], files, log.read_text(errors="replace"))
+    names = {str(number): kind for kind, number in KINDS.items()}
+    lines = [line.partition(" ") for line in paths.read_text(errors="replace").splitlines()]
+    calls = [(names[number], kind_of_file(path, operation)) for number, _, path in lines]
+    return Attempt(os.waitstatus_to_exitcode(ended[1]), found["failed"], calls, log.read_text(errors="replace"))
 
 
 def kind_of_file(path: str, operation: Operation) -> str:
@@ -178,7 +180,7 @@ def kind_of_file(path: str, operation: Operation) -> str:
     return re.sub(r"(?<=\.)\w{8}(?=\.tmp\b)|[0-9a-f]{12,}|\d+([-_]\d+)*", "*", name)
 
 
-def _child(operation: Operation, fault: Fault, number: int, report: Path, log: Path, paths: Path) -> None:
+def _child(operation: Operation, fault: Fault, number: int, like: str, report: Path, log: Path, paths: Path) -> None:
     """Never returns."""
     code, shim = 1, ctypes.CDLL(None)
     try:
@@ -188,12 +190,12 @@ def _child(operation: Operation, fault: Fault, number: int, report: Path, log: P
         seen = os.open(paths, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         os.chdir(operation.work)
         os.environ["DVC_ROOT"] = str(operation.work)
-        inside = os.fsencode(operation.inside)
-        shim.io_errors_arm(KINDS[fault.kind], ctypes.c_long(number), fault.error, int(fault.stays), inside, seen)
+        inside, like = os.fsencode(operation.inside), os.fsencode(f"*{like}")
+        shim.io_errors_arm(KINDS[fault.kind], ctypes.c_long(number), fault.error, int(fault.stays), inside, like, seen)
         code = _status(operation.run)
     finally:
         failed = int(shim.io_errors_failed())
-        shim.io_errors_arm(0, ctypes.c_long(0), 0, 0, b"", -1)
+        shim.io_errors_arm(0, ctypes.c_long(0), 0, 0, b"", b"", -1)
         with suppress(BaseException):
             sys.stderr.flush(), sys.stdout.flush()
         names = [name for name in sys.modules if not name.startswith("__")]
