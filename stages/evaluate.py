@@ -11,14 +11,20 @@ from athanor.corpus.conversations import Item, read_items
 from athanor.corpus.documents import read_documents
 from athanor.errors import InputError, Interrupted
 from athanor.evaluation.battery import ask
-from athanor.evaluation.bpb import bpb_facts, choose, encode, model_rates
-from athanor.evaluation.compression import compression_rates
-from athanor.evaluation.conditions import GREEDY_NAME, chosen, condition_rows, findings
+from athanor.evaluation.compression import bpb_facts, choose, compression_rates, encode, model_rates
+from athanor.evaluation.report import (
+    Answer,
+    GREEDY_NAME,
+    answer_rows,
+    battery_facts,
+    chosen,
+    condition_rows,
+    findings,
+    table_rows,
+)
 from athanor.decoding.sampling import Sampling
 from athanor.evaluation.item_gate import check_items
 from athanor.evaluation.pages import battery_markdown, left_out_line, samples_markdown
-from athanor.evaluation.report import Answer, answer_rows, table_rows
-from athanor.evaluation.results import battery_facts
 from athanor.evaluation.sandbox import isolation
 from athanor.evaluation.scoring import scorable
 from athanor.model.transformer import Transformer

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from athanor.corpus.conversations import Item
 from athanor.errors import InputError
 from athanor.decoding.generate import generate
-from athanor.evaluation.item_scores import choice_log_likelihoods, gold_bits
+from athanor.evaluation.likelihood import choice_log_likelihoods, gold_bits
 from athanor.evaluation.report import Answer, repeats
 from athanor.decoding.sampling import GREEDY, Sampling
 from athanor.evaluation.scoring import choose, score_many

@@ -17,7 +17,6 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType, quants
 
 from athanor.errors import GateError
-from athanor.export import seal
 from athanor.export.source import Source
 from athanor.export.vocabulary import USER_DEFINED
 
@@ -62,7 +61,7 @@ def gguf_name(file_type: str) -> str:
 
 
 def metadata(source: Source, file_type: str) -> dict[str, Value]:
-    """Every key of the file but the seals, in the order it is written."""
+    """Every key of the file, in the order it is written."""
     number = K_TYPES[file_type] if file_type in K_TYPES else FILE_TYPES[file_type][1]
     config, arch, controls = source.config, source.architecture, source.controls
     pieces = source.vocabulary.pieces
@@ -163,26 +162,20 @@ def write_raw(
     path: str | Path, arch: str, values: Mapping[str, Value], arrays: Mapping[str, np.ndarray], file_type: str
 ) -> None:
     """Write given keys and tensors as they are; `write_gguf` decides what they must be."""
-    stored = {name: (*encode(array, file_type), array.shape) for name, array in arrays.items()}
-    write_encoded(path, arch, values, stored)
+    write_encoded(path, arch, values, {name: encode(array, file_type) for name, array in arrays.items()})
 
 
 def write_encoded(
     path: str | Path,
     arch: str,
     values: Mapping[str, Value],
-    stored: Mapping[str, tuple[np.ndarray, GGMLQuantizationType, tuple[int, ...]]],
+    stored: Mapping[str, tuple[np.ndarray, GGMLQuantizationType]],
 ) -> None:
-    """Write keys, the seals over all of it, and tensors whose bytes are ready: (bytes, type, shape)."""
-    plain = {"general.architecture": arch} | {key: item.value for key, item in values.items()}
-    seals = {
-        seal.WEIGHTS: seal.weights_seal((n, kind.name, shape, data) for n, (data, kind, shape) in stored.items()),
-        seal.METADATA: seal.metadata_seal(plain),
-    }
+    """Write keys, and tensors whose bytes are ready: (bytes, type)."""
     writer = GGUFWriter(path, arch)
-    for key, item in (dict(values) | {key: Value(_STR, text) for key, text in seals.items()}).items():
+    for key, item in values.items():
         writer.add_key_value(key, item.value, item.type)
-    for name, (data, kind, _) in stored.items():
+    for name, (data, kind) in stored.items():
         writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,8 +1,8 @@
 """What an exported model was made from, as hashes that go into its files and can be compared again.
 
 No commit: equal inputs make equal files, and a commit can only be made after
-them. The hashes that DVC writes into dvc.lock are there instead, and a
-dvc.lock with the same ones leads back to the commit.
+them. The hashes that DVC writes into dvc.lock are there instead, and Git finds
+the commits with them: `git log --all -S<MD5> -- dvc.lock`.
 """
 
 from __future__ import annotations

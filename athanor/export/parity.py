@@ -316,25 +316,3 @@ def _same_answer(
 def _short(value: Any) -> str:
     text = ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def summary(parity: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows (runtime, result) for the model card."""
-    rows = []
-    for name, facts in sorted(parity.items()):
-        if isinstance(facts, str):
-            rows.append((name, facts))
-            continue
-        difference = facts.get("logit_difference_below", facts.get("logprob_difference_below"))
-        ties, apart = facts.get("prompts_with_ties", 0), facts.get("prompts_apart", 0)
-        part = f", {ties} of them parting at a near-tie" if ties else ""
-        rows.append(
-            (
-                name,
-                f"{facts['texts']} texts and {facts['conversations']} conversations with equal token ids; "
-                f"{facts['prompts'] - apart} equal greedy answers{part}; "
-                + (f"differences below {difference:g}" if difference else "logits equal in every bit")
-                + (f"; perplexity within {facts['perplexity_difference_below']:g}" if "perplexity_by" in facts else ""),
-            )
-        )
-    return rows

@@ -13,11 +13,14 @@ import pytest
 
 from athanor.corpus.documents import Document
 from athanor.errors import GateError, InputError
-from athanor.evaluation.bpb import bpb_facts, choose, encode, model_rates
 from athanor.evaluation.compression import (
     Rate,
+    bpb_facts,
+    choose,
     compression_rates,
+    encode,
     gzip_bytes,
+    model_rates,
     pooled,
     rate,
     xz_bytes,
