@@ -32,7 +32,7 @@ from athanor.params.eval import EvalParams
 from athanor.pipeline.machine import machine
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
-from athanor.tokenizer.chat import template_hash
+from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.training.device import prepare
 from athanor.training.weights import load_model
@@ -116,13 +116,7 @@ def run(run: Run) -> None:
 def load(folder: Path, tokenizer: Tokenizer) -> Transformer:
     """A model made with this very tokenizer and chat template; InputError for any other."""
     model, facts = load_model(folder)
-    for key, expected in (("tokenizer_digest", tokenizer.digest), ("template_hash", template_hash(tokenizer))):
-        if facts.get(key) != expected:
-            raise InputError(
-                f"the model was trained with another {key.replace('_', ' ')} ({facts.get(key)}, now {expected})",
-                where=str(folder),
-                fix="run dvc repro",
-            )
+    check_made_with(facts, tokenizer, where=str(folder), fix="run dvc repro")
     return model
 
 

@@ -19,6 +19,7 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType,
 from athanor.errors import GateError
 from athanor.export.source import Source
 from athanor.export.vocabulary import USER_DEFINED
+from athanor.model.config import ModelConfig
 
 # The types that are written here, and those that llama.cpp's own quantiser makes of an f32 file.
 FILE_TYPES = {
@@ -110,22 +111,27 @@ def metadata(source: Source, file_type: str) -> dict[str, Value]:
     return values
 
 
+def tensor_names(config: ModelConfig) -> dict[str, str]:
+    """Names of a model's weights, in transformers and here, and in llama.cpp."""
+    parts = {name: theirs for name, theirs in BLOCK.items() if config.qk_norm or not name.endswith(("q_norm", "k_norm"))}
+    return TOP | {
+        f"model.layers.{n}.{ours}.weight": f"blk.{n}.{theirs}.weight"
+        for n in range(config.layers)
+        for ours, theirs in parts.items()
+    }
+
+
 def tensors(source: Source) -> dict[str, np.ndarray]:
     """Weights under llama.cpp's names, fp32, in file order. A weight without a place there is an error."""
-    heads = {"self_attn.q_proj": source.config.heads, "self_attn.k_proj": source.config.kv_heads}
-    found: dict[str, np.ndarray] = {}
+    heads = {"q_proj": source.config.heads, "k_proj": source.config.kv_heads}
+    names, arrays = tensor_names(source.config), {}
     for name, tensor in source.weights.items():
-        array = tensor.numpy()
-        match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
-        if name in TOP:
-            found[TOP[name]] = array
-        elif match and match[2] in BLOCK:
-            if source.architecture == "llama" and match[2] in heads:
-                array = interleave(array, heads[match[2]])
-            found[f"blk.{match[1]}.{BLOCK[match[2]]}.weight"] = array
-        else:
+        if name not in names:
             raise GateError("mapped weights", f"'{name}' has no place in a {source.architecture} file")
-    return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
+        array, part = tensor.numpy(), name.split(".")[-2]
+        turned = source.architecture == "llama" and part in heads
+        arrays[names[name]] = interleave(array, heads[part]) if turned else array
+    return dict(sorted(arrays.items(), key=lambda item: _natural(item[0])))
 
 
 def interleave(weight: np.ndarray, heads: int) -> np.ndarray:

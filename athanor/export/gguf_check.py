@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGUFReader, ReaderTensor, quants
 
 from athanor.errors import GateError
-from athanor.export.gguf import BLOCK, K_TYPES, TOP, encode, metadata
+from athanor.export.gguf import K_TYPES, encode, metadata, tensor_names
 from athanor.export.source import Source
 
 # Largest error of a K-quantised matrix, as a share of its root mean square. 4 bits round weights of a bell curve by
@@ -44,7 +44,7 @@ def check_gguf(path: str | Path, source: Source, file_type: str) -> None:
         if key not in found or key not in expected or not _same(expected[key], found[key]):
             raise differs(path, f"key '{key}' is {_short(found.get(key))}, expected {_short(expected.get(key))}")
     stored = {tensor.name: tensor for tensor in reader.tensors}
-    names = _expected_names(source)
+    names = tensor_names(source.config)
     if set(stored) != set(names.values()):
         odd = sorted(set(stored) ^ set(names.values()))
         raise differs(path, f"tensors missing or too many: {', '.join(odd[:3])}")
@@ -83,16 +83,6 @@ def stored_types(path: str | Path) -> dict[str, int]:
     """How many tensors a file stores in each type."""
     kinds = Counter(tensor.tensor_type.name.lower() for tensor in GGUFReader(Path(path)).tensors)
     return dict(sorted(kinds.items()))
-
-
-def _expected_names(source: Source) -> dict[str, str]:
-    parts = dict(BLOCK)
-    if not source.config.qk_norm:
-        del parts["self_attn.q_norm"], parts["self_attn.k_norm"]
-    layers = range(source.config.layers)
-    return TOP | {
-        f"model.layers.{n}.{ours}.weight": f"blk.{n}.{theirs}.weight" for n in layers for ours, theirs in parts.items()
-    }
 
 
 def _same(expected: Any, found: Any) -> bool:

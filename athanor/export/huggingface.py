@@ -15,6 +15,7 @@ import torch
 
 from athanor.artifacts import sha256_file, write_bytes, write_json, write_text
 from athanor.errors import GateError
+from athanor.export.gguf import tensor_names
 from athanor.export.source import Source
 from athanor.export.vocabulary import CONTROL, SPACE, UNKNOWN, USER_DEFINED
 from athanor.training.tensorfile import write_tensors
@@ -110,15 +111,9 @@ def write_huggingface(folder: str | Path, source: Source, dtype: str) -> None:
 
 def check_names(source: Source) -> None:
     """GateError for a weight that transformers would drop or invent: it only logs such names."""
-    config = source.config
-    parts = ["input_layernorm", "post_attention_layernorm"]
-    parts += [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-    parts += ["self_attn.q_norm", "self_attn.k_norm"] if config.qk_norm else []
-    expected = {f"model.layers.{n}.{part}.weight" for n in range(config.layers) for part in parts}
-    expected |= {"model.embed_tokens.weight", "model.norm.weight"}
-    odd = sorted(expected ^ set(source.weights))
+    odd = sorted(set(tensor_names(source.config)) ^ set(source.weights))
     if odd:
-        kind = "Qwen3" if config.qk_norm else "Llama"
+        kind = "Qwen3" if source.config.qk_norm else "Llama"
         raise GateError("mapped weights", f"transformers' {kind} does not match the weights at '{odd[0]}'")
 
 

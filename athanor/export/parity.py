@@ -18,6 +18,7 @@ from torch import Tensor
 from athanor.errors import GateError
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
+from athanor.evaluation.perplexity import load_directory
 from athanor.export.divergence import FLOOR, Divergence, spread
 from athanor.export.gguf import K_TYPES
 from athanor.export.huggingface import DTYPES
@@ -117,20 +118,9 @@ def check_transformers(
 
     reference: logits of the windows before any rounding, for the divergence; absent, those that are expected.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
     limits = limits.scaled(expected)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     gate = "transformers parity"
-    model, loading = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-    )
-    # transformers invents missing weights and drops unknown ones; all it does is log.
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if loading[kind]:
-            raise GateError(gate, f"{kind.replace('_', ' ')}: {sorted(map(str, loading[kind]))[:3]}", fix=FIX)
+    model, tokenizer = load_directory(folder, gate)
     worst, apart = 0.0, Divergence()
     with torch.inference_mode():
         for number, (ids, logits_TV) in enumerate(zip(probe.windows, expected.logits, strict=True)):
@@ -141,7 +131,6 @@ def check_transformers(
     if not worst <= limits.logit_tolerance:
         raise GateError(gate, f"logits differ by {worst:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX)
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     # The split: control symbols in a text are text, as our encoder has it.
     found = [tokenizer.encode(text, split_special_tokens=True) for text in probe.texts]
     _same_ids(gate, "text", probe.texts, expected.texts, found)

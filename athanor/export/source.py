@@ -13,7 +13,7 @@ from athanor.errors import GateError, InputError
 from athanor.export.vocabulary import CONTROL, Vocabulary
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.tokenizer.chat import CHAT_TEMPLATE_JINJA, template_hash
+from athanor.tokenizer.chat import CHAT_TEMPLATE_JINJA, check_made_with, template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.training.weights import load_model, model_tensors
 
@@ -58,13 +58,7 @@ def load_source(
     """Read a model and its tokenizer; InputError or GateError if they do not belong together."""
     model, facts = load_model(model_dir)
     tokenizer = Tokenizer.load(tokenizer_dir)
-    for key, expected in (("tokenizer_digest", tokenizer.digest), ("template_hash", template_hash(tokenizer))):
-        if facts.get(key) != expected:
-            raise InputError(
-                f"the model was trained with another {key.replace('_', ' ')} ({facts.get(key)}, now {expected})",
-                where=str(model_dir),
-                fix="dvc repro sft",
-            )
+    check_made_with(facts, tokenizer, where=str(model_dir), fix="dvc repro sft")
     vocabulary = Vocabulary.load(Path(tokenizer_dir) / "tokenizer.model")
     return make_source(name, model, tokenizer, vocabulary, lineage, lock)
 

@@ -8,7 +8,6 @@ asks it something; then `materialise` links them below .athanor/served/.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import importlib.util
 import os
@@ -20,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from athanor.artifacts import MANIFEST, manifest_digest, new_dir, read_json
-from athanor.errors import AthanorError, InputError
+from athanor.errors import AthanorError, InputError, suggest
 from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF, cache_of, cached, export_of, recorded, unexported
 from athanor.gguf.reader import read_header
 from athanor.tokenizer.chat import template_hash
@@ -182,8 +181,8 @@ def _named_path(value: str, names: Sequence[str]) -> Found:
     path = Path(value).expanduser()
     if not path.exists():
         beside = [str(path.parent / one.name) for one in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(value, [*names, *(beside if "/" in value else ())], n=1, cutoff=0.0)
-        fix = f"did you mean '{near[0]}'?" if near else "name a directory, a .gguf file or an experiment"
+        known = [*names, *(beside if "/" in value else ())]
+        fix = suggest(value, known, "name a directory, a .gguf file or an experiment")
         raise InputError("no model, experiment or path of this name", where=f"--model {value}", fix=fix)
     path = path.resolve()
     if path.is_file():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.corpus.conversations import Message
-from athanor.errors import AthanorError, InputError
+from athanor.errors import AthanorError, InputError, suggest
 from athanor.serving.discover import Found, materialise, problem_of
 from athanor.serving.memory import estimate, size_text
 
@@ -134,8 +133,7 @@ class Models:
     ) -> AsyncIterator[dict[str, Any]]:
         """Events of one answer (docs/serving.md); closing the iterator cancels it. InputError for an unknown model."""
         if model not in self._slots:
-            near = difflib.get_close_matches(model, list(self._slots), n=1, cutoff=0.0)
-            fix = f"did you mean '{near[0]}'? GET /v1/models lists them" if near else "make a model first: make repro"
+            fix = suggest(model, self._slots, "make a model first: make repro") + " GET /v1/models lists them"
             raise NoModel(f"there is no model '{model}'", where="model", fix=fix)
         slot = self._slots[model]
         return self._answer(slot, tuple(messages), max_new_tokens, dict(sampling or {}), tuple(stop))

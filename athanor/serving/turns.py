@@ -8,7 +8,6 @@ leaves stops the turn without cutting off the storing of it.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from athanor.corpus.conversations import Message
-from athanor.errors import AthanorError
+from athanor.errors import AthanorError, suggest
 from athanor.serving.store import Store
 
 logger = logging.getLogger(__name__)
@@ -232,9 +231,7 @@ class Turns:
             raise BadModel("there is no model to answer", fix="train one, or start the server with --model PATH")
         for name in names:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-                fix = f"did you mean '{near[0]}'?" if near else ""
-                raise BadModel(f"there is no model '{name}'", where="models", fix=fix)
+                raise BadModel(f"there is no model '{name}'", where="models", fix=suggest(name, known))
         return names
 
     def default_names(self) -> list[str]:
