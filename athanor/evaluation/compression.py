@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import lzma
-import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,47 +21,18 @@ from athanor.corpus.documents import Document
 from athanor.errors import GateError, InputError
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.training.validation import bits_per_byte
+from athanor.training.validation import BitsPerByte, bits_per_byte, pooled, ratio_and_error
 
 ALL = "all"  # the row for all sources together
 GZIP_CONTAINER_BYTES = 12  # gzip's header and trailer (18) less zlib's (6), around the same deflate stream
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Bits spent on bytes of text, over documents: a ratio of sums with its standard error."""
-
-    bits: float
-    bytes: int
-    documents: int
-    stderr: float | None  # in bits per byte; None where a single document says nothing about spread
-
-    @property
-    def bpb(self) -> float:
-        return self.bits / self.bytes
-
-
-def rate(bits: Sequence[float], sizes: Sequence[int]) -> Rate:
-    """Sum of bits over sum of bytes; the error is that of a ratio estimator over documents.
-
-    `bits[i]` is what document i of `sizes[i]` UTF-8 bytes cost. With one
-    document there is no estimate of the error.
-    """
-    if not sizes or sum(sizes) == 0:
+def rate(bits: Sequence[float], sizes: Sequence[int]) -> BitsPerByte:
+    """Bits per byte where document i of `sizes[i]` UTF-8 bytes cost `bits[i]`."""
+    if not sum(sizes):
         raise InputError("no held-out text to measure", fix="raise val_fraction or add documents")
-    total_bits, total_bytes, count = math.fsum(bits), sum(sizes), len(sizes)
-    ratio = total_bits / total_bytes
-    squares = math.fsum((b - ratio * s) ** 2 for b, s in zip(bits, sizes, strict=True))
-    stderr = math.sqrt(squares * count / (count - 1)) / total_bytes if count > 1 else None
-    return Rate(total_bits, total_bytes, count, stderr)
-
-
-def pooled(rates: Sequence[Rate]) -> Rate:
-    """All strata together: sums of bits and bytes, errors added as variances."""
-    size = sum(part.bytes for part in rates)
-    errors = [part.bytes / size * part.stderr for part in rates if part.stderr is not None]
-    stderr = math.hypot(*errors) if len(errors) == len(rates) else None
-    return Rate(math.fsum(part.bits for part in rates), size, sum(part.documents for part in rates), stderr)
+    ratio, stderr = ratio_and_error(np.array(bits, dtype=np.float64), np.array(sizes, dtype=np.float64))
+    return BitsPerByte(float(sum(bits)), int(sum(sizes)), len(sizes), 0, ratio, stderr)
 
 
 def gzip_bytes(data: bytes) -> int:
@@ -99,21 +69,21 @@ COMPRESSORS: dict[str, Callable[[bytes], int]] = {
 }
 
 
-def compression_rates(texts: dict[str, list[str]]) -> dict[str, dict[str, Rate]]:
-    """Rates of every compressor by source and for "all": {"gzip": {"prose": Rate, ..., "all": Rate}, ...}.
+def compression_rates(texts: dict[str, list[str]]) -> dict[str, dict[str, BitsPerByte]]:
+    """Rates of every compressor by source and for "all": {"gzip": {"prose": ..., "all": ...}, ...}.
 
     `texts` maps a source to its documents. The `*_joined` rows compress the
     documents of a source as one stream.
     """
     encoded = {source: [text.encode() for text in texts[source]] for source in sorted(texts)}
-    table: dict[str, dict[str, Rate]] = {}
+    table: dict[str, dict[str, BitsPerByte]] = {}
     for name, size in COMPRESSORS.items():
         parts = {s: rate([8 * size(d) for d in docs], [len(d) for d in docs]) for s, docs in encoded.items()}
-        table[name] = {**parts, ALL: pooled(list(parts.values()))}
+        table[name] = {**parts, ALL: pooled(parts)}
     for name, size in (("gzip_joined", gzip_bytes), ("xz_joined", xz_bytes)):
         streams = {source: b"".join(docs) for source, docs in encoded.items()}
         streams[ALL] = b"".join(streams[source] for source in sorted(encoded))
-        table[name] = {s: Rate(8 * size(data), len(data), 1, None) for s, data in streams.items()}
+        table[name] = {s: rate([8 * size(data)], [len(data)]) for s, data in streams.items()}
     return table
 
 
@@ -176,16 +146,14 @@ def encode(tokenizer: Tokenizer, held_out: Sequence[HeldOut]) -> list[np.ndarray
 
 def model_rates(
     model: Transformer, tokenizer: Tokenizer, documents: Mapping[str, Sequence[np.ndarray]], threads: int = 1
-) -> dict[str, Rate]:
+) -> dict[str, BitsPerByte]:
     """Rates of one model by source and for "all"; `documents` as made by `encode`."""
-    rates = {}
-    for source, rows in documents.items():
-        found = bits_per_byte(model, rows, tokenizer.token_bytes, model.config.context_tokens, threads=threads)
-        rates[source] = Rate(found.bits, found.bytes, found.documents, found.stderr)
-    return {**rates, ALL: pooled(list(rates.values()))}
+    context, sizes = model.config.context_tokens, tokenizer.token_bytes
+    rates = {name: bits_per_byte(model, rows, sizes, context, threads=threads) for name, rows in documents.items()}
+    return {**rates, ALL: pooled(rates)}
 
 
-def bpb_facts(models: Mapping[str, Mapping[str, Rate]], tools: Mapping[str, Mapping[str, Rate]]) -> dict[str, Any]:
+def bpb_facts(models: Mapping[str, Mapping[str, BitsPerByte]], tools: Mapping[str, Mapping[str, BitsPerByte]]) -> dict[str, Any]:
     """The `bpb` block of the metrics: {"sources": {name: row}, "all": row, "beats_xz": {model: bool}, ...}.
 
     A row holds every model's figure with its error, every compressor's

@@ -100,11 +100,6 @@ def rolling_logprob(model: Transformer, tokenizer: Tokenizer, text: str, *, thre
     return float(logprobs(model, pairs, threads=threads).sum()), len(text.encode())
 
 
-def bits_per_byte(scores: Sequence[tuple[float, int]]) -> float:
-    """Of several (log-probability, bytes): all bits over all bytes."""
-    return -sum(logprob for logprob, _ in scores) / sum(size for _, size in scores) / math.log(2)
-
-
 DIGITS = 4  # kept of a log-likelihood in nats: more would show how a machine adds up
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -24,7 +25,8 @@ from typing import Any
 
 from athanor.artifacts import read_json, write_text
 from athanor.errors import InputError
-from athanor.evaluation.likelihood import bits_per_byte, choice_scores, rolling_logprob
+from athanor.evaluation.compression import rate
+from athanor.evaluation.likelihood import choice_scores, rolling_logprob
 from athanor.evaluation.scoring import choose
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -266,7 +268,8 @@ def compare(
         ours = [rolling_logprob(model, tokenizer, row["doc"]["text"], threads=threads) for row in rows]
         logged = [float(row["filtered_resps"][0]) for row in rows]
         differences = [abs(a - b) / abs(b) for (a, _), b in zip(ours, logged, strict=True)]
-        metrics = {"bits_per_byte": (bits_per_byte(ours), theirs["bits_per_byte"])}
+        bits = rate([-nats / math.log(2) for nats, _ in ours], [size for _, size in ours]).bpb
+        metrics = {"bits_per_byte": (bits, theirs["bits_per_byte"])}
         return Agreement(task, len(rows), metrics, max(differences), sum(d > TOLERANCE for d in differences), 0)
     if task != NEXT:
         raise ValueError(task)
