@@ -19,11 +19,10 @@ from athanor.artifacts import (
 )
 from athanor.corpus.documents import read_documents
 from athanor.export.card import CardInputs, model_card
-from athanor.export.lineage import MANIFESTS, METRICS, MODEL, TOKENIZER, locked, manifests, metrics
+from athanor.export.source import MANIFESTS, METRICS, MODEL, TOKENIZER, load_source, locked, manifests, metrics
 from athanor.export.perplexity_gate import check_perplexity
 from athanor.export.probes import battery_prompts, make_probe
 from athanor.export.publish import check_files, write_files
-from athanor.export.source import load_source
 from athanor.params.export import ExportParams
 from athanor.params.strict import read_yaml
 from athanor.pipeline.machine import machine

@@ -14,7 +14,7 @@ from typing import Any
 
 from athanor.artifacts import MANIFEST, read_json, sha256_file, verify_files
 from athanor.errors import AthanorError, InputError
-from athanor.export.lineage import MANIFESTS, MODEL, TOKENIZER, path_of
+from athanor.export.source import MANIFESTS, MODEL, TOKENIZER, path_of
 
 OWN = "athanor.json"  # of a Hugging Face directory
 MATCHES, DIFFERS, UNCHECKED = "matches", "differs", "unchecked"

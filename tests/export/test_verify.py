@@ -13,7 +13,7 @@ from gguf import GGUFReader
 from athanor.artifacts import sha256_file, write_json
 from athanor.commands import cli
 from athanor.errors import InputError
-from athanor.export import lineage
+from athanor.export import source as lineage
 from athanor.export.gguf_check import contents
 from athanor.export.verify import DIFFERS, MATCHES, UNCHECKED, verify
 from tests.stages.test_export_stage import build, execute
