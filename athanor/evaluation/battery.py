@@ -83,18 +83,12 @@ def judge(
     bits, sizes = gold if gold is not None else ([0.0] * len(items), [0] * len(items))
     return [
         Answer(
+            **{**vars(output), "text": text},
             item=item.id,
             category=item.category,
             model=name,
-            text=text,
-            tokens=output.tokens,
-            stopped=output.stopped,
-            ended=output.ended,
-            fake_turn=output.fake_turn,
-            repeats=output.repeats,
             correct=correct[place],
             correct_norm=correct_norm.get(place),
-            log_likelihoods=output.log_likelihoods,
             gold_bits=bits[place],
             gold_bytes=sizes[place],
         )
