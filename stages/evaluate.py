@@ -11,14 +11,20 @@ from athanor.corpus.conversations import Item, read_items
 from athanor.corpus.documents import read_documents
 from athanor.errors import InputError, Interrupted
 from athanor.evaluation.battery import ask
-from athanor.evaluation.bpb import bpb_facts, choose, encode, model_rates
-from athanor.evaluation.compression import compression_rates
-from athanor.evaluation.conditions import GREEDY_NAME, chosen, condition_rows, findings
+from athanor.evaluation.compression import bpb_facts, choose, compression_rates, encode, model_rates
+from athanor.evaluation.report import (
+    Answer,
+    GREEDY_NAME,
+    answer_rows,
+    battery_facts,
+    chosen,
+    condition_rows,
+    findings,
+    table_rows,
+)
 from athanor.decoding.sampling import Sampling
 from athanor.evaluation.item_gate import check_items
 from athanor.evaluation.pages import battery_markdown, left_out_line, samples_markdown
-from athanor.evaluation.report import Answer, answer_rows, table_rows
-from athanor.evaluation.results import battery_facts
 from athanor.evaluation.sandbox import isolation
 from athanor.evaluation.scoring import scorable
 from athanor.model.transformer import Transformer
@@ -26,7 +32,7 @@ from athanor.params.eval import EvalParams
 from athanor.pipeline.machine import machine
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
-from athanor.tokenizer.chat import template_hash
+from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.training.device import prepare
 from athanor.training.weights import load_model
@@ -110,13 +116,7 @@ def run(run: Run) -> None:
 def load(folder: Path, tokenizer: Tokenizer) -> Transformer:
     """A model made with this very tokenizer and chat template; InputError for any other."""
     model, facts = load_model(folder)
-    for key, expected in (("tokenizer_digest", tokenizer.digest), ("template_hash", template_hash(tokenizer))):
-        if facts.get(key) != expected:
-            raise InputError(
-                f"the model was trained with another {key.replace('_', ' ')} ({facts.get(key)}, now {expected})",
-                where=str(folder),
-                fix="run dvc repro",
-            )
+    check_made_with(facts, tokenizer, where=str(folder), fix="run dvc repro")
     return model
 
 

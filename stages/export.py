@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,12 @@ from athanor.artifacts import (
 )
 from athanor.corpus.documents import read_documents
 from athanor.export.card import CardInputs, model_card
-from athanor.export.lineage import MANIFESTS, METRICS, MODEL, TOKENIZER, locked, manifests, metrics
+from athanor.export.source import MANIFESTS, METRICS, MODEL, TOKENIZER, load_source, locked, manifests, metrics
 from athanor.export.perplexity_gate import check_perplexity
 from athanor.export.probes import battery_prompts, make_probe
 from athanor.export.publish import check_files, write_files
-from athanor.export.source import load_source
 from athanor.params.export import ExportParams
-from athanor.params.pretrain import PretrainParams
-from athanor.params.sft import SftParams
+from athanor.params.strict import read_yaml
 from athanor.pipeline.machine import machine
 from athanor.pipeline.process import stage_main
 from athanor.pipeline.run import Run
@@ -67,7 +64,7 @@ def run(run: Run) -> None:
         run.fact(parity_seconds=round(time.monotonic() - started, 2))
         write_json(folder / "parity.json", parity)
         files = weights(folder)
-        write_text(folder / "MODEL_CARD.md", model_card(source, card_inputs(run, lineage, parity, files)))
+        write_text(folder / "MODEL_CARD.md", model_card(source, card_inputs(lineage, parity, files)))
         write_manifest(folder, kind="export", version=1, counts=counts, parents=lineage)
     checked = {name: facts for name, facts in parity.items() if isinstance(facts, dict)}
     run.metrics(
@@ -91,17 +88,14 @@ def weights(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def card_inputs(run: Run, lineage: dict[str, str], parity: dict[str, Any], files: dict[str, Any]) -> CardInputs:
+def card_inputs(lineage: dict[str, str], parity: dict[str, Any], files: dict[str, Any]) -> CardInputs:
     paths = {name: Path("metrics") / f"{name}.json" for name in METRICS}
     digests = {f"{MANIFESTS[name].as_posix()}/manifest.json": digest for name, digest in lineage.items()}
     digests |= {path.as_posix(): sha256_file(path) for path in paths.values()}
     return CardInputs(
         manifests={name: read_manifest(MANIFESTS[name], name, 1) for name in ("raw", "instruct", "clean", "shards")},
         metrics={name: read_json(path) for name, path in paths.items()},
-        params={
-            "pretrain": asdict(run.params("pretrain", PretrainParams)),
-            "sft": asdict(run.params("sft", SftParams)),
-        },
+        params=read_yaml("params.yaml"),  # as written: other stages have checked their sections
         parity=parity,
         files=files,
         digests=digests,

@@ -18,8 +18,7 @@ import torch
 
 from athanor.corpus.documents import read_documents
 from athanor.errors import InputError
-from athanor.evaluation import agreement, standard
-from athanor.evaluation.local_tasks import write_tasks
+from athanor.evaluation import standard
 from athanor.pipeline.machine import anchor, machine
 from athanor.serving.loading import load_export
 
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     include = [folder.resolve() for folder in args.include]
     if local:
         texts = (document.text for document in read_documents(TEXTS))
-        write_tasks(out / "tasks", texts, args.limit or ITEMS)
+        standard.write_tasks(out / "tasks", texts, args.limit or ITEMS)
         include.append((out / "tasks").resolve())
     print(f"{', '.join(tasks)} on {args.model}; log and samples in {out}", flush=True)
     results = standard.run(
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     good = True
     for task in local:
-        found = agreement.compare(model, tokenizer, out, task, results, threads=machine().threads)
+        found = standard.compare(model, tokenizer, out, task, results, threads=machine().threads)
         good = good and found.good
         numbers = ", ".join(f"{name} {ours:.6f} = {theirs:.6f}" for name, (ours, theirs) in found.metrics.items())
         kind = "nats" if task == standard.NEXT else "relative"

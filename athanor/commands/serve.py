@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from athanor.serving.experiments import unexported
     from athanor.serving.memory import GIB, default_memory_bytes
     from athanor.serving.models import Models
-    from athanor.serving.running import Server
+    from athanor.serving.app import Server
     from athanor.serving.store import Store
 
     root, settings = anchor(), machine()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from athanor.corpus.conversations import Item
 from athanor.errors import InputError
 from athanor.decoding.generate import generate
-from athanor.evaluation.item_scores import choice_log_likelihoods, gold_bits
+from athanor.evaluation.likelihood import choice_log_likelihoods, gold_bits
 from athanor.evaluation.report import Answer, repeats
 from athanor.decoding.sampling import GREEDY, Sampling
 from athanor.evaluation.scoring import choose, score_many
@@ -83,18 +83,12 @@ def judge(
     bits, sizes = gold if gold is not None else ([0.0] * len(items), [0] * len(items))
     return [
         Answer(
+            **{**vars(output), "text": text},
             item=item.id,
             category=item.category,
             model=name,
-            text=text,
-            tokens=output.tokens,
-            stopped=output.stopped,
-            ended=output.ended,
-            fake_turn=output.fake_turn,
-            repeats=output.repeats,
             correct=correct[place],
             correct_norm=correct_norm.get(place),
-            log_likelihoods=output.log_likelihoods,
             gold_bits=bits[place],
             gold_bytes=sizes[place],
         )

@@ -1,61 +1,38 @@
-"""Bits per byte of general-purpose compressors: the line a language model has to beat.
+"""Bits per byte of held-out documents: which ones, under which model, beside which compressor.
 
-Each document is compressed on its own, because the model also sees one
-document at a time. Sizes include the container (gzip 18 bytes, xz some 60),
-as the command-line tools write it; `xz_raw` leaves it out and is the harder
-line where documents are short. Compressing all documents as one stream lets the compressor
-learn across documents, which the model may not: that figure is for information.
+Each document is compressed on its own, because the model also sees one document at a time. Sizes include the container
+(gzip 18 bytes, xz some 60), as the command-line tools write it; `xz_raw` leaves it out and is the harder line where
+documents are short. Compressing all documents as one stream lets the compressor learn across documents, which the
+model may not: that figure is for information.
 """
 
 from __future__ import annotations
 
+import hashlib
 import lzma
-import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from athanor.errors import InputError
+import numpy as np
+
+from athanor.corpus.documents import Document
+from athanor.errors import GateError, InputError
+from athanor.model.transformer import Transformer
+from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.training.validation import BitsPerByte, bits_per_byte, pooled, ratio_and_error
 
 ALL = "all"  # the row for all sources together
 GZIP_CONTAINER_BYTES = 12  # gzip's header and trailer (18) less zlib's (6), around the same deflate stream
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Bits spent on bytes of text, over documents: a ratio of sums with its standard error."""
-
-    bits: float
-    bytes: int
-    documents: int
-    stderr: float | None  # in bits per byte; None where a single document says nothing about spread
-
-    @property
-    def bpb(self) -> float:
-        return self.bits / self.bytes
-
-
-def rate(bits: Sequence[float], sizes: Sequence[int]) -> Rate:
-    """Sum of bits over sum of bytes; the error is that of a ratio estimator over documents.
-
-    `bits[i]` is what document i of `sizes[i]` UTF-8 bytes cost. With one
-    document there is no estimate of the error.
-    """
-    if not sizes or sum(sizes) == 0:
+def rate(bits: Sequence[float], sizes: Sequence[int]) -> BitsPerByte:
+    """Bits per byte where document i of `sizes[i]` UTF-8 bytes cost `bits[i]`."""
+    if not sum(sizes):
         raise InputError("no held-out text to measure", fix="raise val_fraction or add documents")
-    total_bits, total_bytes, count = math.fsum(bits), sum(sizes), len(sizes)
-    ratio = total_bits / total_bytes
-    squares = math.fsum((b - ratio * s) ** 2 for b, s in zip(bits, sizes, strict=True))
-    stderr = math.sqrt(squares * count / (count - 1)) / total_bytes if count > 1 else None
-    return Rate(total_bits, total_bytes, count, stderr)
-
-
-def pooled(rates: Sequence[Rate]) -> Rate:
-    """All strata together: sums of bits and bytes, errors added as variances."""
-    size = sum(part.bytes for part in rates)
-    errors = [part.bytes / size * part.stderr for part in rates if part.stderr is not None]
-    stderr = math.hypot(*errors) if len(errors) == len(rates) else None
-    return Rate(math.fsum(part.bits for part in rates), size, sum(part.documents for part in rates), stderr)
+    ratio, stderr = ratio_and_error(np.array(bits, dtype=np.float64), np.array(sizes, dtype=np.float64))
+    return BitsPerByte(float(sum(bits)), int(sum(sizes)), len(sizes), 0, ratio, stderr)
 
 
 def gzip_bytes(data: bytes) -> int:
@@ -92,19 +69,110 @@ COMPRESSORS: dict[str, Callable[[bytes], int]] = {
 }
 
 
-def compression_rates(texts: dict[str, list[str]]) -> dict[str, dict[str, Rate]]:
-    """Rates of every compressor by source and for "all": {"gzip": {"prose": Rate, ..., "all": Rate}, ...}.
+def compression_rates(texts: dict[str, list[str]]) -> dict[str, dict[str, BitsPerByte]]:
+    """Rates of every compressor by source and for "all": {"gzip": {"prose": ..., "all": ...}, ...}.
 
     `texts` maps a source to its documents. The `*_joined` rows compress the
     documents of a source as one stream.
     """
     encoded = {source: [text.encode() for text in texts[source]] for source in sorted(texts)}
-    table: dict[str, dict[str, Rate]] = {}
+    table: dict[str, dict[str, BitsPerByte]] = {}
     for name, size in COMPRESSORS.items():
         parts = {s: rate([8 * size(d) for d in docs], [len(d) for d in docs]) for s, docs in encoded.items()}
-        table[name] = {**parts, ALL: pooled(list(parts.values()))}
+        table[name] = {**parts, ALL: pooled(parts)}
     for name, size in (("gzip_joined", gzip_bytes), ("xz_joined", xz_bytes)):
         streams = {source: b"".join(docs) for source, docs in encoded.items()}
         streams[ALL] = b"".join(streams[source] for source in sorted(encoded))
-        table[name] = {s: Rate(8 * size(data), len(data), 1, None) for s, data in streams.items()}
+        table[name] = {s: rate([8 * size(data)], [len(data)]) for s, data in streams.items()}
     return table
+
+
+# The model has to beat the smaller of these on documents compressed one at a time.
+XZ = ("xz", "xz_extreme")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A document, or the start of one where the byte budget ended (`whole` False: its end is not scored)."""
+
+    text: str
+    whole: bool
+
+
+def choose(documents: Iterable[Document], max_bytes_per_source: int, seed: int) -> dict[str, list[HeldOut]]:
+    """Documents of each source in an order drawn from `seed`, until the budget of UTF-8 bytes is full.
+
+    The draw depends on each document's content and the seed alone. The last
+    document is cut to the budget, so that long documents are not left out.
+    """
+    ranked: dict[str, list[tuple[bytes, str]]] = {}
+    for document in documents:
+        rank = hashlib.blake2b(f"{seed}:{document.id}".encode(), digest_size=16).digest()
+        ranked.setdefault(document.source, []).append((rank, document.text))
+    if ALL in ranked:
+        raise InputError(f"a source may not be called '{ALL}'", where="download.sources", fix="rename it")
+    chosen: dict[str, list[HeldOut]] = {}
+    for source in sorted(ranked):
+        room, taken = max_bytes_per_source, []
+        for _, text in sorted(ranked[source]):
+            data = text.encode()
+            part = data[:room].decode("utf-8", errors="ignore")  # drops a character that the cut went through
+            if part:
+                taken.append(HeldOut(part, len(data) <= room))
+            room -= len(data)
+            if room <= 0:
+                break
+        if taken:
+            chosen[source] = taken
+    if not chosen:
+        raise InputError("no held-out document", where="data/clean/val.parquet", fix="raise download.val_fraction")
+    return chosen
+
+
+def encode(tokenizer: Tokenizer, held_out: Sequence[HeldOut]) -> list[np.ndarray]:
+    """`<|bos|>` + ids (+ `<|eos|>`) of each document; GateError if the ids do not stand for the text's bytes."""
+    ids = tokenizer.encode_arrays([document.text for document in held_out])
+    rows = []
+    for document, array in zip(held_out, ids, strict=True):
+        size = len(document.text.encode())
+        if int(tokenizer.token_bytes[array].sum()) != size:
+            raise GateError(
+                "bits per byte", f"ids stand for another number of bytes than the {size} of {document.text[:40]!r}"
+            )
+        ends = [tokenizer.eos] if document.whole else []
+        rows.append(np.concatenate([[tokenizer.bos], array, ends]).astype(np.int64))
+    return rows
+
+
+def model_rates(
+    model: Transformer, tokenizer: Tokenizer, documents: Mapping[str, Sequence[np.ndarray]], threads: int = 1
+) -> dict[str, BitsPerByte]:
+    """Rates of one model by source and for "all"; `documents` as made by `encode`."""
+    context, sizes = model.config.context_tokens, tokenizer.token_bytes
+    rates = {name: bits_per_byte(model, rows, sizes, context, threads=threads) for name, rows in documents.items()}
+    return {**rates, ALL: pooled(rates)}
+
+
+def bpb_facts(models: Mapping[str, Mapping[str, BitsPerByte]], tools: Mapping[str, Mapping[str, BitsPerByte]]) -> dict[str, Any]:
+    """The `bpb` block of the metrics: {"sources": {name: row}, "all": row, "beats_xz": {model: bool}, ...}.
+
+    A row holds every model's figure with its error, every compressor's
+    figure, and how much text they are about.
+    """
+    first = next(iter(models.values()))
+
+    def row(source: str) -> dict[str, Any]:
+        return {
+            "bytes": first[source].bytes,
+            "documents": first[source].documents,
+            **{name: {"bpb": rates[source].bpb, "stderr": rates[source].stderr} for name, rates in models.items()},
+            **{name: rates[source].bpb for name, rates in tools.items()},
+        }
+
+    line = min(tools[name][ALL].bpb for name in XZ)
+    return {
+        "sources": {source: row(source) for source in first if source != ALL},
+        "all": row(ALL),
+        "beats_xz": {name: rates[ALL].bpb < line for name, rates in models.items()},
+        "margin_to_xz": {name: line - rates[ALL].bpb for name, rates in models.items()},
+    }

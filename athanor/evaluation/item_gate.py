@@ -14,8 +14,7 @@ from decimal import Decimal
 
 from athanor.corpus.conversations import DIFFICULTIES, ITEM_KINDS, SPLITS, Item
 from athanor.errors import GateError
-from athanor.evaluation.formats import holds
-from athanor.evaluation.scoring import CONSTANT_CODE, choose, read_list, score_many
+from athanor.evaluation.scoring import CONSTANT_CODE, choose, holds, read_list, score_many
 
 CODE_PROBES = 2  # items of a category whose extra answers are executed: each of them is a process
 JUNK = ("Yes", "No", "I don't know.")

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -165,31 +165,36 @@ class Ours(Scorer):
         return torch_nats(windows, lambda batch: token_losses(self.model, batch.to(device)), BATCH_TOKENS)
 
 
+def load_directory(folder: str | Path, gate: str = "transformers") -> tuple[Any, Any]:
+    """A directory's model, computing in fp32, and its tokenizer, by transformers; GateError for other weights than named."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"transformers cannot load it ({reason})", where=str(folder), fix="dvc repro export") from None
+    # transformers invents missing weights and drops unknown ones; all it does is log.
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if loading[kind]:
+            raise GateError(gate, f"{kind.replace('_', ' ')}: {sorted(map(str, loading[kind]))[:3]}")
+    return model.eval(), tokenizer
+
+
 class HuggingFace(Scorer):
     """A directory in transformers, with its own tokenizer, computing in fp32."""
 
     name = "transformers"
 
     def __init__(self, folder: str | Path) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
         folder = Path(folder)
-        try:
-            self.model, loading = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-            )
-            self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(f"transformers cannot load it ({reason})", where=str(folder), fix="dvc repro export") from None
-        # transformers invents missing weights and drops unknown ones; all it does is log.
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if loading[kind]:
-                raise GateError("transformers", f"{kind.replace('_', ' ')}: {sorted(map(str, loading[kind]))[:3]}")
-        self.model.eval()
+        self.model, self.tokenizer = load_directory(folder)
         config = self.model.config
         self.dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
         self.context_tokens = int(config.max_position_embeddings)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from athanor.artifacts import digest
 from athanor.corpus.conversations import DIFFICULTIES, Item
 from athanor.corpus.instruct import habits
-from athanor.errors import GateError
+from athanor.errors import GateError, InputError
 from athanor.evaluation import compression
 from athanor.evaluation.floors import ALL, one_line, summarise
 from athanor.evaluation.statistics import interval, paired, standard_error
@@ -218,3 +219,87 @@ def answer_rows(
             }
         )
     return rows
+
+
+def battery_facts(
+    items: Sequence[Item],
+    answers: Mapping[str, Sequence[Answer]],
+    seed: int,
+    documents: Mapping[str, int],
+    conversations: Mapping[str, int] | None,
+    left_out: Mapping[str, int],
+) -> dict[str, Any]:
+    """Blocks of the metrics. Scores, comparison and bits per byte are of the test split, rates of all answers.
+
+    `answers` holds the models in order; the comparison is of the last with the first. `left_out`: items by category
+    that this machine could not score; where there are none, nothing is said, so that all other machines write the same bytes.
+    """
+    tables, gold, difficulty, development = {}, {}, {}, {}
+    kept: dict[str, list[Answer]] = {}
+    test = [item for item in items if item.split == "test"]
+    if not test:
+        raise InputError("no item for testing", where="data/battery", fix="lower battery.development_fraction")
+    other = [item for item in items if item.split != "test"]
+    for name, said in answers.items():
+        ids = {item.id for item in test}
+        kept[name] = [answer for answer in said if answer.item in ids]
+        tables[name] = score_table(test, kept[name], seed)
+        gold[name] = gold_table(kept[name])
+        difficulty[name] = by_difficulty(test, kept[name], seed)
+        if other:
+            row = score_table(other, [answer for answer in said if answer.item not in ids], seed)[ALL]
+            development[name] = {key: row[key] for key in ("n", "correct", "score", "stderr", "low", "high", "floor")}
+    first, *_, last = answers
+    return {
+        "battery": tables,
+        "development": development,
+        "difficulty": difficulty,
+        "gold": gold,
+        "paired": {f"{last}_minus_{first}": comparison(kept[first], kept[last], seed)},
+        "health": {name: health(said) for name, said in answers.items()},
+        "verbosity": {name: verbosity(said) for name, said in answers.items()},
+        "truncation": {name: truncation(said) for name, said in answers.items()},
+        "contamination": contamination(items, documents, conversations),
+        **({"left_out": dict(left_out)} if left_out else {}),
+    }
+
+
+CLEAR_STDERRS = 2.0
+GREEDY_NAME = "greedy"
+
+
+def chosen(items: Sequence[Item], count: int, seed: int) -> list[Item]:
+    """At most `count` items for development that a model answers in words, drawn by seed."""
+    able = [item for item in items if item.split == "development" and item.kind != "likelihood"]
+    ranked = sorted(able, key=lambda item: digest([seed, item.id]))[:count]
+    return sorted(ranked, key=lambda item: (item.category, item.id))
+
+
+def condition_rows(
+    items: Sequence[Item], answers: Mapping[str, Sequence[Answer]], seed: int
+) -> dict[str, dict[str, Any]]:
+    """Per condition its score, health and the paired difference to "greedy", which must be among `answers`."""
+    rows = {}
+    for name, said in answers.items():
+        row = score_table(items, said, seed)[ALL]
+        pair = comparison(answers[GREEDY_NAME], said, seed)[ALL]
+        rates = health(said)
+        rows[name] = {
+            **{key: row[key] for key in ("n", "correct", "score", "stderr", "low", "high")},
+            "minus_greedy": {key: pair[key] for key in ("difference", "stderr", "low", "high", "wins", "losses", "p")},
+            **{key: rates[key] for key in ("stop", "repetition", "fake_turn", "truncated")},
+        }
+    return rows
+
+
+def findings(rows: Mapping[str, Mapping[str, Any]], penalties: Mapping[str, float]) -> list[str]:
+    """What a penalty costs, in words, where it is clear."""
+    told = []
+    for name, penalty in penalties.items():
+        pair = rows[name]["minus_greedy"]
+        if penalty != 1 and pair["difference"] < -CLEAR_STDERRS * pair["stderr"]:
+            told.append(
+                f"condition {name}: a repetition penalty of {penalty:g} costs {-100 * pair['difference']:.1f} points "
+                f"(± {100 * pair['stderr']:.1f}) against greedy on the same {rows[name]['n']} items"
+            )
+    return told

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from athanor.artifacts import read_json, write_bytes, write_json, write_text
 from athanor.errors import GateError
+from athanor.templates import markdown
 from athanor.tokenizer.foreign import CONFIG as TOKENIZER_CONFIG
 from athanor.tokenizer.foreign import ForeignTokenizer
 from athanor.training import lora
@@ -123,29 +124,13 @@ def check_merged(
 
 def card(name: str, facts: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str]) -> str:
     """MODEL_CARD.md: what it was made from and how, and how to use it; nothing that differs between equal runs."""
-    lines = [
-        f"# {name}",
-        "",
-        "A fine-tuned model: a LoRA on the base below, trained on conversations of which only the answers are learnt.",
-        "",
-        "- `hf/`: the merged model for transformers; its `chat_template.jinja` is the layout that it was trained with.",
-        "- `adapter/`: the LoRA alone, for peft (`PeftModel.from_pretrained(base, \"adapter\")`).",
-        "- `adapter.gguf`: the same for llama.cpp, beside the base as GGUF: "
-        "`llama-server -m base.gguf --lora adapter.gguf --jinja --chat-template-file hf/chat_template.jinja`.",
-        "",
-        "Runtimes that render text parse control tokens out of it, so a user's text can forge turns there; filter it.",
-        "The licence of the base holds for everything here.",
-    ]
-    for title, values in facts.items():
-        lines += ["", f"## {title}", "", "| | |", "| --- | --- |"]
-        lines += [f"| {key} | {json.dumps(value, ensure_ascii=False)} |" for key, value in _leaves(values)]
-    lines += ["", "## SHA-256 of the inputs", "", "| file | SHA-256 |", "| --- | --- |"]
-    lines += [f"| {key} | `{value}` |" for key, value in sorted(digests.items())]
-    return "\n".join(lines) + "\n"
+    leaves = [(title, _leaves(values)) for title, values in facts.items()]
+    return markdown("athanor.export", "lora_card.md.j2").render(name=name, facts=leaves, digests=digests)
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
     for key, item in values.items():
-        found += _leaves(item, f"{prefix}{key}.") if isinstance(item, Mapping) else [(f"{prefix}{key}", item)]
-    return found
+        nested = isinstance(item, Mapping)
+        rows += _leaves(item, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", json.dumps(item, ensure_ascii=False))]
+    return rows

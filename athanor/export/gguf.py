@@ -17,9 +17,9 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType, quants
 
 from athanor.errors import GateError
-from athanor.export import seal
 from athanor.export.source import Source
 from athanor.export.vocabulary import USER_DEFINED
+from athanor.model.config import ModelConfig
 
 # The types that are written here, and those that llama.cpp's own quantiser makes of an f32 file.
 FILE_TYPES = {
@@ -62,7 +62,7 @@ def gguf_name(file_type: str) -> str:
 
 
 def metadata(source: Source, file_type: str) -> dict[str, Value]:
-    """Every key of the file but the seals, in the order it is written."""
+    """Every key of the file, in the order it is written."""
     number = K_TYPES[file_type] if file_type in K_TYPES else FILE_TYPES[file_type][1]
     config, arch, controls = source.config, source.architecture, source.controls
     pieces = source.vocabulary.pieces
@@ -111,22 +111,27 @@ def metadata(source: Source, file_type: str) -> dict[str, Value]:
     return values
 
 
+def tensor_names(config: ModelConfig) -> dict[str, str]:
+    """Names of a model's weights, in transformers and here, and in llama.cpp."""
+    parts = {name: theirs for name, theirs in BLOCK.items() if config.qk_norm or not name.endswith(("q_norm", "k_norm"))}
+    return TOP | {
+        f"model.layers.{n}.{ours}.weight": f"blk.{n}.{theirs}.weight"
+        for n in range(config.layers)
+        for ours, theirs in parts.items()
+    }
+
+
 def tensors(source: Source) -> dict[str, np.ndarray]:
     """Weights under llama.cpp's names, fp32, in file order. A weight without a place there is an error."""
-    heads = {"self_attn.q_proj": source.config.heads, "self_attn.k_proj": source.config.kv_heads}
-    found: dict[str, np.ndarray] = {}
+    heads = {"q_proj": source.config.heads, "k_proj": source.config.kv_heads}
+    names, arrays = tensor_names(source.config), {}
     for name, tensor in source.weights.items():
-        array = tensor.numpy()
-        match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
-        if name in TOP:
-            found[TOP[name]] = array
-        elif match and match[2] in BLOCK:
-            if source.architecture == "llama" and match[2] in heads:
-                array = interleave(array, heads[match[2]])
-            found[f"blk.{match[1]}.{BLOCK[match[2]]}.weight"] = array
-        else:
+        if name not in names:
             raise GateError("mapped weights", f"'{name}' has no place in a {source.architecture} file")
-    return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
+        array, part = tensor.numpy(), name.split(".")[-2]
+        turned = source.architecture == "llama" and part in heads
+        arrays[names[name]] = interleave(array, heads[part]) if turned else array
+    return dict(sorted(arrays.items(), key=lambda item: _natural(item[0])))
 
 
 def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -163,26 +168,20 @@ def write_raw(
     path: str | Path, arch: str, values: Mapping[str, Value], arrays: Mapping[str, np.ndarray], file_type: str
 ) -> None:
     """Write given keys and tensors as they are; `write_gguf` decides what they must be."""
-    stored = {name: (*encode(array, file_type), array.shape) for name, array in arrays.items()}
-    write_encoded(path, arch, values, stored)
+    write_encoded(path, arch, values, {name: encode(array, file_type) for name, array in arrays.items()})
 
 
 def write_encoded(
     path: str | Path,
     arch: str,
     values: Mapping[str, Value],
-    stored: Mapping[str, tuple[np.ndarray, GGMLQuantizationType, tuple[int, ...]]],
+    stored: Mapping[str, tuple[np.ndarray, GGMLQuantizationType]],
 ) -> None:
-    """Write keys, the seals over all of it, and tensors whose bytes are ready: (bytes, type, shape)."""
-    plain = {"general.architecture": arch} | {key: item.value for key, item in values.items()}
-    seals = {
-        seal.WEIGHTS: seal.weights_seal((n, kind.name, shape, data) for n, (data, kind, shape) in stored.items()),
-        seal.METADATA: seal.metadata_seal(plain),
-    }
+    """Write keys, and tensors whose bytes are ready: (bytes, type)."""
     writer = GGUFWriter(path, arch)
-    for key, item in (dict(values) | {key: Value(_STR, text) for key, text in seals.items()}).items():
+    for key, item in values.items():
         writer.add_key_value(key, item.value, item.type)
-    for name, (data, kind, _) in stored.items():
+    for name, (data, kind) in stored.items():
         writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,4 +1,4 @@
-"""A GGUF file read back: what it holds, whether its seals are true, and whether it is a given model."""
+"""A GGUF file read back: what it holds, and whether it is a given model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 from gguf import GGUFReader, ReaderTensor, quants
 
 from athanor.errors import GateError
-from athanor.export import seal
-from athanor.export.gguf import BLOCK, K_TYPES, TOP, encode, metadata
+from athanor.export.gguf import K_TYPES, encode, metadata, tensor_names
 from athanor.export.source import Source
 
 # Largest error of a K-quantised matrix, as a share of its root mean square. 4 bits round weights of a bell curve by
@@ -29,14 +28,6 @@ def shape_of(tensor: ReaderTensor) -> tuple[int, ...]:
     return tuple(int(length) for length in reversed(tensor.shape))
 
 
-def broken_seals(reader: GGUFReader) -> list[str]:
-    """Names of the seals that a file has and that its content does not bear out."""
-    found = contents(reader)
-    rows = ((t.name, t.tensor_type.name, shape_of(t), t.data) for t in reader.tensors)
-    true = {seal.WEIGHTS: seal.weights_seal(rows), seal.METADATA: seal.metadata_seal(found)}
-    return [key for key, value in true.items() if key in found and found[key] != value]
-
-
 def check_gguf(path: str | Path, source: Source, file_type: str) -> None:
     """Read a file back and compare every key and every tensor with the model; GateError names the first difference.
 
@@ -48,21 +39,19 @@ def check_gguf(path: str | Path, source: Source, file_type: str) -> None:
     reader = GGUFReader(path)
     expected = {"general.architecture": source.architecture}
     expected |= {key: item.value for key, item in metadata(source, file_type).items()}
-    found = {key: value for key, value in contents(reader).items() if key not in seal.SEALS}
+    found = contents(reader)
     for key in sorted(set(expected) | set(found)):
         if key not in found or key not in expected or not _same(expected[key], found[key]):
-            raise _differs(path, f"key '{key}' is {_short(found.get(key))}, expected {_short(expected.get(key))}")
+            raise differs(path, f"key '{key}' is {_short(found.get(key))}, expected {_short(expected.get(key))}")
     stored = {tensor.name: tensor for tensor in reader.tensors}
-    names = _expected_names(source)
+    names = tensor_names(source.config)
     if set(stored) != set(names.values()):
         odd = sorted(set(stored) ^ set(names.values()))
-        raise _differs(path, f"tensors missing or too many: {', '.join(odd[:3])}")
+        raise differs(path, f"tensors missing or too many: {', '.join(odd[:3])}")
     for name, tensor_name in names.items():
         tensor, array = stored[tensor_name], _rotated(source, name)
         if shape_of(tensor) != array.shape or not _holds(tensor, array, file_type):
-            raise _differs(path, f"tensor '{tensor_name}' is not the model's '{name}'")
-    for key in broken_seals(reader):
-        raise _differs(path, f"key '{key}' is not the hash of what the file holds")
+            raise differs(path, f"tensor '{tensor_name}' is not the model's '{name}'")
 
 
 def _rotated(source: Source, name: str) -> np.ndarray:
@@ -70,14 +59,14 @@ def _rotated(source: Source, name: str) -> np.ndarray:
     array = source.weights[name].numpy()
     if source.architecture != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
         return array
-    half = source.config.head_dim // 2
-    order = [
-        head + element
-        for head in range(0, array.shape[0], 2 * half)
-        for pair in range(half)
-        for element in (pair, pair + half)
-    ]
-    return array[order]
+    return array[pair_order(len(array), source.config.head_dim)]
+
+
+def pair_order(rows: int, head_dim: int) -> list[int]:
+    """Rows of a query or key projection in the order of llama.cpp's `llama`: the two of each rotation side by side."""
+    half = head_dim // 2
+    heads = range(0, rows, head_dim)
+    return [head + row for head in heads for pair in range(half) for row in (pair, pair + half)]
 
 
 def _holds(tensor: ReaderTensor, array: np.ndarray, file_type: str) -> bool:
@@ -96,16 +85,6 @@ def stored_types(path: str | Path) -> dict[str, int]:
     return dict(sorted(kinds.items()))
 
 
-def _expected_names(source: Source) -> dict[str, str]:
-    parts = dict(BLOCK)
-    if not source.config.qk_norm:
-        del parts["self_attn.q_norm"], parts["self_attn.k_norm"]
-    layers = range(source.config.layers)
-    return TOP | {
-        f"model.layers.{n}.{ours}.weight": f"blk.{n}.{theirs}.weight" for n in layers for ours, theirs in parts.items()
-    }
-
-
 def _same(expected: Any, found: Any) -> bool:
     if isinstance(expected, float):
         return np.float32(expected) == np.float32(found)
@@ -119,5 +98,5 @@ def _short(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:57]}..."
 
 
-def _differs(path: Path, what: str) -> GateError:
-    return GateError("GGUF read back", what, where=path.name, fix="report it: the writer and the model disagree")
+def differs(path: str | Path, what: str) -> GateError:
+    return GateError("GGUF read back", what, where=Path(path).name, fix="report it: the writer and the model disagree")

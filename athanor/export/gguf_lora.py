@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFReader, GGUFValueType
 from torch import Tensor
 
 from athanor.errors import GateError
-from athanor.export.gguf import BLOCK, interleave
+from athanor.export.gguf import BLOCK, Value, interleave, write_raw
+from athanor.export.gguf_check import contents, differs, pair_order
 from athanor.model.config import ModelConfig
 from athanor.training import lora
 
@@ -43,17 +44,11 @@ def write_lora(
     path: str | Path, adapters: Mapping[str, Tensor], arch: str, config: ModelConfig, alpha: float, name: str
 ) -> None:
     """Write the file. Equal adapters make equal bytes."""
-    writer = GGUFWriter(path, arch)
-    for key, value in (("general.type", "adapter"), ("general.name", name), ("adapter.type", "lora")):
-        writer.add_key_value(key, value, GGUFValueType.STRING)
-    writer.add_key_value("adapter.lora.alpha", float(alpha), GGUFValueType.FLOAT32)
-    for key, array in tensors(adapters, arch, config).items():
-        # fp32: a few megabytes beside the model, and the sum is exact.
-        writer.add_tensor(key, np.ascontiguousarray(array), raw_dtype=GGMLQuantizationType.F32)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    texts = {"general.type": "adapter", "general.name": name, "adapter.type": "lora"}
+    values = {key: Value(GGUFValueType.STRING, text) for key, text in texts.items()}
+    values["adapter.lora.alpha"] = Value(GGUFValueType.FLOAT32, float(alpha))
+    # fp32: a few megabytes beside the model, and the sum is exact.
+    write_raw(path, arch, values, tensors(adapters, arch, config), "f32")
 
 
 def check_lora(
@@ -61,27 +56,20 @@ def check_lora(
 ) -> None:
     """Read a file back and compare what it says with the adapter; the rotary order is undone row by row."""
     reader = GGUFReader(Path(path))
-    told = {key: reader.fields[key].contents() for key in reader.fields if not key.startswith("GGUF.")}
+    told = contents(reader)
     expected = {"general.architecture": arch, "general.type": "adapter", "adapter.type": "lora"}
     for key, value in (*expected.items(), ("adapter.lora.alpha", float(np.float32(alpha)))):
         if told.get(key) != value:
-            raise _differs(path, f"key '{key}' is {told.get(key)!r}, expected {value!r}")
+            raise differs(path, f"key '{key}' is {told.get(key)!r}, expected {value!r}")
     stored = {tensor.name: tensor for tensor in reader.tensors}
     for name, pair in lora.pairs(adapters).items():
         _, _, number, part, kind = name.split(".")
         for end, tensor in zip(("lora_a", "lora_b"), pair, strict=True):
             array, key = tensor.float().numpy(), f"blk.{number}.{BLOCK[f'{part}.{kind}']}.weight.{end}"
             if arch == "llama" and end == "lora_b" and kind in ("q_proj", "k_proj"):
-                half = config.head_dim // 2
-                pairs = [(at + i, at + i + half) for at in range(0, len(array), 2 * half) for i in range(half)]
-                array = array[[row for two in pairs for row in two]]
+                array = array[pair_order(len(array), config.head_dim)]
             found = stored.pop(key, None)
             if found is None or not np.array_equal(found.data.reshape(array.shape), array):
-                raise _differs(path, f"tensor '{key}' is not the adapter's")
+                raise differs(path, f"tensor '{key}' is not the adapter's")
     if stored:
-        raise _differs(path, f"tensor '{min(stored)}' is too many")
-
-
-def _differs(path: str | Path, what: str) -> GateError:
-    fix = "report it: the writer and the adapter disagree"
-    return GateError("GGUF read back", what, where=Path(path).name, fix=fix)
+        raise differs(path, f"tensor '{min(stored)}' is too many")

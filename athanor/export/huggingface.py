@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from athanor.artifacts import digest, sha256_file, write_bytes, write_json, write_text
+from athanor.artifacts import sha256_file, write_bytes, write_json, write_text
 from athanor.errors import GateError
-from athanor.export.hf_tokenizer import tokenizer_config, tokenizer_json
+from athanor.export.gguf import tensor_names
 from athanor.export.source import Source
+from athanor.export.vocabulary import CONTROL, SPACE, UNKNOWN, USER_DEFINED
 from athanor.training.tensorfile import write_tensors
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -105,19 +106,85 @@ def write_huggingface(folder: str | Path, source: Source, dtype: str) -> None:
     write_text(folder / "chat_template.jinja", source.template)
     write_bytes(folder / "tokenizer.model", source.vocabulary.proto)
     hashes = {path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.name != OWN}
-    facts = own_facts(source, dtype) | {"files": hashes}
-    write_json(folder / OWN, facts | {"sha256": digest(facts)})
+    write_json(folder / OWN, own_facts(source, dtype) | {"files": hashes})
 
 
 def check_names(source: Source) -> None:
     """GateError for a weight that transformers would drop or invent: it only logs such names."""
-    config = source.config
-    parts = ["input_layernorm", "post_attention_layernorm"]
-    parts += [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-    parts += ["self_attn.q_norm", "self_attn.k_norm"] if config.qk_norm else []
-    expected = {f"model.layers.{n}.{part}.weight" for n in range(config.layers) for part in parts}
-    expected |= {"model.embed_tokens.weight", "model.norm.weight"}
-    odd = sorted(expected ^ set(source.weights))
+    odd = sorted(set(tensor_names(source.config)) ^ set(source.weights))
     if odd:
-        kind = "Qwen3" if config.qk_norm else "Llama"
+        kind = "Qwen3" if source.config.qk_norm else "Llama"
         raise GateError("mapped weights", f"transformers' {kind} does not match the weights at '{odd[0]}'")
+
+
+def tokenizer_json(source: Source) -> dict[str, Any]:
+    """Content of tokenizer.json."""
+    vocabulary, controls = source.vocabulary, source.controls
+    pieces = vocabulary.pieces
+    bos = pieces[controls["bos"]].text
+    added = [
+        {
+            "id": number,
+            "content": piece.plain,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            # A newline that were special would be lost by skip_special_tokens.
+            "special": piece.type != USER_DEFINED,
+        }
+        for number, piece in enumerate(pieces)
+        if piece.type in (CONTROL, UNKNOWN, USER_DEFINED)
+    ]
+    first = {"SpecialToken": {"id": bos, "type_id": 0}}
+    text_a, text_b = ({"Sequence": {"id": name, "type_id": kind}} for name, kind in (("A", 0), ("B", 1)))
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [first, text_a],
+            "pair": [first, text_a, text_b],
+            "special_tokens": {bos: {"id": bos, "ids": [controls["bos"]], "tokens": [bos]}},
+        },
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": pieces[vocabulary.unk].text,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": {piece.plain: number for number, piece in enumerate(pieces)},
+            "merges": [[half.replace(SPACE, " ") for half in pair] for pair in vocabulary.merges()],
+        },
+    }
+
+
+def tokenizer_config(source: Source) -> dict[str, Any]:
+    """Content of tokenizer_config.json."""
+    pieces, controls = source.vocabulary.pieces, source.controls
+    text = {name: pieces[number].text for name, number in controls.items()}
+    added = tokenizer_json(source)["added_tokens"]
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "bos_token": text["bos"],
+        "eos_token": text["eos"],
+        "unk_token": pieces[source.vocabulary.unk].text,
+        "pad_token": text["pad"],
+        "additional_special_tokens": [text[name] for name in ("system", "user", "assistant", "stop")],
+        "added_tokens_decoder": {str(row["id"]): {k: v for k, v in row.items() if k != "id"} for row in added},
+        "chat_template": source.template,
+        "model_max_length": source.config.context_tokens,
+        "padding_side": "left",
+    }

@@ -1,8 +1,8 @@
 """K-quants: llama.cpp's own quantiser packs the weights, and the file around them is ours.
 
 There is no second implementation of the K types' search for scales. Its
-output is written again with the keys of every other file, so that lineage and
-seals do not depend on what the quantiser copies.
+output is written again with the keys of every other file, so that the lineage
+does not depend on what the quantiser copies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from gguf import GGUFReader
 
 from athanor.errors import GateError, InputError
 from athanor.export.gguf import metadata, write_encoded
-from athanor.export.gguf_check import shape_of
 from athanor.export.source import Source
 
 BLOCK = 256  # numbers that a K type packs together
@@ -67,7 +66,7 @@ def write_quantised(
                 where=Path(path).name,
                 fix=f"drop {file_type} from export.gguf_types, or raise export.llama_cpp_timeout_seconds",
             )
-        stored = {t.name: (np.array(t.data), t.tensor_type, shape_of(t)) for t in GGUFReader(made).tensors}
+        stored = {t.name: (np.array(t.data), t.tensor_type) for t in GGUFReader(made).tensors}
     write_encoded(path, source.architecture, metadata(source, file_type), stored)
 
 

@@ -7,18 +7,19 @@ that something loaded: token ids, logits and greedy answers are compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from athanor.errors import GateError
+from athanor.artifacts import rounded
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
-from athanor.export.divergence import FLOOR, Divergence, spread
+from athanor.errors import GateError
+from athanor.evaluation.perplexity import load_directory
 from athanor.export.gguf import K_TYPES
 from athanor.export.huggingface import DTYPES
 from athanor.export.probes import Probe
@@ -117,20 +118,9 @@ def check_transformers(
 
     reference: logits of the windows before any rounding, for the divergence; absent, those that are expected.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
     limits = limits.scaled(expected)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     gate = "transformers parity"
-    model, loading = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-    )
-    # transformers invents missing weights and drops unknown ones; all it does is log.
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if loading[kind]:
-            raise GateError(gate, f"{kind.replace('_', ' ')}: {sorted(map(str, loading[kind]))[:3]}", fix=FIX)
+    model, tokenizer = load_directory(folder, gate)
     worst, apart = 0.0, Divergence()
     with torch.inference_mode():
         for number, (ids, logits_TV) in enumerate(zip(probe.windows, expected.logits, strict=True)):
@@ -141,7 +131,6 @@ def check_transformers(
     if not worst <= limits.logit_tolerance:
         raise GateError(gate, f"logits differ by {worst:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX)
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     # The split: control symbols in a text are text, as our encoder has it.
     found = [tokenizer.encode(text, split_special_tokens=True) for text in probe.texts]
     _same_ids(gate, "text", probe.texts, expected.texts, found)
@@ -318,23 +307,39 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def summary(parity: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows (runtime, result) for the model card."""
-    rows = []
-    for name, facts in sorted(parity.items()):
-        if isinstance(facts, str):
-            rows.append((name, facts))
-            continue
-        difference = facts.get("logit_difference_below", facts.get("logprob_difference_below"))
-        ties, apart = facts.get("prompts_with_ties", 0), facts.get("prompts_apart", 0)
-        part = f", {ties} of them parting at a near-tie" if ties else ""
-        rows.append(
-            (
-                name,
-                f"{facts['texts']} texts and {facts['conversations']} conversations with equal token ids; "
-                f"{facts['prompts'] - apart} equal greedy answers{part}; "
-                + (f"differences below {difference:g}" if difference else "logits equal in every bit")
-                + (f"; perplexity within {facts['perplexity_difference_below']:g}" if "perplexity_by" in facts else ""),
-            )
-        )
-    return rows
+# llama.cpp takes the logarithm of an fp32 probability, which has no digits left below this.
+FLOOR = -60.0
+KL_FLOOR = 1e-7  # nats; below it is the noise of fp32 logarithms
+
+
+def spread(length: int, positions: int) -> list[int]:
+    """At most so many prefix lengths of a window, evenly spread, the whole window always among them."""
+    count = min(length, positions)
+    return [(number + 1) * length // count for number in range(count)]
+
+
+@dataclass
+class Divergence:
+    """KL(model || file) in nats and whether both put the same id first, over positions."""
+
+    nats: list[float] = field(default_factory=list)
+    same: int = 0
+
+    def add(self, model_NV: Tensor, file_NV: Tensor) -> None:
+        """Log probabilities of some positions.
+
+        Summed to one again: an error in fp32 of that sum would count in full, all others only by their square.
+        """
+        model_NV, file_NV = (logprobs.double().clamp(min=FLOOR).log_softmax(-1) for logprobs in (model_NV, file_NV))
+        self.nats += (model_NV.exp() * (model_NV - file_NV)).sum(-1).clamp(min=0).tolist()
+        self.same += int((model_NV.argmax(-1) == file_NV.argmax(-1)).sum())
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self.nats) / len(self.nats)
+
+    def facts(self) -> dict[str, Any]:
+        """Two digits, and nothing below the floor: what repeats, also where the last bits do not."""
+        mean, most = (rounded(value, 2) if value > KL_FLOOR else 0.0 for value in (self.mean, max(self.nats)))
+        share = self.same / len(self.nats)
+        return {"positions": len(self.nats), "kl_mean": mean, "kl_max": most, "same_best": rounded(share)}

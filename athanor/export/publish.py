@@ -7,19 +7,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from athanor.artifacts import write_text
 from athanor.errors import InputError
 from athanor.export import kquants
 from athanor.export.gguf import K_TYPES, gguf_name, write_gguf
 from athanor.export.gguf_check import check_gguf, stored_types
 from athanor.export.huggingface import write_huggingface
-from athanor.export.modelfile import write_modelfile
 from athanor.export.parity import Limits, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.probes import Probe
 from athanor.export.source import Source
 from athanor.gguf.llamacpp import NotInstalled
 from athanor.params.export import ExportParams
+from athanor.tokenizer.tokenizer import ROLE_PIECES, STOP
 
 HF_DIR = "hf"
+MODELFILE = "Modelfile"
+PREFERRED = ("f16", "q8_0", "f32")  # the smallest that rounds next to nothing; else the first K type there is
+# No <|bos|>: the runner adds it, as tokenizer.ggml.add_bos_token says, and would warn of two.
+OLLAMA_TEMPLATE = (
+    "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}" + STOP + "{{ end }}" + ROLE_PIECES["assistant"]
+)
 AGAIN = "then: dvc repro -s -f export"  # a program is no dependency that DVC knows of
 
 
@@ -127,3 +134,30 @@ def _packing(path: Path, source: Source, note: Callable[[str], None]) -> dict[st
     if odd:
         note(f"{path.name}: {odd} matrices have rows that are no multiple of {kquants.BLOCK}; larger types hold them")
     return {"tensors": stored_types(path), "fallback_tensors": odd}
+
+
+def modelfile(source: Source, file_name: str) -> str:
+    """Ollama's Modelfile for one of the GGUF files: the layout as a Go template, the stops, and greedy decoding.
+
+    Every setting that Ollama has an opinion of its own about is stated: it
+    would sample, and punish the repetition of any word of the question.
+    """
+    pieces = source.vocabulary.pieces
+    lines = [
+        f"# ollama create {source.name} -f {MODELFILE}",
+        f"FROM ./{file_name}",
+        f'TEMPLATE """{OLLAMA_TEMPLATE}"""',
+        "PARAMETER temperature 0",
+        "PARAMETER repeat_penalty 1",
+        f"PARAMETER num_ctx {source.config.context_tokens}",
+        *(f'PARAMETER stop "{pieces[number].text}"' for number in source.controls.values()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_modelfile(folder: Path, source: Source) -> None:
+    """For the file in `folder` that loses least for its size; nothing where no GGUF was written."""
+    there = sorted(path.name for path in folder.glob("*.gguf"))
+    names = [gguf_name(file_type) for file_type in PREFERRED if gguf_name(file_type) in there] + there
+    if names:
+        write_text(folder / MODELFILE, modelfile(source, names[0]))

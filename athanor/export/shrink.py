@@ -12,8 +12,7 @@ from safetensors import safe_open
 from athanor.artifacts import manifest_digest, new_dir, read_json, read_manifest, sha256_file
 from athanor.errors import InputError
 from athanor.export.huggingface import write_huggingface
-from athanor.export.lineage import TOKENIZER
-from athanor.export.source import Source, make_source
+from athanor.export.source import Source, TOKENIZER, make_source
 from athanor.export.vocabulary import Vocabulary
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer

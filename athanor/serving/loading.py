@@ -12,7 +12,7 @@ from athanor.artifacts import read_json
 from athanor.errors import InputError
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.tokenizer.chat import template_hash
+from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 from athanor.training.tensorfile import read_tensors
 from athanor.training.weights import WEIGHTS, fill
@@ -36,16 +36,7 @@ def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple
         raise InputError("no exported model here", where=str(folder), fix=MAKE_IT)
     facts = _read(folder, OWN)
     tokenizer = _tokenizer(folder)
-    for what, expected, found in (
-        ("tokenizer", facts.get("tokenizer_digest"), tokenizer.digest),
-        ("chat template", facts.get("template_hash"), template_hash(tokenizer)),
-    ):
-        if expected != found:
-            raise InputError(
-                f"the model was trained with another {what} ({expected}) than the one here ({found})",
-                where=str(folder / OWN),
-                fix=EXPORT_IT,
-            )
+    check_made_with(facts, tokenizer, where=str(folder / OWN), fix=EXPORT_IT)
     config = model_config(_read(folder, CONFIG), str(folder / CONFIG))
     with torch.device("meta"):
         model = Transformer(config)

@@ -133,8 +133,7 @@ class Models:
     ) -> AsyncIterator[dict[str, Any]]:
         """Events of one answer (docs/serving.md); closing the iterator cancels it. InputError for an unknown model."""
         if model not in self._slots:
-            near = suggest(model, self._slots)
-            fix = f"{near} GET /v1/models lists them" if near else "make a model first: make repro"
+            fix = suggest(model, self._slots, "make a model first: make repro")
             raise NoModel(f"there is no model '{model}'", where="model", fix=fix)
         slot = self._slots[model]
         return self._answer(slot, tuple(messages), max_new_tokens, dict(sampling or {}), tuple(stop))

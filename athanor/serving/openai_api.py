@@ -15,13 +15,13 @@ from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from athanor.corpus.conversations import Message
 from athanor.errors import suggest
 from athanor.serving.metrics import Metered
-from athanor.serving.requests import ApiRoute, Limit, ModelFailed, Refused, read
+from athanor.serving.requests import ApiRoute, EventStream, Limit, ModelFailed, Refused, SamplingFields, read
 
 ROLES = {"developer": "system"}  # OpenAI's newer name of the same
 MAX_MESSAGES, MAX_STOPS, MAX_CHARS = 10_000, 16, 1_000_000
@@ -84,19 +84,13 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(SamplingFields):
     """Settings left out, or null, are the model's own. top_k, min_p and repetition_penalty go beyond OpenAI's."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     model: Annotated[str, Field(max_length=500)] | None = None
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_k: int | None = Field(None, ge=0, le=10_000_000)
-    top_p: float | None = Field(None, gt=0, le=1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
-    seed: int | None = Field(None, ge=0, le=2**63 - 1)
     max_tokens: int | None = Field(None, ge=1, le=10_000_000)
     max_completion_tokens: int | None = Field(None, ge=1, le=10_000_000)
     stop: Annotated[str, Field(max_length=1000)] | list[Annotated[str, Field(max_length=1000)]] | None = None
@@ -122,8 +116,7 @@ class ChatCompletion(BaseModel):
         return messages[1:] if messages[0].role == "system" and not messages[0].content.strip() else messages
 
     def sampling(self) -> dict[str, Any]:
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return self.model_dump(include=set(SamplingFields.model_fields), exclude_none=True)
 
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -175,7 +168,7 @@ def openai_router(models: Metered, limit: Limit) -> APIRouter:
             limit.end()
             return whole
         usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        return _Stream(answer, usage, limit)
+        return EventStream(answer.chunks(usage), limit, answer.close)
 
     return router
 
@@ -244,23 +237,6 @@ class _Answer:
             "usage": {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made},
             "athanor": {"tokens_per_second": speed, "forgotten_exchanges": self.began.get("forgotten", 0)},
         }
-
-
-class _Stream(StreamingResponse):
-    """A streamed answer; stopped, and no longer counted, when it has ended or the client has gone."""
-
-    def __init__(self, answer: _Answer, usage: bool, limit: Limit) -> None:
-        self.answer, self.limit = answer, limit
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(answer.chunks(usage), media_type="text/event-stream", headers=headers)
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.limit.end()
-            await self.body_iterator.aclose()
-            await self.answer.close()
 
 
 async def _ahead(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:

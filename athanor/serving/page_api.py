@@ -15,12 +15,11 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from starlette.types import Receive, Scope, Send
 
 from athanor.errors import InputError
-from athanor.serving.requests import ApiRoute, Limit, read
+from athanor.serving.requests import ApiRoute, EventStream, Limit, SamplingFields, read
 from athanor.serving.store import Store, Unknown
 from athanor.serving.turns import Answerer, Turn, Turns
 
@@ -36,14 +35,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class SamplingBody(Strict):
-    """Settings of an answer; those left out, or null, are the model's own."""
-
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_k: int | None = Field(None, ge=0, le=10_000_000)
-    top_p: float | None = Field(None, gt=0, le=1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
+class SamplingBody(SamplingFields, Strict):
     seed: int | None = Field(None, ge=0, le=2**32 - 1)
     max_new_tokens: int | None = Field(None, ge=1, le=10_000_000)
 
@@ -98,22 +90,6 @@ def number(text: str) -> int:
     if not re.fullmatch("[0-9]{1,18}", text):
         raise Unknown(f"there is no message '{text[:50]}'", fix="ids of messages are numbers")
     return int(text)
-
-
-class TurnResponse(StreamingResponse):
-    """A turn as server-sent events. When the client goes, in whatever way, the turn is stopped; it stores by itself."""
-
-    def __init__(self, turn: Turn, limit: Limit) -> None:
-        self.turn, self.limit = turn, limit
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_lines(turn), media_type="text/event-stream", headers=headers)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.limit.end()
-            self.turn.stop()
 
 
 async def _lines(turn: Turn) -> AsyncIterator[str]:
@@ -196,7 +172,12 @@ def page_router(store: Store, models: Answerer, limit: Limit, *, version: str = 
         sampling = body.sampling.given() if body.sampling else None
         limit.begin()
         try:
-            return TurnResponse(await turns.start(chat, question, names=body.models, sampling=sampling), limit)
+            turn = await turns.start(chat, question, names=body.models, sampling=sampling)
+
+            async def gone() -> None:
+                turn.stop()  # it stores by itself
+
+            return EventStream(_lines(turn), limit, gone)
         except BaseException:
             limit.end()
             raise

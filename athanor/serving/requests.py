@@ -10,13 +10,13 @@ may name its own as `status`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from athanor.errors import AthanorError
@@ -54,6 +54,39 @@ class Limit:
 
     def end(self) -> None:
         self.count -= 1
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events of an answer; `ended` runs when it is over or the client has gone, in whatever way.
+
+    The answer counts for `limit` until then.
+    """
+
+    def __init__(self, lines: AsyncIterator[str], limit: Limit, ended: Callable[[], Awaitable[None]]) -> None:
+        self.limit, self.ended = limit, ended
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(lines, media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.limit.end()
+            try:
+                await self.body_iterator.aclose()
+            finally:
+                await self.ended()
+
+
+class SamplingFields(BaseModel):
+    """Settings of an answer; those left out, or null, are the model's own."""
+
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_k: int | None = Field(None, ge=0, le=10_000_000)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    seed: int | None = Field(None, ge=0, le=2**63 - 1)
 
 
 class ModelFailed(AthanorError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from athanor.artifacts import digest
 from athanor.corpus.conversations import Message, check_messages
@@ -84,6 +84,15 @@ def render(tokenizer: Tokenizer | Encoder, messages: Sequence[Message]) -> tuple
     """
     check_messages(messages, "conversation")
     return _lay_out(tokenizer, messages)
+
+
+def check_made_with(facts: Mapping[str, Any], tokenizer: Tokenizer, *, where: str, fix: str) -> None:
+    """InputError for a model made with another tokenizer or chat template: it would answer, and worse."""
+    pairs = {"tokenizer": ("tokenizer_digest", tokenizer.digest), "chat template": ("template_hash", template_hash(tokenizer))}
+    for what, (key, here) in pairs.items():
+        if facts.get(key) != here:
+            text = f"the model was trained with another {what} ({facts.get(key)}) than the one here ({here})"
+            raise InputError(text, where=where, fix=fix)
 
 
 def prompt_ids(tokenizer: Tokenizer | Encoder, messages: Sequence[Message]) -> list[int]:

@@ -13,18 +13,19 @@ import pytest
 
 from athanor.corpus.documents import Document
 from athanor.errors import GateError, InputError
-from athanor.evaluation.bpb import bpb_facts, choose, encode, model_rates
 from athanor.evaluation.compression import (
-    Rate,
+    bpb_facts,
+    choose,
     compression_rates,
+    encode,
     gzip_bytes,
-    pooled,
+    model_rates,
     rate,
     xz_bytes,
     xz_extreme_bytes,
     xz_raw_bytes,
 )
-from athanor.training.validation import bits_per_byte
+from athanor.training.validation import BitsPerByte, bits_per_byte, pooled
 from tests.evaluation.tiny import make_model
 
 
@@ -60,7 +61,7 @@ def test_rate_is_a_ratio_of_sums_with_the_error_of_one():
     assert found.bpb == pytest.approx(ratio) and found.bytes == 12 and found.documents == 2
     assert found.stderr == pytest.approx(math.sqrt(2 * sum(r * r for r in residuals)) / 12)
     assert rate([8 * s for s in (3, 5, 9)], [3, 5, 9]).stderr == pytest.approx(0, abs=1e-12)
-    assert rate([8.0], [3]).stderr is None and pooled([rate([8.0], [3]), found]).stderr is None
+    assert rate([8.0], [3]).stderr is None and pooled({"a": rate([8.0], [3]), "b": found}).stderr is None
     with pytest.raises(InputError):
         rate([], [])
 
@@ -75,12 +76,6 @@ def test_rate_has_the_error_that_repeated_draws_show():
         ratios.append(found.bpb)
         errors.append(found.stderr)
     assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.1)
-
-
-def test_pooled_adds_bits_bytes_and_variances():
-    both = pooled([Rate(100, 50, 3, 0.1), Rate(100, 150, 4, 0.2)])
-    assert (both.bpb, both.bytes, both.documents) == (1.0, 200, 7)
-    assert both.stderr == pytest.approx(math.hypot(0.25 * 0.1, 0.75 * 0.2))
 
 
 def test_documents_are_compressed_one_at_a_time():
@@ -152,7 +147,7 @@ def test_ids_that_stand_for_other_bytes_are_refused(tokenizer):
 
 def test_the_margin_is_to_the_better_of_the_two_xz_settings():
     def table(bits):
-        return {"a": Rate(bits, 100, 2, 0.01), "all": Rate(bits, 100, 2, 0.01)}
+        return dict.fromkeys(("a", "all"), BitsPerByte(bits, 100, 2, 0, bits / 100, 0.01))
 
     tools = {"gzip": table(260), "xz": table(251), "xz_extreme": table(250)}
     facts = bpb_facts({"base": table(249), "sft": table(250)}, tools)

@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from athanor.evaluation.battery import Output, ask, judge
-from athanor.evaluation.conditions import GREEDY_NAME, chosen, condition_rows, findings
+from athanor.evaluation.report import (
+    ALL,
+    GREEDY_NAME,
+    battery_facts,
+    by_difficulty,
+    chosen,
+    comparison,
+    condition_rows,
+    findings,
+    health,
+    truncation,
+)
 from athanor.decoding.sampling import Sampling
-from athanor.evaluation.report import ALL, by_difficulty, comparison, health, truncation
-from athanor.evaluation.results import battery_facts
 from tests.evaluation.tiny import all_kinds, always_says, make_model, silence
 
 

@@ -12,7 +12,7 @@ import pytest
 from athanor.corpus.conversations import ITEM_KINDS, Item
 from athanor.corpus.exercises.build import CATEGORIES, ONLY_ASKED, battery_items
 from athanor.errors import GateError
-from athanor.evaluation import formats, item_gate, sandbox, scoring
+from athanor.evaluation import item_gate, sandbox, scoring
 from athanor.params.battery import BatteryParams
 
 TEXT = ("exact", "numeric", "list", "format")
@@ -76,9 +76,9 @@ CASES = {
         == scoring.read_list(item.answer.lower()),
     },
     "format": {
-        "any check": lambda item, text, right: any(formats.holds(check, text.strip()) for check in item.checks),
-        "the first check": lambda item, text, right: formats.holds(item.checks[0], text.strip()),
-        "the last check": lambda item, text, right: formats.holds(item.checks[-1], text.strip()),
+        "any check": lambda item, text, right: any(scoring.holds(check, text.strip()) for check in item.checks),
+        "the first check": lambda item, text, right: scoring.holds(item.checks[0], text.strip()),
+        "the last check": lambda item, text, right: scoring.holds(item.checks[-1], text.strip()),
     },
 }
 # No fault: the last number of a text is that of its last line, and answers that end in a line without one are wrong.
@@ -100,14 +100,14 @@ def test_a_fault_of_the_text_scorer_is_found(
         item_gate.check_items(items[kind])
 
 
-@pytest.mark.parametrize("name", sorted(formats.CHECKS))
+@pytest.mark.parametrize("name", sorted(scoring.CHECKS))
 def test_a_check_that_says_yes_to_all_is_found(
     items: dict[str, list[Item]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """By an item of the battery where one uses the check, so the written ones have to use nearly all of them."""
     using = [item for item in items["format"] if any(check.partition(" ")[0] == name for check in item.checks)]
     assert using, f"no item uses the check {name}"
-    monkeypatch.setitem(formats.CHECKS, name, lambda text, argument: True)
+    monkeypatch.setitem(scoring.CHECKS, name, lambda text, argument: True)
     with pytest.raises(GateError, match="alone|takes a rejected"):
         item_gate.check_items(using)
 

@@ -10,7 +10,7 @@ import torch
 from athanor.corpus.conversations import Item, Message
 from athanor.evaluation import battery
 from athanor.evaluation.battery import ask
-from athanor.evaluation.item_scores import choice_log_likelihoods, gold_bits, item_pairs
+from athanor.evaluation.likelihood import choice_log_likelihoods, gold_bits, item_pairs
 from athanor.evaluation.report import ALL, gold_table
 from athanor.evaluation.scoring import choose
 from athanor.tokenizer.chat import prompt_ids

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 
 import pytest
 import torch
@@ -90,5 +89,3 @@ def test_rolling_text_in_bits_per_byte(world):
     pairs = likelihood.rolling_pairs(tokenizer.encode(text), tokenizer.bos, CONTEXT)
     assert len(pairs) > 1 and size == len(text) + 1
     assert logprob == pytest.approx(sum(by_hand(model, *pair) for pair in pairs), abs=1e-3)
-    both = likelihood.bits_per_byte([(logprob, size), (-2.0, 8)])
-    assert both == pytest.approx((2.0 - logprob) / (size + 8) / math.log(2))

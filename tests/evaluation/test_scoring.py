@@ -10,7 +10,7 @@ import pytest
 from athanor.corpus.conversations import Item, Message
 from athanor.errors import GateError
 from athanor.evaluation import floors, item_gate, scoring, statistics
-from athanor.evaluation.formats import holds
+from athanor.evaluation.scoring import holds
 
 
 def item(kind: str, answer: str, accepted=(), rejected=("x", "y"), question="What?", tests=()) -> Item:

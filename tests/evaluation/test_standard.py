@@ -15,7 +15,7 @@ from athanor.artifacts import read_json
 from athanor.commands import cli
 from athanor.corpus.documents import Document, write_documents
 from athanor.errors import InputError
-from athanor.evaluation import agreement, battery, likelihood, local_tasks, scoring, standard
+from athanor.evaluation import battery, likelihood, scoring, standard
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import make_source
 from athanor.export.vocabulary import Vocabulary
@@ -53,8 +53,8 @@ def words(tasks):
 
 
 def test_rolling_tasks_are_called_apart_and_without_a_second_bos():
-    tasks = ["hellaswag", local_tasks.TEXT, "arc_easy", "wikitext"]
-    assert standard.groups(tasks) == [["hellaswag", "arc_easy"], [local_tasks.TEXT, "wikitext"]]
+    tasks = ["hellaswag", standard.TEXT, "arc_easy", "wikitext"]
+    assert standard.groups(tasks) == [["hellaswag", "arc_easy"], [standard.TEXT, "wikitext"]]
     assert standard.groups(["piqa"]) == [["piqa"]]
     for part, bos in zip(standard.groups(tasks), ("True", "False"), strict=True):
         settings = words(part)[words(part).index("--model_args") + 1].split(",")
@@ -68,7 +68,7 @@ def test_an_answer_leaves_room_for_its_question():
     assert words(["gsm8k"])[words(["gsm8k"]).index("--gen_kwargs") + 1] == "max_gen_toks=128"
     large = standard.arguments(Path("m"), ["gsm8k"], Path("o"), context_tokens=512, limit=None, include=[])
     # Where nothing is generated, or 256 leave as many, a task's own number holds.
-    for told in (words([local_tasks.TEXT]), large):
+    for told in (words([standard.TEXT]), large):
         assert "--gen_kwargs" not in told
 
 
@@ -113,20 +113,20 @@ def test_results_become_rows_with_their_errors():
 
 
 def test_questions_have_their_own_answer_once_and_repeat():
-    found = local_tasks.questions(texts(), 10)
-    assert found == local_tasks.questions(texts(), 10) and len(found) == 10
+    found = standard.questions(texts(), 10)
+    assert found == standard.questions(texts(), 10) and len(found) == 10
     assert len({question.label for question in found}) > 1
     for question, text in zip(found, texts(), strict=False):
-        assert len(set(question.choices)) == local_tasks.CHOICES
+        assert len(set(question.choices)) == standard.CHOICES
         assert text.startswith(question.context + " " + question.choices[question.label])
     with pytest.raises(InputError, match="only 2 documents"):
-        local_tasks.questions([*texts()[:2], "short"], 10)
+        standard.questions([*texts()[:2], "short"], 10)
 
 
 def test_text_with_braces_and_quotes_survives_the_task_files(tmp_path):
     odd = ['{{ a }} "b" {% c %} \\ \u00e9 ' + text for text in texts()]
-    files = local_tasks.write_tasks(tmp_path, odd, 5)
-    rows = [json.loads(line) for line in files[local_tasks.NEXT].read_text().splitlines()]
+    files = standard.write_tasks(tmp_path, odd, 5)
+    rows = [json.loads(line) for line in files[standard.NEXT].read_text().splitlines()]
     assert len(rows) == 5 and rows[0]["context"].startswith('{{ a }} "b" {% c %} \\ \u00e9 ')
 
 
@@ -141,20 +141,20 @@ def test_the_check_takes_choices_by_the_batterys_rule(exported, monkeypatch):
     """Items as the harness logs them, right by a rule written out here; each break of the battery's rule shows."""
     model, tokenizer = load_export(exported / "models" / "export" / "hf")
     rows = []
-    for question in local_tasks.questions(texts(), 8):
+    for question in standard.questions(texts(), 8):
         choices = [choice[:40] for choice in question.choices]  # whatever the Python at hand has there fits the context
         document = {"context": question.context, "choices": choices, "label": question.label}
-        values = likelihood.choice_scores(model, tokenizer, question.context, choices, local_tasks.DELIMITER)
+        values = likelihood.choice_scores(model, tokenizer, question.context, choices, standard.DELIMITER)
         per = [value / len(choice) for value, choice in zip(values, choices, strict=True)]
         marks = {name: float(of.index(max(of)) == question.label) for name, of in (("acc", values), ("acc_norm", per))}
         rows.append({"doc": document, "filtered_resps": [(value, "False") for value in values], **marks})
-    results = {local_tasks.NEXT: {f"{m},none": sum(row[m] for row in rows) / len(rows) for m in ("acc", "acc_norm")}}
-    monkeypatch.setattr(agreement, "samples", lambda out, task: rows)
-    assert agreement.choose is battery.choose is scoring.choose
-    assert agreement.compare(model, tokenizer, Path("o"), local_tasks.NEXT, results).good
+    results = {standard.NEXT: {f"{m},none": sum(row[m] for row in rows) / len(rows) for m in ("acc", "acc_norm")}}
+    monkeypatch.setattr(standard, "samples", lambda out, task: rows)
+    assert standard.choose is battery.choose is scoring.choose
+    assert standard.compare(model, tokenizer, Path("o"), standard.NEXT, results).good
     for broken in (lambda v, c, normalised: len(v) - 1, lambda v, c, normalised: v.index(min(v))):
-        monkeypatch.setattr(agreement, "choose", broken)
-        assert agreement.compare(model, tokenizer, Path("o"), local_tasks.NEXT, results).verdicts > 0
+        monkeypatch.setattr(standard, "choose", broken)
+        assert standard.compare(model, tokenizer, Path("o"), standard.NEXT, results).verdicts > 0
 
 
 # -- the real thing ----------------------------------------------------------------
@@ -181,10 +181,10 @@ def test_our_scorer_and_the_harness_agree(exported, harness, tmp_path, monkeypat
     with torch.no_grad():
         model.model.norm.weight[0] += 0.05
     for task in standard.LOCAL:
-        assert not agreement.compare(model, tokenizer, tmp_path / "out", task, results).good
+        assert not standard.compare(model, tokenizer, tmp_path / "out", task, results).good
     model, _ = load_export(exported / "models" / "export" / "hf")
-    monkeypatch.setattr(agreement, "DELIMITER", "")
-    assert agreement.compare(model, tokenizer, tmp_path / "out", local_tasks.NEXT, results).apart > 0
+    monkeypatch.setattr(standard, "DELIMITER", "")
+    assert standard.compare(model, tokenizer, tmp_path / "out", standard.NEXT, results).apart > 0
     monkeypatch.undo()
     model.config = replace(model.config, context_tokens=32)
-    assert not agreement.compare(model, tokenizer, tmp_path / "out", local_tasks.TEXT, results).good
+    assert not standard.compare(model, tokenizer, tmp_path / "out", standard.TEXT, results).good

@@ -7,14 +7,16 @@ equal greedy answers would then prove nothing.
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from athanor.artifacts import new_dir, read_manifest
 from athanor.corpus.conversations import Message
+from athanor.export import gguf
 from athanor.export.parity import Expected, expect, rebuilt
 from athanor.export.probes import Probe, make_probe
 from athanor.export.source import Source, load_source
@@ -162,3 +164,21 @@ def qwen(tmp_path_factory, tokenizer_dir) -> Case:
 def case(request) -> Case:
     return request.getfixturevalue(request.param)
 
+
+def unpermuted(source: Source) -> dict[str, np.ndarray]:
+    """Query and key weights in our own order of rows, which `llama` files do not have."""
+    return {
+        f"blk.{n}.attn_{kind}.weight": source.weights[f"model.layers.{n}.self_attn.{kind}_proj.weight"].numpy()
+        for n in range(source.config.layers)
+        for kind in ("q", "k")
+    }
+
+
+def write_altered(path, source: Source, *, arch="", values=None, drop=(), arrays=None, without=("?",)) -> None:
+    """An f32 file with other keys or tensors, or without some."""
+    arch = arch or source.architecture
+    keys = {k.replace(source.architecture, arch, 1): v for k, v in gguf.metadata(source, "f32").items() if k not in drop}
+    for key, value in (values or {}).items():
+        keys[key] = replace(keys[key], value=value)
+    tensors = {k: v for k, v in (gguf.tensors(source) | (arrays or {})).items() if not k.endswith(tuple(without))}
+    gguf.write_raw(path, arch, keys, tensors, "f32")

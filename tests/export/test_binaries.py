@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import tarfile
-
 import pytest
 
 from athanor.errors import InputError
 from athanor.export import kquants
-from tools import llama_cpp
 
 
 def place(folder, name="llama-quantize"):
@@ -31,22 +28,6 @@ def test_variable_then_path_then_project(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMA_CPP_BIN", str(tmp_path / "named"))
     assert kquants.find("llama-quantize") == named
     assert kquants.find("llama-server") is None and "LLAMA_CPP_BIN" in kquants.MISSING
-
-
-@pytest.mark.parametrize("filters", [True, False])
-def test_the_source_is_unpacked_by_a_python_without_filters(tmp_path, monkeypatch, filters):
-    """tarfile's `filter` came with Python 3.11.4: before, the argument is a TypeError."""
-    archive, real = tmp_path / "a.tar.gz", tarfile.TarFile.extractall
-    (tmp_path / "inside").write_text("text")
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(tmp_path / "inside", "inside")
-    if not filters:
-        monkeypatch.delattr(tarfile, "data_filter", raising=False)  # this Python may lack it, too
-        monkeypatch.setattr(tarfile.TarFile, "extractall", lambda tar, path: real(tar, path))
-    monkeypatch.setattr(llama_cpp, "HOME", tmp_path / "home")
-    monkeypatch.setattr(llama_cpp, "run", lambda *_: None)
-    llama_cpp.configure(archive, tmp_path / "build", dry=False)
-    assert (tmp_path / "home/source/inside").read_text() == "text"
 
 
 def test_a_variable_that_names_no_folder_is_an_error(tmp_path, monkeypatch):

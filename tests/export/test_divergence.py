@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from athanor.export.divergence import Divergence, spread
+from athanor.export.parity import Divergence, Limits, check_transformers, expect, rebuilt, spread
 from athanor.export.huggingface import write_huggingface
-from athanor.export.parity import Limits, check_transformers, expect, rebuilt
 
 
 def test_divergence_is_the_sum_over_all_ids():

@@ -18,6 +18,7 @@ from athanor.export.huggingface import DTYPES, write_huggingface
 from athanor.export.parity import Limits, bound, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.vocabulary import NORMAL
 from athanor.gguf import llamacpp
+from tests.export.conftest import unpermuted, write_altered
 
 LIMITS = Limits(logit_tolerance=1e-4, margin_logits=0.1)
 
@@ -141,21 +142,6 @@ def test_llama_class_on_qk_norm_weights_is_caught(qwen, hf_dirs, tmp_path):
 
 
 # -- traps in the GGUF file -------------------------------------------------
-
-
-def write_altered(path, source, *, values=None, drop=(), arrays=None):
-    keys = {k: v for k, v in gguf.metadata(source, "f32").items() if k not in drop}
-    for key, value in (values or {}).items():
-        keys[key] = replace(keys[key], value=value)
-    gguf.write_raw(path, source.architecture, keys, gguf.tensors(source) | (arrays or {}), "f32")
-
-
-def unpermuted(source):
-    return {
-        f"blk.{n}.attn_{kind}.weight": source.weights[f"model.layers.{n}.self_attn.{kind}_proj.weight"].numpy()
-        for n in range(source.config.layers)
-        for kind in ("q", "k")
-    }
 
 
 GGUF_TRAPS = {

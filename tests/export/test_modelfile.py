@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from athanor.export.modelfile import TEMPLATE, modelfile, write_modelfile
+from athanor.export.publish import OLLAMA_TEMPLATE as TEMPLATE
+from athanor.export.publish import modelfile, write_modelfile
 from athanor.tokenizer.chat import render_text
 
 

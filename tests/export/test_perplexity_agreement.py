@@ -20,7 +20,7 @@ from athanor.export.parity import rebuilt
 from athanor.export.perplexity_gate import agree, held_out_text
 from athanor.gguf import llamacpp
 from athanor.tokenizer.chat import render
-from tests.export.conftest import CONTEXT, documents, question, reply
+from tests.export.conftest import CONTEXT, documents, question, reply, unpermuted, write_altered
 
 CHUNKS = 4
 
@@ -66,14 +66,6 @@ def test_llama_cpp_gives_the_same_number(file_type, tolerance, case, text, wante
 # -- traps ------------------------------------------------------------------
 
 
-def unpermuted(source):
-    return {
-        f"blk.{n}.attn_{kind}.weight": source.weights[f"model.layers.{n}.self_attn.{kind}_proj.weight"].numpy()
-        for n in range(source.config.layers)
-        for kind in ("q", "k")
-    }
-
-
 def more_rows(source):
     """32 rows and tokens more than the tokenizer has: nothing masks them."""
     keys = gguf.metadata(source, "f32")
@@ -104,14 +96,6 @@ TRAPS = {
 }
 
 
-def write(path, source, arch, *, values=None, drop=(), arrays=None, without=()):
-    keys = {k.replace(source.architecture, arch, 1): v for k, v in gguf.metadata(source, "f32").items() if k not in drop}
-    for key, value in (values or {}).items():
-        keys[key] = replace(keys[key], value=value)
-    tensors = {k: v for k, v in (gguf.tensors(source) | (arrays or {})).items() if not k.endswith(tuple(without) or "?")}
-    gguf.write_raw(path, arch, keys, tensors, "f32")
-
-
 def caught(path, text, expected):
     """By the ids, and by the perplexity alone."""
     score = scorer(path).text(text, CONTEXT, CHUNKS)
@@ -123,7 +107,7 @@ def caught(path, text, expected):
 
 @pytest.mark.parametrize("trap", TRAPS)
 def test_trap_of_a_llama_file_is_caught(trap, llama, text, wanted, tmp_path):
-    write(tmp_path / "model.gguf", llama.source, "llama", **TRAPS[trap](llama.source))
+    write_altered(tmp_path / "model.gguf", llama.source, **TRAPS[trap](llama.source))
     caught(tmp_path / "model.gguf", text, wanted["llama"])
 
 
@@ -133,12 +117,12 @@ def test_trap_permuted_qwen3_is_caught(qwen, text, wanted, tmp_path):
         name: gguf.interleave(array, heads["_q." if "_q." in name else "_k."])
         for name, array in unpermuted(qwen.source).items()
     }
-    write(tmp_path / "model.gguf", qwen.source, "qwen3", arrays=permuted)
+    write_altered(tmp_path / "model.gguf", qwen.source, arrays=permuted)
     caught(tmp_path / "model.gguf", text, wanted["qwen3"])
 
 
 def test_trap_dropped_qk_norm_is_caught(qwen, text, wanted, tmp_path):
-    write(tmp_path / "model.gguf", qwen.source, "llama", without=["attn_q_norm.weight", "attn_k_norm.weight"])
+    write_altered(tmp_path / "model.gguf", qwen.source, arch="llama", without=["attn_q_norm.weight", "attn_k_norm.weight"])
     caught(tmp_path / "model.gguf", text, wanted["qwen3"])
 
 
@@ -179,7 +163,7 @@ def test_conversations_are_scored_by_ids_everywhere(llama, tmp_path):
 
 def test_a_server_that_never_answers_is_started_again(llama, tmp_path, monkeypatch):
     """The first worker stands still as the real one does now and then; a server that always does is given up."""
-    write(tmp_path / "model.gguf", llama.source, "llama")
+    write_altered(tmp_path / "model.gguf", llama.source)
     model = scorer(tmp_path / "model.gguf")
     starts, start = [], llamacpp.subprocess.Popen
 

@@ -19,7 +19,7 @@ from tests.serving.live import PATIENCE, Live, lay_out, serve, until
 IMPATIENT = """
 import socket, sys
 from athanor.commands import cli, serve
-from athanor.serving import running
+from athanor.serving import app as running
 running.SEND_SECONDS, listen = 3.0, serve.listen
 def small(*where):
     one = listen(*where)
