@@ -59,7 +59,7 @@ def outputs(path: Path) -> dict[str, str]:
 
 
 def torn(root: Path) -> Iterator[Path]:
-    """Each dvc.lock of the checkout, its side graphs' included,, that DVC cannot read."""
+    """Each dvc.lock of the checkout, its side graphs' included, that DVC cannot read."""
     for path in files(root):
         if path.is_file() and _parsed(data := path.read_bytes()) is None and not _conflict(data):
             yield path
@@ -95,7 +95,7 @@ def mend(root: Path) -> list[str]:
         guard = path.with_name("rwlock.lock")
         with try_lock(guard) if guard.exists() else nullcontext(True) as free:
             if free and not _is_list_of_locks(path):
-                path.unlink()
+                path.unlink(missing_ok=True)
                 done.append(f"{path.relative_to(root)} was torn by a kill and is removed")
     return done
 
@@ -110,7 +110,11 @@ def watch(root: Path) -> None:
     if "DVC_STAGE" not in os.environ:
         return
     with contextlib.suppress(OSError, psutil.Error):
-        dvc = next(process for process in psutil.Process().parents() if process.name() not in SHELLS)
+        # An orphan's parent is process 1, for whose end nobody should wait.
+        above = [process for process in psutil.Process().parents() if process.pid != 1 and process.name() not in SHELLS]
+        if not above:
+            return
+        dvc = above[0]
         words = [sys.executable, "-m", "athanor.pipeline.dvc_lock", str(root), str(dvc.pid)]
         nothing, home = subprocess.DEVNULL, Path(__file__).resolve().parents[2]
         subprocess.Popen(words, cwd=home, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
