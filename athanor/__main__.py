@@ -1,8 +1,8 @@
-"""python -m athanor: see athanor/commands/cli.py."""
+"""python -m athanor: see athanor/cli/cli.py."""
 
 import sys
 
-from athanor.commands.cli import main
+from athanor.cli.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,16 +10,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from athanor.artifacts import manifest_digest, new_dir, read_manifest, write_manifest
-from athanor.corpus.cleaning import IN, OUT, Cleaned, clean
-from athanor.corpus.conversations import read_items
-from athanor.corpus.documents import shard_files
-from athanor.corpus.measuring import settings_of
-from athanor.corpus.writing import BINS
-from athanor.errors import InputError
-from athanor.params.clean import CleanParams
-from athanor.pipeline.process import stage_main
-from athanor.pipeline.run import Run
+from athanor.base.artifacts import manifest_digest, new_dir, read_manifest, write_manifest
+from athanor.cleaning.cleaning import IN, OUT, Cleaned, clean
+from athanor.text.conversations import read_items
+from athanor.text.documents import shard_files
+from athanor.cleaning.measuring import settings_of
+from athanor.cleaning.writing import BINS
+from athanor.base.errors import InputError
+from athanor.cleaning.params import CleanParams
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
 
 RAW, BATTERY, CLASSIFIERS, CLEAN = (Path(p) for p in ("data/raw", "data/battery", "models/classifiers", "data/clean"))
 ITEMS = BATTERY / "items.jsonl"
@@ -31,7 +31,7 @@ def run(run: Run) -> None:
     parents = {"raw": manifest_digest(RAW), "battery": manifest_digest(BATTERY)}
     parents |= {"classifiers": manifest_digest(CLASSIFIERS)}
     # What is measured depends on no threshold: another threshold finds it done.
-    measures = run.part("measures", "athanor.corpus.measuring", settings_of(params), parents)
+    measures = run.part("measures", "athanor.cleaning.measuring", settings_of(params), parents)
     with measures, run.slot({"clean": asdict(params)}, parents) as slot:
         work = slot.path / "work"
         cleaned = clean(sources, ITEMS, CLASSIFIERS, params, measures.path / "shards", work, run.map_shards, text_bytes)

@@ -10,18 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import new_dir, write_manifest
-from athanor.corpus.conversations import Conversation, check_messages, write_rows
-from athanor.corpus.exercises.build import battery_items, training_conversations
-from athanor.corpus.instruct import docstrings, identity, leaks, messages
-from athanor.corpus.sources.fetch import Fetcher, Tally, check_pinned, check_sources
-from athanor.errors import GateError, Interrupted
-from athanor.params.battery import BatteryParams
-from athanor.params.download import DownloadParams
-from athanor.params.instruct import DocstringsSource, ExercisesSource, IdentitySource, InstructParams, InstructSource
-from athanor.pipeline.process import stage_main
-from athanor.pipeline.run import Run
-from athanor.pipeline.slots import Slot
+from athanor.base.artifacts import new_dir, write_manifest
+from athanor.text.conversations import Conversation, check_messages, write_rows
+from athanor.sources.exercises.build import battery_items, training_conversations
+from athanor.sources import docstrings, identity, leaks, messages
+from athanor.sources.fetch import Fetcher, Tally, check_pinned, check_sources
+from athanor.base.errors import GateError, Interrupted
+from athanor.sources.battery_params import BatteryParams
+from athanor.sources.params import DownloadParams
+from athanor.sources.instruct_params import DocstringsSource, ExercisesSource, IdentitySource, InstructParams, InstructSource
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
+from athanor.runtime.slots import Slot
 
 Facts = dict[str, Any]
 

@@ -6,10 +6,10 @@ import json
 import time
 from pathlib import Path
 
-from athanor.artifacts import manifest_digest, new_dir, read_json, write_manifest, write_text
-from athanor.corpus.conversations import Item, read_items
-from athanor.corpus.documents import read_documents
-from athanor.errors import InputError, Interrupted
+from athanor.base.artifacts import manifest_digest, new_dir, read_json, write_manifest, write_text
+from athanor.text.conversations import Item, read_items
+from athanor.text.documents import read_documents
+from athanor.base.errors import InputError, Interrupted
 from athanor.evaluation.battery import ask
 from athanor.evaluation.compression import bpb_facts, choose, compression_rates, encode, model_rates
 from athanor.evaluation.report import (
@@ -28,14 +28,14 @@ from athanor.evaluation.pages import battery_markdown, left_out_line, samples_ma
 from athanor.evaluation.sandbox import isolation
 from athanor.evaluation.scoring import scorable
 from athanor.model.transformer import Transformer
-from athanor.params.eval import EvalParams
-from athanor.pipeline.machine import machine
-from athanor.pipeline.process import stage_main
-from athanor.pipeline.run import Run
+from athanor.evaluation.params import EvalParams
+from athanor.runtime.machine import machine
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
 from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.training.device import prepare
-from athanor.training.weights import load_model
+from athanor.model.device import prepare
+from athanor.model.weights import load_model
 
 CLEAN, BATTERY, TOKENIZER, OUT = Path("data/clean"), Path("data/battery"), Path("models/tokenizer"), Path("data/eval")
 SFT_DATA = Path("metrics/sft_data.json")  # a file of its own: one inside data/sft would have DVC pull all of that

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from athanor.artifacts import (
+from athanor.base.artifacts import (
     new_dir,
     read_json,
     read_manifest,
@@ -17,17 +17,17 @@ from athanor.artifacts import (
     write_manifest,
     write_text,
 )
-from athanor.corpus.documents import read_documents
+from athanor.text.documents import read_documents
 from athanor.export.card import CardInputs, model_card
 from athanor.export.source import MANIFESTS, METRICS, MODEL, TOKENIZER, load_source, locked, manifests, metrics
 from athanor.export.perplexity_gate import check_perplexity
 from athanor.export.probes import battery_prompts, make_probe
 from athanor.export.publish import check_files, write_files
-from athanor.params.export import ExportParams
-from athanor.params.strict import read_yaml
-from athanor.pipeline.machine import machine
-from athanor.pipeline.process import stage_main
-from athanor.pipeline.run import Run
+from athanor.export.params import ExportParams
+from athanor.base.strict import read_yaml
+from athanor.runtime.machine import machine
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
 
 OUT = Path("models/export")
 VAL, BATTERY = Path("data/clean/val.parquet"), Path("data/eval/battery.jsonl")

@@ -6,20 +6,20 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import manifest_digest
+from athanor.base.artifacts import manifest_digest
 from athanor.data.sampler import PretrainSampler
 from athanor.data.shards import open_val, read_shards_manifest
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.params.model import ModelParams
-from athanor.params.pretrain import PretrainParams
-from athanor.pipeline import choices, observe
-from athanor.pipeline.hooks import hooks
-from athanor.pipeline.machine import machine
-from athanor.pipeline.process import stage_main
-from athanor.pipeline.run import Run
-from athanor.pipeline.slots import Slot
-from athanor.pipeline.speed import with_rates
+from athanor.training.model_params import ModelParams
+from athanor.training.pretrain_params import PretrainParams
+from athanor.runtime import choices, observe
+from athanor.runtime.hooks import hooks
+from athanor.runtime.machine import machine
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
+from athanor.runtime.slots import Slot
+from athanor.runtime.speed import with_rates
 from athanor.training.loop import train
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.preflight import preflight
@@ -28,7 +28,7 @@ from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.setup import tuned
 from athanor.training.step import probe_batch
 from athanor.training.vocabulary import check_same, load_vocabulary
-from athanor.training.weights import save_model
+from athanor.model.weights import save_model
 from athanor.training.world import join
 
 SHARDS, TOKENIZER, OUT = Path("data/shards"), Path("models/tokenizer"), Path("models/base")

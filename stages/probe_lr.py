@@ -6,16 +6,16 @@ import dataclasses
 import shutil
 from typing import Any
 
-from athanor.artifacts import read_json, write_json
-from athanor.errors import GateError, Interrupted, ParamsError
+from athanor.base.artifacts import read_json, write_json
+from athanor.base.errors import GateError, Interrupted, ParamsError
 from athanor.model.transformer import Transformer
-from athanor.params.pretrain import PretrainParams
-from athanor.params.probe_lr import ProbeLrParams
-from athanor.pipeline import choices
-from athanor.pipeline.process import stage_main
-from athanor.pipeline.progress import Progress
-from athanor.pipeline.run import Run
-from athanor.pipeline.slots import Slot
+from athanor.training.pretrain_params import PretrainParams
+from athanor.training.probe_params import ProbeLrParams
+from athanor.runtime import choices
+from athanor.runtime.process import stage_main
+from athanor.runtime.progress import Progress
+from athanor.runtime.run import Run
+from athanor.runtime.slots import Slot
 from athanor.training import checkpoint
 from athanor.training.loop import Hooks, train
 from athanor.training.pretraining import Prepared

@@ -6,18 +6,18 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import manifest_digest, read_manifest
+from athanor.base.artifacts import manifest_digest, read_manifest
 from athanor.data import rows as packed
 from athanor.data.sampler import SftSampler
-from athanor.errors import ParamsError
+from athanor.base.errors import ParamsError
 from athanor.model.transformer import Transformer
-from athanor.params.sft import SCRATCH, SftParams
-from athanor.pipeline import choices
-from athanor.pipeline.hooks import hooks
-from athanor.pipeline.machine import machine
-from athanor.pipeline.process import stage_main
-from athanor.pipeline.run import Run
-from athanor.pipeline.speed import with_rates
+from athanor.training.sft_params import SCRATCH, SftParams
+from athanor.runtime import choices
+from athanor.runtime.hooks import hooks
+from athanor.runtime.machine import machine
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
+from athanor.runtime.speed import with_rates
 from athanor.training.best import by_stops_and_loss
 from athanor.training.loop import train
 from athanor.training.optimizer import OptimizerSettings
@@ -26,9 +26,9 @@ from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.settings import LoopSettings
 from athanor.training.setup import Place, place, tuned
 from athanor.training.step import probe_batch
-from athanor.training.validation import conversation_loss
+from athanor.model.validation import conversation_loss
 from athanor.training.vocabulary import check_same, load_vocabulary
-from athanor.training.weights import load_config, load_model, save_model
+from athanor.model.weights import load_config, load_model, save_model
 from athanor.training.world import join
 
 BASE, DATA, TOKENIZER, OUT = Path("models/base"), Path("data/sft"), Path("models/tokenizer"), Path("models/sft")

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import manifest_digest, new_dir, write_manifest
-from athanor.corpus.conversations import Conversation, read_conversations, read_items
-from athanor.corpus.decontaminate import ItemIndex
-from athanor.corpus.documents import shard_files
+from athanor.base.artifacts import manifest_digest, new_dir, write_manifest
+from athanor.text.conversations import Conversation, read_conversations, read_items
+from athanor.words.decontaminate import ItemIndex
+from athanor.text.documents import shard_files
 from athanor.data.rows import KIND, VERSION, PackedRows, pack, write_split
 from athanor.data.shards import token_dtype
-from athanor.errors import InputError, ParamsError
-from athanor.params.mixture import MixtureParams
-from athanor.params.sft_data import SftDataParams
-from athanor.pipeline.process import stage_main
-from athanor.pipeline.run import Run
-from athanor.tokenizer import replay, sft_gates, sft_rows
+from athanor.base.errors import InputError, ParamsError
+from athanor.data.mixture_params import MixtureParams
+from athanor.chat_data.params import SftDataParams
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
+from athanor.chat_data import gates as sft_gates, replay, rows as sft_rows
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 

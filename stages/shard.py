@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from athanor.artifacts import manifest_digest, new_dir, read_json, write_manifest
-from athanor.corpus.documents import shard_files
-from athanor.data import build, shard_gate
+from athanor.base.artifacts import manifest_digest, new_dir, read_json, write_manifest
+from athanor.text.documents import shard_files
+from athanor.sharding import build, shard_gate
 from athanor.data.mixture import check_sources, mix_sources, plan_mixture
 from athanor.data.shards import COOLDOWN, KIND, TRAIN, VERSION
-from athanor.data.spool import Tokens
-from athanor.errors import InputError, Interrupted, ParamsError
-from athanor.params.mixture import MixtureParams, SourceShare
-from athanor.params.shard import ShardParams
-from athanor.pipeline.process import stage_main
-from athanor.pipeline.run import Run
+from athanor.sharding.spool import Tokens
+from athanor.base.errors import InputError, Interrupted, ParamsError
+from athanor.data.mixture_params import MixtureParams, SourceShare
+from athanor.sharding.params import ShardParams
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
 from athanor.tokenizer.chat import template_hash
-from athanor.tokenizer.tokenise import tokenise
+from athanor.sharding.tokenise import tokenise
 from athanor.tokenizer.tokenizer import Tokenizer
 
 CLEAN, TOKENIZER, OUT = Path("data/clean"), Path("models/tokenizer"), Path("data/shards")
@@ -35,7 +35,7 @@ def run(run: Run) -> None:
     tokenizer = Tokenizer.load(TOKENIZER)
     parents = {"clean": manifest_digest(CLEAN), "tokenizer": manifest_digest(TOKENIZER)}
     # What decides the tokens, so that every mixture finds them.
-    slot = run.part("tokens", "athanor.tokenizer.tokenise", {}, parents)
+    slot = run.part("tokens", "athanor.sharding.tokenise", {}, parents)
     with slot, new_dir(OUT) as folder:
         used = {name for shares, _ in wanted.values() for name, source in shares.items() if source.share > 0}
         tokens = tokenised(run, mixture, used, slot.path)

@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from athanor.artifacts import manifest_digest, new_dir, write_manifest, write_text
-from athanor.corpus.conversations import read_items
-from athanor.corpus.decontaminate import ItemIndex
-from athanor.corpus.synthetic import replies
-from athanor.corpus.synthetic.collect import Collected, Collector
-from athanor.corpus.synthetic.endpoint import Answer, Endpoint, address, key_from
-from athanor.corpus.synthetic.ledger import Ledger
-from athanor.corpus.synthetic.requests import Request, planned
-from athanor.corpus.synthetic.sift import DROPS, Row, check, measure, sift
-from athanor.errors import GateError, InputError, ParamsError
-from athanor.params.sft_data import SftDataParams, SftDecontaminationParams
-from athanor.params.synthetic import SyntheticParams
-from athanor.pipeline import redact
-from athanor.pipeline.process import stage_main
-from athanor.pipeline.run import Run
+from athanor.base.artifacts import manifest_digest, new_dir, write_manifest, write_text
+from athanor.text.conversations import read_items
+from athanor.words.decontaminate import ItemIndex
+from athanor.synthesis import replies
+from athanor.synthesis.collect import Collected, Collector
+from athanor.synthesis.endpoint import Answer, Endpoint, address, key_from
+from athanor.synthesis.ledger import Ledger
+from athanor.synthesis.requests import Request, planned
+from athanor.synthesis.sift import DROPS, Row, check, measure, sift
+from athanor.base.errors import GateError, InputError, ParamsError
+from athanor.chat_data.params import SftDataParams, SftDecontaminationParams
+from athanor.synthesis.params import SyntheticParams
+from athanor.runtime import redact
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
 
 CLEAN, BATTERY, SEEDS, OUT = Path("data/clean"), Path("data/battery"), Path("corpus/seeds"), Path("data/synthetic")
 LOG = Path(".athanor/synthetic")  # no slot, for those are pruned, and no output, for DVC removes those: it was paid for

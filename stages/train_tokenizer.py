@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from athanor.artifacts import manifest_digest, new_dir
-from athanor.corpus.documents import read_documents, shard_files
+from athanor.base.artifacts import manifest_digest, new_dir
+from athanor.text.documents import read_documents, shard_files
 from athanor.data.mixture import MixSource, Plan, check_sources, mix_sources, plan_mixture
-from athanor.errors import InputError
-from athanor.params.mixture import MixtureParams
-from athanor.params.tokenizer import TokenizerParams
-from athanor.pipeline.machine import free_memory_bytes
-from athanor.pipeline.process import stage_main
-from athanor.pipeline.run import Run
-from athanor.tokenizer import gate
-from athanor.tokenizer.train import check_memory, train, write_tokenizer
+from athanor.base.errors import InputError
+from athanor.data.mixture_params import MixtureParams
+from athanor.tokenizer_training.params import TokenizerParams
+from athanor.runtime.machine import free_memory_bytes
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
+from athanor.tokenizer_training import gate
+from athanor.tokenizer_training.train import check_memory, train, write_tokenizer
 
 CLEAN, OUT = Path("data/clean"), Path("models/tokenizer")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tests.pipeline.toy_pipeline import Toy
+from tests.runtime.toy_pipeline import Toy
 
 TIERS = YAML(typ="safe").load(Path(__file__).with_name("tiers.yaml"))
 

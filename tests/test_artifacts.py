@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from athanor.artifacts import (
+from athanor.base.artifacts import (
     canonical_json,
     new_dir,
     read_json,
@@ -16,7 +16,7 @@ from athanor.artifacts import (
     write_bytes,
     write_manifest,
 )
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 
 
 def test_write_replaces_the_inode_so_a_hard_linked_cache_is_safe(tmp_path):

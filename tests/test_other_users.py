@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from athanor.pipeline.store import store_lock
+from athanor.runtime.store import store_lock
 from tools import install
 
 ODD = "a $(touch pwned) `touch pwned` 'b\" & c"

@@ -60,12 +60,12 @@ def battery(export: Path, items_path: Path, pairs: int, sample: int, threads: in
 
     import torch
 
-    from athanor.corpus.conversations import read_items
+    from athanor.text.conversations import read_items
     from athanor.decoding.generate import generate
-    from athanor.model.folded import Folded
+    from athanor.decoding.folded import Folded
     from athanor.serving.loading import load_export
     from athanor.tokenizer.chat import prompt_ids
-    from athanor.tokenizer.prompting import end_ids
+    from athanor.decoding.prompting import end_ids
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -140,7 +140,7 @@ def single(export: Path, pairs: int, threads: int) -> None:
     from athanor.export.gguf import write_gguf
     from athanor.export.source import make_source
     from athanor.export.vocabulary import Vocabulary
-    from athanor.model.folded import Folded
+    from athanor.decoding.folded import Folded
     from athanor.serving.loading import load_export
     from athanor.tokenizer.tokenizer import MODEL_FILE
 

@@ -36,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from athanor.params.strict import read_yaml  # noqa: E402
+from athanor.base.strict import read_yaml  # noqa: E402
 
 NOOP_LIMIT, STAGE_LIMIT = 1.1, 1.5
 TORCH = "import torch"
@@ -62,7 +62,7 @@ def counted(function):
                 spent[0] += time.perf_counter() - began
     return call
 
-import athanor.pipeline.process as pipeline
+import athanor.runtime.process as pipeline
 execute = pipeline.execute
 
 def timed(stage, body):

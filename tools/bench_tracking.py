@@ -27,9 +27,9 @@ from ruamel.yaml import YAML
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from athanor.artifacts import read_json  # noqa: E402
-from athanor.pipeline.journal import Journal  # noqa: E402
-from athanor.pipeline.ship import try_lock  # noqa: E402
+from athanor.base.artifacts import read_json  # noqa: E402
+from athanor.runtime.journal import Journal  # noqa: E402
+from athanor.runtime.ship import try_lock  # noqa: E402
 
 LINES = 20_000
 

@@ -335,7 +335,7 @@ def main() -> None:
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not args.threads:
-        from athanor.pipeline.machine import cores
+        from athanor.runtime.machine import cores
 
         args.threads = cores()
     if args.work:

@@ -38,8 +38,8 @@ def load(words: list[str]) -> int:
     from athanor.hardware.priority import step_back
 
     step_back()
-    from athanor.commands.evaluate.main import follow, options
-    from athanor.errors import AthanorError
+    from athanor.cli.evaluate.main import follow, options
+    from athanor.base.errors import AthanorError
 
     class Nothing:
         def add(self, rows: list[dict]) -> None:
@@ -68,7 +68,7 @@ def seconds_per_step(journal: Path, begin: float, end: float) -> float:
 
 def running() -> Path:
     """The journal of the training that works in this checkout."""
-    from athanor.pipeline.journal import alive
+    from athanor.runtime.journal import alive
 
     found = [p.parent for p in Path(".athanor/runs").glob("*/meta.json") if p.parent.name.startswith(("pretrain", "sft"))]
     at_work = [folder for folder in found if alive(folder)]

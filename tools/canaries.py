@@ -31,7 +31,7 @@ from pathlib import Path
 import psutil
 from ruamel.yaml import YAML
 
-from athanor.pipeline import presets
+from athanor.runtime import presets
 from tools.canary_search import contents, forms
 from tools.scratch import MICRO, micro_clone
 

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import write_text
-from athanor.pipeline.schema import schemas
+from athanor.base.artifacts import write_text
+from athanor.runtime.schema import schemas
 
 PAGE = Path("docs/params.md")
 HEAD = """# Parameters

@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from athanor.pipeline import dvc_lock
+from athanor.runtime import dvc_lock
 from tools.scratch import environment, hashes, micro_clone
 
 TARGETS = ("shard", "sft-data")  # every stage that does not train, so that a round is short

@@ -18,12 +18,12 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from athanor.artifacts import sha256_file, write_text
-from athanor.errors import AthanorError, InputError
-from athanor.params.strict import read_yaml
-from athanor.pipeline import presets
-from athanor.pipeline.facts import Graph
-from athanor.pipeline.schema import check_values
+from athanor.base.artifacts import sha256_file, write_text
+from athanor.base.errors import AthanorError, InputError
+from athanor.base.strict import read_yaml
+from athanor.runtime import presets
+from athanor.runtime.facts import Graph
+from athanor.runtime.schema import check_values
 
 CODE = ("athanor", "stages", "corpus", "recipes", "tools", "dvc.yaml")
 MICRO = Path("presets/micro.yaml")

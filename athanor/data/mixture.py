@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from athanor.data.order import permutation
-from athanor.errors import InputError, ParamsError
+from athanor.base.errors import InputError, ParamsError
 
 WEIGHT_SCALE = 10**9
 PART = 1 << 12

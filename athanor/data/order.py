@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from athanor.artifacts import digest
+from athanor.base.artifacts import digest
 
 
 def permutation(n: int, *key: int | str) -> np.ndarray:

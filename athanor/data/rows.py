@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from athanor.artifacts import read_manifest
+from athanor.base.artifacts import read_manifest
 from athanor.data.order import permutation
 from athanor.data.shards import token_dtype
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 
 KIND, VERSION = "sft", 2
 

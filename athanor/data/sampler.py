@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from athanor.artifacts import manifest_digest
+from athanor.base.artifacts import manifest_digest
 from athanor.data.order import permutation
 from athanor.data.rows import PackedRows
 from athanor.data.shards import (
@@ -23,7 +23,7 @@ from athanor.data.shards import (
     open_train,
     read_shards_manifest,
 )
-from athanor.errors import InputError, ParamsError
+from athanor.base.errors import InputError, ParamsError
 
 NO_DOCUMENT = -1  # document id of padding
 

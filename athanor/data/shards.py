@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from athanor.artifacts import digest, read_manifest
-from athanor.errors import InputError
+from athanor.base.artifacts import digest, read_manifest
+from athanor.base.errors import InputError
 
 KIND, VERSION = "shards", 1
 TRAIN = "train"  # the folder of the main stream

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.decoding.sampling import Sampling, penalise, pick
-from athanor.model.cache import KVCache
+from athanor.decoding.cache import KVCache
 from athanor.model.config import ModelConfig
 
 

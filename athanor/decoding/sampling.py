@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 
 TOP_IDS = 64
 LEAST_HEAT, MOST_PENALTY = 1e-6, 100.0

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from athanor.corpus.conversations import Item
-from athanor.errors import InputError
+from athanor.text.conversations import Item
+from athanor.base.errors import InputError
 from athanor.decoding.generate import generate
 from athanor.evaluation.likelihood import choice_log_likelihoods, gold_bits
 from athanor.evaluation.report import Answer, repeats
 from athanor.decoding.sampling import GREEDY, Sampling
 from athanor.evaluation.scoring import choose, score_many
-from athanor.model.folded import Folded
+from athanor.decoding.folded import Folded
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.chat import prompt_ids
-from athanor.tokenizer.prompting import end_ids, exempt_ids
+from athanor.decoding.prompting import end_ids, exempt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from athanor.corpus.documents import Document
-from athanor.errors import GateError, InputError
+from athanor.text.documents import Document
+from athanor.base.errors import GateError, InputError
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.training.validation import BitsPerByte, bits_per_byte, pooled, ratio_and_error
+from athanor.model.validation import BitsPerByte, bits_per_byte, pooled, ratio_and_error
 
 ALL = "all"  # the row for all sources together
 GZIP_CONTAINER_BYTES = 12  # gzip's header and trailer (18) less zlib's (6), around the same deflate stream

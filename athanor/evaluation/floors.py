@@ -17,8 +17,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from athanor.corpus.conversations import Item
-from athanor.errors import GateError
+from athanor.text.conversations import Item
+from athanor.base.errors import GateError
 from athanor.evaluation.scoring import CONSTANT_CODE, NUMBER, score_many
 from athanor.evaluation.statistics import standard_error
 

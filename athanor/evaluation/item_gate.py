@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
-from athanor.corpus.conversations import DIFFICULTIES, ITEM_KINDS, SPLITS, Item
-from athanor.errors import GateError
+from athanor.text.conversations import DIFFICULTIES, ITEM_KINDS, SPLITS, Item
+from athanor.base.errors import GateError
 from athanor.evaluation.scoring import CONSTANT_CODE, choose, holds, read_list, score_many
 
 CODE_PROBES = 2  # items of a category whose extra answers are executed: each of them is a process

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from athanor.errors import GateError, InputError
+from athanor.base.errors import GateError, InputError
 from athanor.gguf import llamacpp
 from athanor.gguf.reader import read_header
 from athanor.tokenizer.tokenizer import MODEL_FILE, SPACE_MARK, Tokenizer
-from athanor.training.loss import Targets, token_losses
+from athanor.model.loss import Targets, token_losses
 
 if TYPE_CHECKING:
     from athanor.model.transformer import Transformer

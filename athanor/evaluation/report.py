@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from athanor.artifacts import digest
-from athanor.corpus.conversations import DIFFICULTIES, Item
-from athanor.corpus.instruct import habits
-from athanor.errors import GateError, InputError
+from athanor.base.artifacts import digest
+from athanor.text.conversations import DIFFICULTIES, Item
+from athanor.text import habits
+from athanor.base.errors import GateError, InputError
 from athanor.evaluation import compression
 from athanor.evaluation.floors import ALL, one_line, summarise
 from athanor.evaluation.statistics import interval, paired, standard_error

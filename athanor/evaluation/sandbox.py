@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.evaluation import confined
 
 _PYTHON = os.path.realpath(sys.executable)  # the one that a virtual environment points to: standard library only

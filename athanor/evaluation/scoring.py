@@ -15,8 +15,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from athanor.corpus.conversations import Item
-from athanor.errors import GateError
+from athanor.text.conversations import Item
+from athanor.base.errors import GateError
 from athanor.evaluation.sandbox import extract_code, isolation, passes, passes_many
 
 READ = ("exact", "numeric", "list", "likelihood")  # kinds of which `_read` tells all that counts

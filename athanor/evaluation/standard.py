@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import read_json, write_text
-from athanor.errors import InputError
+from athanor.base.artifacts import read_json, write_text
+from athanor.base.errors import InputError
 from athanor.evaluation.compression import rate
 from athanor.evaluation.likelihood import choice_scores, rolling_logprob
 from athanor.evaluation.scoring import choose

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from athanor.export.source import Source
-from athanor.templates import markdown
+from athanor.base.templates import markdown
 
 CLEAR_STDERRS = 3.0  # a score counts as above its floor from this many standard errors on
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType, quants
 
-from athanor.errors import GateError
+from athanor.base.errors import GateError
 from athanor.export.source import Source
 from athanor.export.vocabulary import USER_DEFINED
 from athanor.model.config import ModelConfig

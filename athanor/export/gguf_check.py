@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, ReaderTensor, quants
 
-from athanor.errors import GateError
+from athanor.base.errors import GateError
 from athanor.export.gguf import K_TYPES, encode, metadata, tensor_names
 from athanor.export.source import Source
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from athanor.artifacts import sha256_file, write_bytes, write_json, write_text
-from athanor.errors import GateError
+from athanor.base.artifacts import sha256_file, write_bytes, write_json, write_text
+from athanor.base.errors import GateError
 from athanor.export.gguf import tensor_names
 from athanor.export.source import Source
 from athanor.export.vocabulary import CONTROL, SPACE, UNKNOWN, USER_DEFINED
-from athanor.training.tensorfile import write_tensors
+from athanor.model.tensorfile import write_tensors
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 OWN = "athanor.json"

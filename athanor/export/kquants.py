@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFReader
 
-from athanor.errors import GateError, InputError
+from athanor.base.errors import GateError, InputError
 from athanor.export.gguf import metadata, write_encoded
 from athanor.export.source import Source
 

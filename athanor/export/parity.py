@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from athanor.artifacts import rounded
+from athanor.base.artifacts import rounded
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
-from athanor.errors import GateError
+from athanor.base.errors import GateError
 from athanor.evaluation.perplexity import load_directory
 from athanor.export.gguf import K_TYPES
 from athanor.export.huggingface import DTYPES
@@ -28,7 +28,7 @@ from athanor.export.vocabulary import SPACE
 from athanor.gguf import llamacpp
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.chat import prompt_ids
-from athanor.training.weights import fill
+from athanor.model.weights import fill
 
 FULL_SCALE = 10.0
 FIX = "do not use the files; run `python -m pytest tests/export` and report what it says"

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import write_text
-from athanor.errors import InputError
+from athanor.base.artifacts import write_text
+from athanor.base.errors import InputError
 from athanor.export import kquants
 from athanor.export.gguf import K_TYPES, gguf_name, write_gguf
 from athanor.export.gguf_check import check_gguf, stored_types
@@ -17,7 +17,7 @@ from athanor.export.parity import Limits, check_llama_cpp, check_transformers, e
 from athanor.export.probes import Probe
 from athanor.export.source import Source
 from athanor.gguf.llamacpp import NotInstalled
-from athanor.params.export import ExportParams
+from athanor.export.params import ExportParams
 from athanor.tokenizer.tokenizer import ROLE_PIECES, STOP
 
 HF_DIR = "hf"

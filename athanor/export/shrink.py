@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from athanor.artifacts import manifest_digest, new_dir, read_json, read_manifest, sha256_file
-from athanor.errors import InputError
+from athanor.base.artifacts import manifest_digest, new_dir, read_json, read_manifest, sha256_file
+from athanor.base.errors import InputError
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import Source, TOKENIZER, make_source
 from athanor.export.vocabulary import Vocabulary
@@ -18,7 +18,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 from athanor.training import checkpoint
-from athanor.training.weights import fill, load_config
+from athanor.model.weights import fill, load_config
 
 BASE = Path("models/base")
 _WEIGHTS = "model."  # of the names in a checkpoint; the rest is optimiser, history, guard and random states

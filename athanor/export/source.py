@@ -16,14 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from athanor.artifacts import MANIFEST, manifest_digest, sha256_file
-from athanor.errors import GateError, InputError
+from athanor.base.artifacts import MANIFEST, manifest_digest, sha256_file
+from athanor.base.errors import GateError, InputError
 from athanor.export.vocabulary import CONTROL, Vocabulary
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.chat import CHAT_TEMPLATE_JINJA, check_made_with, template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.training.weights import load_model, model_tensors
+from athanor.model.weights import load_model, model_tensors
 
 @dataclass(frozen=True)
 class Source:

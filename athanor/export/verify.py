@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import MANIFEST, read_json, sha256_file, verify_files
-from athanor.errors import AthanorError, InputError
+from athanor.base.artifacts import MANIFEST, read_json, sha256_file, verify_files
+from athanor.base.errors import AthanorError, InputError
 from athanor.export.source import MANIFESTS, MODEL, TOKENIZER, path_of
 
 OWN = "athanor.json"  # of a Hugging Face directory

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from athanor.errors import GateError, InputError
+from athanor.base.errors import GateError, InputError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the numbers of SentencePiece and GGUF alike
 SPACE = "\u2581"  # how SentencePiece writes a space inside a piece

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from athanor.errors import GateError, InputError
+from athanor.base.errors import GateError, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL = "pip install xllamacpp"

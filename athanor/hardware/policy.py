@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from athanor.errors import InputError
-from athanor.hardware.architecture import Architecture, memory_share
+from athanor.base.errors import InputError
+from athanor.model.architecture import Architecture, memory_share
 from athanor.training.attention import DEFAULT
 
 HALF_GAIN = 1.5  # matrix products of a half format against fp32, for it to be worth its rounding

@@ -10,7 +10,7 @@ import torch
 
 from athanor.hardware.timing import fastest
 from athanor.model.config import ModelConfig
-from athanor.training.precision import AUTOCAST
+from athanor.model.precision import AUTOCAST
 
 LAYOUTS = ("forward", "input_gradient", "weight_gradient")
 # Operations of one pass over all shapes: slow units shall not take minutes.

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from athanor.artifacts import digest, read_json, write_json
-from athanor.errors import InputError
+from athanor.base.artifacts import digest, read_json, write_json
+from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def fingerprint(config: ModelConfig, device: torch.device, threads: int) -> dict
     """What a measurement belongs to."""
     import torch
 
-    from athanor.hardware import architecture
+    from athanor.model import architecture
 
     return {
         "device": f"{device.type}: {architecture.name(device)}",

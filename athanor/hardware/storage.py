@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from athanor.data.sampler import PretrainSampler
-from athanor.errors import AthanorError
+from athanor.base.errors import AthanorError
 from athanor.model.config import ModelConfig
 from athanor.training import checkpoint
 from athanor.training.memory import available_bytes

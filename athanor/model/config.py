@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from athanor.errors import ParamsError
+from athanor.base.errors import ParamsError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 
 BUSY_SECONDS = 10.0  # how long a write waits for one of another process, such as `athanor chat accept`
 APPLICATION = 0x41746863  # marks the file as ours, for `file` and for us

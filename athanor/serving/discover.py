@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from athanor.artifacts import MANIFEST, manifest_digest, new_dir, read_json
-from athanor.errors import AthanorError, InputError, suggest
+from athanor.base.artifacts import MANIFEST, manifest_digest, new_dir, read_json
+from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.gguf.reader import read_header
-from athanor.pipeline.dvc_view import cache_folder
+from athanor.runtime.dvc_view import cache_folder
 from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF, cached, export_of, recorded, unexported
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer

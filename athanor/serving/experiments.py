@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from athanor.pipeline.facts import git
+from athanor.runtime.facts import git
 
 EXPORT, HF_DIR = "models/export", "hf"
 WEIGHTS_OF = {EXPORT: "models/sft", "models/lora-export": "models/lora"}  # an export and the weights it is made from

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from athanor.artifacts import read_json
-from athanor.errors import InputError
+from athanor.base.artifacts import read_json
+from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
-from athanor.training.tensorfile import read_tensors
-from athanor.training.weights import WEIGHTS, fill
+from athanor.model.tensorfile import read_tensors
+from athanor.model.weights import WEIGHTS, fill
 
 OWN, CONFIG, GENERATION = "athanor.json", "config.json", "generation_config.json"
 MAKE_IT = "make the model first: make repro"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from athanor.artifacts import read_json
-from athanor.errors import AthanorError
-from athanor.pipeline.machine import free_memory_bytes
+from athanor.base.artifacts import read_json
+from athanor.base.errors import AthanorError
+from athanor.runtime.machine import free_memory_bytes
 from athanor.serving.discover import CONFIG, LLAMA_CPP, TORCH, Found
 
 GIB = 2**30

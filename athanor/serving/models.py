@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.corpus.conversations import Message
-from athanor.errors import AthanorError, InputError, suggest
+from athanor.text.conversations import Message
+from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.serving.discover import Found, materialise, problem_of
 from athanor.serving.memory import estimate, size_text
 

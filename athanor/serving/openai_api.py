@@ -18,8 +18,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from athanor.corpus.conversations import Message
-from athanor.errors import suggest
+from athanor.text.conversations import Message
+from athanor.base.errors import suggest
 from athanor.serving.metrics import Metered
 from athanor.serving.requests import ApiRoute, EventStream, Limit, ModelFailed, Refused, SamplingFields, read
 

@@ -18,7 +18,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.serving.requests import ApiRoute, EventStream, Limit, SamplingFields, read
 from athanor.serving.store import Store, Unknown
 from athanor.serving.turns import Answerer, Turn, Turns

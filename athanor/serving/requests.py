@@ -19,7 +19,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
-from athanor.errors import AthanorError
+from athanor.base.errors import AthanorError
 
 MAX_BODY_BYTES = 2 << 20  # two long contents with every character escaped would fit
 BODY_SECONDS = 30.0

@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from athanor.errors import InputError
-from athanor.pipeline.machine import anchor
+from athanor.base.errors import InputError
+from athanor.runtime.machine import anchor
 from athanor.serving.database import Database
 from athanor.serving.words import fold, snippet, title_of, words_of
 

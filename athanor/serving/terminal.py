@@ -22,10 +22,10 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
-from athanor.corpus.conversations import Message
+from athanor.text.conversations import Message
 from athanor.decoding.sampling import Sampling
-from athanor.errors import AthanorError
-from athanor.pipeline.machine import machine
+from athanor.base.errors import AthanorError
+from athanor.runtime.machine import machine
 from athanor.serving.backends.base import Backend, Request
 from athanor.serving.backends.torch_backend import open_backend
 

@@ -15,8 +15,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from athanor.corpus.conversations import Message
-from athanor.errors import AthanorError, suggest
+from athanor.text.conversations import Message
+from athanor.base.errors import AthanorError, suggest
 from athanor.serving.store import Store
 
 logger = logging.getLogger(__name__)

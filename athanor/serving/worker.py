@@ -22,8 +22,8 @@ import sys
 import threading
 from typing import Any
 
-from athanor.corpus.conversations import Message
-from athanor.errors import AthanorError
+from athanor.text.conversations import Message
+from athanor.base.errors import AthanorError
 from athanor.serving.backends.base import Request
 
 BACKENDS = {"torch": "torch_backend", "llama.cpp": "llamacpp_backend", "transformers": "transformers_backend"}

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from athanor.artifacts import digest
-from athanor.corpus.conversations import Message, check_messages
-from athanor.errors import InputError
+from athanor.base.artifacts import digest
+from athanor.text.conversations import Message, check_messages
+from athanor.base.errors import InputError
 from athanor.tokenizer.tokenizer import BOS, CONTROL_PIECES, ROLE_PIECES, STOP, Tokenizer
 
 TEMPLATE_VERSION = 1

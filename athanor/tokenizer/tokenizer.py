@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import sentencepiece as spm
 
-from athanor.artifacts import read_manifest, sha256_bytes
-from athanor.errors import InputError
+from athanor.base.artifacts import read_manifest, sha256_bytes
+from athanor.base.errors import InputError
 
 MODEL_FILE = "tokenizer.model"
 FACTS_FILE = "tokenizer.json"

@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
-from athanor.artifacts import digest, new_dir, read_json, sha256_file, write_json
-from athanor.errors import InputError
-from athanor.training.tensorfile import read_tensors, write_tensors
+from athanor.base.artifacts import digest, new_dir, read_json, sha256_file, write_json
+from athanor.base.errors import InputError
+from athanor.model.tensorfile import read_tensors, write_tensors
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 ANCHORS = "anchors"

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from athanor.model.transformer import Transformer
-from athanor.training.loss import Targets, supervised, token_losses, training_loss
-from athanor.training.precision import autocast, products
+from athanor.model.loss import Targets, supervised, token_losses, training_loss
+from athanor.model.precision import autocast, products
 from athanor.training.step import Rows, Stepper, micro_batches
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from athanor.errors import GateError, InputError
+from athanor.base.errors import GateError, InputError
 from athanor.training import checkpoint, forensics, ledger
 from athanor.training.guard import trouble
 from athanor.training.memory import Load, available_bytes, check_memory, training_bytes

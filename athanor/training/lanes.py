@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.training.loss import Targets
+from athanor.model.loss import Targets
 
 MAX_LANES = 8
 _GRADIENT_BYTES = 1 << 30  # that all lanes together may hold

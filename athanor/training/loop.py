@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from athanor.errors import GateError, Interrupted
+from athanor.base.errors import GateError, Interrupted
 from athanor.model.flops import allowed_pairs
 from athanor.model.transformer import Transformer
 from athanor.training import checkpoint, forensics

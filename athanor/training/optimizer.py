@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.training.muon import Muon, Spread, Whole
 
 

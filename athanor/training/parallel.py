@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from athanor.errors import GateError, InputError
+from athanor.base.errors import GateError, InputError
 from athanor.model.transformer import Transformer
 from athanor.training.lanes import Lanes
-from athanor.training.loss import Targets
+from athanor.model.loss import Targets
 from athanor.training.world import Group, World
 
 BUCKET_BYTES = 25 << 20  # of gradients that travel together: as DDP (Li et al. 2020, arXiv:2006.15704)

@@ -19,7 +19,7 @@ from athanor.training.optimizer import OptimizerSettings
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.setup import Choices, Place, place
-from athanor.training.validation import bits_per_byte, pooled
+from athanor.model.validation import bits_per_byte, pooled
 from athanor.training.vocabulary import Vocabulary
 from athanor.training.world import ALONE, World
 

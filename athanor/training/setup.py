@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import torch
 
-from athanor.errors import ParamsError
+from athanor.base.errors import ParamsError
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.training.attention import DEFAULT, attention
 from athanor.training.compiling import Shapes, checkpoint_blocks, compile_blocks, untune
-from athanor.training.device import micro_batch, prepare
+from athanor.model.device import micro_batch, prepare
 from athanor.training.lanes import lane_count
 from athanor.training.loop import Hooks
 from athanor.training.heap import keep_heap

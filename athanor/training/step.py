@@ -17,11 +17,11 @@ from torch import Tensor
 from athanor.model.transformer import Transformer
 from athanor.training.guard import SpikeGuard
 from athanor.training.lanes import Lanes
-from athanor.training.loss import Targets, supervised, targets, training_loss
+from athanor.model.loss import Targets, supervised, targets, training_loss
 from athanor.training.meter import Meter
 from athanor.training.optimizer import Optimizer, OptimizerSettings, clip_gradients
 from athanor.training.parallel import engine
-from athanor.training.precision import LossScale, autocast, products
+from athanor.model.precision import LossScale, autocast, products
 from athanor.training.settings import LoopSettings
 from athanor.training.world import ALONE, World
 

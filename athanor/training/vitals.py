@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from athanor.model.transformer import Transformer
 from athanor.training.meter import Meter
-from athanor.training.precision import autocast
+from athanor.model.precision import autocast
 
 PROBE_TOKENS = 256
 SHARE = 0.01  # of the tokens trained on

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from athanor.artifacts import read_manifest
-from athanor.errors import InputError
+from athanor.base.artifacts import read_manifest
+from athanor.base.errors import InputError
 
 KIND, VERSION = "tokenizer", 1
 

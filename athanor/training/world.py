@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from athanor.errors import AthanorError, GateError, InputError
+from athanor.base.errors import AthanorError, GateError, InputError
 from athanor.model.config import ModelConfig
 from athanor.training.memory import Load, available_bytes, check_memory, state_bytes, training_bytes
 

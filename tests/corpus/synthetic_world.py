@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from athanor.corpus.synthetic.collect import Collector
-from athanor.corpus.synthetic.endpoint import Endpoint, Key
-from athanor.corpus.synthetic.ledger import Ledger
-from athanor.corpus.synthetic.requests import Request
-from athanor.params.strict import build
-from athanor.params.synthetic import SyntheticParams
-from athanor.pipeline import presets
+from athanor.synthesis.collect import Collector
+from athanor.synthesis.endpoint import Endpoint, Key
+from athanor.synthesis.ledger import Ledger
+from athanor.synthesis.requests import Request
+from athanor.base.strict import build
+from athanor.synthesis.params import SyntheticParams
+from athanor.runtime import presets
 from tests.corpus.model_server import ModelServer
 from tests.e2e.clone import ROOT
 

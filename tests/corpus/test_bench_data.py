@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from athanor.corpus.conversations import read_items
-from athanor.corpus.documents import Document, read_sources, shard_files
-from athanor.pipeline import presets
+from athanor.text.conversations import read_items
+from athanor.text.documents import Document, read_sources, shard_files
+from athanor.runtime import presets
 from tools.bench_data import __main__ as bench
 from tools.bench_data import corpus, ours, usage
 

@@ -10,12 +10,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from athanor.corpus.classify import card, heuristics, train, weak
-from athanor.corpus.classify.model import BUCKETS, SCHEME, UNIT, Linear, features, matrix
-from athanor.corpus.classify.sample import Reservoir, Sampled, hashed, sample, side_of
-from athanor.corpus.documents import Document, write_shards
-from athanor.corpus.words import tokenise
-from athanor.errors import GateError
+from athanor.classifiers import card, train, weak
+from athanor.quality import heuristics
+from athanor.quality.model import BUCKETS, SCHEME, UNIT, Linear, features, matrix
+from athanor.classifiers.sample import Reservoir, Sampled, hashed, sample, side_of
+from athanor.text.documents import Document, write_shards
+from athanor.words.words import tokenise
+from athanor.base.errors import GateError
 
 PROSE = (
     "The library reads a file and returns its lines. It does not close the file, because that is the caller's task.\n\n"

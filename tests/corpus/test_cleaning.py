@@ -14,15 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from athanor.corpus import dedup, measuring, rules, table, writing
-from athanor.corpus.classify.model import Scorer
-from athanor.corpus.cleaning import IN, OUT, Funnel
-from athanor.corpus.conversations import Item, Message
-from athanor.corpus.documents import KINDS, Document
-from athanor.errors import GateError, ParamsError
-from athanor.params.clean import CleanParams
-from athanor.params.strict import build
-from athanor.pipeline import presets
+from athanor.cleaning import dedup, measuring, rules, table, writing
+from athanor.quality.model import Scorer
+from athanor.cleaning.cleaning import IN, OUT, Funnel
+from athanor.text.conversations import Item, Message
+from athanor.text.documents import KINDS, Document
+from athanor.base.errors import GateError, ParamsError
+from athanor.cleaning.params import CleanParams
+from athanor.base.strict import build
+from athanor.runtime import presets
 from tests.corpus.world import Result, clean, write_scorer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -286,7 +286,7 @@ def test_equal_results_in_another_process():
     code = (
         "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
         "import test_cleaning as t\n"
-        "from athanor.artifacts import digest\n"
+        "from athanor.base.artifacts import digest\n"
         "print(digest(t.outcome(t.clean(t.corpus(), [t.ITEM], t.PARAMS))))\n"
     )
     here = str(Path(__file__).parent)

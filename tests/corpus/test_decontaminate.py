@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from athanor.corpus.conversations import Item, Message
-from athanor.corpus.decontaminate import ItemIndex, compared
-from athanor.corpus.documents import in_batches
+from athanor.text.conversations import Item, Message
+from athanor.words.decontaminate import ItemIndex, compared
+from athanor.text.documents import in_batches
 
 
 def item(prompt: str, answer: str, category: str = "sums", system: str = "") -> Item:

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from athanor.corpus import decontaminate
-from athanor.corpus.conversations import Item, Message
-from athanor.corpus.decontaminate import ItemIndex, compared, prompt_text
-from athanor.corpus.words import Words, ngrams, tokenise, word_hashes, words_of
+from athanor.words import decontaminate
+from athanor.text.conversations import Item, Message
+from athanor.words.decontaminate import ItemIndex, compared, prompt_text
+from athanor.words.words import Words, ngrams, tokenise, word_hashes, words_of
 
 SIZE = 5  # words of an n-gram
 VOCABULARY = ["red", "blue", "jar", "tom", "12", "7", "has", "the", "of"]

@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 
-from athanor.corpus import dedup, minhash
-from athanor.corpus.words import Words, shingles, stream, tokenise
+from athanor.cleaning import dedup, minhash
+from athanor.words.words import Words, shingles, stream, tokenise
 
 
 def words_at_random(rng: random.Random, count: int) -> list[str]:

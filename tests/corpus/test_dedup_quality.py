@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from athanor.corpus import minhash
-from athanor.corpus.sources import python_documents, stdlib
+from athanor.cleaning import minhash
+from athanor.sources import python_documents, stdlib
 from tools.bench_data import planted
 
 PAIRS = 160  # for each similarity

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from athanor.artifacts import digest
-from athanor.corpus.conversations import Conversation, Item, check_messages, write_rows
-from athanor.corpus.exercises import build, code, facts, lists, numbers
-from athanor.corpus.exercises.exercise import TEXTS
-from athanor.corpus.exercises.written import read_written
-from athanor.corpus.instruct import docstrings
-from athanor.errors import InputError, ParamsError
+from athanor.base.artifacts import digest
+from athanor.text.conversations import Conversation, Item, check_messages, write_rows
+from athanor.sources.exercises import build, code, facts, lists, numbers
+from athanor.sources.exercises.exercise import TEXTS
+from athanor.sources.exercises.written import read_written
+from athanor.sources import docstrings
+from athanor.base.errors import InputError, ParamsError
 from athanor.evaluation import floors, item_gate, scoring
-from athanor.params import strict
-from athanor.params.battery import BatteryParams
-from athanor.params.instruct import ExercisesSource, InstructParams
+from athanor.base import strict
+from athanor.sources.battery_params import BatteryParams
+from athanor.sources.instruct_params import ExercisesSource, InstructParams
 
 FACT_LISTS = {
     "status": facts.status_facts, "error": facts.error_facts,
@@ -297,10 +297,10 @@ def test_an_interpreter_without_docstrings_is_an_error() -> None:
 
 def test_same_bytes_in_another_process(rows: list[Conversation]) -> None:
     program = f"""
-from athanor.artifacts import digest
-from athanor.corpus.exercises import build
-from athanor.params.battery import BatteryParams
-from athanor.params.instruct import ExercisesSource
+from athanor.base.artifacts import digest
+from athanor.sources.exercises import build
+from athanor.sources.battery_params import BatteryParams
+from athanor.sources.instruct_params import ExercisesSource
 b = BatteryParams(5, 0.1, 0.25, None, dict.fromkeys(reversed([*build.CATEGORIES, *build.ONLY_ASKED]), {ITEMS}))
 s = ExercisesSource("exercises", "exercises", dict.fromkeys(reversed(list(build.CATEGORIES)), {ROWS}), 400, 0.1)
 print(digest([c.id for c in build.training_conversations(s, {SEED}, 0.1, b)]))

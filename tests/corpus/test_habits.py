@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from athanor.corpus.instruct import habits
+from athanor.text import habits
 
 FOLDER = Path(__file__).parent / "habits"
 NAMES = ("identity_leak", "hedge_opening", "refusal_opening", "truncated")

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from athanor.corpus.conversations import Conversation, Item, Message, check_messages
-from athanor.corpus.exercises import facts
-from athanor.corpus.instruct import docstrings, identity, leaks, messages
-from athanor.corpus.sources.stdlib import Module
-from athanor.errors import GateError, InputError, ParamsError
-from athanor.params.instruct import DOCSTRING_KINDS, DocstringsSource, IdentitySource, MessagesSource
-from athanor.params.strict import build
+from athanor.text.conversations import Conversation, Item, Message, check_messages
+from athanor.sources.exercises import facts
+from athanor.sources import docstrings, identity, leaks, messages
+from athanor.sources.stdlib import Module
+from athanor.base.errors import GateError, InputError, ParamsError
+from athanor.sources.instruct_params import DOCSTRING_KINDS, DocstringsSource, IdentitySource, MessagesSource
+from athanor.base.strict import build
 
 SOURCE = '''"""Tools for counting the sheep of a flock."""
 

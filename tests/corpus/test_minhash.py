@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from athanor.corpus import minhash
-from athanor.corpus.words import Words, shingles, stream, tokenise
+from athanor.cleaning import minhash
+from athanor.words.words import Words, shingles, stream, tokenise
 
 
 def test_blocks_change_nothing(monkeypatch):

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from athanor.corpus import pii
-from athanor.corpus.documents import KINDS
-from athanor.corpus.normalise import indents
-from athanor.params.clean import CleanParams, PiiParams
-from athanor.params.strict import load_section
+from athanor.cleaning import pii
+from athanor.text.documents import KINDS
+from athanor.cleaning.normalise import indents
+from athanor.cleaning.params import CleanParams, PiiParams
+from athanor.base.strict import load_section
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = PiiParams(email=True, ip=True, phone=True, card=True, key=True)

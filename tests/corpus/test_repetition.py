@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from athanor.corpus import repetition
-from athanor.corpus.words import tokenise
+from athanor.quality import repetition
+from athanor.words.words import tokenise
 
 SIZES = (2, 3, 4, 5, 10)
 

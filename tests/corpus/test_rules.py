@@ -10,13 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from athanor.corpus import language, rules
-from athanor.corpus.documents import KINDS
-from athanor.corpus.normalise import misread_count, normalise
-from athanor.corpus.words import tokenise
-from athanor.params.clean import CleanParams, KindRules, RuleParams
-from athanor.params.strict import build
-from athanor.pipeline import presets
+from athanor.cleaning import rules
+from athanor.quality import language
+from athanor.text.documents import KINDS
+from athanor.cleaning.normalise import misread_count, normalise
+from athanor.words.words import tokenise
+from athanor.cleaning.params import CleanParams, KindRules, RuleParams
+from athanor.base.strict import build
+from athanor.runtime import presets
 
 ROOT = Path(__file__).resolve().parents[2]
 SCORED = {"low_quality", "toxic"}  # the classifiers' scores come with the document; here are none

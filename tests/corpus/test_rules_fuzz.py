@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from athanor.corpus import pii, rules
-from athanor.corpus.documents import KINDS
-from athanor.corpus.normalise import indents, normalise
-from athanor.corpus.words import tokenise
-from athanor.params.clean import CleanParams, PiiParams
-from athanor.params.strict import load_section
+from athanor.cleaning import pii, rules
+from athanor.text.documents import KINDS
+from athanor.cleaning.normalise import indents, normalise
+from athanor.words.words import tokenise
+from athanor.cleaning.params import CleanParams, PiiParams
+from athanor.base.strict import load_section
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = load_section(ROOT / "presets" / "default.yaml", "clean", CleanParams)

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from athanor.corpus.sources import rows, select
-from athanor.errors import InputError
-from athanor.params.download import FilesSource
-from athanor.params.strict import build
+from athanor.sources import select
+from athanor.text import rows
+from athanor.base.errors import InputError
+from athanor.sources.params import FilesSource
+from athanor.base.strict import build
 
 PAGE = """<!DOCTYPE html><html><head><title>T</title><style>x {}</style><script>bad()</script></head><body>
 <nav>menu</nav><div role="main"><h1>Heads<a class="headerlink" href="#x">¶</a></h1>
@@ -175,7 +176,7 @@ def memory_of_reading(path, **limits):
     code = f"""
 import resource
 from athanor.corpus.sources import rows
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 import pyarrow.parquet
 before, found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
 try:

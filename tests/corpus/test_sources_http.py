@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import requests
 
-from athanor.corpus.sources import select, web
-from athanor.errors import InputError, Interrupted, ParamsError
-from athanor.params.download import HttpSource
-from athanor.params.strict import build, read_yaml
-from athanor.pipeline.schema import check_together, schemas
+from athanor.sources import select, web
+from athanor.base.errors import InputError, Interrupted, ParamsError
+from athanor.sources.params import HttpSource
+from athanor.base.strict import build, read_yaml
+from athanor.runtime.schema import check_together, schemas
 
 DATA = "".join(json.dumps({"text": f"line {number} {'x' * (number % 90)}"}) + "\n" for number in range(9000)).encode()
 CUT = 150_000

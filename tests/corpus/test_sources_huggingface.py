@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from athanor.artifacts import sha256_file
-from athanor.corpus.documents import write_documents
-from athanor.corpus.sources import huggingface
-from athanor.errors import InputError, Interrupted, ParamsError
-from athanor.params.download import HuggingFaceSource
-from athanor.params.strict import build
+from athanor.base.artifacts import sha256_file
+from athanor.text.documents import write_documents
+from athanor.sources import huggingface
+from athanor.base.errors import InputError, Interrupted, ParamsError
+from athanor.sources.params import HuggingFaceSource
+from athanor.base.strict import build
 
 
 def source(dataset, **changes):

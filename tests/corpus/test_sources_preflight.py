@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from athanor.corpus.sources import huggingface
-from athanor.corpus.sources.fetch import Fetcher, check_sources
-from athanor.errors import InputError, Interrupted
-from athanor.params.download import DownloadParams
-from athanor.params.instruct import InstructParams
-from athanor.params.strict import build
+from athanor.sources import huggingface
+from athanor.sources.fetch import Fetcher, check_sources
+from athanor.base.errors import InputError, Interrupted
+from athanor.sources.params import DownloadParams
+from athanor.sources.instruct_params import InstructParams
+from athanor.base.strict import build
 
 COMMON = {"kind": "web", "license": "MIT", "select": None, "max_document_bytes": 10_000, "min_chars": 1}
 COMMON |= {"min_documents": 1, "min_bytes": 1}

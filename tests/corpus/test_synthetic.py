@@ -8,16 +8,16 @@ from collections import Counter
 
 import pytest
 
-from athanor.corpus.conversations import Item, Message
-from athanor.corpus.decontaminate import ItemIndex
-from athanor.corpus.documents import Document, write_shards
-from athanor.corpus.synthetic import material
-from athanor.corpus.synthetic.endpoint import Answer
-from athanor.corpus.synthetic.replies import Malformed, parse
-from athanor.corpus.synthetic.requests import categories, planned
-from athanor.corpus.synthetic.sift import Row, check, measure, sift
-from athanor.errors import GateError, InputError, ParamsError
-from athanor.params.synthetic import SyntheticGates
+from athanor.text.conversations import Item, Message
+from athanor.words.decontaminate import ItemIndex
+from athanor.text.documents import Document, write_shards
+from athanor.synthesis import material
+from athanor.synthesis.endpoint import Answer
+from athanor.synthesis.replies import Malformed, parse
+from athanor.synthesis.requests import categories, planned
+from athanor.synthesis.sift import Row, check, measure, sift
+from athanor.base.errors import GateError, InputError, ParamsError
+from athanor.synthesis.params import SyntheticGates
 from tests.corpus.model_server import talks
 from tests.corpus.synthetic_world import params, requests
 

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from athanor.corpus.synthetic import endpoint
-from athanor.corpus.synthetic.endpoint import Endpoint, address, key_from, local
-from athanor.corpus.synthetic.ledger import Ledger
-from athanor.corpus.synthetic.replies import parse
-from athanor.errors import InputError, Interrupted, ParamsError
+from athanor.synthesis import endpoint
+from athanor.synthesis.endpoint import Endpoint, address, key_from, local
+from athanor.synthesis.ledger import Ledger
+from athanor.synthesis.replies import parse
+from athanor.base.errors import InputError, Interrupted, ParamsError
 from tests.corpus.model_server import Fault, model_server, talks, written
 from tests.corpus.synthetic_world import KEY, params, requests, run
 

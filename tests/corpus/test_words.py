@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from athanor.corpus import words
-from athanor.corpus.words import ngrams, shingles, tokenise, word_hashes, words_of
+from athanor.words import words
+from athanor.words.words import ngrams, shingles, tokenise, word_hashes, words_of
 
 ODDITIES = list(" \t\n_-.,'AZaz09éÉß×−„“”’…\u00a0\u3000\u2028·中文")
 TRICKY = st.sampled_from([*ODDITIES, "", "don't", "x" * 5000])

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from athanor.artifacts import write_manifest
-from athanor.corpus import cleaning
-from athanor.corpus.classify.model import BUCKETS, KIND, NAMES, VERSION, Linear, save
-from athanor.corpus.conversations import Item, write_rows
-from athanor.corpus.documents import Document, read_documents, shard_files, write_shards
-from athanor.params.clean import CleanParams
-from athanor.pipeline.executor import Executor
+from athanor.base.artifacts import write_manifest
+from athanor.cleaning import cleaning
+from athanor.quality.model import BUCKETS, KIND, NAMES, VERSION, Linear, save
+from athanor.text.conversations import Item, write_rows
+from athanor.text.documents import Document, read_documents, shard_files, write_shards
+from athanor.cleaning.params import CleanParams
+from athanor.runtime.executor import Executor
 
 
 @dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from athanor.artifacts import read_json, write_manifest
+from athanor.base.artifacts import read_json, write_manifest
 from athanor.data import rows, shards
 
 BOS, EOS, PAD, STOP = 2, 3, 0, 7

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from athanor.data.mixture import MixSource, mix_sources, plan_mixture, weights
-from athanor.data.shard_gate import SLACK_DOCUMENTS
-from athanor.errors import InputError, ParamsError
+from athanor.sharding.shard_gate import SLACK_DOCUMENTS
+from athanor.base.errors import InputError, ParamsError
 
 
 def source(name: str, lengths: list[int], share: float = 1.0, max_epochs: float = 1.0) -> MixSource:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from athanor.data.shard_gate import (
+from athanor.sharding.shard_gate import (
     check_complete,
     check_counts,
     check_disjoint,
@@ -15,7 +15,7 @@ from athanor.data.shard_gate import (
     check_files,
     check_shares,
 )
-from athanor.errors import GateError
+from athanor.base.errors import GateError
 
 BOS, EOS = 2, 3
 

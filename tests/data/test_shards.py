@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from athanor.data.shards import open_train, open_val, token_dtype
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 
 
 def test_dtype_is_the_smallest_that_holds_every_id():

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from athanor.pipeline import presets
+from athanor.runtime import presets
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -2,8 +2,8 @@
 
 In the directory are the stage's dependencies exactly as dvc.yaml names them
 (one file of an output when only that file is named), and infrastructure, which
-no stage declares: `athanor/pipeline`, empty package files, and the library
-modules that `athanor/pipeline` imports (computed from the imports). There is no
+no stage declares: `athanor/runtime`, empty package files, and the library
+modules that `athanor/runtime` imports (computed from the imports). There is no
 .git, no .dvc, no other stage in dvc.yaml; sections of params.yaml that the
 stage does not declare have another preset's values.
 
@@ -27,10 +27,10 @@ from typing import Any
 
 import pytest
 
-from athanor.artifacts import sha256_file
-from athanor.params.strict import read_yaml
-from athanor.pipeline import closure, presets
-from athanor.pipeline.graph_check import entries
+from athanor.base.artifacts import sha256_file
+from athanor.base.strict import read_yaml
+from athanor.runtime import closure, presets
+from athanor.runtime.graph_check import entries
 from tests.e2e import param_reads
 from tests.e2e.clone import environment
 
@@ -66,7 +66,7 @@ class Hermetic:
         return fitting({name: (own if name in declared else other)[name] for name in own}, declared)
 
     def infrastructure(self) -> set[str]:
-        """Files that the stage reaches only through athanor/pipeline, and the empty files of all packages in use."""
+        """Files that the stage reaches only through athanor/runtime, and the empty files of all packages in use."""
         module = closure.stage_module(self.declared["cmd"])
         own = set(closure.closure(self.built, module))
         with pytest.MonkeyPatch.context() as patch:

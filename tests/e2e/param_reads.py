@@ -17,7 +17,7 @@ from pathlib import Path
 
 FOLDER = "PARAM_READS"  # environment variable: where each process leaves a file
 RECORDED = ("athanor.params.", "athanor.model.config")  # ModelParams is copied into a ModelConfig, which is then read
-BUILDING = ("dataclasses", "copy", "athanor.params.strict")
+BUILDING = ("dataclasses", "copy", "athanor.base.strict")
 
 reads: set[str] = set()
 plain_dataclass = dataclasses.dataclass

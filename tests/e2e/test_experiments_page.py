@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from athanor.params.strict import read_yaml
+from athanor.base.strict import read_yaml
 from tests.e2e.clone import Clone, environment
 
 ROOT = Path(__file__).resolve().parents[2]

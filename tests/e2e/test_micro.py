@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from athanor.artifacts import verify_files
-from athanor.params.strict import read_yaml
+from athanor.base.artifacts import verify_files
+from athanor.base.strict import read_yaml
 from tests.e2e.clone import Clone, environment, make_clone
 
 STAGES = (

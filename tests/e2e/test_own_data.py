@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from athanor.artifacts import manifest_digest, read_manifest
-from athanor.corpus.documents import read_sources
-from athanor.pipeline import presets
-from athanor.pipeline.schema import check_file
+from athanor.base.artifacts import manifest_digest, read_manifest
+from athanor.text.documents import read_sources
+from athanor.runtime import presets
+from athanor.runtime.schema import check_file
 from tests.e2e.clone import ROOT, Clone, environment, make_clone
 
 PAGE = ROOT / "docs" / "own-data.md"

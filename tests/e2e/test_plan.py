@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from athanor.commands.plan.main import as_text, make_plan
+from athanor.cli.plan.main import as_text, make_plan
 from tests.e2e.clone import Clone
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from athanor.params.strict import read_yaml
+from athanor.base.strict import read_yaml
 from tests.e2e.clone import Clone, commit
 
 KEEP = ("--workspace", "--all-branches", "--all-tags", "--all-experiments", "--force")

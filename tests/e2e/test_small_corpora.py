@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from athanor.errors import AthanorError
-from athanor.pipeline import presets
-from athanor.pipeline.run import Run
+from athanor.base.errors import AthanorError
+from athanor.runtime import presets
+from athanor.runtime.run import Run
 from tests.e2e.clone import ROOT
 
 STAGES = (

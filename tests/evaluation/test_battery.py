@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from athanor.corpus.conversations import Item, Message
-from athanor.errors import GateError, InputError
+from athanor.text.conversations import Item, Message
+from athanor.base.errors import GateError, InputError
 from athanor.evaluation.battery import ask
 from athanor.evaluation.pages import samples_markdown
 from athanor.evaluation.report import answer_rows, health, repeats, score_table, table_rows
@@ -148,7 +148,7 @@ from athanor.evaluation.battery import ask
 from athanor.evaluation.pages import samples_markdown
 from athanor.evaluation.report import answer_rows
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.training.weights import load_model
+from athanor.model.weights import load_model
 from tests.evaluation.tiny import items
 said = ask("sft", load_model({model!r})[0], Tokenizer.load({tokenizer!r}), items(), max_new_tokens=20, batch_rows=3,
            workers=2)

@@ -11,8 +11,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from athanor.corpus.documents import Document
-from athanor.errors import GateError, InputError
+from athanor.text.documents import Document
+from athanor.base.errors import GateError, InputError
 from athanor.evaluation.compression import (
     bpb_facts,
     choose,
@@ -25,7 +25,7 @@ from athanor.evaluation.compression import (
     xz_extreme_bytes,
     xz_raw_bytes,
 )
-from athanor.training.validation import BitsPerByte, bits_per_byte, pooled
+from athanor.model.validation import BitsPerByte, bits_per_byte, pooled
 from tests.evaluation.tiny import make_model
 
 

@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.decoding.engine import Engine
 from athanor.decoding.sampling import GREEDY, Sampling
-from athanor.model.cache import KVCache
-from athanor.model.folded import Folded
+from athanor.decoding.cache import KVCache
+from athanor.decoding.folded import Folded
 from tests.evaluation.test_generate import plain_greedy, prompts
 from tests.evaluation.tiny import make_model
 

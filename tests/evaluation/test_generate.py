@@ -8,14 +8,14 @@ from collections import Counter
 import pytest
 import torch
 
-from athanor.corpus.conversations import Message
-from athanor.errors import InputError
+from athanor.text.conversations import Message
+from athanor.base.errors import InputError
 from athanor.decoding import sampling as module
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY, Sampling, filtered
-from athanor.tokenizer.prompting import end_ids, exempt_ids, fit
-from athanor.model.cache import KVCache
-from athanor.model.folded import Folded
+from athanor.decoding.prompting import end_ids, exempt_ids, fit
+from athanor.decoding.cache import KVCache
+from athanor.decoding.folded import Folded
 from athanor.tokenizer.chat import prompt_ids, render
 from tests.evaluation.tiny import always_says, make_model, silence
 

@@ -9,11 +9,11 @@ from decimal import Decimal
 
 import pytest
 
-from athanor.corpus.conversations import ITEM_KINDS, Item
-from athanor.corpus.exercises.build import CATEGORIES, ONLY_ASKED, battery_items
-from athanor.errors import GateError
+from athanor.text.conversations import ITEM_KINDS, Item
+from athanor.sources.exercises.build import CATEGORIES, ONLY_ASKED, battery_items
+from athanor.base.errors import GateError
 from athanor.evaluation import item_gate, sandbox, scoring
-from athanor.params.battery import BatteryParams
+from athanor.sources.battery_params import BatteryParams
 
 TEXT = ("exact", "numeric", "list", "format")
 

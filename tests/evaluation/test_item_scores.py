@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from athanor.corpus.conversations import Item, Message
+from athanor.text.conversations import Item, Message
 from athanor.evaluation import battery
 from athanor.evaluation.battery import ask
 from athanor.evaluation.likelihood import choice_log_likelihoods, gold_bits, item_pairs

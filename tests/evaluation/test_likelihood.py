@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.evaluation import likelihood
 from athanor.evaluation.likelihood import Pair
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer

@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
-from athanor.corpus.conversations import Item, Message
-from athanor.corpus.exercises.build import battery_items
-from athanor.errors import GateError
+from athanor.text.conversations import Item, Message
+from athanor.sources.exercises.build import battery_items
+from athanor.base.errors import GateError
 from athanor.evaluation import scoring
 from athanor.evaluation.battery import Output, judge
 from athanor.evaluation.floors import FLOOR_LIMIT, check_floors, null_answers, null_floors
 from athanor.evaluation.report import score_table
 from athanor.evaluation.scoring import score_many
-from athanor.params.battery import BatteryParams
-from athanor.params.strict import load_section
+from athanor.sources.battery_params import BatteryParams
+from athanor.base.strict import load_section
 
 
 @pytest.fixture(scope="module")

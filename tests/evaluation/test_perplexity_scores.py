@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.artifacts import manifest_digest, read_json, write_json
-from athanor.commands import cli
-from athanor.commands.evaluate import history
-from athanor.commands.evaluate import main as command
-from athanor.commands.evaluate.job import Job, apart, kind_of
-from athanor.commands.evaluate.sets import document_rows, load_set, row_windows
-from athanor.corpus.documents import Document, write_documents
-from athanor.errors import GateError, InputError
+from athanor.base.artifacts import manifest_digest, read_json, write_json
+from athanor.cli import cli
+from athanor.cli.evaluate import history
+from athanor.cli.evaluate import main as command
+from athanor.cli.evaluate.job import Job, apart, kind_of
+from athanor.cli.evaluate.sets import document_rows, load_set, row_windows
+from athanor.text.documents import Document, write_documents
+from athanor.base.errors import GateError, InputError
 from athanor.evaluation.perplexity import Ours, chunk_windows, measured, scored_bytes
-from athanor.pipeline.slots import Slot
+from athanor.runtime.slots import Slot
 from athanor.training import checkpoint
-from athanor.training.validation import bits_per_byte
-from athanor.training.weights import model_tensors
+from athanor.model.validation import bits_per_byte
+from athanor.model.weights import model_tensors
 from tests.evaluation.tiny import make_model, save, write_tiny_tokenizer
 
 ROOT = Path(history.__file__).resolve().parents[3]
@@ -170,7 +170,7 @@ def test_rows_of_several_processes_stay_whole(tmp_path):
     path = tmp_path / history.FILE
     path.write_text('{"writer": 9, "num')  # torn by a power loss
     code = (
-        "import sys; from athanor.commands.evaluate.history import append\n"
+        "import sys; from athanor.cli.evaluate.history import append\n"
         "for n in range(40): append(sys.argv[1], {'writer': int(sys.argv[2]), 'number': n, 'filler': 'x' * 2000})"
     )
     workers = [subprocess.Popen([sys.executable, "-c", code, path, str(writer)], cwd=ROOT) for writer in (1, 2)]

@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.evaluation import confined, pages, sandbox, scoring
 from tests.evaluation import tiny
 

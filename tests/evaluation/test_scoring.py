@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from athanor.corpus.conversations import Item, Message
-from athanor.errors import GateError
+from athanor.text.conversations import Item, Message
+from athanor.base.errors import GateError
 from athanor.evaluation import floors, item_gate, scoring, statistics
 from athanor.evaluation.scoring import holds
 

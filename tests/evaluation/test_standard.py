@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from athanor.artifacts import read_json
-from athanor.commands import cli
-from athanor.corpus.documents import Document, write_documents
-from athanor.errors import InputError
+from athanor.base.artifacts import read_json
+from athanor.cli import cli
+from athanor.text.documents import Document, write_documents
+from athanor.base.errors import InputError
 from athanor.evaluation import battery, likelihood, scoring, standard
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import make_source

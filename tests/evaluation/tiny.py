@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 
-from athanor.artifacts import new_dir
-from athanor.corpus.conversations import Item, Message
+from athanor.base.artifacts import new_dir
+from athanor.text.conversations import Item, Message
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.params.tokenizer import TokenizerParams
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.tokenizer.train import train, write_tokenizer
-from athanor.training.weights import save_model
+from athanor.tokenizer_training.train import train, write_tokenizer
+from athanor.model.weights import save_model
 
 PARAMS = TokenizerParams(
     vocab_size=512,

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.artifacts import new_dir, read_manifest
-from athanor.corpus.conversations import Message
+from athanor.base.artifacts import new_dir, read_manifest
+from athanor.text.conversations import Message
 from athanor.export import gguf
 from athanor.export.parity import Expected, expect, rebuilt
 from athanor.export.probes import Probe, make_probe
 from athanor.export.source import Source, load_source
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.params.tokenizer import TokenizerParams
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer.chat import prompt_ids, render, template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.tokenizer.train import train, write_tokenizer
-from athanor.training.weights import save_model
+from athanor.tokenizer_training.train import train, write_tokenizer
+from athanor.model.weights import save_model
 
 CONTEXT = 96
 WORDS = ("apple", "river", "stone", "cloud", "tiger", "paper", "lamp", "seven", "music", "green")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from athanor.corpus.conversations import Message
+from athanor.text.conversations import Message
 from athanor.export.probes import NASTY
 from athanor.tokenizer.tokenizer import CONTROL_PIECES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.export import kquants
 
 

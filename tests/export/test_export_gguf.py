@@ -7,8 +7,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader
 
-from athanor.artifacts import sha256_file
-from athanor.errors import GateError
+from athanor.base.artifacts import sha256_file
+from athanor.base.errors import GateError
 from athanor.export import gguf, gguf_check
 
 

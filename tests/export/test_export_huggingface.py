@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from athanor.artifacts import sha256_file
-from athanor.errors import GateError, InputError
+from athanor.base.artifacts import sha256_file
+from athanor.base.errors import GateError, InputError
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import load_source, make_source
-from athanor.training.weights import load_model, save_model
+from athanor.model.weights import load_model, save_model
 
 
 def test_directory_is_complete_and_deterministic(case, tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.errors import GateError
+from athanor.base.errors import GateError
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
 from athanor.export import gguf, gguf_check

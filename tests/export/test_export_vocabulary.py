@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sentencepiece import sentencepiece_model_pb2
 
-from athanor.errors import GateError, InputError
+from athanor.base.errors import GateError, InputError
 from athanor.export.probes import NASTY, fuzz_texts, has_control
 from athanor.export.vocabulary import BYTE, CONTROL, NORMAL, USER_DEFINED, Vocabulary
 

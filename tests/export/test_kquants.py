@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from gguf import GGUFReader
 
-from athanor.artifacts import sha256_file
-from athanor.errors import GateError, InputError, ParamsError
+from athanor.base.artifacts import sha256_file
+from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.export import gguf, gguf_check, kquants, publish
 from athanor.export.parity import Limits, check_llama_cpp
 from athanor.gguf.llamacpp import NotInstalled
-from athanor.params.export import ExportParams, PerplexityTolerance
+from athanor.export.params import ExportParams, PerplexityTolerance
 
 PARAMS = ExportParams(
     name="tiny",

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from athanor.commands.evaluate.sets import row_windows
-from athanor.errors import GateError
+from athanor.cli.evaluate.sets import row_windows
+from athanor.base.errors import GateError
 from athanor.evaluation.perplexity import HuggingFace, LlamaCpp, Ours, TextScore, measured
 from athanor.export import gguf
 from athanor.export.huggingface import write_huggingface

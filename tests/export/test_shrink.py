@@ -7,15 +7,15 @@ import json
 import pytest
 import torch
 
-from athanor.artifacts import manifest_digest, write_json
-from athanor.commands import cli
-from athanor.errors import InputError
+from athanor.base.artifacts import manifest_digest, write_json
+from athanor.cli import cli
+from athanor.base.errors import InputError
 from athanor.export.shrink import newest, shrink
 from athanor.serving.loading import load_export
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.training import checkpoint
-from athanor.training.weights import model_tensors, save_model
+from athanor.model.weights import model_tensors, save_model
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 
 

@@ -15,8 +15,8 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from athanor.artifacts import write_manifest
-from athanor.corpus.conversations import Message
+from athanor.base.artifacts import write_manifest
+from athanor.text.conversations import Message
 from athanor.data.rows import KIND, VERSION, PackedRows, pack, write_split
 from athanor.export import gguf
 from athanor.export.huggingface import write_huggingface
@@ -25,10 +25,10 @@ from athanor.export.source import load_source
 from athanor.gguf import llamacpp
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.tokenizer import sft_gates
+from athanor.chat_data import gates as sft_gates
 from athanor.tokenizer.chat import prompt_ids, render, render_text, template_hash
 from athanor.tokenizer.tokenizer import CONTROL_PIECES, Tokenizer
-from athanor.training.weights import save_model
+from athanor.model.weights import save_model
 from tests.export.nasty_chats import SPACE_MARK, nasty_conversations
 
 COUNT, CONTEXT = 10_000, 4096

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from athanor.artifacts import sha256_file, write_json
-from athanor.commands import cli
-from athanor.errors import InputError
+from athanor.base.artifacts import sha256_file, write_json
+from athanor.cli import cli
+from athanor.base.errors import InputError
 from athanor.export import source as lineage
 from athanor.export.gguf_check import contents
 from athanor.export.verify import DIFFERS, MATCHES, UNCHECKED, verify
@@ -68,7 +68,7 @@ def test_what_was_exported_here_matches_in_every_line(path, project):
 
 
 def test_the_list_of_locked_paths_is_what_dvc_records_for_the_stage():
-    from athanor.params.strict import read_yaml
+    from athanor.base.strict import read_yaml
 
     deps = read_yaml(ROOT / "dvc.yaml")["stages"]["export"]["deps"]
     ours = [f.as_posix() if n in lineage.WHOLE else f"{f}/manifest.json" for n, f in lineage.MANIFESTS.items()]

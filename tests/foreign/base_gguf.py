@@ -23,7 +23,7 @@ def write(path, base):
     from tokenizers import Tokenizer
 
     from athanor.export.gguf import BLOCK, Value, interleave, write_raw
-    from athanor.training.tensorfile import read_tensors
+    from athanor.model.tensorfile import read_tensors
 
     config = json.loads((base / "config.json").read_text())
     arch, heads, kv = config["model_type"], config["num_attention_heads"], config["num_key_value_heads"]

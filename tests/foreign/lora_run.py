@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from athanor.training.foreign import Foreign, load_foreign, tuned
+from athanor.adapters.foreign import Foreign, load_foreign, tuned
 from athanor.training.loop import Hooks, train
-from athanor.training.lora import LoraSettings
+from athanor.adapters.lora import LoraSettings
 from athanor.training.memory import Load
 from athanor.training.optimizer import OptimizerSettings
-from athanor.training.precision import autocast
+from athanor.model.precision import autocast
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.setup import Choices

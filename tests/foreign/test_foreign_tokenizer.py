@@ -9,12 +9,13 @@ import shutil
 import pytest
 import tiny
 
-from athanor.artifacts import digest
-from athanor.corpus.conversations import Message
-from athanor.errors import GateError, InputError
-from athanor.tokenizer import chat, sft_gates, sft_rows
+from athanor.base.artifacts import digest
+from athanor.text.conversations import Message
+from athanor.base.errors import GateError, InputError
+from athanor.chat_data import gates as sft_gates, rows as sft_rows
+from athanor.tokenizer import chat
 from athanor.tokenizer.chat import prompt_ids, render
-from athanor.tokenizer.foreign import ForeignTokenizer, content
+from athanor.adapters.tokenizer import ForeignTokenizer, content
 
 TALK = (
     Message("system", "Be brief."),

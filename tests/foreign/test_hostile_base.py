@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
-from athanor.artifacts import sha256_file
-from athanor.errors import InputError
-from athanor.export.foreign import write_merged
-from athanor.tokenizer.foreign import ForeignTokenizer
-from athanor.training.foreign_files import INDEX, base_digests
-from athanor.training.tensorfile import read_tensors
+from athanor.base.artifacts import sha256_file
+from athanor.base.errors import InputError
+from athanor.adapters.export import write_merged
+from athanor.adapters.tokenizer import ForeignTokenizer
+from athanor.adapters.foreign_files import INDEX, base_digests
+from athanor.model.tensorfile import read_tensors
 
 
 @pytest.fixture

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.artifacts import read_json
-from athanor.errors import GateError
-from athanor.export import gguf_lora
-from athanor.export.foreign import check_merged, generation_config, write_merged
-from athanor.tokenizer.foreign import ForeignTokenizer
-from athanor.training import lora
-from athanor.training.foreign import load_foreign
-from athanor.training.foreign_files import base_digests
-from athanor.training.lora import LoraSettings
-from athanor.training.tensorfile import read_tensors, write_tensors
+from athanor.base.artifacts import read_json
+from athanor.base.errors import GateError
+from athanor.adapters import gguf_lora
+from athanor.adapters.export import check_merged, generation_config, write_merged
+from athanor.adapters.tokenizer import ForeignTokenizer
+from athanor.adapters import lora
+from athanor.adapters.foreign import load_foreign
+from athanor.adapters.foreign_files import base_digests
+from athanor.adapters.lora import LoraSettings
+from athanor.model.tensorfile import read_tensors, write_tensors
 
 SETTINGS = LoraSettings(rank=4, alpha=12.0, dropout=0.1, targets="all")
 CLOSE = 2e-4

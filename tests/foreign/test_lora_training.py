@@ -17,16 +17,17 @@ import pytest
 import tiny
 import torch
 
-from athanor.errors import GateError, InputError
+from athanor.base.errors import GateError, InputError
 from athanor.model.flops import run_flops
 from athanor.model.kernels import plain_summed_cross_entropy, summed_cross_entropy
-from athanor.training import checkpoint, foreign, lora
-from athanor.training.foreign import load_foreign, preflight, shape
+from athanor.adapters import foreign, lora
+from athanor.training import checkpoint
+from athanor.adapters.foreign import load_foreign, preflight, shape
 from athanor.training.lanes import lane_count
-from athanor.training.lora import LoraSettings
+from athanor.adapters.lora import LoraSettings
 from athanor.training.memory import Load, state_bytes, training_bytes
 from athanor.training.step import Stepper, probe_batch
-from athanor.training.tensorfile import read_tensors
+from athanor.model.tensorfile import read_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("qwen2", "qwen3", "llama")
@@ -324,11 +325,11 @@ def test_the_loss_by_hand_makes_no_gradient_for_a_head_that_stays():
 
 
 def test_nothing_foreign_is_loaded_for_a_model_of_our_own():
-    code = "import sys, stages.pretrain, stages.sft, athanor.training.foreign, athanor.tokenizer.foreign;"
+    code = "import sys, stages.pretrain, stages.sft, athanor.adapters.foreign, athanor.adapters.tokenizer;"
     code += "print([m for m in ('transformers', 'peft', 'tokenizers', 'accelerate') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]", done.stderr
-    from athanor.pipeline.closure import closure
+    from athanor.runtime.closure import closure
 
     for stage in ("pretrain", "sft", "evaluate"):
         assert not [path for path in closure(ROOT, f"stages.{stage}") if "foreign" in path or "lora" in path]

@@ -11,7 +11,7 @@ import torch
 
 from athanor.model.config import ModelConfig
 from athanor.training import memory
-from athanor.training.device import prepare
+from athanor.model.device import prepare
 from athanor.training.memory import Load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +78,7 @@ def test_there_is_one_place_where_a_device_is_taken():
             if not isinstance(node.args[0], ast.Constant) or node.args[0].value not in ("cpu", "meta"):
                 takers.setdefault(path.relative_to(ROOT).as_posix(), []).append(ast.unparse(node))
     # The two programs of their own are told the device that their parent took, and compile one block or nothing.
-    allowed = {"athanor/training/device.py", "athanor/serving/backends/transformers_backend.py"}
+    allowed = {"athanor/model/device.py", "athanor/serving/backends/transformers_backend.py"}
     apart = {"athanor/hardware/steps.py", "athanor/training/compiling.py"}
     assert set(takers) == allowed | apart, takers
     for path in allowed:

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.hardware import policy
-from athanor.hardware.architecture import BOTH, HALF, MPS, Architecture, amd, cpu, identify, nvidia
+from athanor.model.architecture import BOTH, HALF, MPS, Architecture, amd, cpu, identify, nvidia
 from athanor.hardware.choose import Asked, needed_bytes, resolve
 from athanor.model.config import ModelConfig
 from athanor.training.memory import Load, training_bytes

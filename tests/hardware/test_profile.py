@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from athanor.artifacts import read_json, write_json
-from athanor.commands import cli
-from athanor.commands.doctor.checks import hardware_profile
+from athanor.base.artifacts import read_json, write_json
+from athanor.cli import cli
+from athanor.cli.doctor.checks import hardware_profile
 from athanor.hardware import kernels, measure, products, profile, steps, storage
 from athanor.hardware.measure import Bounds
 from athanor.model.config import ModelConfig
 from athanor.model.flops import forward_flops
-from athanor.pipeline import presets
-from athanor.pipeline.choices import FILE, choose
+from athanor.runtime import presets
+from athanor.runtime.choices import FILE, choose
 from athanor.training.setup import Choices
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ import pytest
 
 from athanor.hardware.shape import advice
 from athanor.model.config import ModelConfig
-from athanor.pipeline import presets
-from athanor.pipeline.schema import check_values
+from athanor.runtime import presets
+from athanor.runtime.schema import check_values
 
 SOUND = ModelConfig(32000, 18, 1024, 16, 4, 64, 2816, 1024, 1e4, 1e-6, False)
 PRESETS = sorted((Path(__file__).parents[2] / "presets").glob("*.yaml"))

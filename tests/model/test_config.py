@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from athanor.errors import ParamsError
+from athanor.base.errors import ParamsError
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 

@@ -11,7 +11,7 @@ from athanor.model import kernels
 from athanor.model.config import ModelConfig
 from athanor.model.kernels import by_hand, plain_summed_cross_entropy, rms_norm, summed_cross_entropy
 from athanor.model.transformer import Transformer
-from athanor.training.loss import Targets, token_losses, training_loss
+from athanor.model.loss import Targets, token_losses, training_loss
 
 CONFIG = ModelConfig(96, 2, 32, 4, 2, 8, 64, 128, 1e4, 1e-6, True)
 
@@ -23,7 +23,7 @@ def plain(monkeypatch):
     def run(function):
         with monkeypatch.context() as patch:
             patch.setattr(kernels, "by_hand", lambda x: False)
-            patch.setattr("athanor.training.loss.by_hand", lambda x: False)
+            patch.setattr("athanor.model.loss.by_hand", lambda x: False)
             patch.setattr("athanor.model.transformer.by_hand", lambda x: False)
             return function()
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from athanor.model.cache import KVCache
+from athanor.decoding.cache import KVCache
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from athanor.params.strict import read_yaml
+from athanor.base.strict import read_yaml
 from tools import params_doc
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
-from athanor.corpus.exercises.build import CATEGORIES, ONLY_ASKED
-from athanor.corpus.sources.fetch import check_pinned
-from athanor.errors import ParamsError
-from athanor.params.download import HuggingFaceSource, is_local
-from athanor.params.instruct import ExercisesSource, MessagesSource
-from athanor.params.sft import SCRATCH
-from athanor.params.strict import build, read_yaml
-from athanor.pipeline import presets
-from athanor.pipeline.schema import check_values, schemas
+from athanor.sources.exercises.build import CATEGORIES, ONLY_ASKED
+from athanor.sources.fetch import check_pinned
+from athanor.base.errors import ParamsError
+from athanor.sources.params import HuggingFaceSource, is_local
+from athanor.sources.instruct_params import ExercisesSource, MessagesSource
+from athanor.training.sft_params import SCRATCH
+from athanor.base.strict import build, read_yaml
+from athanor.runtime import presets
+from athanor.runtime.schema import check_values, schemas
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = {"plasma-1.0": 235_705_344, "plasma-1.1": 521_570_560, "plasma-1.2": 756_442_112}

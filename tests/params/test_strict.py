@@ -9,9 +9,9 @@ from typing import Literal
 
 import pytest
 
-from athanor.errors import ParamsError
-from athanor.params.strict import _check_range, build, load_section, param, read_yaml
-from athanor.pipeline.schema import schemas
+from athanor.base.errors import ParamsError
+from athanor.base.strict import _check_range, build, load_section, param, read_yaml
+from athanor.runtime.schema import schemas
 
 
 @dataclass(frozen=True)

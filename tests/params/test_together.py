@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.errors import ParamsError
-from athanor.params.strict import read_yaml
-from athanor.pipeline.schema import check_file
+from athanor.base.errors import ParamsError
+from athanor.base.strict import read_yaml
+from athanor.runtime.schema import check_file
 
 ROOT = Path(__file__).resolve().parents[2]
 

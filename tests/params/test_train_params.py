@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from athanor.errors import ParamsError
-from athanor.params.model import ModelParams
-from athanor.params.pretrain import PretrainParams
-from athanor.params.sft import SftParams
-from athanor.params.strict import build, read_yaml
+from athanor.base.errors import ParamsError
+from athanor.training.model_params import ModelParams
+from athanor.training.pretrain_params import PretrainParams
+from athanor.training.sft_params import SftParams
+from athanor.base.strict import build, read_yaml
 
 VALUES = read_yaml(Path(__file__).resolve().parents[2] / "params.yaml")
 SCHEMAS = {"model": ModelParams, "pretrain": PretrainParams, "sft": SftParams}

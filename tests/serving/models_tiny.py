@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from athanor.artifacts import new_dir
+from athanor.base.artifacts import new_dir
 from athanor.export.gguf import gguf_name, write_gguf
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import make_source

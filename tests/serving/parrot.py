@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from athanor.artifacts import new_dir
-from athanor.corpus.conversations import Message
+from athanor.base.artifacts import new_dir
+from athanor.text.conversations import Message
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import load_source
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.params.tokenizer import TokenizerParams
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer.chat import render
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.tokenizer.train import train, write_tokenizer
+from athanor.tokenizer_training.train import train, write_tokenizer
 from tests.evaluation.tiny import save
 
 CONTEXT = 512

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from athanor.corpus.conversations import Message
-from athanor.errors import InputError
+from athanor.text.conversations import Message
+from athanor.base.errors import InputError
 from athanor.decoding.generate import generate
 from athanor.serving.backends.base import Request, Stops
 from athanor.gguf.reader import read_header
 from athanor.tokenizer.chat import prompt_ids
-from athanor.tokenizer.prompting import end_ids, fit
+from athanor.decoding.prompting import end_ids, fit
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.evaluation.tiny import always_says
 from tests.export.conftest import question, train_model
@@ -61,9 +61,9 @@ def said(events):
 @pytest.fixture(scope="module")
 def decided(tmp_path_factory):
     """A model whose best id is far from the second, and its export: (model, tokenizer, directory)."""
-    from athanor.artifacts import new_dir
-    from athanor.params.tokenizer import TokenizerParams
-    from athanor.tokenizer.train import train, write_tokenizer
+    from athanor.base.artifacts import new_dir
+    from athanor.tokenizer_training.params import TokenizerParams
+    from athanor.tokenizer_training.train import train, write_tokenizer
     from tests.export.conftest import documents, reply
 
     folder = tmp_path_factory.mktemp("decided")
@@ -350,7 +350,7 @@ def test_an_answer_that_waits_can_be_cancelled_and_others_are_made(hub):
 )
 def test_a_broken_directory_is_refused_with_the_reason(bases, tmp_path, damage, reason):
     from athanor.serving.backends.transformers_backend import open_backend
-    from athanor.training.tensorfile import read_tensors, write_tensors
+    from athanor.model.tensorfile import read_tensors, write_tensors
 
     folder = tmp_path / "model"
     shutil.copytree(bases[0], folder)

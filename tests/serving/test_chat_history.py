@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from athanor.corpus.conversations import Message
-from athanor.errors import AthanorError
+from athanor.text.conversations import Message
+from athanor.base.errors import AthanorError
 from athanor.serving.backends.base import prepare
 from athanor.serving.backends.torch_backend import TorchBackend
 from athanor.serving.terminal import Chat

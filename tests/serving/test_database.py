@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.decoding import sampling
 from athanor.serving import database
 from athanor.serving.backends.base import LEAST_HEAT, settings

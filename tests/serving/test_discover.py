@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from athanor.artifacts import read_json, write_json, write_manifest
-from athanor.errors import InputError
+from athanor.base.artifacts import read_json, write_json, write_manifest
+from athanor.base.errors import InputError
 from athanor.serving.discover import discover, materialise, problem_of
 from athanor.serving.experiments import cached, unexported
 from athanor.gguf.reader import read_header
@@ -29,7 +29,7 @@ STAGE = """
 import json, shutil, sys
 from pathlib import Path
 from ruamel.yaml import YAML
-from athanor.artifacts import manifest_digest, write_manifest
+from athanor.base.artifacts import manifest_digest, write_manifest
 params = YAML(typ="safe").load(open("params.yaml"))
 if sys.argv[1] == "sft":
     Path("models/sft").mkdir(parents=True)

@@ -18,7 +18,7 @@ from tests.serving.live import PATIENCE, Live, lay_out, serve, until
 # A server that waits three seconds for its readers, and whose sockets hold little.
 IMPATIENT = """
 import socket, sys
-from athanor.commands import cli, serve
+from athanor.cli import cli, serve
 from athanor.serving import app as running
 running.SEND_SECONDS, listen = 3.0, serve.listen
 def small(*where):

@@ -7,8 +7,8 @@ import contextlib
 
 import pytest
 
-from athanor.corpus.conversations import Message
-from athanor.errors import InputError
+from athanor.text.conversations import Message
+from athanor.base.errors import InputError
 from athanor.serving.discover import Found
 from athanor.serving.memory import RUNTIME_BYTES, default_memory_bytes
 from athanor.serving.models import Models

@@ -17,8 +17,8 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from athanor.corpus.conversations import Message, check_messages
-from athanor.errors import InputError
+from athanor.text.conversations import Message, check_messages
+from athanor.base.errors import InputError
 from athanor.serving.requests import Limit
 from athanor.serving.page_api import CONTENT_CHARS, file_name, page_router
 from athanor.serving.requests import MAX_BODY_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from athanor.corpus.conversations import Message
+from athanor.text.conversations import Message
 from athanor.serving.backends.torch_backend import open_backend
 from athanor.serving.terminal import Chat
 from tests.serving.parrot import CONVERSATIONS, LONG, PLAIN, SYSTEM, WHO

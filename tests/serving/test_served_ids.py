@@ -11,7 +11,7 @@ from contextlib import suppress
 import openai
 import pytest
 
-from athanor.corpus.conversations import Message
+from athanor.text.conversations import Message
 from athanor.serving.backends.base import Request, prepare, reserve
 from athanor.serving.backends.torch_backend import TorchBackend
 from athanor.serving.discover import discover

@@ -400,6 +400,6 @@ def test_no_model_outlives_a_server_that_is_killed(exports, tmp_path):
 
 
 def test_the_server_does_not_load_torch(exports):
-    code = "import sys, athanor.serving.app, athanor.commands.serve; assert 'torch' not in sys.modules"
+    code = "import sys, athanor.serving.app, athanor.cli.serve; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), cwd=exports, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

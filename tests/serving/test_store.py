@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.serving import database
 from athanor.serving.store import Store, Unknown
 from athanor.serving.words import SNIPPET_CHARS, TITLE_CHARS, fold, snippet, title_of, words_of

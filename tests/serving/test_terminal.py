@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from athanor.corpus.conversations import Message
-from athanor.errors import InputError
+from athanor.text.conversations import Message
+from athanor.base.errors import InputError
 from athanor.decoding.generate import generate
-from athanor.tokenizer.prompting import end_ids
+from athanor.decoding.prompting import end_ids
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import make_source
 from athanor.export.vocabulary import Vocabulary

@@ -11,8 +11,8 @@ import sys
 import httpx2
 import pytest
 
-from athanor.corpus.conversations import Message
-from athanor.errors import InputError
+from athanor.text.conversations import Message
+from athanor.base.errors import InputError
 from athanor.serving.backends.base import Request
 from athanor.serving.backends.torch_backend import open_backend
 from athanor.serving.process import Worker

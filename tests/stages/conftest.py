@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.artifacts import new_dir, write_manifest
-from athanor.corpus.documents import Document, write_documents, write_shards
-from athanor.pipeline.run import Run
+from athanor.base.artifacts import new_dir, write_manifest
+from athanor.text.documents import Document, write_documents, write_shards
+from athanor.runtime.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARD_BYTES = 30_000

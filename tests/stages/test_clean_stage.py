@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.artifacts import manifest_digest, read_json, read_manifest, sha256_file, verify_files, write_manifest
-from athanor.corpus import writing
-from athanor.corpus.conversations import Item, Message, write_rows
-from athanor.corpus.documents import Document, read_documents, read_sources, split_of, write_shards
-from athanor.errors import GateError, InputError
-from athanor.pipeline import presets, run
-from athanor.pipeline.run import Run
+from athanor.base.artifacts import manifest_digest, read_json, read_manifest, sha256_file, verify_files, write_manifest
+from athanor.cleaning import writing
+from athanor.text.conversations import Item, Message, write_rows
+from athanor.text.documents import Document, read_documents, read_sources, split_of, write_shards
+from athanor.base.errors import GateError, InputError
+from athanor.runtime import presets, run
+from athanor.runtime.run import Run
 from stages import clean
 from tests.corpus.world import write_scorer
 
@@ -182,9 +182,9 @@ def test_killed_at_any_shard_and_resumed_gives_the_same_bytes(world):
 # Dies in the middle of the seventh piece of work that it does.
 KILLED = """
 import os, signal, sys
-from athanor.pipeline import executor
-from athanor.pipeline import run
-from athanor.pipeline.run import Run
+from athanor.runtime import executor
+from athanor.runtime import run
+from athanor.runtime.run import Run
 from stages import clean
 
 done = 0
@@ -273,7 +273,7 @@ def test_a_ray_cluster_gives_the_same_bytes(world, monkeypatch):
     private = {"RAY_AUTH_TOKEN": "0" * 64, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ATHANOR_EXECUTOR": "ray", "ATHANOR_WORKERS": "2", **private}
     environment.pop("RAY_ADDRESS", None)
-    code = "from athanor.pipeline.run import Run; from stages import clean; clean.run(Run('clean', 'stages.clean'))"
+    code = "from athanor.runtime.run import Run; from stages import clean; clean.run(Run('clean', 'stages.clean'))"
     try:
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     finally:

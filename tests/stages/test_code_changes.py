@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.artifacts import read_json
-from athanor.commands import slots as command
-from athanor.errors import InputError, Interrupted
-from athanor.pipeline import presets
-from athanor.pipeline.run import Run
-from athanor.pipeline.slots import Code, Slot
+from athanor.base.artifacts import read_json
+from athanor.cli import slots as command
+from athanor.base.errors import InputError, Interrupted
+from athanor.runtime import presets
+from athanor.runtime.run import Run
+from athanor.runtime.slots import Code, Slot
 from stages import download
 from tests.e2e.clone import environment
 from tests.stages import test_train_stages
@@ -44,7 +44,7 @@ def hours(seconds=36000):
 
 
 def correct_a_message():
-    edit("athanor/errors.py", MESSAGE, OTHER)
+    edit("athanor/base/errors.py", MESSAGE, OTHER)
 
 
 def stage(**more):
@@ -68,7 +68,7 @@ def test_killed_corrected_and_adopted_it_ends_and_tells_which_code_trained_which
     correct_a_message()
     refused = stage()
     said = refused.communicate()[1]
-    assert refused.returncode == 1 and "athanor/errors.py" in said and "10 h" in said and "steps (" in said
+    assert refused.returncode == 1 and "athanor/base/errors.py" in said and "10 h" in said and "steps (" in said
     assert "athanor slots adopt" in said and "athanor slots drop" in said and not Path("models/base").exists()
     answer = subprocess.run([sys.executable, "-m", "athanor", "slots", "adopt"], capture_output=True, text=True)
     assert answer.returncode == 0 and "is adopted" in answer.stdout
@@ -157,13 +157,13 @@ def test_what_was_downloaded_survives_an_edit_of_errors_py(place):
 
     def source(url):
         run = Run("download", "stages.download")
-        return run, download.fetcher(run, Path("data/raw"), 0.1).place("athanor.corpus.sources.web", {"urls": [url]})
+        return run, download.fetcher(run, Path("data/raw"), 0.1).place("athanor.sources.web", {"urls": [url]})
 
     with source("https://a")[1] as slot:
         (slot.path / "file-0").write_bytes(b"bytes")
     hours()
     correct_a_message()
-    with pytest.raises(InputError, match="athanor/errors.py. It holds 1 file of 0.0 MB, 10 h"), source("https://a")[1]:
+    with pytest.raises(InputError, match="athanor/base/errors.py. It holds 1 file of 0.0 MB, 10 h"), source("https://a")[1]:
         pass
     with source("https://b")[1]:
         pass  # has nothing yet to ask about

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.artifacts import new_dir, read_json, read_manifest, verify_files, write_json, write_manifest
-from athanor.corpus.conversations import Item, Message, write_rows
-from athanor.corpus.documents import Document, write_documents
-from athanor.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.pipeline.run import Run
+from athanor.base.artifacts import new_dir, read_json, read_manifest, verify_files, write_json, write_manifest
+from athanor.text.conversations import Item, Message, write_rows
+from athanor.text.documents import Document, write_documents
+from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.runtime.run import Run
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import evaluate
 from tests.evaluation import tiny

@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from athanor.artifacts import read_json, rounded, sha256_file, verify_files, write_json, write_manifest, write_text
-from athanor.corpus.conversations import Item, Message
-from athanor.corpus.documents import Document, write_documents
-from athanor.errors import GateError, InputError
+from athanor.base.artifacts import read_json, rounded, sha256_file, verify_files, write_json, write_manifest, write_text
+from athanor.text.conversations import Item, Message
+from athanor.text.documents import Document, write_documents
+from athanor.base.errors import GateError, InputError
 from athanor.evaluation.report import Answer, answer_rows, health, score_table
 from athanor.export import gguf
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.params.tokenizer import TokenizerParams
-from athanor.pipeline.run import Run
+from athanor.tokenizer_training.params import TokenizerParams
+from athanor.runtime.run import Run
 from athanor.tokenizer.chat import template_hash
-from athanor.tokenizer.train import train, write_tokenizer
-from athanor.training.weights import load_model, save_model
+from athanor.tokenizer_training.train import train, write_tokenizer
+from athanor.model.weights import load_model, save_model
 from stages import export
 
 PARAMS = """

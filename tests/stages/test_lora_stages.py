@@ -15,19 +15,19 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from athanor.artifacts import read_json, read_manifest, sha256_file, verify_files, write_manifest
-from athanor.commands import health, repro
-from athanor.corpus.conversations import Conversation, Item, Message, write_rows
-from athanor.corpus.documents import split_of
+from athanor.base.artifacts import read_json, read_manifest, sha256_file, verify_files, write_manifest
+from athanor.cli import health, repro
+from athanor.text.conversations import Conversation, Item, Message, write_rows
+from athanor.text.documents import split_of
 from athanor.data.rows import KIND, VERSION, PackedRows
-from athanor.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.health.thresholds import Thresholds
-from athanor.params.strict import read_yaml
-from athanor.pipeline import presets
-from athanor.pipeline.run import Run
-from athanor.pipeline.schema import check_file, check_stage, check_values
-from athanor.tokenizer.foreign import ForeignTokenizer
-from athanor.training import foreign
+from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.monitor.thresholds import Thresholds
+from athanor.base.strict import read_yaml
+from athanor.runtime import presets
+from athanor.runtime.run import Run
+from athanor.runtime.schema import check_file, check_stage, check_values
+from athanor.adapters.tokenizer import ForeignTokenizer
+from athanor.adapters import foreign
 from athanor.training.schedule import Schedule
 from athanor.training.setup import Choices
 from stages import lora, lora_data, lora_export
@@ -196,7 +196,7 @@ def test_an_interrupted_stage_goes_on_to_the_same_bytes(work):
 
 
 def test_a_merge_that_went_wrong_is_not_published(work, monkeypatch):
-    from athanor.export import foreign as export
+    from athanor.adapters import export as export
 
     real = export.lora.merged
     monkeypatch.setattr(export.lora, "merged", lambda weight, a, b, scale: real(weight, a, b, 2 * scale))

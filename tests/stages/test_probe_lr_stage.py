@@ -12,14 +12,14 @@ from xml.etree import ElementTree
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.artifacts import read_json
-from athanor.commands import probe
-from athanor.commands import probe as command
-from athanor.errors import GateError, Interrupted, ParamsError
-from athanor.params.strict import read_yaml
-from athanor.pipeline import presets
-from athanor.pipeline.run import Run
-from athanor.pipeline.schema import check_file
+from athanor.base.artifacts import read_json
+from athanor.cli import probe
+from athanor.cli import probe as command
+from athanor.base.errors import GateError, Interrupted, ParamsError
+from athanor.base.strict import read_yaml
+from athanor.runtime import presets
+from athanor.runtime.run import Run
+from athanor.runtime.schema import check_file
 from stages import probe_lr
 from tests.e2e.clone import Clone, environment
 from tests.stages import test_train_stages
@@ -110,7 +110,7 @@ def test_stopped_within_a_run_it_goes_on_from_there(work, probed, monkeypatch):
 
 VICTIM = """
 import os, signal, sys
-from athanor.pipeline.run import Run
+from athanor.runtime.run import Run
 from tests.stages.test_probe_lr_stage import execute
 notes, real = [], Run.note
 def note(self, text):

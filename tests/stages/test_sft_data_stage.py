@@ -8,15 +8,16 @@ import re
 import numpy as np
 import pytest
 
-from athanor.artifacts import manifest_digest, read_json, sha256_file, verify_files, write_manifest
-from athanor.commands import cli
-from athanor.commands import sft as sft_command
-from athanor.corpus.conversations import Conversation, Item, Message, read_conversations, write_rows
-from athanor.corpus.documents import read_documents, shard_files, split_of, write_documents
+from athanor.base.artifacts import manifest_digest, read_json, sha256_file, verify_files, write_manifest
+from athanor.cli import cli
+from athanor.cli import sft as sft_command
+from athanor.text.conversations import Conversation, Item, Message, read_conversations, write_rows
+from athanor.text.documents import read_documents, shard_files, split_of, write_documents
 from athanor.data.rows import PackedRows
 from athanor.data.sampler import SftSampler
-from athanor.errors import GateError, InputError, ParamsError
-from athanor.tokenizer import chat, replay, sft_gates, sft_rows
+from athanor.base.errors import GateError, InputError, ParamsError
+from athanor.chat_data import gates as sft_gates, replay, rows as sft_rows
+from athanor.tokenizer import chat
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import sft_data
 

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.artifacts import new_dir, read_json, read_manifest, verify_files, write_manifest
-from athanor.commands import synthesize as command
-from athanor.corpus.conversations import Item, Message, read_conversations, write_rows
-from athanor.errors import AthanorError
-from athanor.params.strict import read_yaml
-from athanor.params.synthetic import SyntheticParams
-from athanor.pipeline import presets
-from athanor.pipeline.run import Run
-from athanor.pipeline.schema import check_file
+from athanor.base.artifacts import new_dir, read_json, read_manifest, verify_files, write_manifest
+from athanor.cli import synthesize as command
+from athanor.text.conversations import Item, Message, read_conversations, write_rows
+from athanor.base.errors import AthanorError
+from athanor.base.strict import read_yaml
+from athanor.synthesis.params import SyntheticParams
+from athanor.runtime import presets
+from athanor.runtime.run import Run
+from athanor.runtime.schema import check_file
 from stages import download, synthesize
 from tests.corpus.model_server import Fault, model_server, talks, written
 from tests.e2e.clone import Clone, environment

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.artifacts import manifest_digest, read_json, sha256_file, verify_files, write_manifest
-from athanor.corpus.classify.model import Scorer
-from athanor.corpus.documents import Document, write_shards
-from athanor.corpus.words import tokenise
-from athanor.errors import GateError, InputError, ParamsError
-from athanor.params.strict import read_yaml
-from athanor.pipeline.run import Run
+from athanor.base.artifacts import manifest_digest, read_json, sha256_file, verify_files, write_manifest
+from athanor.quality.model import Scorer
+from athanor.text.documents import Document, write_shards
+from athanor.words.words import tokenise
+from athanor.base.errors import GateError, InputError, ParamsError
+from athanor.base.strict import read_yaml
+from athanor.runtime.run import Run
 from stages import train_classifiers
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,12 +14,12 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from athanor.artifacts import read_json, read_manifest, verify_files, write_manifest
+from athanor.base.artifacts import read_json, read_manifest, verify_files, write_manifest
 from athanor.data import rows as packed
 from athanor.data.shards import ShardWriter, token_dtype
-from athanor.errors import InputError, Interrupted, ParamsError
-from athanor.pipeline.run import Run
-from athanor.training.weights import load_model
+from athanor.base.errors import InputError, Interrupted, ParamsError
+from athanor.runtime.run import Run
+from athanor.model.weights import load_model
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB, CONTEXT = 64, 16
@@ -330,6 +330,6 @@ def test_wrong_sizes_are_refused(work, monkeypatch):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_number_format_that_has_no_effect_here_is_told(work, capfd, monkeypatch, precision):
     """bf16 on a CPU without AMX; what such a CPU is asked is tested in tests/training/test_precision.py."""
-    monkeypatch.setattr("athanor.pipeline.choices.without_effect", lambda name, device: name == "bf16")
+    monkeypatch.setattr("athanor.runtime.choices.without_effect", lambda name, device: name == "bf16")
     execute("pretrain", pretrain={"precision": precision})
     assert ("this processor multiplies in fp32" in capfd.readouterr().err) == (precision == "bf16")

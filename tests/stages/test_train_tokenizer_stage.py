@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from athanor.artifacts import manifest_digest, read_json, sha256_file, verify_files
-from athanor.commands.plan import main as plan
-from athanor.errors import GateError, InputError, ParamsError
-from athanor.pipeline import process
+from athanor.base.artifacts import manifest_digest, read_json, sha256_file, verify_files
+from athanor.cli.plan import main as plan
+from athanor.base.errors import GateError, InputError, ParamsError
+from athanor.runtime import process
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import download, train_tokenizer
@@ -97,7 +97,7 @@ def large(folder, monkeypatch):
         (folder / name).symlink_to(ROOT / name)
     monkeypatch.chdir(folder)
     monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.setattr("athanor.pipeline.schema.free_memory_bytes", lambda: 8 * 10**9)
+    monkeypatch.setattr("athanor.runtime.schema.free_memory_bytes", lambda: 8 * 10**9)
 
 
 TOLD = "train-tokenizer will want up to 32.0 GB of memory, 8.0 GB are free: lower tokenizer.sample_bytes (now 2000000000)"

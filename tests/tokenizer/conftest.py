@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from athanor.params.tokenizer import TokenizerParams
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.tokenizer.train import train
+from athanor.tokenizer_training.train import train
 
 
 @pytest.fixture(scope="session")

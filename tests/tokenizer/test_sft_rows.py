@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from athanor.artifacts import write_manifest
-from athanor.corpus.conversations import Conversation, Item, Message
-from athanor.corpus.decontaminate import ItemIndex
-from athanor.corpus.documents import Document, write_shards
+from athanor.base.artifacts import write_manifest
+from athanor.text.conversations import Conversation, Item, Message
+from athanor.words.decontaminate import ItemIndex
+from athanor.text.documents import Document, write_shards
 from athanor.data.rows import KIND, VERSION, PackedRows, write_split
-from athanor.errors import GateError, InputError
-from athanor.params.sft_data import SftDataParams
-from athanor.params.strict import build
-from athanor.tokenizer import replay, sft_gates, sft_rows
+from athanor.base.errors import GateError, InputError
+from athanor.chat_data.params import SftDataParams
+from athanor.base.strict import build
+from athanor.chat_data import gates as sft_gates, replay, rows as sft_rows
 from athanor.tokenizer.chat import render
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 from sentencepiece import sentencepiece_model_pb2 as proto
 
-from athanor.errors import GateError
-from athanor.tokenizer import chat, gate
+from athanor.base.errors import GateError
+from athanor.tokenizer import chat
+from athanor.tokenizer_training import gate
 from athanor.tokenizer.tokenizer import Tokenizer
 
 Piece = proto.ModelProto.SentencePiece

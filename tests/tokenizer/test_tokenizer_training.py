@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from athanor.errors import InputError, ParamsError
-from athanor.params.strict import build
-from athanor.params.tokenizer import TokenizerParams
+from athanor.base.errors import InputError, ParamsError
+from athanor.base.strict import build
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.tokenizer.train import MAX_SENTENCE_BYTES, train, training_lines
+from athanor.tokenizer_training.train import MAX_SENTENCE_BYTES, train, training_lines
 
 
 def test_same_text_and_settings_give_the_same_bytes(corpus, tokenizer_params, tokenizer, tmp_path, monkeypatch):

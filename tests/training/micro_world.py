@@ -21,12 +21,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import micro
 
-from athanor.errors import AthanorError, GateError
+from athanor.base.errors import AthanorError, GateError
 from athanor.model.transformer import Transformer
-from athanor.pipeline import launch
+from athanor.runtime import launch
 from athanor.training import lanes, parallel
 from athanor.training.loop import Hooks, train
-from athanor.training.validation import sequence_nats
+from athanor.model.validation import sequence_nats
 from athanor.training.world import join
 
 TIMEOUT = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from athanor.errors import Interrupted
+from athanor.base.errors import Interrupted
 from athanor.training.best import Best, by_stops_and_loss
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.training import checkpoint
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "rng": torch.arange(9, dtype=torch.uint8)}

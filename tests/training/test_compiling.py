@@ -20,7 +20,7 @@ from athanor.training.attention import attention
 from athanor.training.compiling import Shapes, TunedBlock, checkpoint_blocks, compile_blocks, untune
 from athanor.training.lanes import Lanes
 from athanor.training.loop import Hooks, train
-from athanor.training.loss import Targets, token_losses
+from athanor.model.loss import Targets, token_losses
 from athanor.training.memory import Load
 from athanor.training.setup import Choices, tuned
 
@@ -157,7 +157,7 @@ def test_training_as_chosen_ends_with_the_same_bytes(micro, tmp_path: Path):
 
 
 def test_a_cache_is_served_by_the_plain_block(micro):
-    from athanor.model.cache import KVCache
+    from athanor.decoding.cache import KVCache
 
     model = micro.make_model()
     ids = batches(1)[0].ids_BT

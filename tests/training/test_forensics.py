@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.errors import GateError
+from athanor.base.errors import GateError
 from athanor.training import forensics
 from athanor.training.lanes import Lanes
 from athanor.training.step import Stepper

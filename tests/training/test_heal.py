@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.errors import GateError, InputError
+from athanor.base.errors import GateError, InputError
 from athanor.training import checkpoint, healer
 from athanor.training.schedule import Schedule
 from athanor.training.world import World

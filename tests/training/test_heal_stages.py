@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from athanor.artifacts import read_json
-from athanor.errors import Interrupted
-from athanor.pipeline.journal import live
+from athanor.base.artifacts import read_json
+from athanor.base.errors import Interrupted
+from athanor.runtime.journal import live
 from athanor.training import healer
 from athanor.training.guard import Rules, Trouble
 from athanor.training.settings import LoopSettings
-from athanor.training.weights import load_config
+from athanor.model.weights import load_config
 from tests.stages import test_train_stages as stages
 
 

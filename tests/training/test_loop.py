@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.errors import GateError, Interrupted
+from athanor.base.errors import GateError, Interrupted
 from athanor.training import checkpoint
 from athanor.training.lanes import Lanes
 from athanor.training.step import micro_batches
-from athanor.training.loss import token_losses
+from athanor.model.loss import token_losses
 from athanor.training.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[2]

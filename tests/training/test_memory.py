@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
 from athanor.model.kernels import CHUNK_ROWS
 from athanor.model.flops import block_weights

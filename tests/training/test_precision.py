@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.hardware.architecture import identify
+from athanor.model.architecture import identify
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.training.loss import targets, training_loss
-from athanor.training.precision import autocast, products, rounds_products, without_effect
+from athanor.model.loss import targets, training_loss
+from athanor.model.precision import autocast, products, rounds_products, without_effect
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_factors_are_rounded_and_sums_are_not(shape):
     assert (told - a.double() @ b.double()).abs().max() > 1e-4 * K**0.5, "nothing was rounded: the test tests nothing"
 
 
-ASK = "import torch; from athanor.training.precision import without_effect as w; print(w('bf16', torch.device('cpu')))"
+ASK = "import torch; from athanor.model.precision import without_effect as w; print(w('bf16', torch.device('cpu')))"
 
 
 @pytest.mark.parametrize("units", ["ALL", "AVX2"])

@@ -8,15 +8,15 @@ import time
 import pytest
 import torch
 
-from athanor.errors import GateError, InputError, ParamsError
+from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.model import transformer
 import athanor.training.preflight as preflight_module
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.training.device import micro_batch, prepare
+from athanor.model.device import micro_batch, prepare
 from athanor.training.lanes import MAX_LANES, lane_count
 from athanor.training.step import probe_batch
-from athanor.training.loss import Targets
+from athanor.model.loss import Targets
 from athanor.training.preflight import preflight
 from athanor.training.setup import Choices, Place, place
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from athanor.commands import cli
-from athanor.commands.probe import recipe_of
-from athanor.pipeline import presets
-from athanor.pipeline.schema import check_file, check_values
+from athanor.cli import cli
+from athanor.cli.probe import recipe_of
+from athanor.runtime import presets
+from athanor.runtime.schema import check_file, check_values
 from athanor.training.recipe import Recipe, beta_for, check, derive, half_life, measures, table, timescale
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,11 +13,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from athanor.errors import InputError
+from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.training.tensorfile import read_header, read_tensors, write_tensors
-from athanor.training.weights import load_model, save_model
+from athanor.model.tensorfile import read_header, read_tensors, write_tensors
+from athanor.model.weights import load_model, save_model
 
 TENSORS = {
     "b.weight": torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from athanor.errors import InputError
-from athanor.training.validation import (
+from athanor.base.errors import InputError
+from athanor.model.validation import (
     BitsPerByte,
     bits_per_byte,
     conversation_loss,

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from athanor.errors import Interrupted
+from athanor.base.errors import Interrupted
 from athanor.model.transformer import Transformer, rotary_table, rotate
 from athanor.training.meter import Meter
 from athanor.training.vitals import SHARE, Vitals, twin_of

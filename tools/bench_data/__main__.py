@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from athanor.artifacts import write_json
-from athanor.corpus.documents import read_sources
-from athanor.errors import AthanorError
+from athanor.base.artifacts import write_json
+from athanor.text.documents import read_sources
+from athanor.base.errors import AthanorError
 from tools.bench_data import corpus, ours, planted, trove, usage
 
 PARAMS = ours.ROOT / "presets" / "default.yaml"

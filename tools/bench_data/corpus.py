@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import new_dir, read_manifest, write_manifest
-from athanor.corpus.conversations import write_rows
-from athanor.corpus.documents import Document, content_id, read_sources, split_of, write_shards
-from athanor.corpus.exercises.build import battery_items
-from athanor.corpus.sources import python_documents, stdlib
-from athanor.errors import InputError
-from athanor.params.battery import BatteryParams
-from athanor.params.strict import load_section
+from athanor.base.artifacts import new_dir, read_manifest, write_manifest
+from athanor.text.conversations import write_rows
+from athanor.text.documents import Document, content_id, read_sources, split_of, write_shards
+from athanor.sources.exercises.build import battery_items
+from athanor.sources import python_documents, stdlib
+from athanor.base.errors import InputError
+from athanor.sources.battery_params import BatteryParams
+from athanor.base.strict import load_section
 
 VAL_FRACTION = 0.04
 PROSE_CHARS, CODE_CHARS, MIN_CHARS = 3000, 6000, 200

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from athanor.pipeline import presets
+from athanor.runtime import presets
 from tools.bench_data import usage
 
 ROOT = Path(__file__).resolve().parents[2]

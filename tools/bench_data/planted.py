@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from athanor.corpus import dedup, minhash
-from athanor.corpus.words import shingles, tokenise, words_of
+from athanor.cleaning import dedup, minhash
+from athanor.words.words import shingles, tokenise, words_of
 
 TARGETS = (0.95, 0.9, 0.85, 0.8)
 DECOYS = (0.75, 0.7)  # alike, but below the threshold: they must not be reported

@@ -21,8 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from athanor.errors import AthanorError, ParamsError
-from athanor.pipeline.progress import duration
+from athanor.base.errors import AthanorError, ParamsError
+from athanor.runtime.progress import duration
 from tools.drill.faults import KINDS, STAGES, plan
 from tools.drill.stage import Drill, Outcome
 from tools.scratch import Scratch

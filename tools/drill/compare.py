@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import read_json
-from athanor.pipeline.journal import rows as rows_of
+from athanor.base.artifacts import read_json
+from athanor.runtime.journal import rows as rows_of
 
 CHECKPOINTS = ".athanor/slots/{stage}/*/step_*"
 TIMINGS = {"tokens_per_second"}  # numbers of the journal that differ between equal runs

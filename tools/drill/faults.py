@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import sha256_bytes
+from athanor.base.artifacts import sha256_bytes
 
 HURRY = 4.0
 SLOTS, RUNS, OUTPUTS = ".athanor/slots/", ".athanor/runs/", ("data/", "models/", "metrics/", "plots/")
@@ -284,7 +284,7 @@ def record_rows(watch: Watch) -> None:
     """Note a digest of every row the stream gives, and take Parquet's writes for points."""
     import pyarrow.parquet as pq
 
-    from athanor.corpus.sources import huggingface
+    from athanor.sources import huggingface
 
     real_rows, real_open, real_write = huggingface.rows_of, pq.ParquetWriter.__init__, pq.ParquetWriter.write_table
     real_look, opened = huggingface.look, []

@@ -87,7 +87,7 @@ def _run(stage: str, body: Any, attempt: dict[str, Any]) -> None:
 
 
 def _execute(stage: str, body: Any, attempt: dict[str, Any]) -> int:
-    from athanor.pipeline.process import execute
+    from athanor.runtime.process import execute
     from tools.drill.faults import Watch, record_batches, record_rows
 
     watch = Watch(Path(attempt["folder"]), Path(attempt["record"]), attempt["kind"], attempt["count"])

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import read_json, sha256_file
-from athanor.errors import AthanorError
-from athanor.pipeline.closure import stage_module
-from athanor.pipeline.facts import Graph
-from athanor.pipeline.progress import Progress
+from athanor.base.artifacts import read_json, sha256_file
+from athanor.base.errors import AthanorError
+from athanor.runtime.closure import stage_module
+from athanor.runtime.facts import Graph
+from athanor.runtime.progress import Progress
 from tools.drill import compare
 from tools.drill.faults import DAMAGE, DISKS, TRAINING, Fault, damage, point, possible
 from tools.scratch import Scratch, drill_params, environment

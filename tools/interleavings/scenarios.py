@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from athanor.artifacts import write_json
-from athanor.commands import slots as command
-from athanor.commands import stop as stop_command
-from athanor.pipeline import guards, ship
-from athanor.pipeline.journal import Journal
-from athanor.pipeline.slots import Slot
+from athanor.base.artifacts import write_json
+from athanor.cli import slots as command
+from athanor.cli import stop as stop_command
+from athanor.runtime import guards, ship
+from athanor.runtime.journal import Journal
+from athanor.runtime.slots import Slot
 from tools.interleavings.scheduler import World
 
 MONTH = 30 * 86400.0
@@ -47,7 +47,7 @@ def stage(world: World, *, code: str = "", steps: int = 1) -> Callable[[], None]
 def slot_of(world: World, code: str = "") -> Slot:
     if not code:
         return Slot(folder(world), FACTS)
-    from athanor.pipeline.slots import Code
+    from athanor.runtime.slots import Code
 
     return Slot(folder(world), FACTS, code=Code("m", {"a.py": code}), note=lambda text: None)
 

@@ -17,7 +17,7 @@ from unittest import mock
 
 from greenlet import getcurrent, greenlet
 
-from athanor.errors import AthanorError
+from athanor.base.errors import AthanorError
 
 NAMES = "open stat mkdir rename replace unlink rmdir scandir link utime".split()
 MAX_STEPS = 5000  # of one schedule; more is an endless loop

@@ -29,7 +29,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from athanor.errors import AthanorError
+from athanor.base.errors import AthanorError
 from tools.io_errors.operations import Operation, named
 from tools.io_errors.sweep import Tally, sweep
 from tools.scratch import Scratch, environment

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import read_json
-from athanor.errors import AthanorError
-from athanor.pipeline.closure import stage_module
-from athanor.pipeline.journal import Journal, live, rows
+from athanor.base.artifacts import read_json
+from athanor.base.errors import AthanorError
+from athanor.runtime.closure import stage_module
+from athanor.runtime.journal import Journal, live, rows
 from tools.drill import compare
 from tools.scratch import Scratch
 
@@ -177,7 +177,7 @@ class Shipped(Operation):
         for folder in sorted((self.scratch.inputs / ".athanor" / "runs").glob("*"))[:2]:
             shutil.copytree(folder, runs / folder.name)
         os.environ.pop("ATHANOR_TRACKING", None)
-        from athanor.pipeline import ship
+        from athanor.runtime import ship
 
         # The shipper waits for stages that go on and for servers that come back; here are none.
         ship.POLL_SECONDS, ship.IDLE_SECONDS, ship.GIVE_UP_SECONDS = 0.01, 0.05, 0.1
@@ -195,7 +195,7 @@ class Shipped(Operation):
         self.wanted = self.delivered()
 
     def run(self) -> int:
-        from athanor.pipeline import ship
+        from athanor.runtime import ship
 
         sys.argv = ["athanor ship"]
         return ship.main()
@@ -230,7 +230,7 @@ class Pruned(Operation):
         self.kept = pinned.parent.relative_to(self.template)
 
     def run(self) -> int:
-        from athanor.commands.cli import main
+        from athanor.cli.cli import main
 
         sys.argv = ["athanor", "slots", "prune", "--days", "0"]
         return main()
@@ -271,7 +271,7 @@ class Stage(Operation):
                 path.unlink()
 
     def run(self) -> int:
-        from athanor.pipeline.process import execute
+        from athanor.runtime.process import execute
 
         return execute(self.name, self.body)
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from athanor.corpus.exercises.code import python_functions
-from athanor.corpus.exercises.exercise import Side
+from athanor.sources.exercises.code import python_functions
+from athanor.sources.exercises.exercise import Side
 from athanor.evaluation import sandbox
 from tools.sandbox_matrix.runners import load
 

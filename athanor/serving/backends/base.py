@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from athanor.corpus.conversations import Message
-from athanor.errors import InputError
+from athanor.text.conversations import Message
+from athanor.base.errors import InputError
 from athanor.tokenizer.chat import prompt_ids
-from athanor.tokenizer.prompting import fit
+from athanor.decoding.prompting import fit
 from athanor.tokenizer.tokenizer import Tokenizer
 
 RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest turns

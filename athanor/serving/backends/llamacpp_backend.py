@@ -21,14 +21,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from athanor.artifacts import read_json
-from athanor.corpus.conversations import Message
-from athanor.errors import AthanorError, InputError
+from athanor.base.artifacts import read_json
+from athanor.text.conversations import Message
+from athanor.base.errors import AthanorError, InputError
 from athanor.gguf.llamacpp import INSTALL, Client, Refused, start_server
 from athanor.gguf.reader import read_header
 from athanor.serving.backends.base import HALF, Answer, Emit, Prompt, Request, fit_prompt, prepare, settings
 from athanor.serving.discover import gguf_problem, tokenizer_beside
-from athanor.tokenizer.prompting import end_ids
+from athanor.decoding.prompting import end_ids
 from athanor.tokenizer.tokenizer import Tokenizer
 
 CACHE_BYTES = 1 << 30  # of keys and values, where nothing else is asked for

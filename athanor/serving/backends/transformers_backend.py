@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from athanor.corpus.conversations import Message
-from athanor.errors import AthanorError, InputError
+from athanor.text.conversations import Message
+from athanor.base.errors import AthanorError, InputError
 from athanor.serving.backends.base import HALF, Answer, Emit, Request, fit_prompt, settings
-from athanor.training.device import limit_memory
+from athanor.model.device import limit_memory
 
 
 def open_backend(spec: dict[str, Any]) -> HuggingFace:

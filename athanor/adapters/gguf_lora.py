@@ -1,0 +1,75 @@
+"""A LoRA as a GGUF file: `llama-server -m base.gguf --lora adapter.gguf`.
+
+llama.cpp adds `alpha / rank · B A x` to every matrix that the file names. Its
+`llama` rotates neighbouring pairs where transformers rotates halves, and keeps
+the rows of query and key matrices in that order, so the rows of their B move too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFReader, GGUFValueType
+from torch import Tensor
+
+from athanor.base.errors import GateError
+from athanor.export.gguf import BLOCK, Value, interleave, write_raw
+from athanor.export.gguf_check import contents, differs, pair_order
+from athanor.model.config import ModelConfig
+from athanor.adapters import lora
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+
+def tensors(adapters: Mapping[str, Tensor], arch: str, config: ModelConfig) -> dict[str, np.ndarray]:
+    """A [rank, inputs] and B [outputs, rank] under llama.cpp's names, fp32, in file order."""
+    heads = {"self_attn.q_proj": config.heads, "self_attn.k_proj": config.kv_heads}
+    found: dict[str, np.ndarray] = {}
+    for name, (a_RD, b_DR) in lora.pairs(adapters).items():
+        match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+        if arch not in ARCHITECTURES or not match or match[2] not in BLOCK:
+            raise GateError("mapped weights", f"'{name}' has no place in a {arch} file")
+        b = b_DR.float().numpy()
+        if arch == "llama" and match[2] in heads:
+            b = interleave(b, heads[match[2]])
+        found[f"blk.{match[1]}.{BLOCK[match[2]]}.weight.lora_a"] = a_RD.float().numpy()
+        found[f"blk.{match[1]}.{BLOCK[match[2]]}.weight.lora_b"] = b
+    return dict(sorted(found.items(), key=lambda item: (int(item[0].split(".")[1]), item[0])))
+
+
+def write_lora(
+    path: str | Path, adapters: Mapping[str, Tensor], arch: str, config: ModelConfig, alpha: float, name: str
+) -> None:
+    """Write the file. Equal adapters make equal bytes."""
+    texts = {"general.type": "adapter", "general.name": name, "adapter.type": "lora"}
+    values = {key: Value(GGUFValueType.STRING, text) for key, text in texts.items()}
+    values["adapter.lora.alpha"] = Value(GGUFValueType.FLOAT32, float(alpha))
+    # fp32: a few megabytes beside the model, and the sum is exact.
+    write_raw(path, arch, values, tensors(adapters, arch, config), "f32")
+
+
+def check_lora(
+    path: str | Path, adapters: Mapping[str, Tensor], arch: str, config: ModelConfig, alpha: float
+) -> None:
+    """Read a file back and compare what it says with the adapter; the rotary order is undone row by row."""
+    reader = GGUFReader(Path(path))
+    told = contents(reader)
+    expected = {"general.architecture": arch, "general.type": "adapter", "adapter.type": "lora"}
+    for key, value in (*expected.items(), ("adapter.lora.alpha", float(np.float32(alpha)))):
+        if told.get(key) != value:
+            raise differs(path, f"key '{key}' is {told.get(key)!r}, expected {value!r}")
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    for name, pair in lora.pairs(adapters).items():
+        _, _, number, part, kind = name.split(".")
+        for end, tensor in zip(("lora_a", "lora_b"), pair, strict=True):
+            array, key = tensor.float().numpy(), f"blk.{number}.{BLOCK[f'{part}.{kind}']}.weight.{end}"
+            if arch == "llama" and end == "lora_b" and kind in ("q_proj", "k_proj"):
+                array = array[pair_order(len(array), config.head_dim)]
+            found = stored.pop(key, None)
+            if found is None or not np.array_equal(found.data.reshape(array.shape), array):
+                raise differs(path, f"tensor '{key}' is not the adapter's")
+    if stored:
+        raise differs(path, f"tensor '{min(stored)}' is too many")

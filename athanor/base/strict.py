@@ -1,0 +1,169 @@
+"""Strict parameters: YAML in, frozen dataclasses out, an error for everything else.
+
+One loader (YAML 1.2, the same rules DVC reads params.yaml with: PyYAML would
+take `1e-3` for a string) and one builder that refuses unknown keys, missing
+keys, wrong types and values out of range, naming the key, what is allowed and
+the nearest key that exists. What people tune stands in the file; a field with a
+default, which nearly everyone would write the same, may be left out of it. If
+that default is a dataclass, the file names only what differs from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from athanor.base.artifacts import naming
+from athanor.base.errors import ParamsError, suggest
+
+T = TypeVar("T")
+
+
+def param(
+    *,
+    min: float | None = None,
+    max: float | None = None,
+    choices: tuple[Any, ...] | None = None,
+    default: Any = dataclasses.MISSING,
+) -> Any:
+    """A dataclass field with a closed range or a list of choices, which may be left out if it has a default."""
+    return dataclasses.field(default=default, metadata={"min": min, "max": max, "choices": choices})
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a YAML 1.2 mapping; ParamsError for a missing file, bad syntax or a duplicate key."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    path = Path(path)
+    try:
+        with naming(path):
+            data = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ParamsError("file not found", where=str(path), fix="restore it: git checkout params.yaml") from None
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise ParamsError(f"not valid YAML{line}: {getattr(error, 'problem', error)}", where=str(path)) from None
+    if not isinstance(data, Mapping):
+        raise ParamsError("expected a mapping of sections", where=str(path))
+    return dict(data)
+
+
+def load_section(path: str | Path, section: str, schema: type[T]) -> T:
+    """Read one section of a params file as `schema`."""
+    data = read_yaml(path)
+    if section not in data:
+        raise ParamsError(f"section '{section}' is missing", where=str(path), fix="copy it from presets/default.yaml")
+    return build(schema, data[section], section)
+
+
+def build(schema: Any, value: Any, where: str) -> Any:
+    """Check `value` against a type and return it converted; ParamsError names the key.
+
+    Understands bool, int, float, str, Literal, `X | None`, tuple[X, ...],
+    dict[str, X], dataclasses, and unions of dataclasses told apart by a
+    `type: Literal[...]` field.
+    """
+    origin, args = typing.get_origin(schema), typing.get_args(schema)
+    if dataclasses.is_dataclass(schema):
+        return _build_dataclass(schema, value, where)
+    if origin in (typing.Union, types.UnionType):
+        return _build_union(args, value, where)
+    if origin is typing.Literal:
+        return _choice(value, args, where)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise _wrong(value, "a list", where)
+        return tuple(build(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise _wrong(value, "a mapping", where)
+        return {str(key): build(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    if schema is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise _wrong(value, "a finite number", where)
+        return float(value)
+    if schema in (bool, int, str):
+        # bool is a subclass of int: `layers: true` must not pass as 1.
+        if type(value) is not schema:
+            raise _wrong(value, {bool: "true or false", int: "a whole number", str: "text"}[schema], where)
+        return value
+    raise _wrong(value, "a number" if schema is float else str(schema), where)
+
+
+def _build_dataclass(schema: Any, value: Any, where: str, usual: Any = None) -> Any:
+    """`usual` is an instance that says what a key is which `value` leaves out."""
+    if not isinstance(value, Mapping):
+        raise _wrong(value, "a mapping", where)
+    hints = typing.get_type_hints(schema)
+    fields = {field.name: field for field in dataclasses.fields(schema)}
+    for key in value:
+        if key not in fields:
+            raise ParamsError("unknown key", where=f"{where}.{key}", fix=suggest(key, fields, prefix=f"{where}."))
+    missing = [name for name, field in fields.items() if name not in value and field.default is dataclasses.MISSING]
+    if missing and usual is None:
+        fix = "add it: docs/params.md says what it may be, presets/default.yaml holds every section"
+        raise ParamsError("key is missing", where=f"{where}.{missing[0]}", fix=fix)
+    built = {}
+    for name in fields:
+        if name not in value:
+            continue
+        key = f"{where}.{name}"
+        default = fields[name].default
+        nested = dataclasses.is_dataclass(default) and isinstance(value[name], Mapping)
+        item = _build_dataclass(type(default), value[name], key, default) if nested else build(hints[name], value[name], key)
+        _check_range(item, fields[name].metadata, key)
+        built[name] = item
+    try:
+        return schema(**built) if usual is None else dataclasses.replace(usual, **built)
+    except ParamsError as error:  # a cross-field rule in __post_init__ names the key relative to its section
+        raise ParamsError(error.what, where=f"{where}.{error.where}" if error.where else where, fix=error.fix) from None
+
+
+def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in members:
+        return None
+    members = tuple(member for member in members if member is not type(None))
+    if len(members) == 1:
+        return build(members[0], value, where)
+    if all(dataclasses.is_dataclass(member) for member in members):
+        tags = {typing.get_args(typing.get_type_hints(member)["type"])[0]: member for member in members}
+        if not isinstance(value, Mapping):
+            raise _wrong(value, "a mapping", where)
+        if "type" not in value:
+            raise ParamsError("key is missing", where=f"{where}.type", fix=f"one of {', '.join(tags)}")
+        return build(tags[_choice(value["type"], tuple(tags), f"{where}.type")], value, where)
+    for member in members:
+        try:
+            return build(member, value, where)
+        except ParamsError:
+            continue
+    raise _wrong(value, " or ".join(getattr(member, "__name__", str(member)) for member in members), where)
+
+
+def _check_range(value: Any, rule: Mapping[str, Any], where: str) -> None:
+    if value is None:
+        return
+    low, high, choices = rule.get("min"), rule.get("max"), rule.get("choices")
+    if choices is not None:
+        _choice(value, choices, where)
+    if (low is not None and value < low) or (high is not None and value > high):
+        allowed = f"from {low} to {high}" if None not in (low, high) else f"≥ {low}" if high is None else f"≤ {high}"
+        raise ParamsError(f"{value} is out of range", where=where, fix=f"use a value {allowed}")
+
+
+def _choice(value: Any, allowed: tuple[Any, ...], where: str) -> Any:
+    if value not in allowed or type(value) not in {type(item) for item in allowed}:
+        fix = f"{suggest(value, allowed, cutoff=0.6)} one of {', '.join(map(str, allowed))}".strip()
+        raise ParamsError(f"'{value}' is not allowed", where=where, fix=fix)
+    return value
+
+
+def _wrong(value: Any, expected: str, where: str) -> ParamsError:
+    return ParamsError(f"expected {expected}, found {value!r}", where=where)

@@ -1,0 +1,213 @@
+"""The gates on packed rows as written: layout, mask, prompts, habits, battery, shares and padding."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from athanor.text.conversations import Conversation, Message
+from athanor.words.decontaminate import ItemIndex
+from athanor.text.habits import hedge_opening, identity_leak
+from athanor.data.rows import PackedRows
+from athanor.base.errors import GateError
+from athanor.tokenizer.chat import layout_of, prompt_ids
+from athanor.tokenizer.tokenizer import Tokenizer
+
+PAD_GATE_ROWS = 200  # with fewer rows the last, half-empty ones weigh too much to judge
+FIX = "run dvc repro --force sft-data; if it fails again, this is a bug"
+
+
+def messages_of(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[Message, ...]:
+    """The messages of a rendered conversation, read back from its ids; GateError if they do not have its layout."""
+    layout, ids = layout_of(tokenizer), list(ids)
+    start, tail = list(layout.start), list(layout.closing[1:])
+    messages: list[Message] = []
+    at = len(start)
+    while ids[: len(start)] == start and at < len(ids) and layout.stop in ids[at:]:
+        found = [(role, len(o)) for role, o in layout.opening.items() if tuple(ids[at : at + len(o)]) == o]
+        if not found:
+            break
+        (role, size), end = found[0], ids.index(layout.stop, at)
+        messages.append(Message(role, tokenizer.decode(ids[at + size : end])))
+        # What follows the stop is missing only after the last turn, where a long conversation was cut.
+        at = end + 1 + (len(tail) if ids[end + 1 : end + 1 + len(tail)] == tail else 0)
+        if tail and at == end + 1:
+            break
+    if at != len(ids):
+        raise GateError("template", f"ids {list(ids[:20])} are not a rendered conversation", where="data/sft", fix=FIX)
+    return tuple(messages)
+
+
+def check_split_keys(conversations: Iterable[Conversation]) -> None:
+    """No key on both sides of the line."""
+    sides: dict[str, set[str]] = {"train": set(), "val": set()}
+    for row in conversations:
+        sides[row.split].add(row.key)
+    if both := sides["train"] & sides["val"]:
+        raise GateError(
+            "split",
+            f"{len(both)} keys are in train and val, as '{min(both)}'",
+            where="data/instruct",
+            fix="derive the split from the key",
+        )
+
+
+def check_packed(tokenizer: Tokenizer, packed: PackedRows, where: str) -> dict[int, tuple[Message, ...]]:
+    """Check the rows as written; returns every conversation, by entry number, as read back from its ids.
+
+    For every assistant turn the ids a server would send are the trained ids
+    before it, its content and one stop are supervised and nothing else is, and
+    every row is within its size and has something to learn from. Pieces of
+    text are checked by `check_text`.
+    """
+    read = {}
+    for number in range(packed.conversation_count):
+        if packed.is_text(number):
+            check_text(tokenizer, packed, number, where)
+        else:
+            read[number] = _check_conversation(tokenizer, packed, number, where)
+    lengths, supervised = packed.lengths(), packed.supervised()
+    for row in range(len(packed)):
+        numbers = packed.numbers(row)
+        if lengths[numbers].sum() > packed.context_tokens + 1:
+            raise GateError("rows", f"row {row} is longer than the context", where=where, fix=FIX)
+        if supervised[numbers].sum() == 0:
+            raise GateError("rows", f"row {row} has no supervised token", where=where, fix=FIX)
+    return read
+
+
+def _check_conversation(tokenizer: Tokenizer, packed: PackedRows, number: int, where: str) -> tuple[Message, ...]:
+    ids, mask = (array.tolist() for array in packed.conversation(number))
+    messages = messages_of(tokenizer, ids)
+    if not isinstance(tokenizer, Tokenizer):
+        tokenizer.check_rendered(messages)  # a foreign one, which other runtimes ask about whole texts
+    expected = [0] * len(ids)
+    turns = 0
+    for place, message in enumerate(messages):
+        if message.role != "assistant":
+            continue
+        turns += 1
+        prompt = prompt_ids(tokenizer, messages[:place])
+        if ids[: len(prompt)] != prompt:
+            what = f"the ids before message {place} of conversation {number} are not what a server sends"
+            raise GateError("prompt-ids", what, where=where, fix=FIX)
+        end = ids.index(tokenizer.stop, len(prompt)) + 1
+        expected[len(prompt) : end] = [1] * (end - len(prompt))
+    stops = sum(m for i, m in zip(ids, mask, strict=True) if i == tokenizer.stop)
+    if stops != turns:
+        what = f"conversation {number} has {turns} assistant turns, {stops} supervised stops"
+        raise GateError("stops", what, where=where, fix=FIX)
+    if mask != expected:
+        what = f"conversation {number} supervises other tokens than its assistant turns"
+        raise GateError("mask", what, where=where, fix=FIX)
+    return messages
+
+
+def check_text(tokenizer: Tokenizer, packed: PackedRows, number: int, where: str) -> None:
+    """A piece of pretraining text: no control id but `<|bos|>` in front and `<|eos|>` behind, all else supervised."""
+    ids, mask = packed.conversation(number)
+    inside = ids[int(ids[0] == tokenizer.bos) : len(ids) - int(ids[-1] == tokenizer.eos)]
+    if np.isin(inside, list(tokenizer.control_ids.values())).any():
+        raise GateError("replay-text", f"text {number} has a control id inside", where=where, fix=FIX)
+    if mask[0] != 0 or not mask[1:].all() or len(mask) < 2:
+        what = f"text {number} supervises other tokens than all but its first"
+        raise GateError("replay-mask", what, where=where, fix=FIX)
+
+
+def check_replay(
+    tokenizer: Tokenizer, packed: PackedRows, share: float, index: ItemIndex, max_documents: int, where: str
+) -> dict[str, int]:
+    """Supervised tokens of each source of text; GateError if their share is not `share`, or an item stands in one."""
+    numbers = [number for number in range(packed.conversation_count) if packed.is_text(number)]
+    entries = Counter(number for row in range(len(packed)) for number in packed.numbers(row))
+    supervised = packed.supervised()
+    total = sum(int(supervised[number]) * times for number, times in entries.items())
+    tokens: Counter[str] = Counter()
+    for number in numbers:
+        tokens[packed.source(number)] += int(supervised[number]) * entries[number]
+    if abs(sum(tokens.values()) - share * total) > 1:
+        what = f"{sum(tokens.values())} of {total} supervised tokens are pretraining text, share asked {share}"
+        raise GateError("replay-share", what, where=where, fix=FIX)
+    texts = [tokenizer.decode(packed.conversation(number)[0].tolist()) for number in numbers]
+    found = index.matches(texts, max_ngram_documents=max_documents, prompts_alone=False)
+    if hits := [item for item in found if item is not None]:
+        what = f"{len(hits)} pieces of text hold a battery item, as item {hits[0]}"
+        raise GateError("contamination", what, where=where, fix=FIX)
+    return dict(sorted(tokens.items()))
+
+
+def check_habits(
+    conversations: Mapping[int, Sequence[Message]],
+    packed: PackedRows,
+    excepted: Collection[str],
+    most: float,
+    where: str,
+) -> tuple[int, float]:
+    """No answer claims to be another assistant, but in the sources `excepted` from that rule.
+
+    Returns how many do there, and the share of all answers that open with a hedge, at most `most`.
+    """
+    answers = claims = hedges = 0
+    for number, messages in conversations.items():
+        for message in messages:
+            if message.role != "assistant":
+                continue
+            answers += 1
+            hedges += hedge_opening(message.content)
+            if not identity_leak(message.content):
+                continue
+            source = packed.source(number)
+            if source not in excepted:
+                what = f"an answer of source '{source}' claims to be another assistant: {message.content[:80]!r}"
+                raise GateError("identity", what, where=where, fix=FIX)
+            claims += 1
+    rate = hedges / answers
+    if rate > most:
+        raise GateError(
+            "hedges",
+            f"{rate:.4f} of the answers open with a hedge, limit {most}",
+            where=where,
+            fix="empty sft_data.filter_exceptions.hedge_opening, or raise sft_data.max_hedge_rate",
+        )
+    return claims, rate
+
+
+def check_clean(conversations: Sequence[Sequence[Message]], index: ItemIndex, max_conversations: int) -> None:
+    """No battery item in what is trained, searched in the text read back from the ids."""
+    found = index.conversation_matches(conversations, max_ngram_documents=max_conversations)
+    hits = [item for item in found if item is not None]
+    if hits:
+        what = f"{len(hits)} conversations hold a battery item, as item {hits[0]}"
+        raise GateError("contamination", what, where="data/sft", fix=FIX)
+
+
+def check_shares(supervised: Mapping[str, int], most: float) -> dict[str, float]:
+    """Each source's share of the supervised tokens; GateError above `most`."""
+    total = sum(supervised.values())
+    shares = {source: tokens / total for source, tokens in sorted(supervised.items())}
+    for source, share in shares.items():
+        if share > most:
+            raise GateError(
+                "source-share",
+                f"source '{source}' makes up {share:.3f} of the supervised tokens, limit {most}",
+                where="sft_data.sources",
+                fix=f"lower sft_data.sources.{source}.max_supervised_tokens",
+            )
+    return shares
+
+
+def check_padding(packed: PackedRows, most: float, where: str) -> float:
+    """Share of row tokens that are padding; GateError above `most` when there are rows enough to judge."""
+    lengths = packed.lengths()
+    used = sum(int(lengths[packed.numbers(row)].sum()) for row in range(len(packed)))
+    share = 1 - used / (len(packed) * (packed.context_tokens + 1))
+    if len(packed) > PAD_GATE_ROWS and share > most:
+        raise GateError(
+            "padding",
+            f"{share:.3f} of the rows is padding, limit {most}",
+            where=where,
+            fix="raise sft_data.context_tokens, add short conversations, or raise sft_data.max_pad_share",
+        )
+    return share

@@ -1,0 +1,145 @@
+"""Pretraining text among the tuning rows: documents in a seeded order, in the mixture's proportions, as pieces.
+
+A model tuned on conversations alone forgets some of what it was trained on; a
+share of plain text among them holds it (Scialom et al. 2022; Ibrahim et al.
+2024). A document is `<|bos|> text <|eos|>`, as in pretraining, cut into
+pieces of at most one row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from athanor.words.decontaminate import ItemIndex
+from athanor.text.documents import Document, read_documents
+from athanor.data.order import permutation
+from athanor.base.errors import InputError
+from athanor.chat_data.params import SftDataParams
+from athanor.tokenizer.tokenizer import Tokenizer
+
+BATCH_DOCUMENTS = 64
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Pieces of text per source (ids uint32), and how many documents and pieces were left out for a battery item."""
+
+    pieces: dict[str, list[np.ndarray]]
+    contaminated: int
+
+
+def beside(
+    tokenizer: Tokenizer,
+    params: SftDataParams,
+    shares: Mapping[str, float],
+    files: Mapping[str, Sequence[Path]],
+    index: ItemIndex,
+    supervised: int,
+) -> Replay:
+    """The text that makes up `params.replay_share` beside `supervised` tokens of conversations, repeats counted."""
+    wanted = quotas(shares, targets_for(supervised, params.replay_share)) if params.replay_share else {}
+    most = params.decontamination.max_ngram_conversations
+    return choose(tokenizer, files, wanted, params.context_tokens + 1, params.seed, index, most)
+
+
+def targets_for(supervised: int, share: float) -> int:
+    """Text targets that make up `share` of all supervised tokens beside `supervised` ones of conversations."""
+    part = Fraction(str(share))
+    return round(supervised * part / (1 - part))
+
+
+def quotas(shares: Mapping[str, float], total: int) -> dict[str, int]:
+    """`total` divided in proportion to `shares`, in whole tokens; sources with share 0 are left out."""
+    used = {name: Fraction(str(share)) for name, share in sorted(shares.items()) if share > 0}
+    parts, done, given = {}, Fraction(0), 0
+    for name, share in used.items():
+        done += share
+        parts[name] = round(total * done / sum(used.values())) - given
+        given += parts[name]
+    return parts
+
+
+def choose(
+    tokenizer: Tokenizer,
+    files: Mapping[str, Sequence[Path]],
+    wanted: Mapping[str, int],
+    capacity: int,
+    seed: int,
+    index: ItemIndex,
+    max_ngram_documents: int,
+) -> Replay:
+    """Pieces with exactly `wanted[source]` targets of each source; InputError if a source has less text.
+
+    Reads no more shards than it needs. Documents with a battery item are left out again, though `clean` has done so.
+    What is common among the documents of a batch may be rare among the pieces that are used, so these are searched
+    all together as well, and others take the place of what is found.
+    """
+    left_out: Counter[str] = Counter()
+
+    def sound(source: str) -> Iterator[np.ndarray]:
+        for batch in _batches(files.get(source, ()), source, seed):
+            texts = [document.text for document in batch]
+            found = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
+            left_out[source] += sum(item is not None for item in found)
+            for ids in tokenizer.encode_arrays([t for t, item in zip(texts, found, strict=True) if item is None]):
+                yield from pieces_of(tokenizer, ids, capacity)
+
+    streams = {source: sound(source) for source in wanted}
+    chosen: dict[str, list[np.ndarray]] = {source: [] for source in wanted}
+    while True:
+        for source, targets in wanted.items():
+            _fill(chosen[source], streams[source], targets, source)
+        entries = [(source, piece) for source, mine in chosen.items() for piece in mine]
+        texts = [tokenizer.decode(piece.tolist()) for _, piece in entries]
+        found = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
+        if not any(item is not None for item in found):
+            return Replay(chosen, left_out.total())
+        left_out.update(source for (source, _), item in zip(entries, found, strict=True) if item is not None)
+        kept = [entry for entry, item in zip(entries, found, strict=True) if item is None]
+        chosen = {source: [piece for name, piece in kept if name == source] for source in wanted}
+
+
+def _fill(mine: list[np.ndarray], pieces: Iterator[np.ndarray], targets: int, source: str) -> None:
+    """Add pieces until there are `targets` targets, the last one cut to fit; InputError if there are too few."""
+    missing = targets - sum(len(piece) - 1 for piece in mine)
+    while missing:
+        piece = next(pieces, None)
+        if piece is None:
+            raise InputError(
+                f"{targets - missing} tokens of text, {targets} wanted",
+                where=f"data/clean/train/{source}",
+                fix="lower sft_data.replay_share",
+            )
+        piece = piece[: missing + 1]
+        if len(piece) > 1:
+            mine.append(piece)
+            missing -= len(piece) - 1
+
+
+def pieces_of(tokenizer: Tokenizer, ids: np.ndarray, capacity: int) -> Iterator[np.ndarray]:
+    """A document between `<|bos|>` and `<|eos|>`, in pieces of at most `capacity` tokens, uint32."""
+    whole = np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(np.uint32)
+    for start in range(0, len(whole), capacity):
+        yield whole[start : start + capacity]
+
+
+def mask_of(piece: np.ndarray) -> np.ndarray:
+    """Every token is a target but the first, uint8."""
+    mask = np.ones(len(piece), np.uint8)
+    mask[0] = 0
+    return mask
+
+
+def _batches(paths: Sequence[Path], source: str, seed: int) -> Iterator[list[Document]]:
+    """All documents of a source: its shards in a seeded order, and the documents of each in another."""
+    for shard in permutation(len(paths), seed, source, "replay").tolist():
+        documents = list(read_documents(paths[shard]))
+        order = permutation(len(documents), seed, source, "replay", shard).tolist()
+        for start in range(0, len(order), BATCH_DOCUMENTS):
+            yield [documents[number] for number in order[start : start + BATCH_DOCUMENTS]]

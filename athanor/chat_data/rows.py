@@ -1,0 +1,247 @@
+"""Conversations to training rows: filter, deduplicate, encode and truncate, decontaminate, cap."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from athanor.text.conversations import Conversation
+from athanor.words.decontaminate import ItemIndex
+from athanor.text import habits
+from athanor.data.order import permutation
+from athanor.data.rows import fit_turns
+from athanor.chat_data.params import SftDataParams
+from athanor.tokenizer.chat import render
+from athanor.chat_data.gates import check_shares
+from athanor.tokenizer.tokenizer import Tokenizer
+
+QUESTION_CHARS, ANSWER_CHARS = 150, 200  # of the first question and answer, by which copies are known
+TELLING_CHARS = 150  # a first question and answer shorter than this together, like a greeting, prove no copy alone
+
+Dropped = Mapping[str, Counter[str]]  # source -> reason -> conversations left out
+T = TypeVar("T")
+
+
+def _any_answer(judge: Callable[[str], bool]) -> Callable[[Conversation], bool]:
+    return lambda row: any(judge(message.content) for message in row.messages if message.role == "assistant")
+
+
+# In the order in which they are asked; a conversation is counted by the first that drops it.
+FILTERS: dict[str, Callable[[Conversation], bool]] = {
+    "identity_leak": _any_answer(habits.identity_leak),
+    "hedge_opening": _any_answer(habits.hedge_opening),
+    "refusal_opening": _any_answer(habits.refusal_opening),
+    "cut_answer": lambda row: habits.truncated(row.messages[-1].content),
+}
+# In the order in which they take place.
+REASONS = (*FILTERS, "in_better_source", "duplicates", "too_long", "truncated", "contaminated", "over_cap")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A conversation as it is trained (after truncation) with its ids and loss mask, uint32 and uint8 [tokens]."""
+
+    conversation: Conversation
+    ids: np.ndarray
+    mask: np.ndarray
+
+    @property
+    def supervised(self) -> int:
+        return int(self.mask.sum())
+
+
+def choose(
+    tokenizer: Tokenizer,
+    conversations: Iterable[Conversation],
+    params: SftDataParams,
+    index: ItemIndex,
+    dropped: Dropped,
+    contaminated: Counter[str],
+) -> list[Encoded]:
+    """What is trained and held out of the sources' conversations; what is left out is counted in `dropped`.
+
+    `contaminated` counts the conversations that held a battery item, by item.
+
+    Caps come after all that leaves out, so that a source fills its cap.
+    """
+    sources = {name: params.sources[name] for name in dropped}
+    most = params.decontamination.max_ngram_conversations
+    exceptions = {name: getattr(params.filter_exceptions, name) for name in FILTERS}
+    # In this order, or an exact copy would stay in the source that is read first and not in the better one.
+    kept = one_source_each(drop_habits(conversations, exceptions, dropped), params.source_priority, dropped)
+    kept = deduplicate(kept, {name: source.max_copies for name, source in sources.items()}, dropped)
+    encoded = encode(tokenizer, kept, params.context_tokens + 1, dropped)
+    rows = decontaminate(encoded, index, most, dropped, contaminated)
+    caps = {name: source.max_supervised_tokens for name, source in sources.items()}
+    capped = cap_supervised(rows, caps, params.seed, dropped)
+    # Once more after a cap: an n-gram that too few of what is left share is no template any more.
+    return capped if len(capped) == len(rows) else decontaminate(capped, index, most, dropped, contaminated)
+
+
+def _keep(
+    rows: Iterable[T], reasons: Iterable[str | None], dropped: Dropped, row_of: Callable[[T], Conversation]
+) -> list[T]:
+    """The rows without a reason; the others are counted."""
+    kept = []
+    for row, reason in zip(rows, reasons, strict=True):
+        if reason is None:
+            kept.append(row)
+        else:
+            dropped[row_of(row).source][reason] += 1
+    return kept
+
+
+def _itself(row: Conversation) -> Conversation:
+    return row
+
+
+def drop_habits(
+    conversations: Iterable[Conversation], exceptions: Mapping[str, Sequence[str]], dropped: Dropped
+) -> list[Conversation]:
+    """Leave out what a filter finds, of both splits, but not in the sources that are `exceptions[filter]`."""
+    rows = list(conversations)
+    reasons = (
+        next((f for f, finds in FILTERS.items() if row.source not in exceptions[f] and finds(row)), None) for row in rows
+    )
+    return _keep(rows, reasons, dropped, _itself)
+
+
+def prefix_of(row: Conversation) -> tuple[str, ...]:
+    """What copies of a conversation in other sources share: the beginnings of the first question and answer.
+
+    Where these are short, it is the beginning of the whole conversation, as one text with its turns apart.
+    """
+    turns = [" ".join(message.content.split()).casefold() for message in row.messages if message.role != "system"]
+    question, answer = turns[:2]
+    if len(question) + len(answer) < TELLING_CHARS:
+        return ("\n".join(turns)[: QUESTION_CHARS + ANSWER_CHARS],)
+    return question[:QUESTION_CHARS], answer[:ANSWER_CHARS]
+
+
+def one_source_each(
+    conversations: Iterable[Conversation], priority: Sequence[str], dropped: Dropped
+) -> list[Conversation]:
+    """Of conversations that begin alike in several sources, keep those of the best source, in either split.
+
+    Sources that `priority` does not name come after those it does, by name.
+    Copies inside a source are the business of `deduplicate`, which comes after it: facts are drawn several times
+    on purpose.
+    """
+    rows = list(conversations)
+    names = [*priority, *sorted({row.source for row in rows} - set(priority))]
+    best: dict[tuple[str, ...], str] = {}
+    prefixes = [prefix_of(row) for row in rows]
+    for row, prefix in zip(rows, prefixes, strict=True):
+        best[prefix] = min(best.get(prefix, row.source), row.source, key=names.index)
+    pairs = zip(rows, prefixes, strict=True)
+    reasons = (None if best[prefix] == row.source else "in_better_source" for row, prefix in pairs)
+    return _keep(rows, reasons, dropped, _itself)
+
+
+def deduplicate(
+    conversations: Iterable[Conversation], max_copies: Mapping[str, int], dropped: Dropped
+) -> list[Conversation]:
+    """Keep `max_copies[source]` of equal training conversations and one of equal validation ones, in the given order.
+
+    A training conversation whose text is also in validation goes, wherever it comes from.
+    """
+    rows = list(conversations)
+    val = {row.id for row in rows if row.split == "val"}
+    seen: Counter[tuple[str, str]] = Counter()
+
+    def reason(row: Conversation) -> str | None:
+        train = row.split == "train"
+        if (train and row.id in val) or seen[row.split, row.id] >= (max_copies[row.source] if train else 1):
+            return "duplicates"
+        seen[row.split, row.id] += 1
+        return None
+
+    return _keep(rows, map(reason, rows), dropped, _itself)
+
+
+def encode(
+    tokenizer: Tokenizer, conversations: Iterable[Conversation], capacity: int, dropped: Dropped
+) -> list[Encoded]:
+    """Render each conversation, cut after the last assistant turn that fits `capacity` tokens; drop those with none."""
+    made = []
+    for row in conversations:
+        ids, mask = render(tokenizer, row.messages)
+        keep = fit_turns(mask, capacity)
+        if keep == 0:
+            dropped[row.source]["too_long"] += 1
+            continue
+        if keep < len(ids):
+            dropped[row.source]["truncated"] += 1
+            stops = ids[:keep].count(tokenizer.stop)
+            row = replace(row, messages=row.messages[:stops])
+        made.append(Encoded(row, np.array(ids[:keep], np.uint32), np.array(mask[:keep], np.uint8)))
+    return made
+
+
+def cap_supervised(
+    rows: Sequence[Encoded], caps: Mapping[str, int | None], seed: int, dropped: Dropped
+) -> list[Encoded]:
+    """Keep a seeded choice of each source's training conversations with at most its cap of supervised tokens."""
+    reasons: list[str | None] = [None] * len(rows)
+    for source, most in sorted(caps.items()):
+        if most is None:
+            continue
+        mine = (source, "train")
+        numbers = [i for i, row in enumerate(rows) if (row.conversation.source, row.conversation.split) == mine]
+        used = 0
+        for place in permutation(len(numbers), seed, source, "cap").tolist():
+            number = numbers[place]
+            if used + rows[number].supervised > most:
+                reasons[number] = "over_cap"
+            else:
+                used += rows[number].supervised
+    return _keep(rows, reasons, dropped, lambda row: row.conversation)
+
+
+def decontaminate(
+    rows: Sequence[Encoded],
+    index: ItemIndex,
+    max_conversations: int,
+    dropped: Dropped,
+    contaminated: Counter[str],
+) -> list[Encoded]:
+    """Drop the conversations that hold a battery item; `contaminated` counts them by item."""
+    found = index.conversation_matches(
+        [row.conversation.messages for row in rows], max_ngram_documents=max_conversations
+    )
+    contaminated.update(item for item in found if item is not None)
+    return _keep(rows, (item and "contaminated" for item in found), dropped, lambda row: row.conversation)
+
+
+def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Iterable[str]) -> dict[str, int]:
+    """Supervised training tokens of each source in `names`, repeats counted."""
+    tokens = dict.fromkeys(names, 0)
+    for row in rows:
+        source = row.conversation.source
+        if row.conversation.split == "train":
+            tokens[source] += row.supervised * params.sources[source].repeats
+    return tokens
+
+
+def of_sources(
+    params: SftDataParams, read: Mapping[str, int], dropped: Dropped, supervised: Mapping[str, int]
+) -> dict[str, Any]:
+    """What each source had and lost, and its share; GateError if one source makes up too much."""
+    shares = check_shares(supervised, params.max_source_share)
+    return {
+        "supervised_tokens": sum(supervised.values()),
+        "contaminated": sum(lost["contaminated"] for lost in dropped.values()),
+        "sources": {
+            name: {
+                "read": read[name],
+                **{reason: dropped[name][reason] for reason in REASONS},
+                "supervised_tokens": supervised[name],
+                "supervised_share": shares[name],
+            }
+            for name in dropped
+        },
+    }

@@ -1,0 +1,190 @@
+"""What is known of each classifier: how well it ranks, how its scores are to be read, and what they follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from athanor.quality.model import CLASSIFIER_SHARE, HEURISTICS_SHARE, Linear, Scorer, sigmoid
+from athanor.classifiers.sample import CALIBRATION, TEST, TRAIN, Sampled
+from athanor.classifiers.train import UNSEEN, WEAK, Examples, margins
+from athanor.text.recipes import render
+from athanor.words.words import tokenise
+from athanor.base.errors import GateError
+
+BINS = 10
+CERTAIN = 100  # from so many documents on a correlation is taken as it is measured
+JUDGED = 30  # fewer documents say too little of a correlation (standard error 0.18)
+JUDGED_KIND = 100
+QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+SCORES = {"quality": ("quality_classifier", "quality", "quality_heuristics"), "toxicity": ("toxicity",)}
+GATED = ("quality_classifier", "quality", "toxicity")
+Facts = dict[str, Any]
+
+
+def said(origin: str) -> str:
+    """The origin of labels in words, before the word "labels"."""
+    return origin.replace("labelled", "given").replace("_", " ")
+
+
+def auroc(margin: np.ndarray, positive: np.ndarray) -> float | None:
+    """The chance that a positive ranks above a negative, ties half; None without both."""
+    up, down = np.sort(margin[positive]), np.sort(margin[~positive])
+    if not len(up) or not len(down):
+        return None
+    below = np.searchsorted(down, up, "left") + np.searchsorted(down, up, "right")
+    return float(below.sum() / (2 * len(up) * len(down)))
+
+
+def reliability(score: np.ndarray, positive: np.ndarray) -> Facts:
+    """Ten bins of the score with the share of positives in each, and the mean distance of the two (ECE).
+
+    Both classes weigh the same, as they did when the score was calibrated.
+    """
+    weight = np.where(positive, 0.5 / max(positive.sum(), 1), 0.5 / max((~positive).sum(), 1))
+    place = np.minimum((score * BINS).astype(int), BINS - 1)
+    bins, error = [], 0.0
+    for number in range(BINS):
+        here = place == number
+        if here.any():
+            mean, share = (float(np.average(values[here], weights=weight[here])) for values in (score, positive))
+            error += float(weight[here].sum()) * abs(mean - share)
+            edge = number / BINS
+            bins.append({"from": edge, "documents": int(here.sum()), "mean_score": mean, "share_positive": share})
+    return {"expected_calibration_error": error, "bins": bins}
+
+
+def correlation(score: np.ndarray, chars: np.ndarray) -> float | None:
+    """Pearson's r of a score with the logarithm of the length; 0 for a score that never varies, None for few texts."""
+    if len(score) < JUDGED:
+        return None
+    score, logs = score.astype(np.float64), np.log(np.maximum(chars, 1))
+    if score.std() < 1e-9 or logs.std() < 1e-9:
+        return 0.0
+    return float(np.corrcoef(score, logs)[0, 1])
+
+
+def surely(correlation: float, documents: int) -> float:
+    """Its size, as measured; for fewer than CERTAIN documents less two standard errors (Fisher's transformation).
+
+    With so few, 0.53 may be chance: of 45 documents it may be 0.28 of many.
+    """
+    if documents >= CERTAIN:
+        return abs(correlation)
+    return float(np.tanh(max(np.arctanh(min(abs(correlation), 1 - 1e-9)) - 2 / np.sqrt(documents - 3), 0.0)))
+
+
+def natural_scores(scorer: Scorer, natural: Sequence[Sampled]) -> dict[str, np.ndarray]:
+    """Scores of documents as they come, float32 [documents] each."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for start in range(0, len(natural), 64):
+        texts = [item.text for item in natural[start : start + 64]]
+        for name, values in scorer.scores(texts, tokenise(texts)).items():
+            parts.setdefault(name, []).append(values)
+    return {name: np.concatenate(values) for name, values in parts.items()}
+
+
+def describe(
+    name: str,
+    model: Linear,
+    examples: Examples,
+    other: Mapping[str, np.ndarray],
+    held: Sequence[Sampled],
+    scores: Mapping[str, np.ndarray],
+) -> Facts:
+    """The card of one classifier. `held` are natural documents of the test side, `scores` their scores."""
+    margin, test = margins(model, examples.rows), examples.at(TEST)
+    positive = examples.positive
+    of = {str(source): test & (examples.source == source) for source in sorted(set(examples.source[test]))}
+    whole: Facts = {
+        "held_out": auroc(margin[test], positive[test]),
+        "by_source": {source: auroc(margin[here], positive[here]) for source, here in of.items()},
+        "other_source": {source: auroc(values, positive[of[source]]) for source, values in other.items()},
+    }
+    combined = CLASSIFIER_SHARE * sigmoid(margin) + HEURISTICS_SHARE * examples.rules
+    tested = test | examples.at(UNSEEN)
+    whole["by_negative"] = {h: auroc(*against(margin, examples, h, tested)) for h in negatives(examples, tested)}
+    if name == "quality":
+        whole["with_heuristics"] = auroc(combined[test], positive[test])
+        whole["with_heuristics_by_negative"] = {
+            h: auroc(*against(combined, examples, h, tested)) for h in negatives(examples, tested)
+        }
+    chars = np.array([len(item.text) for item in held])
+    kinds, sources = (np.array([getattr(item, what) for item in held]) for what in ("kind", "source"))
+    length: Facts = {}
+    for score in SCORES[name]:
+        length[score] = {"all": correlation(scores[score], chars)}
+        for kind in sorted(set(kinds)):
+            if (kinds == kind).sum() >= JUDGED_KIND:
+                length[score][str(kind)] = correlation(scores[score][kinds == kind], chars[kinds == kind])
+    counts = {side: positive[examples.at(side)] for side in (TRAIN, CALIBRATION, TEST)}
+    return {
+        "labels": examples.origin,
+        "labels_by_kind": examples.origins,
+        "examples": {side: {"positive": int(own.sum()), "negative": int((~own).sum())} for side, own in counts.items()},
+        "auroc": whole,
+        "calibration": reliability(sigmoid(margin[test]), positive[test]),
+        "natural_documents": len(held),
+        "length_correlation": length,
+        "length_documents": {g: len(held) if g == "all" else int((kinds == g).sum()) for g in length[SCORES[name][0]]},
+        "quantiles": {
+            score: {
+                str(s): {f"{q:g}": float(np.quantile(scores[score][sources == s], q)) for q in QUANTILES}
+                for s in sorted(set(sources))
+            }
+            for score in SCORES[name]
+        },
+    }
+
+
+def negatives(examples: Examples, tested: np.ndarray) -> list[str]:
+    return sorted({str(how) for how in examples.how[tested & ~examples.positive]})
+
+
+def against(margin: np.ndarray, examples: Examples, how: str, tested: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Margins and labels of all tested positives and of the negatives made in one way."""
+    chosen = tested & (examples.positive | (examples.how == how))
+    return margin[chosen], examples.positive[chosen]
+
+
+def histogram(name: str, origin: str, held: Sequence[Sampled], scores: Mapping[str, np.ndarray]) -> list[Facts]:
+    """Shares of natural documents by tenth of the score, for each source: rows of a plot."""
+    sources = np.array([item.source for item in held])
+    rows = []
+    for source in sorted(set(sources)):
+        values = scores[name][sources == source]
+        counts = np.bincount(np.minimum((values * BINS).astype(int), BINS - 1), minlength=BINS)
+        for number, count in enumerate(counts):
+            span = f"{number / BINS:.1f}-{(number + 1) / BINS:.1f}"
+            rows.append({"share": float(count / len(values)), "score": f"{source}: {name} ({said(origin)} labels) {span}"})
+    return rows
+
+
+def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> None:
+    """GateError when the classifier ranks badly, or when its score follows the length of the text."""
+    reached = card["auroc"]["held_out"]
+    where = f"classifier {name} ({said(card['labels'])} labels)"
+    if reached < min_auroc:
+        fix = "raise classifiers.sample_bytes, give better labels, or lower classifiers.min_auroc"
+        what = f"{reached:.3f} on held-out documents, less than {min_auroc}"
+        raise GateError("classifier-auroc", what, where=where, fix=fix)
+    for score in (score for score in SCORES[name] if score in GATED):
+        for group, value in card["length_correlation"][score].items():
+            if value is not None and surely(value, card["length_documents"][group]) > max_correlation:
+                what = f"'{score}' of {group} documents correlates {value:.2f} with the logarithm of their length"
+                fix = "take labels whose classes have documents of the same lengths, or set them to null for weak ones"
+                if card["labels"] == WEAK:
+                    fix = "if short texts are the worse ones in this corpus, raise classifiers.max_length_correlation"
+                raise GateError("classifier-length", f"{what}, the limit is {max_correlation}", where=where, fix=fix)
+
+
+def markdown(cards: Mapping[str, Facts]) -> str:
+    """The cards for people."""
+    return render(Path(__file__).with_name("card.md.j2"), {"said": said, "figure": _figure}, cards=cards, quantiles=QUANTILES)
+
+
+def _figure(value: float | None) -> str:
+    return "too few documents" if value is None else f"{value:.3f}"

@@ -1,0 +1,59 @@
+"""Parameters of the train-classifiers stage: where labels come from, how much is read, and the gates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from athanor.base.errors import ParamsError
+from athanor.base.strict import param
+
+
+@dataclass(frozen=True)
+class QualityLabels:
+    """Documents of `source` are good from `high_from` on and bad below `low_below`; others are not trained on.
+
+    The label is the number `meta_key` of a document's meta.
+    """
+
+    source: str
+    meta_key: str
+    high_from: float = param(min=-1e9, max=1e9)
+    low_below: float = param(min=-1e9, max=1e9)
+
+    def __post_init__(self) -> None:
+        if self.low_below > self.high_from:
+            raise ParamsError(f"is above high_from ({self.high_from})", where="low_below", fix="lower it")
+
+
+@dataclass(frozen=True)
+class ToxicityLabels:
+    """Rows of local files (JSON lines or Parquet) are toxic from `toxic_from` on and clean below `clean_below`."""
+
+    globs: tuple[str, ...]
+    text_column: str
+    label_column: str
+    toxic_from: float = param(min=-1e9, max=1e9)
+    clean_below: float = param(min=-1e9, max=1e9)
+
+    def __post_init__(self) -> None:
+        if not self.globs:
+            raise ParamsError("no glob is given", where="globs", fix="name the files, or set labels to null")
+        if self.clean_below > self.toxic_from:
+            raise ParamsError(f"is above toxic_from ({self.toxic_from})", where="clean_below", fix="lower it")
+
+
+@dataclass(frozen=True)
+class ClassifiersParams:
+    """Section `classifiers`. Without labels a classifier is trained on weak ones, which are made and not given.
+
+    `sample_bytes` of documents are read, the same for each source. `inverse_l2`
+    is the inverse strength of the L2 penalty (C of logistic regression).
+    """
+
+    seed: int = param(min=0, max=2**32 - 1)
+    sample_bytes: int = param(min=10_000, max=4_000_000_000)
+    quality_labels: QualityLabels | None = None
+    toxicity_labels: ToxicityLabels | None = None
+    inverse_l2: float = param(min=1e-4, max=1e6, default=1.0)
+    min_auroc: float = param(min=0.5, max=1.0, default=0.8)  # gate, on documents held out
+    max_length_correlation: float = param(min=0.05, max=1.0, default=0.5)  # gate, of the score with the logarithm of the length

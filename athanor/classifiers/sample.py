@@ -1,0 +1,150 @@
+"""The documents that the classifiers are made from: a seeded sample of each source, in bounded memory.
+
+A document is chosen by the hash of its content, so the sample does not depend
+on the order of documents, files or shards. Documents of the split val are
+left alone: what is measured on them later must not have been trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from athanor.text.documents import Document, content_id, read_documents, shard_files
+from athanor.base.errors import InputError
+
+MAX_CHARS = 32_000  # of a document that are kept; more would say nothing new and cost other documents their place
+TRAIN, CALIBRATION, TEST = "train", "calibration", "test"
+TEST_SHARE, CALIBRATION_SHARE = 0.2, 0.1
+ROWS = "labelled rows"  # the kind of texts that are no documents of the corpus
+Labeller = Callable[[Document], bool | None]
+
+
+@dataclass(frozen=True, order=True)
+class Sampled:
+    """One text with what is known of it; `positive` is its given label, if any."""
+
+    key: int  # 64-bit hash of the seed and the content id: the order of the sample
+    id: str
+    source: str
+    kind: str
+    side: str  # TRAIN, CALIBRATION or TEST: one for all documents of a module
+    text: str = field(compare=False)
+    positive: bool | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.text.encode())
+
+
+def hashed(*parts: object) -> int:
+    """64 bits that depend on the parts."""
+    text = "\0".join(map(str, parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def side_of(group: str, seed: int) -> str:
+    """The side of a group of documents that belong together; adding documents moves none."""
+    share = hashed("side", seed, group) / 2**64
+    return TEST if share < TEST_SHARE else CALIBRATION if share < TEST_SHARE + CALIBRATION_SHARE else TRAIN
+
+
+class Reservoir:
+    """The texts of smallest key that fit into a number of bytes; of equal texts one."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self._bytes = most_bytes, 0
+        self._heap: list[tuple[int, str]] = []  # minus the key, id: the largest key comes first
+        self._held: dict[str, Sampled] = {}
+
+    def wants(self, key: int) -> bool:
+        return self._bytes < self.most_bytes or key <= -self._heap[0][0]
+
+    def add(self, item: Sampled) -> None:
+        held = self._held.get(item.id)
+        if held is not None:  # the same text twice: kept is the one that sorts first, whichever came first
+            self._held[item.id] = min(held, item)
+            return
+        heapq.heappush(self._heap, (-item.key, item.id))
+        self._held[item.id] = item
+        self._bytes += item.size
+        while len(self._heap) > 1 and self._bytes - self._held[self._heap[0][1]].size >= self.most_bytes:
+            self._bytes -= self._held.pop(heapq.heappop(self._heap)[1]).size
+
+    def items(self) -> list[Sampled]:
+        return sorted(self._held.values())
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`natural` are documents as they come, `labelled` those with a label; both by source and key."""
+
+    natural: list[Sampled]
+    labelled: list[Sampled]
+
+
+def sample_rows(rows: Iterable[tuple[str, str, bool | None]], most_bytes: int, seed: int) -> list[Sampled]:
+    """From (file, text, label) rows: `most_bytes` of text, half of each label. The label None is no label."""
+    marked = {True: Reservoir(most_bytes // 2), False: Reservoir(most_bytes // 2)}
+    for name, text, positive in rows:
+        if positive is not None:
+            identity = content_id(text)
+            key, side = hashed("rows", seed, identity), side_of(identity, seed)
+            if marked[positive].wants(key):
+                marked[positive].add(Sampled(key, identity, name, ROWS, side, text[:MAX_CHARS], positive))
+    return _once(marked[True].items() + marked[False].items())
+
+
+def sample(
+    folder: str | Path,
+    most_bytes: int,
+    seed: int,
+    labels: tuple[str, Labeller] | None = None,
+    tick: Callable[[int], None] = lambda documents: None,
+) -> Sample:
+    """Draw from a folder of sources. `labels` are the name of a source and what tells the label of its documents.
+
+    Each source gets the same number of bytes; good and bad documents of the
+    labelled source as many again, half each. Held in memory are those and one
+    batch of documents.
+    """
+    sources = shard_files(folder)
+    if not sources:
+        raise InputError("no documents", where=str(folder), fix="run dvc repro download")
+    if labels and labels[0] not in sources:
+        what = f"no source is named '{labels[0]}'; found: {', '.join(sources)}"
+        fix = "name one that is there, or set quality_labels to null"
+        raise InputError(what, where="classifiers.quality_labels.source", fix=fix)
+    share = max(most_bytes // len(sources), 1)
+    natural, labelled = [], []
+    for name, paths in sources.items():
+        kept, marked = Reservoir(share), {True: Reservoir(share // 2), False: Reservoir(share // 2)}
+        for path in paths:
+            for document in read_documents(path):
+                tick(len(document.text))
+                if document.split != "train":
+                    continue
+                key = hashed("sample", seed, document.id)
+                label = labels[1](document) if labels and name == labels[0] else None
+                wanted = [r for r in (kept, marked.get(label)) if r is not None and r.wants(key)]
+                if wanted:
+                    group = str(document.meta.get("module", document.id))
+                    text = document.text[:MAX_CHARS]
+                    side = side_of(group, seed)
+                    for reservoir in wanted:
+                        positive = None if reservoir is kept else label
+                        reservoir.add(Sampled(key, document.id, name, document.kind, side, text, positive))
+        natural += kept.items()
+        labelled += [item for reservoir in marked.values() for item in reservoir.items()]
+    return Sample(_once(natural), _once(labelled))
+
+
+def _once(items: list[Sampled]) -> list[Sampled]:
+    """The first of equal texts, which two sources may have on two sides."""
+    first: dict[str, Sampled] = {}
+    for item in items:
+        first.setdefault(item.id, item)
+    return list(first.values())

@@ -1,0 +1,171 @@
+"""Which documents repeat others, decided without regard to the order they came in.
+
+All documents are ranked by what should survive (see `cleaning`), and a document
+is dropped when one that ranks higher and is itself kept says the same: exactly
+(equal text) or nearly (true Jaccard similarity of the word 5-grams at or above
+the threshold). Going by rank instead of by connected components means that
+nothing is dropped for resembling a document that was dropped too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from athanor.cleaning import minhash
+from athanor.text.documents import in_batches
+from athanor.words.words import shingles, tokenise
+
+# The estimate from 126 permutations has a standard deviation of at most 0.045; pairs five of them below the
+# threshold are not worth the true comparison.
+ESTIMATE_MARGIN = 0.2
+_SEEN_BITS = 22
+_SEEN_SHIFT = np.uint64(64 - _SEEN_BITS)
+
+ShinglesOf = Callable[[int], np.ndarray]  # document number to its sorted set of shingles
+
+
+class SignaturesOf(Protocol):
+    """An array of signatures, or something that is read like one."""
+
+    def __getitem__(self, numbers: np.ndarray | int) -> np.ndarray: ...
+
+
+def exact_duplicates(ids: np.ndarray, ranked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of documents that repeat a better one, and the numbers of those; both int64.
+
+    ids: uint64 [documents, 2], equal for equal texts. ranked: numbers of the documents to compare, the best first.
+    """
+    ranked = np.asarray(ranked, np.int64)
+    mine = ids[ranked]
+    order = np.lexsort((np.arange(len(ranked)), mine[:, 1], mine[:, 0]))  # equal ids together, each run by rank
+    fresh = np.ones(len(order), bool)
+    fresh[1:] = (mine[order[1:]] != mine[order[:-1]]).any(axis=1)
+    first = order[np.flatnonzero(fresh)[np.cumsum(fresh) - 1]] if len(order) else order
+    return ranked[order[~fresh]], ranked[first[~fresh]]
+
+
+def candidates(keys: Callable[[int], np.ndarray], among: np.ndarray, bands: int) -> tuple[np.ndarray, np.ndarray]:
+    """Who shares a band with whom: (numbers, buckets), both int64, one entry for each place in a shared bucket.
+
+    `keys(band)` are the uint64 keys of all documents; only those in `among` (bool) count. One band is held at a
+    time: 24 bytes for each document, and 16 for each entry found.
+    """
+    rows = np.flatnonzero(among)
+    numbers, buckets, used = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
+    for band in range(bands):
+        mine = keys(band)[rows]
+        order = np.argsort(mine, kind="stable")
+        same = mine[order[1:]] == mine[order[:-1]]
+        shared = np.zeros(len(order), bool)
+        shared[1:] = same
+        shared[:-1] |= same
+        begins = np.ones(len(order), bool)
+        begins[1:] = ~same
+        numbers.append(rows[order[shared]])
+        buckets.append(used + np.cumsum(begins & shared)[shared])
+        used += int((begins & shared).sum())
+    return np.concatenate(numbers), np.concatenate(buckets)
+
+
+def near_duplicates(
+    signatures: SignaturesOf, ranked: Sequence[int] | np.ndarray, shingles_of: ShinglesOf, threshold: float,
+    found: tuple[np.ndarray, np.ndarray] | None = None,
+) -> dict[int, int]:
+    """Number of each document of `ranked` that nearly repeats a kept one of higher rank, with that one's number.
+
+    `signatures[numbers]` is uint32 [numbers, permutations]. Candidates share a
+    band; each is verified by `minhash.jaccard`. Finds pairs with the
+    probability that `minhash` states. `found` are the `candidates`, if known;
+    documents that are in no shared bucket are not looked at.
+    """
+    ranked = np.asarray(ranked, np.int64)
+    if found is None:
+        # A text without shingles has a signature of nothing; it resembles no other.
+        sketch = signatures[ranked]
+        keys = minhash.band_keys(sketch)
+        among = (sketch != np.uint32(0xFFFFFFFF)).any(axis=1)
+        places, buckets = candidates(lambda band: keys[:, band], among, keys.shape[1])
+        found = ranked[places], buckets
+    numbers, buckets = found
+    place = np.full(int(max(ranked.max(initial=-1), numbers.max(initial=-1))) + 1, -1, np.int64)
+    place[ranked] = np.arange(len(ranked))
+    order = np.lexsort((buckets, place[numbers]))
+    order = order[place[numbers[order]] >= 0]
+    numbers, buckets = numbers[order], buckets[order]
+    kept_in: dict[int, list[int]] = {}
+    repeats: dict[int, int] = {}
+    cuts = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
+    for start, end in itertools.pairwise(cuts):
+        number, mine = int(numbers[start]), buckets[start:end].tolist()
+        rivals = sorted({rival for bucket in mine for rival in kept_in.get(bucket, ())})
+        twin = _twin(number, ranked[rivals], signatures, shingles_of, threshold) if rivals else None
+        if twin is None:
+            for bucket in mine:
+                kept_in.setdefault(bucket, []).append(int(place[number]))
+        else:
+            repeats[number] = twin
+    return repeats
+
+
+def _twin(
+    number: int, rivals: np.ndarray, signatures: SignaturesOf, shingles_of: ShinglesOf, threshold: float
+) -> int | None:
+    """The highest ranked of `rivals` that `number` nearly repeats."""
+    estimates = minhash.agreement(signatures[number], signatures[rivals])
+    mine = shingles_of(number)
+    for rival in rivals[estimates >= threshold - ESTIMATE_MARGIN].tolist():
+        if minhash.jaccard(mine, shingles_of(rival)) >= threshold:
+            return rival
+    return None
+
+
+class Index:
+    """An inverted index of shingle sets, for an exact and exhaustive search: no signature, no band, no chance.
+
+    It makes sure that training holds no near copy of a validation document,
+    and it measures what `near_duplicates` left behind. Memory follows the sets
+    in the index (12 bytes for each shingle); what is compared is streamed.
+    """
+
+    def __init__(self, numbers: Sequence[int], sets: Sequence[np.ndarray]) -> None:
+        self.numbers = np.asarray(numbers, np.int64)
+        self._sizes = np.array([len(item) for item in sets], np.int64)
+        values = np.concatenate([np.zeros(0, np.uint64), *sets])
+        owners = np.repeat(np.arange(len(self._sizes), dtype=np.int32), self._sizes)
+        order = np.argsort(values, kind="stable")
+        self._values, self._owners = values[order], owners[order]
+        # Most shingles are nobody's here. A table over their leading bits, small enough for the cache, says so quickly.
+        self._seen = np.zeros(1 << _SEEN_BITS, bool)
+        self._seen[values >> _SEEN_SHIFT] = True
+
+    def find(self, others: Iterable[tuple[int, np.ndarray]], threshold: float) -> dict[int, int]:
+        """Number of each of `others` that nearly equals an indexed one (not itself), with the first such's number."""
+        found = {}
+        for number, all_mine in others:
+            mine = all_mine[self._seen[all_mine >> _SEEN_SHIFT]]
+            low = np.searchsorted(self._values, mine, "left")
+            hit = low < len(self._values)
+            hit[hit] = self._values[low[hit]] == mine[hit]
+            low = low[hit]
+            if not len(low):
+                continue
+            lengths = np.searchsorted(self._values, mine[hit], "right") - low
+            places = np.repeat(low - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+            shared = np.bincount(self._owners[places], minlength=len(self._sizes))
+            enough = threshold * (len(all_mine) + self._sizes - shared)
+            close = np.flatnonzero((shared > 0) & (shared >= enough) & (self.numbers != number))
+            if len(close):
+                found[number] = int(self.numbers[close[0]])
+        return found
+
+
+def shingle_sets(texts: Iterable[tuple[int, str]], batch_chars: int = 1_000_000) -> Iterator[tuple[int, np.ndarray]]:
+    """(number, sorted shingle set) for each (number, text), tokenised a batch at a time."""
+    for batch in in_batches(texts, lambda item: len(item[1]), batch_chars):
+        found = shingles(tokenise([text for _, text in batch]).words, minhash.SHINGLE_WORDS)
+        for place, (number, _) in enumerate(batch):
+            yield number, np.unique(found.of(place))

@@ -1,0 +1,209 @@
+"""Normalise, redact, measure and score the documents of one shard, each on its own.
+
+What is written depends on no threshold and on no other document. So shards can
+be measured anywhere and in any order, and a changed threshold finds the work
+done. A measured shard is a folder:
+
+    documents.parquet   the documents as they would leave the stage
+    measures.parquet    one row for each of them: where it came from, every measure of `rules`, the scores
+    signatures.npy      uint32 [documents, permutations]
+    bands.npy           uint64 [bands, documents]
+    hits.npz            what of the evaluation items each holds
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from athanor.cleaning import minhash, pii, rules
+from athanor.quality.model import Scorer
+from athanor.text.conversations import Item, read_items
+from athanor.words.decontaminate import Hits, ItemIndex
+from athanor.text.documents import Document, DocumentWriter, in_batches, read_documents
+from athanor.cleaning.normalise import indents, normalise
+from athanor.words.words import shingles, tokenise
+from athanor.base.errors import GateError
+from athanor.cleaning.params import CleanParams
+from athanor.base.strict import build
+
+BATCH_BYTES = 1_000_000
+DOCUMENTS, MEASURES, SIGNATURES = "documents.parquet", "measures.parquet", "signatures.npy"
+BANDS, HITS = "bands.npy", "hits.npz"
+SCORES = ("quality", "quality_classifier", "quality_heuristics", "toxicity")
+
+
+class Row(NamedTuple):
+    """A document on its way: normalised and redacted, its id and bytes in data/raw, its place there, its bytes now."""
+
+    document: Document
+    raw_id: str
+    place: int
+    bytes: int
+
+
+def settings_of(params: CleanParams) -> dict[str, Any]:
+    """The parameters that measuring reads, as JSON. Thresholds are not among them, except `max_bytes`."""
+    found = params.decontamination
+    return {
+        "max_bytes": {kind: kind_rules["max_bytes"] for kind, kind_rules in asdict(params.rules).items()},
+        "pii": asdict(params.pii),
+        "items": {
+            "ngram_words": found.ngram_words,
+            "max_ngram_items": found.max_ngram_items,
+            "fact_categories": list(found.fact_categories),
+        },
+    }
+
+
+def tools_text(params: CleanParams, items: Path, classifiers: Path) -> str:
+    """What `cached_tools` reads, as text that any process can be sent."""
+    tools = {"items": str(items.absolute()), "classifiers": str(classifiers.absolute()), "params": asdict(params)}
+    return json.dumps(tools, sort_keys=True)
+
+
+@functools.lru_cache(maxsize=1)
+def cached_tools(text: str) -> tuple[CleanParams, ItemIndex, Scorer]:
+    """Parameters, items and classifiers, loaded once in each process."""
+    tools = json.loads(text)
+    params = build(CleanParams, tools["params"], "clean")
+    return params, item_index(read_items(Path(tools["items"])), params), Scorer.load(Path(tools["classifiers"]))
+
+
+def item_index(items: Iterable[Item], params: CleanParams) -> ItemIndex:
+    return ItemIndex.from_items(items, **settings_of(params)["items"])
+
+
+def measure_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Work: measure `task["shard"]`; facts: documents and bytes in and out, redactions, what was too long."""
+    return measure_documents(read_documents(task["shard"]), *cached_tools(task["tools"]), out)
+
+
+def measure_documents(
+    documents: Iterable[Document], params: CleanParams, index: ItemIndex, scorer: Scorer, out: Path
+) -> dict[str, Any]:
+    """Measure documents into the folder `out`.
+
+    Memory is bounded by one batch of about 100 MB, or 60 times the largest
+    document that its kind's `max_bytes` allows, and 700 bytes for each
+    document of the shard.
+    """
+    facts: dict[str, Any] = {
+        "documents_in": 0, "bytes_in": 0, "bytes_normalised": 0, "bytes_redacted": 0, "too_long": [], "redactions": {}
+    }
+    redactions: Counter[str] = Counter()
+    seen = 0
+    signatures: list[np.ndarray] = []
+    measures: list[pa.Table] = []
+    hits: list[tuple[int, Hits]] = []
+    with DocumentWriter(out / DOCUMENTS) as writer:
+        rows = _prepared(documents, params, facts, redactions)
+        for batch in in_batches(rows, lambda row: row.bytes, BATCH_BYTES):
+            texts = [row.document.text for row in batch]
+            tokens = tokenise(texts)
+            columns = rules.measure(texts, tokens)
+            columns |= scorer.scores(texts, tokens, columns)
+            hits += [(n, hit) for n, hit in enumerate(index.scan(texts, tokens, prompts_alone=False), seen) if hit]
+            signatures.append(minhash.signatures(shingles(tokens.words, minhash.SHINGLE_WORDS)))
+            measures.append(_table(batch, columns))
+            seen += len(batch)
+            for row in batch:
+                writer.add(row.document)
+    if measures:
+        pq.write_table(pa.concat_tables(measures), out / MEASURES, compression="zstd", compression_level=1)
+    together = np.concatenate([np.zeros((0, minhash.PERMUTATIONS), np.uint32), *signatures])
+    np.save(out / SIGNATURES, together)
+    np.save(out / BANDS, np.ascontiguousarray(minhash.band_keys(together).T))
+    save_hits(out / HITS, hits)
+    return {**facts, "documents": len(together), "redactions": dict(sorted(redactions.items()))}
+
+
+def _prepared(
+    documents: Iterable[Document], params: CleanParams, facts: dict[str, Any], redactions: Counter[str]
+) -> Iterator[Row]:
+    """Documents normalised and redacted; one that is too long goes before any other work."""
+    for place, raw in enumerate(documents):
+        raw_id, before = raw.id, len(raw.text.encode())
+        facts["documents_in"] += 1
+        facts["bytes_in"] += before
+        if before > getattr(params.rules, raw.kind).max_bytes:
+            facts["too_long"].append({"id": raw_id, "row": place, "bytes": before, "kind": raw.kind})
+            continue
+        normal = normalise(raw.text, raw.kind)
+        if normal != raw.text and raw.kind == "code":
+            check_indents(raw.text, normal, f"document {raw_id} of source {raw.source}")
+        text, found = pii.redact(normal, getattr(params.pii, raw.kind))
+        redactions.update(found)
+        document, size = raw, before
+        if text != raw.text:
+            middle, size = len(normal.encode()), len(text.encode())
+            facts["bytes_normalised"] += before - middle
+            facts["bytes_redacted"] += middle - size
+            document = replace(raw, text=text, meta={**raw.meta, "raw_id": raw_id})
+        yield Row(document, raw_id, place, size)
+
+
+def check_indents(before: str, after: str, where: str) -> None:
+    """GateError when a line of `after` begins with other white space than the line of `before` it came from."""
+    lines = before.replace("\r\n", "\n").replace("\r", "\n")
+    visible = "".join(char for char in lines if char in "\n\t" or unicodedata.category(char) != "Cc").lstrip("\ufeff")
+    if indents(visible) != indents(after):
+        raise GateError("code keeps its indents", "normalisation changed the beginning of a line", where=where)
+
+
+def _table(batch: Sequence[Row], columns: Mapping[str, np.ndarray]) -> pa.Table:
+    """Rows of measures.parquet: `id`, `raw_id` (16 bytes each), `tie`, `place`, `bytes`, `val`, `kind`, then the columns."""
+    documents, digest = [row.document for row in batch], pa.binary(16)
+    return pa.table(
+        {
+            "id": pa.array([bytes.fromhex(document.id) for document in documents], digest),
+            "raw_id": pa.array([bytes.fromhex(row.raw_id) for row in batch], digest),
+            "tie": pa.array([_tie(document) for document in documents], pa.uint64()),
+            "place": pa.array([row.place for row in batch], pa.int32()),
+            "bytes": pa.array([row.bytes for row in batch], pa.int64()),
+            "val": pa.array([document.split == "val" for document in documents]),
+            "kind": pa.array([document.kind for document in documents]),
+            **{name: pa.array(np.asarray(values, np.float64)) for name, values in sorted(columns.items())},
+        }
+    )
+
+
+def _tie(document: Document) -> int:
+    """Decides between equal texts of one source, whatever the order they came in."""
+    told = json.dumps([document.license, document.meta], sort_keys=True)
+    return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest(), "big")
+
+
+def save_hits(path: Path, numbered: Sequence[tuple[int, Hits]]) -> None:
+    """hits.npz: number of each document with any hit, item contained whole, and lists of n-grams and families."""
+    hits, none = [hit for _, hit in numbered], np.zeros(0, np.int64)
+    np.savez(
+        path,
+        number=np.array([number for number, _ in numbered], np.int64),
+        whole=np.array([hit.whole for hit in hits], np.int64),
+        ngrams=np.concatenate([none, *(hit.ngrams for hit in hits)]),
+        ngram_ends=np.cumsum([len(hit.ngrams) for hit in hits], dtype=np.int64),
+        families=np.concatenate([none, *(hit.families for hit in hits)]),
+        family_ends=np.cumsum([len(hit.families) for hit in hits], dtype=np.int64),
+    )
+
+
+def read_hits(path: Path) -> tuple[np.ndarray, list[Hits]]:
+    """The numbers of the documents with hits, ascending, and the hits of each."""
+    with np.load(path, allow_pickle=False) as stored:
+        columns = {name: stored[name] for name in stored.files}
+    ngrams = np.split(columns["ngrams"], columns["ngram_ends"][:-1])
+    families = np.split(columns["families"], columns["family_ends"][:-1])
+    rows = zip(ngrams, families, columns["whole"].tolist(), strict=False)
+    return columns["number"], [Hits(*row) for row, _ in zip(rows, columns["number"], strict=False)]

@@ -1,0 +1,289 @@
+"""Heuristic rules: measure every document once, then compare the measures with the thresholds of its kind.
+
+One rule set for all kinds would drop plain code as bad prose, so thresholds
+come per kind and a rule can be off. A dropped document has one reason, the
+first rule it fails in the order of `CHECKS`, where a rule that says more comes
+before one that it implies: a repeated paragraph is made of repeated lines.
+
+The rules are after MassiveText (Rae et al. 2021: words, symbols, bullets,
+ellipses, stop words, repetition), C4 (Raffel et al. 2020: curly brackets,
+placeholder text, policy and script notices), FineWeb (Penedo et al. 2024:
+sentence ends, short lines, line breaks per word), Codex and StarCoder for code
+(Chen et al. 2021, Li et al. 2023: line lengths, comments, encoded data); where
+those delete lines, these judge the document, so what stays is as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from athanor.quality import language, repetition
+from athanor.words.words import Tokens
+from athanor.cleaning.params import KindRules, RuleParams
+
+TOO_LONG, NOT_ENGLISH = "too_long", "not_english"
+# A word in a repeated n-gram is in a repeated shorter one too, so of MassiveText's 5 .. 10 the two ends say enough.
+REPEATED_NGRAM_WORDS, TOP_NGRAM_WORDS = (5, 10), (2, 3, 4)
+
+
+class Check(NamedTuple):
+    """`rule` fails a document whose `measure` is smaller or greater (`sign`) than the number at KindRules.<param>."""
+
+    rule: str
+    measure: str
+    sign: str
+    param: str
+
+    def fails(self, measured: Any, limit: float) -> Any:
+        return measured < limit if self.sign == "<" else measured > limit
+
+
+# Rule, measure, sign, parameter.
+CHECKS = tuple(
+    Check(*line.split())
+    for line in """
+    too_few_words        words               < min_words
+    not_ascii            ascii               < min_ascii_fraction
+    misread              misread             > max_misread_fraction
+    encoded_data         encoded             > max_encoded_fraction
+    few_letters          letters             < min_letter_fraction
+    many_digits          digits              > max_digit_fraction
+    many_symbols         symbols             > max_symbol_fraction
+    curly_brackets       curly               > max_curly_bracket_fraction
+    number_words         number_words        > max_number_word_fraction
+    hashes_and_ellipses  hashes              > max_hash_ellipsis_word_ratio
+    short_words          mean_word           < min_mean_word_chars
+    long_words           mean_word           > max_mean_word_chars
+    long_line            longest_line        > max_line_chars
+    long_lines           mean_line           > max_mean_line_chars
+    bullet_lines         bullets             > max_bullet_line_fraction
+    ellipsis_lines       ellipses            > max_ellipsis_line_fraction
+    comment_lines        comments            > max_comment_line_fraction
+    placeholder_text     placeholders        > max_placeholder_phrases
+    boilerplate          boilerplate         > max_boilerplate_word_ratio
+    many_links           links               > max_link_word_ratio
+    not_english          foreign_lead        > english_only
+    few_stop_words       stop_words          < min_stop_word_fraction
+    repeated_paragraphs  repeated_paragraphs > max_repeated_paragraph_fraction
+    repeated_lines       repeated_lines      > max_repeated_line_fraction
+    consecutive_repeats  consecutive         > max_consecutive_repeats
+    top_2gram            top_2gram           > max_top_2gram_fraction
+    top_3gram            top_3gram           > max_top_3gram_fraction
+    top_4gram            top_4gram           > max_top_4gram_fraction
+    repeated_10grams     repeated_10grams    > max_repeated_10gram_fraction
+    repeated_5grams      repeated_5grams     > max_repeated_5gram_fraction
+    line_breaks          line_breaks         > max_line_break_word_ratio
+    short_lines          short_lines         > max_short_line_fraction
+    few_sentence_ends    sentence_ends       < min_sentence_end_line_fraction
+    few_turns            turns               < min_turns
+    few_speakers         speakers            < min_speakers
+    short_turns          short_turns         > max_short_turn_fraction
+    low_quality          quality             < min_quality
+    toxic                toxicity            > max_toxicity
+    """.strip().splitlines()
+)
+RULES = (TOO_LONG, *(check.rule for check in CHECKS))
+SETTINGS = {TOO_LONG: "max_bytes", **{check.rule: check.param for check in CHECKS}}  # key of KindRules of each rule
+SCORES = ("quality", "toxicity")  # measures that come from the classifiers; needed where a threshold is set
+
+
+def measure(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
+    """Every measure that `CHECKS` names but `SCORES`, as one array of finite numbers over the texts."""
+    columns: dict[str, np.ndarray] = {}
+    for names, measured in (
+        (CHARACTERS, characters), (LINES, lines), (TURNS, turns)
+    ):
+        rows = np.array([measured(text) for text in texts], np.float64).reshape(len(texts), len(names))
+        columns |= dict(zip(names, rows.T, strict=True))
+    words = tokens.words
+    counts = np.maximum(words.counts, 1)
+    few = words.counts < language.JUDGED_WORDS  # a share among a handful of words means nothing
+
+    def per_word(count: Sequence[int] | np.ndarray) -> np.ndarray:
+        return np.where(few, 0.0, np.asarray(count, np.float64) / counts)
+
+    numbers = np.concatenate([[0], np.cumsum(tokens.numeric)])
+    known = language.measure(words)
+    columns |= {
+        "words": words.counts,
+        "mean_word": np.where(few & (tokens.mean_word_bytes < 4), 4.0, tokens.mean_word_bytes),
+        "number_words": per_word(np.diff(numbers[words.offsets])),
+        "hashes": per_word([text.count("#") + text.count("...") + text.count("…") for text in texts]),
+        "links": per_word([text.count("://") for text in texts]),
+        "line_breaks": per_word([text.count("\n") for text in texts]),
+        "encoded": encoded(texts),
+        "stop_words": known["stop_words"],
+        "foreign_lead": known["foreign_lead"],
+        "placeholders": known["placeholders"],
+        "boilerplate": per_word(known["boilerplate"]),
+        "consecutive": consecutive(tokens),
+    }
+    repeats = repetition.Repeats(words)
+    for size in sorted({*TOP_NGRAM_WORDS, *REPEATED_NGRAM_WORDS}):
+        repeats.grow(size)
+        if size in TOP_NGRAM_WORDS:
+            columns[f"top_{size}gram"] = np.where(few, 0.0, repeats.top_share())
+        if size in REPEATED_NGRAM_WORDS:
+            columns[f"repeated_{size}grams"] = repeats.duplicate_share()
+    return columns
+
+
+def consecutive(tokens: Tokens) -> np.ndarray:
+    """int64 [texts]: the most consecutive repeats of an n-gram, counted over words and over words with marks.
+
+    "0, 0, 0" repeats as words and as units; "| | |" has no words; "a, a; a. a" repeats as words only.
+    """
+    return np.maximum(repetition.consecutive_repeats(tokens.words), repetition.consecutive_repeats(tokens.units))
+
+
+def _limit(check: Check, rules: KindRules) -> float | None:
+    """The number to compare with, or None where the rule is off."""
+    limit = getattr(rules, check.param)
+    return {True: 0.0, False: None}[limit] if isinstance(limit, bool) else limit
+
+
+def verdict(columns: Mapping[str, np.ndarray], number: int, rules: KindRules) -> tuple[str, float] | None:
+    """The first rule that document `number` fails and what was measured, or None."""
+    for check in CHECKS:
+        limit = _limit(check, rules)
+        if limit is not None and check.fails(columns[check.measure][number], limit):
+            return check.rule, float(columns[check.measure][number])
+    return None
+
+
+def verdicts(
+    columns: Mapping[str, np.ndarray], kinds: Sequence[str], params: RuleParams
+) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 [documents]: number in `RULES` of the first rule failed, -1 for none; float64: what was measured)."""
+    failed = np.full(len(kinds), -1)
+    values = np.zeros(len(kinds))
+    names = np.array(kinds, object)
+    for kind in sorted(set(kinds)):
+        rules = getattr(params, kind)
+        left = np.flatnonzero(names == kind)
+        for number, check in enumerate(CHECKS, 1):
+            limit = _limit(check, rules)
+            if limit is None:
+                continue
+            measured = columns[check.measure][left]
+            fails = check.fails(measured, limit)
+            failed[left[fails]] = number
+            values[left[fails]] = measured[fails]
+            left = left[~fails]
+    return failed, values
+
+
+# -- measures of the characters, lines and turns of single texts; words are measured for a whole batch --------------
+
+_LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_DIGITS = b"0123456789"
+_WHITE = b" \t\n\r\x0b\x0c"
+_PLAIN = b".,;:!?'\"()-"  # marks that running text is made of; every other ASCII mark is a symbol
+_HIGH = bytes(range(128, 256))
+_CONTINUATION = bytes(range(128, 192))
+
+_BULLETS = ("- ", "* ", "+ ", "• ", "‣ ", "▪ ", "◦ ", "● ")
+_ENDS = ".!?…\"'”’"  # of a sentence or a quotation
+_COMMENTS = ("# ", "//", "/*", "* ", "*/", "-- ", "; ", ";;", "% ", "#!", '"""', "'''", "<!--")
+JUDGED_LINES = 5  # a share among fewer lines, which may be long paragraphs, means nothing
+SHORT_LINE_CHARS = 30  # FineWeb's (Penedo et al. 2024)
+SHORT_TURN_WORDS = 2
+
+# A turn begins a line with its speaker: a name of up to 30 characters, which may be bold, and a colon.
+_TURN = re.compile(r"\n[*_]{0,2}((?:[A-Z]|user|assistant|system|human|bot)[A-Za-z0-9 .'’-]{0,30}):[*_]{0,2}(?=\s|$)")
+
+# Base64 and other encodings of data: unbroken runs that no word reaches. Hexadecimal escapes count by number.
+ENCODED_RUN = 64
+_ENCODED = np.zeros(256, bool)
+_ENCODED[list(_LETTERS + _DIGITS + b"+/")] = True
+
+CHARACTERS = ("ascii", "letters", "digits", "symbols", "curly", "misread")
+LINES = (
+    "longest_line", "mean_line", "bullets", "ellipses", "comments", "sentence_ends", "short_lines",
+    "repeated_lines", "repeated_paragraphs",
+)
+TURNS = ("turns", "speakers", "short_turns")
+
+
+def characters(text: str) -> tuple[float, ...]:
+    """Shares of ASCII, letters, digits, symbols, curly brackets and U+FFFD of what is not white space."""
+    data = text.encode()
+    solid = data.translate(None, _WHITE)
+    count = len(solid.translate(None, _CONTINUATION))
+    if not count:
+        return 1.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    letters = len(solid) - len(solid.translate(None, _LETTERS))
+    digits = len(solid) - len(solid.translate(None, _DIGITS))
+    symbols = len(solid.translate(None, _LETTERS + _DIGITS + _PLAIN + _HIGH))
+    curly = solid.count(b"{") + solid.count(b"}")
+    high = misread = 0
+    if not text.isascii():
+        beyond = [char for char in text if char > "\x7f"]
+        high = sum(not char.isspace() for char in beyond)
+        letters += sum(map(str.isalpha, beyond))
+        symbols += sum(not char.isalnum() and not char.isspace() for char in beyond)
+        misread = beyond.count("\ufffd")
+        count -= len(beyond) - high
+    count = max(count, 1)
+    return 1 - high / count, letters / count, digits / count, symbols / count, curly / count, misread / count
+
+
+def lines(text: str) -> tuple[float, ...]:
+    """Longest and mean line in characters, then shares.
+
+    Of lines that are not blank: bullets, ellipses, comments, sentence ends,
+    short lines, all as in ordinary text where there are fewer than five lines.
+    Of characters in them: repeated lines, repeated paragraphs.
+    """
+    raw = text.split("\n")
+    solid = [line for line in map(str.strip, raw) if line]
+    if not solid:
+        return float(max(map(len, raw))), 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0
+    count = len(solid)
+    sizes = list(map(len, solid))
+    size = sum(sizes)
+    repeated = size - sum(map(len, set(solid)))
+    of_lines = (0.0, 0.0, 0.0, 1.0, 0.0)
+    if count >= JUDGED_LINES:
+        dots = "..." in text or "…" in text  # the few texts that have any are looked at line by line
+        ellipses = sum(line.endswith(("...", "…")) for line in solid) if dots else 0
+        bullets = sum(line.startswith(_BULLETS) for line in solid)
+        comments = sum(line.startswith(_COMMENTS) for line in solid)
+        ends = sum(map(_ENDS.__contains__, [line[-1] for line in solid]))
+        short = sum(map(SHORT_LINE_CHARS.__gt__, sizes))
+        of_lines = (bullets / count, ellipses / count, comments / count, ends / count, short / count)
+    paragraphs = [part for part in map(str.strip, text.split("\n\n")) if part] if repeated else []
+    again = sum(map(len, paragraphs)) - sum(map(len, set(paragraphs)))
+    longest = float(max(map(len, raw)))
+    return longest, size / count, *of_lines, repeated / size, again / max(sum(map(len, paragraphs)), 1)
+
+
+def turns(text: str) -> tuple[float, ...]:
+    """Number of turns, number of speakers, and the share of turns of fewer than two words."""
+    found = list(_TURN.finditer("\n" + text))
+    if not found:
+        return 0.0, 0.0, 0.0
+    speakers = {match[1].casefold() for match in found}
+    ends = [*(match.start() for match in found[1:]), len(text) + 1]
+    spoken = (text[match.end() - 1 : end - 1] for match, end in zip(found, ends, strict=True))
+    short = sum(len(said.split(None, SHORT_TURN_WORDS)) < SHORT_TURN_WORDS for said in spoken)
+    return float(len(found)), float(len(speakers)), short / len(found)
+
+
+def encoded(texts: Sequence[str]) -> np.ndarray:
+    """float64 [texts]: the share of bytes in unbroken runs of letters, digits, + and /, or in hexadecimal escapes."""
+    parts = [text.encode() for text in texts]
+    sizes = np.array([len(part) for part in parts], np.int64)
+    data = np.frombuffer(b"\n".join([b"", *parts, b""]), np.uint8)
+    gaps = np.flatnonzero(~_ENCODED[data])
+    runs = np.diff(gaps) - 1
+    long = np.flatnonzero(runs >= ENCODED_RUN)
+    starts = np.concatenate([[0], np.cumsum(sizes + 1)])
+    owner = np.searchsorted(starts, gaps[long], "right") - 1
+    inside = np.bincount(owner, weights=runs[long], minlength=len(parts))[: len(parts)]
+    escapes = np.array([4 * part.count(b"\\x") for part in parts])
+    return np.minimum((inside + escapes) / np.maximum(sizes, 1), 1.0)

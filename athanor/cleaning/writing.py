@@ -1,0 +1,218 @@
+"""The last work on a measured shard: write what stays and what goes, then read it back and check it.
+
+The checks are made on the files, without what the cleaning remembered of them:
+`check_documents` shard by shard, `run_gates` on what was observed in all of
+them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from athanor.base.artifacts import read_json
+from athanor.cleaning import dedup, minhash, rules
+from athanor.words.decontaminate import Hits, ItemIndex
+from athanor.text.documents import ROW_GROUP_DOCUMENTS, Document, in_batches, read_documents
+from athanor.cleaning.measuring import DOCUMENTS, SCORES, cached_tools, read_hits, save_hits
+from athanor.cleaning.normalise import misread_count
+from athanor.cleaning.table import KEPT, REASONS, hex_id, load_index, read_measures
+from athanor.words.words import Tokens, shingles, tokenise
+from athanor.base.errors import GateError
+from athanor.cleaning.params import CleanParams
+
+SPLITS = ("train", "val")
+DROPPED_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("id", "source", "kind")),
+        ("shard", pa.int32()),  # of data/raw
+        ("row", pa.int32()),  # in that shard
+        *((name, pa.string()) for name in ("rule", "detail", "twin")),
+        ("bytes", pa.int64()),
+        *((name, pa.float32()) for name in SCORES),
+    ]
+)
+BINS = 20  # of a score's histogram, 0 to 1
+MAX_CONSECUTIVE_REPEATS = 31
+BATCH_CHARS = 1_000_000
+HITS, IDS = "hits.npz", "ids.npy"
+BUG = "this is a bug in the clean stage; report it with the document"
+
+Numbered = tuple[int, Document]  # a document with its row of the table
+
+
+def write_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Work: train.parquet, val.parquet (where there is anything) and dropped.parquet of one measured shard.
+
+    `task["decisions"]` is a .npz: `reason`, `value`, `detail` and `twin` (ids of 32 hex digits, or empty) of each
+    document.
+    """
+    folder = Path(task["shard"])
+    with np.load(task["decisions"], allow_pickle=False) as stored:
+        decisions = dict(stored)
+    measures, kept = read_measures(folder), decisions["reason"] == KEPT
+    written: list[tuple[str, Path, np.ndarray]] = []
+    if len(kept):
+        table = pq.read_table(folder / DOCUMENTS)
+        for name in SCORES:
+            table = table.append_column(pa.field(name, pa.float32()), pa.array(measures[name].astype(np.float32)))
+        for split in SPLITS:
+            mask = kept & (measures["val"] == (split == "val"))
+            if mask.any():
+                path = out / f"{split}.parquet"
+                write_table(path, table.filter(pa.array(mask)))
+                written.append((split, path, task["start"] + np.flatnonzero(mask)))
+        del table
+    write_table(out / "dropped.parquet", _dropped(task, folder, measures, decisions))
+    _, index, _ = cached_tools(task["tools"])
+    counts: dict[str, Any] = {}
+    observed = check_documents(_counted(written, counts), index, load_index(task["sample"]), task["threshold"])
+    return {"counts": counts, "scores": _histograms(measures, kept), "observed": observed.save(out)}
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    pq.write_table(table, path, row_group_size=ROW_GROUP_DOCUMENTS, compression="zstd", compression_level=3)
+
+
+def _counted(written: Sequence[tuple[str, Path, np.ndarray]], counts: dict[str, Any]) -> Iterator[Numbered]:
+    """Documents of the written files with their table rows, counted: the funnel describes files, not intentions."""
+    for split, path, numbers in written:
+        row = counts.setdefault(split, {"documents": 0, "bytes": 0})
+        for document in read_documents(path):
+            if document.split != split:
+                what = f"a {document.split} document is in {split}"
+                raise GateError("splits stay apart", what, where=f"document {document.id}")
+            yield int(numbers[min(row["documents"], len(numbers) - 1)]), document
+            row["documents"] += 1
+            row["bytes"] += len(document.text.encode())
+
+
+def _dropped(
+    task: Mapping[str, Any], folder: Path, measures: Mapping[str, np.ndarray], decisions: Mapping[str, np.ndarray]
+) -> pa.Table:
+    place = {"source": task["source"], "shard": task["number"]}
+    rows = [
+        {
+            **place,
+            "id": hex_id(measures["raw_id"][row]),
+            "kind": measures["kind"][row],
+            "row": int(measures["place"][row]),
+            "rule": REASONS[decisions["reason"][row]],
+            "detail": str(decisions["detail"][row]) or f"{decisions['value'][row]:.6g}",
+            "twin": str(decisions["twin"][row]) or None,
+            "bytes": int(measures["bytes"][row]),
+            **{name: float(measures[name][row]) for name in SCORES},
+        }
+        for row in np.flatnonzero(decisions["reason"] != KEPT).tolist()
+    ]
+    for early in read_json(folder / "facts.json")["too_long"]:
+        rows.append({**place, **early, "rule": rules.TOO_LONG, "detail": str(early["bytes"])})
+    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["row"]), schema=DROPPED_SCHEMA)
+
+
+def _histograms(measures: Mapping[str, np.ndarray], kept: np.ndarray) -> dict[str, dict[str, list[int]]]:
+    """Score -> kept or dropped -> documents in each of BINS equal bins from 0 to 1."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for name in SCORES:
+        values = np.asarray(measures.get(name, np.zeros(0)), np.float64)
+        bins = np.clip((values * BINS).astype(int), 0, BINS - 1)
+        found[name] = {
+            fate: np.bincount(bins[mask], minlength=BINS).tolist() for fate, mask in (("kept", kept), ("dropped", ~kept))
+        }
+    return found
+
+
+@dataclass
+class Observed:
+    """What was seen of some documents: most repeats in a row, hits of each document with any, ids, near copies."""
+
+    repeats: int = 0
+    misread: int = 0
+    copies: dict[int, int] = field(default_factory=dict)  # document that nearly equals a sampled one -> that one
+    hits: list[tuple[str, Hits]] = field(default_factory=list)  # which document, what it holds of evaluation items
+    ids: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.uint64))  # [documents, 2]
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the arrays; returns the rest as JSON types."""
+        save_hits(folder / HITS, [(number, hit) for number, (_, hit) in enumerate(self.hits)])
+        np.save(folder / IDS, self.ids)
+        copies = [[int(number), int(twin)] for number, twin in sorted(self.copies.items())]
+        where = [where for where, _ in self.hits]
+        return {"repeats": self.repeats, "misread": self.misread, "copies": copies, "where": where}
+
+    @staticmethod
+    def load(folder: Path, facts: Mapping[str, Any]) -> Observed:
+        hits = list(zip(facts["where"], read_hits(folder / HITS)[1], strict=True))
+        return Observed(facts["repeats"], facts["misread"], dict(facts["copies"]), hits, np.load(folder / IDS))
+
+
+def check_documents(
+    documents: Iterable[Numbered], index: ItemIndex, sample: dedup.Index, threshold: float
+) -> Observed:
+    """Read numbered documents; GateError for one that repeats itself too often."""
+    observed = Observed()
+    ids: list[bytes] = []
+    for batch in in_batches(documents, lambda item: len(item[1].text), BATCH_CHARS):
+        texts = [document.text for _, document in batch]
+        tokens = tokenise(texts)
+        _check_repeats(batch, tokens, observed)
+        for (_, document), hit in zip(batch, index.scan(texts, tokens, prompts_alone=False), strict=True):
+            if hit:
+                observed.hits.append((f"document {document.id} of source {document.source}", hit))
+        grams = shingles(tokens.words, minhash.SHINGLE_WORDS)
+        sets = ((number, np.unique(grams.of(place))) for place, (number, _) in enumerate(batch))
+        observed.copies |= sample.find(sets, threshold)
+        ids += [bytes.fromhex(document.id) for _, document in batch]
+        observed.misread += sum(misread_count(document.text) for _, document in batch if document.kind != "code")
+    # The ids are compared only, so byte order does not matter.
+    observed.ids = np.frombuffer(b"".join(ids), np.uint64).reshape(-1, 2)
+    return observed
+
+
+def _check_repeats(batch: Sequence[Numbered], tokens: Tokens, observed: Observed) -> None:
+    repeats = rules.consecutive(tokens)
+    observed.repeats = max(observed.repeats, int(repeats.max()))
+    if observed.repeats > MAX_CONSECUTIVE_REPEATS:
+        worst = batch[int(repeats.argmax())][1]
+        what = f"an n-gram occurs {observed.repeats} times in a row, {MAX_CONSECUTIVE_REPEATS} are allowed"
+        where = f"document {worst.id} of source {worst.source}"
+        raise GateError("no long repetition", what, where=where, fix=BUG)
+
+
+def run_gates(parts: Sequence[Observed], sampled: Iterable[int], params: CleanParams, index: ItemIndex) -> dict[str, Any]:
+    """Facts for the metrics; GateError when the documents break a promise of the clean stage.
+
+    `sampled` are the numbers of the documents in the sample's index.
+    """
+    hits = [pair for part in parts for pair in part.hits]
+    found = index.resolve([hit for _, hit in hits], max_ngram_documents=params.decontamination.max_ngram_documents)
+    for (where, _), item in zip(hits, found, strict=True):
+        if item is not None:
+            what = f"item {index.items[item].id} of category {index.items[item].category} is still in the text"
+            raise GateError("no evaluation item", what, where=where, fix=BUG)
+    ids = np.concatenate([np.zeros((0, 2), np.uint64), *(part.ids for part in parts)])
+    if again := len(ids) - len(np.unique(ids, axis=0)):
+        raise GateError("no duplicates", f"{again} documents equal another one", where="data/clean")
+    copies = {number: twin for part in parts for number, twin in part.copies.items()}
+    return {
+        "consecutive_repeats_max": max((part.repeats for part in parts), default=0),
+        "misread_characters": sum(part.misread for part in parts),
+        "duplicates": _check_rate(copies, set(sampled), params.dedup.max_duplicate_fraction),
+    }
+
+
+def _check_rate(copies: dict[int, int], sample: set[int], limit: float) -> dict[str, Any]:
+    """`copies` name documents that resemble a sampled one; what counts is how many sampled ones are resembled."""
+    twins = set(copies.values()) | (set(copies) & sample)
+    share = len(twins) / len(sample) if sample else 0.0
+    if share > limit:
+        what = f"{len(twins)} of {len(sample)} sampled documents have a near copy, {limit:.2%} are allowed"
+        fix = "look at the copies; raise clean.dedup.max_duplicate_fraction if you accept them"
+        raise GateError("duplicate rate", what, where="data/clean", fix=fix)
+    return {"checked": len(sample), "found": len(twins), "fraction": share}

@@ -1,0 +1,32 @@
+"""Refuse a battery that answers without thought pass, before anything is downloaded or trained."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from athanor.sources.exercises.build import battery_items
+from athanor.base.errors import ParamsError
+from athanor.evaluation.floors import check_floors
+from athanor.sources.battery_params import BatteryParams
+from athanor.base.strict import read_yaml
+from athanor.runtime.facts import Graph
+
+
+def check_battery(root: Path, battery: BatteryParams) -> None:
+    """GateError for such a category, ParamsError for one that holds too few items.
+
+    Some seconds, so not for the items that download recorded: those were judged before it ran.
+    """
+    if "download" in Graph(root).stages and not _recorded(root, battery):
+        check_floors(battery_items(battery))
+
+
+def _recorded(root: Path, battery: BatteryParams) -> bool:
+    lock = root / "dvc.lock"
+    try:
+        params = read_yaml(lock)["stages"]["download"]["params"]["params.yaml"]["battery"]
+    except (ParamsError, KeyError, TypeError):
+        return False
+    written = [path.stat().st_mtime for path in (root / "battery").glob("*")]
+    return params == asdict(battery) and max(written, default=0.0) <= lock.stat().st_mtime

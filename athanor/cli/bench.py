@@ -1,0 +1,112 @@
+"""Measurements of this machine.
+
+    python -m athanor bench hardware [--again] [--json]
+
+`hardware` measures what training by the model and batch of params.yaml can
+expect here and stores it in .athanor/hardware.json, where every `auto` of
+the machine settings finds it. A profile of the same machine, torch and model
+is shown as it is; --again measures anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from athanor.cli.render import fill_template
+from athanor.hardware import measure, policy, profile
+from athanor.model import architecture
+from athanor.hardware.choose import Asked, resolve
+from athanor.hardware.products import LAYOUTS
+from athanor.training.model_params import ModelParams
+from athanor.training.pretrain_params import PretrainParams
+from athanor.base.strict import load_section
+from athanor.tokenizer_training.params import TokenizerParams
+from athanor.runtime.machine import anchor, machine
+from athanor.runtime.progress import duration
+from athanor.training.attention import KERNELS
+from athanor.model.device import prepare
+from athanor.training.lanes import lane_count
+from athanor.training.memory import available_bytes
+from athanor.model.precision import AUTOCAST
+from athanor.training.setup import Choices, check_batch
+from athanor.training.vocabulary import load_vocabulary
+
+PARAMS = Path("params.yaml")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="hardware")
+    hardware = kinds.add_parser("hardware", help="for the model of params.yaml: formats, kernels, compiler, disk")
+    hardware.add_argument("--again", action="store_true", help="measure although there is a profile")
+    hardware.add_argument("--json", action="store_true", help="the profile itself")
+
+
+def run(args: argparse.Namespace) -> int:
+    profile, text = _hardware(args.again)
+    print(json.dumps(profile, indent=2) if args.json else text)
+    return 0
+
+
+def _hardware(again: bool) -> tuple[dict[str, object], str]:
+    local, root = machine(), anchor()
+    pretrain = load_section(PARAMS, "pretrain", PretrainParams)
+    config = load_section(PARAMS, "model", ModelParams).config(vocabulary_size())
+    check_batch(config, pretrain.batch_tokens, "pretrain")
+    device = prepare(local.device, local.threads)
+    found = None if again else profile.load(root, profile.fingerprint(config, device, local.threads))
+    if found is None:
+        found = measure.measure(
+            config,
+            device,
+            local.threads,
+            precision=pretrain.precision,
+            batch_tokens=pretrain.batch_tokens,
+            root=root,
+            bounds=measure.Bounds(compile=0.0) if local.compile == "off" else measure.Bounds(),
+            tell=lambda part: print(f"measuring: {part}", file=sys.stderr, flush=True),
+        )
+        profile.save(root, found)
+    asked = Asked(
+        precision=pretrain.precision,
+        attention=local.attention,
+        compile=local.compile,
+        checkpointing=local.checkpointing,
+        micro_batch_tokens=local.micro_batch_tokens,
+        batch_tokens=pretrain.batch_tokens,
+        steps=pretrain.tokens // pretrain.batch_tokens,
+        lanes=lane_count(config, device),
+        threads=local.threads,
+    )
+    choices, why = resolve(asked, architecture.identify(device), config, found, available_bytes(device))
+    return found, report(found, choices, why)
+
+
+def vocabulary_size() -> int:
+    """Of the tokenizer that was trained, else of the one that is asked for."""
+    trained = Path("models/tokenizer")
+    if (trained / "manifest.json").is_file():
+        return load_vocabulary(trained).size
+    return load_section(PARAMS, "tokenizer", TokenizerParams).vocab_size
+
+
+def report(profile: Mapping[str, Any], choices: Choices, why: Mapping[str, str]) -> str:
+    """The profile for a person to read, choices last."""
+    compiled = profile["compile"]
+    return fill_template(
+        "bench.txt.j2",
+        profile=profile,
+        choices=dataclasses.asdict(choices),
+        why=why,
+        duration=duration(profile["seconds"]),
+        break_even=policy.break_even(compiled, 1.0) if compiled["works"] else math.inf,
+        layouts=LAYOUTS,
+        precisions=AUTOCAST,
+        kernels=KERNELS,
+    ).rstrip("\n")

@@ -1,0 +1,274 @@
+"""Talk to a model in the terminal; or use the corrections that the chat page collected.
+
+athanor chat [--model DIR ...]                talk to the exported model (athanor chat --help)
+athanor chat list [--all]                     corrections that wait to be accepted, or all of them
+athanor chat accept ID ... | --all            take them for training; reject: do not
+athanor chat export OUT.jsonl                 the accepted ones as rows for instruction tuning
+athanor chat item ID [--kind K] [--reject T]  one as a held-out question of the battery
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import write_text
+from athanor.text.conversations import DIFFICULTIES, Item, Message, check_messages
+from athanor.sources.exercises.written import BY_HAND, read_written
+from athanor.base.errors import AthanorError, InputError
+from athanor.evaluation.item_gate import check_items
+from athanor.evaluation.scoring import NUMBER, score
+from athanor.base.strict import read_yaml
+from athanor.serving.store import Store, default_path
+
+OUT = "battery/chat.jsonl"
+SHOWN_CHARS = 100  # of a text in the list
+# What params.yaml needs to read the rows; every key, as its schemas ask for it.
+SOURCE = """\
+under instruct.sources:
+  - type: messages
+    name: corrections
+    files: {path}
+    hub_id:
+    hub_config:
+    revision:
+    hub_split: train
+    shape: messages
+    columns: [messages]
+    select:
+    max_malformed_fraction: 0.0
+    max_rows: 1000000
+    min_rows: 1
+    license: unknown
+under sft_data.sources:
+    corrections: {{max_copies: 1, repeats: 1, max_supervised_tokens: null}}"""
+
+
+def _row_options(commands: Any) -> None:
+    shown = commands.add_parser("list", help="corrections that wait to be accepted")
+    shown.add_argument("--all", action="store_true", help="also the accepted and the rejected ones")
+    shown.set_defaults(run=show)
+    for name, status, what in (
+        ("accept", "accepted", "take corrections for training"),
+        ("reject", "rejected", "do not take corrections"),
+    ):
+        command = commands.add_parser(name, help=what)
+        which = command.add_mutually_exclusive_group(required=True)
+        which.add_argument("ids", nargs="*", type=int, default=[], metavar="ID", help="as athanor chat list shows them")
+        which.add_argument("--all", action="store_true", help="every one that waits")
+        command.set_defaults(run=set_status, status=status)
+    export = commands.add_parser("export", help="write the accepted corrections as rows for instruction tuning")
+    export.add_argument("out", type=Path, metavar="OUT.jsonl", help="best in corpus/, which DVC watches")
+    export.set_defaults(run=write)
+
+
+def show(store: Store, args: argparse.Namespace) -> int:
+    found = store.corrections(None if args.all else "candidate")
+    for row in found:
+        print(f"{row['id']}  {row['status']}, {row['model']}, in \"{short(row['chat_title'])}\"")
+        turns = sum(message["role"] == "user" for message in row["prompt"])
+        after = f" (question {turns} of its chat)" if turns > 1 else ""
+        print(f"    asked      {short(row['prompt'][-1]['content'])}{after}")
+        print(f"    answered   {short(row['answer'])}")
+        print(f"    corrected  {short(row['correction'])}")
+    rest = "" if args.all else " that wait; --all shows those settled, too"
+    print(f"{len(found)} corrections{rest}")
+    return 0
+
+
+def short(text: str) -> str:
+    """The beginning of a text on one line, with nothing in it that steers a terminal."""
+    line = " ".join(text.split())
+    line = line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"
+    return "".join(c if c.isprintable() else "\ufffd" for c in line)
+
+
+def set_status(store: Store, args: argparse.Namespace) -> int:
+    ids = [row["id"] for row in store.corrections("candidate")] if args.all else list(dict.fromkeys(args.ids))
+    for number in ids:
+        store.correction(number)  # an unknown one stops all, before the first is settled
+    for number in ids:
+        store.settle(number, args.status)
+    print(f"{args.status} {len(ids)}: {', '.join(map(str, ids))}" if ids else "no correction waits")
+    if ids and args.status == "accepted":
+        print("write them with: athanor chat export corpus/corrections.jsonl")
+    return 0
+
+
+def write(store: Store, args: argparse.Namespace) -> int:
+    """Write all accepted corrections, in the order of their messages, each conversation once."""
+    out: Path = args.out
+    if out.suffix != ".jsonl":
+        raise InputError("the rows are JSON lines", where=str(out), fix="let the name end in .jsonl")
+    _check_ours(out)
+    rows: dict[str, dict[str, Any]] = {}
+    left_out, accepted = [], store.corrections("accepted")
+    for row in accepted:
+        messages = [*row["prompt"], {"role": "assistant", "content": row["correction"]}]
+        where = f"correction {row['id']}"
+        try:
+            check_messages([Message(**message) for message in messages], where)
+            before = store.way(row["chat"], row["id"])[:-1]  # every answer of a row is trained on
+            if any((message["feedback"] or {}).get("verdict") == "down" for message in before):
+                fix = "ask again in a new chat, or below the right answer"
+                raise InputError("an earlier answer of its chat has a thumb down", where=where, fix=fix)
+        except InputError as error:
+            left_out.append(f"left out: {error}")
+            continue
+        # The number tells on the next export that the row came from here; the training reads the messages alone.
+        rows.setdefault(json.dumps(messages), {"messages": messages, "correction": row["id"]})
+    if accepted and not rows:
+        told = "; ".join(left_out)
+        raise InputError(f"every accepted correction was left out, nothing was written ({told})", where=str(out))
+    if not rows:
+        fix = "athanor chat list shows the corrections, athanor chat accept ID takes them"
+        raise InputError("no correction is accepted, nothing was written", where=str(out), fix=fix)
+    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.values()))
+    copies = len(accepted) - len(left_out) - len(rows)
+    print(f"{out}: {len(rows)} rows" + (f", {copies} accepted corrections say the same as another" if copies else ""))
+    for line in left_out:
+        print(line)
+    print(f"\nTo train on them, in params.yaml\n{SOURCE.format(path=json.dumps(out.as_posix(), ensure_ascii=False))}")
+    if out.parts[:1] != ("corpus",):
+        print("\nDVC watches corpus/ and not this place: write the rows there, or it will not see when they change.")
+    return 0
+
+
+def _check_ours(out: Path) -> None:
+    """InputError if the file is there and holds anything else than rows of an export, a hand-written one, say."""
+    try:
+        text = out.read_text(encoding="utf-8")
+        ours = all("correction" in json.loads(line) for line in text.split("\n") if line)
+    except FileNotFoundError:
+        return
+    except (ValueError, TypeError):
+        ours = False
+    if not ours:
+        raise InputError("holds something else, and would be lost", where=str(out), fix="name another file")
+
+
+# -- an item of the battery ---------------------------------------------------------------------------------------------
+
+
+def _item_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("id", type=int, metavar="ID", help="as athanor chat list --all shows it")
+    command.add_argument("--kind", choices=BY_HAND, default="exact", help="how answers are scored (docs/evaluation.md)")
+    command.add_argument("--category", default="chat", help="name of the row in the battery's table (default chat)")
+    command.add_argument("--difficulty", choices=DIFFICULTIES, default="medium")
+    command.add_argument("--reject", action="append", default=[], metavar="TEXT", help="one more wrong answer")
+    command.add_argument("--check", action="append", default=[], metavar="CHECK", help='for kind format: "max_words 5"')
+    command.add_argument("--out", type=Path, default=Path(OUT), help=f"file of items to add to (default {OUT})")
+    command.set_defaults(run=add)
+
+
+def add(store: Store, args: argparse.Namespace) -> int:
+    """Append the item if the reader of such files and the battery's gate take it; else nothing changes."""
+    row = item_row(store.correction(args.id), args)
+    out: Path = args.out
+    old = out.read_text(encoding="utf-8") if out.is_file() else ""
+    text = old + ("\n" if old and not old.endswith("\n") else "") + json.dumps(row, ensure_ascii=False) + "\n"
+    items = _read(text, out)
+    if items[-1].question in [item.question for item in items[:-1]]:
+        fix = "edit that line, or take it out first"
+        raise InputError("an item of this file asks the same already", where=str(out), fix=fix)
+    check_items(items)
+    write_text(out, text)
+    print(f"{out}: {len(items)} items; the new one is {items[-1].category}/{items[-1].id}")
+    print(f"  takes     {row['accepted'][0]!r}\n  refuses   " + ", ".join(repr(text) for text in row["rejected"]))
+    print(_use(out))
+    return 0
+
+
+def item_row(correction: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The line for a file of items. Refused are the answer that was corrected, its other variants, and --reject.
+
+    A variant that somebody liked, or that the scorer takes, is no wrong answer and is left out.
+    """
+    prompt = tuple(Message(**message) for message in correction["prompt"])
+    where = f"correction {correction['id']}"
+    if args.kind == "likelihood" and len(prompt) > 1:
+        what = f"kind likelihood continues one text, and this prompt has {len(prompt)} messages"
+        raise InputError(what, where=where, fix="take another kind, or a question that began its chat")
+    if bool(args.check) != (args.kind == "format"):
+        raise InputError("--check goes with --kind format, which needs one", where=where, fix="see docs/evaluation.md")
+    accepted = [correction["correction"]]
+    numbers = NUMBER.findall(accepted[0])
+    if args.kind == "numeric" and numbers and not re.fullmatch(r"-?\d+(\.\d+)?", accepted[0]):
+        accepted = [numbers[-1], *accepted]  # the reader wants the bare number first
+    made = Item(args.category, prompt, args.kind, accepted[0], tuple(accepted), (), checks=tuple(args.check))
+    others = [
+        message["content"]
+        for message in correction["variants"]
+        if (message["feedback"] or {}).get("verdict") != "up" and not score(made, message["content"])
+    ]
+    rejected = [text for text in dict.fromkeys([correction["answer"], *args.reject, *others]) if text.strip()]
+    needed = 1 if args.kind == "likelihood" else 2
+    if len(rejected) < needed:
+        what = f"an item needs {needed} wrong answers to prove its scorer, found {len(rejected)}"
+        raise InputError(what, where=where, fix='add --reject "a wrong answer"')
+    row: dict[str, Any] = {
+        "category": args.category,
+        "kind": args.kind,
+        "difficulty": args.difficulty,
+        "prompt": prompt[0].content if len(prompt) == 1 else correction["prompt"],
+        "accepted": accepted,
+        "rejected": rejected,
+    }
+    return {**row, "checks": args.check} if args.check else row
+
+
+def _read(text: str, out: Path) -> list[Item]:
+    """The items of a text as the download stage will read them; its errors name `out`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "items.jsonl"
+        path.write_text(text, encoding="utf-8")
+        try:
+            return read_written(path, 0)
+        except InputError as error:
+            where = error.where.replace(str(path), str(out))
+            raise InputError(error.what, where=where, fix=error.fix) from None
+
+
+def _use(out: Path) -> str:
+    """What params.yaml has to say for the item to be asked."""
+    try:
+        named = (read_yaml("params.yaml").get("battery") or {}).get("written")
+    except AthanorError:
+        named = None
+    if named == out.as_posix():
+        return "params.yaml names the file: from the next dvc repro on it is asked, and kept out of training"
+    use = f"to ask it, set battery.written: {out.as_posix()} in params.yaml"
+    if out.parts[:1] != ("battery",):
+        use += " (the file has to lie in battery/)"
+    if named:
+        use += f"\nThat names one file, now {named}: with --out {named} the item joins those."
+    return use
+
+
+def main() -> int:
+    if not sys.argv[1:] or sys.argv[1].startswith("-"):
+        from athanor.serving import terminal  # brings torch, which no other command here needs
+
+        return terminal.main()
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="athanor chat", description=__doc__, formatter_class=raw)
+    commands = parser.add_subparsers(dest="command", metavar="list | accept | reject | export | item", required=True)
+    _row_options(commands)
+    _item_options(commands.add_parser("item", help="add a correction to the battery's held-out questions"))
+    for command in commands.choices.values():
+        command.add_argument("--store", type=Path, help="the file of the chats (default .athanor/chat.sqlite3)")
+    args = parser.parse_args()
+    path = args.store or default_path()
+    if not path.is_file():
+        fix = "start the page with athanor serve, and correct an answer there"
+        raise InputError("there are no chats yet", where=str(path), fix=fix)
+    store = Store(path)
+    try:
+        return int(args.run(store, args))
+    finally:
+        store.close()

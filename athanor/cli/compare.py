@@ -1,0 +1,272 @@
+"""Two experiments or revisions side by side: parameters, scores with errors, code, tracking runs.
+
+    python -m athanor compare [A [B]] [--json]
+
+A and B are names of experiments, Git revisions or `workspace`; without them
+the last commit is compared with the workspace. Only files that Git tracks are
+read (params.yaml, dvc.lock, metrics/), so nothing has to be checked out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import read_json
+from athanor.cli.render import fill_template
+from athanor.base.errors import AthanorError, InputError, suggest
+from athanor.base.strict import read_yaml
+from athanor.runtime import dvc_lock, dvc_view
+from athanor.runtime.facts import flatten, git
+from athanor.runtime.store import delivery
+
+WORKSPACE = "workspace"
+TRACKED = ("params.yaml", "dvc.lock", "metrics")
+CODE = ("athanor", "stages")
+VALUES = ("bpb", "score", "rate", "loss", "difference")  # a mapping with "stderr" holds its value under one of these names
+# They follow from the value, not worth a line of their own.
+DERIVED = (
+    "correct", "count", "margin_stderrs", "low", "high",
+    "wins", "losses", "p", "discordance", "resolves",
+)
+NOISE = 2.0  # standard errors of a difference
+BETTER = {"bpb": -1, "loss": -1, "score": 1}  # of a rate nobody can say it here
+UI = "http://127.0.0.1:5000"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One revision's tracked files. rev is "" for the workspace."""
+
+    name: str
+    rev: str
+    params: dict[str, Any]
+    metrics: dict[str, Any]
+    leaves: dict[str, dict[str, Any]]
+    lock: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number with its standard error on both sides. beyond_noise is None where an error is not known."""
+
+    name: str
+    a: float
+    b: float
+    a_stderr: float | None
+    b_stderr: float | None
+    difference: float
+    noise: float | None
+    beyond_noise: bool | None
+    better: bool | None
+
+
+def resolve(root: Path, name: str) -> str:
+    """The commit of a revision or an experiment, "" for the workspace."""
+    if name == WORKSPACE:
+        return ""
+    commit = git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    return commit or _experiment(root, name)
+
+
+def _experiment(root: Path, name: str) -> str:
+    if not git(root, "rev-parse", "--verify", "--quiet", "HEAD"):
+        raise InputError("there is no commit yet", where=str(root), fix='git add -A && git commit -m "First run"')
+    commit, names = dvc_view.experiment(root, name)
+    if not commit:
+        known = git(root, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags").splitlines()
+        fix = f"{suggest(name, [WORKSPACE, 'HEAD', *known, *names])} See dvc exp show"
+        raise InputError("no experiment or revision of this name", where=name, fix=fix)
+    return commit
+
+
+def load(root: Path, name: str) -> Side:
+    rev = resolve(root, name)
+    if not rev:
+        return _read(root, name, rev)
+    with tempfile.TemporaryDirectory() as scratch:
+        there = git(root, "ls-tree", "--name-only", rev, "--", *TRACKED).splitlines()
+        if there:
+            archive = Path(scratch) / "files.tar"
+            git(root, "archive", "--format=tar", f"--output={archive}", rev, *there)
+            with tarfile.open(archive) as tar:
+                # The filter came with Python 3.11.4; Git writes no member that it would refuse.
+                tar.extractall(scratch, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        return _read(Path(scratch), name, rev)
+
+
+def _read(folder: Path, name: str, rev: str) -> Side:
+    if not (folder / "params.yaml").is_file():
+        raise InputError("no params.yaml there", where=name, fix="compare revisions of this pipeline")
+    leaves = {path.stem: read_json(path) for path in sorted((folder / "metrics" / "runs").glob("*.json"))}
+    if not leaves:
+        fix = 'after a run: git add params.yaml dvc.lock metrics plots && git commit -m "First run"' if rev else "dvc repro"
+        raise InputError("no results there (metrics/ is empty)", where=name, fix=fix)
+    return Side(
+        name,
+        rev,
+        read_yaml(folder / "params.yaml"),
+        {path.stem: read_json(path) for path in sorted((folder / "metrics").glob("*.json"))},
+        leaves,
+        dvc_lock.stages(folder / dvc_lock.LOCK),
+    )
+
+
+def changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Leaves that differ, old and new; None where a side lacks one."""
+    old, new = dict(flatten(a)), dict(flatten(b))
+    return {name: (old.get(name), new.get(name)) for name in (old | new) if old.get(name) != new.get(name)}
+
+
+def measured(value: Any, prefix: str = "") -> Iterator[tuple[str, str, float, float | None]]:
+    """Name, kind, value and standard error of everything that has an error."""
+    if not isinstance(value, Mapping):
+        return
+    kind = next((kind for kind in VALUES if kind in value), "")
+    if "stderr" in value and kind:
+        yield prefix, kind, value[kind], value["stderr"]
+        return
+    for key, item in value.items():
+        yield from measured(item, f"{prefix}.{key}" if prefix else key)
+
+
+def measures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Measure]:
+    """What both sides measured, compared."""
+    right = {name: (value, error) for name, _, value, error in measured(b)}
+    return [
+        judge(name, kind, value, right[name][0], error, right[name][1])
+        for name, kind, value, error in measured(a)
+        if name in right
+    ]
+
+
+def judge(name: str, kind: str, a: float, b: float, a_stderr: float | None, b_stderr: float | None) -> Measure:
+    """Errors are added as if the two were independent: both saw the same items, so this is cautious."""
+    noise = None if a_stderr is None or b_stderr is None else NOISE * math.hypot(a_stderr, b_stderr)
+    beyond = False if a == b else None if noise is None else abs(b - a) > noise
+    better = (b - a) * BETTER[kind] > 0 if beyond and kind in BETTER else None
+    return Measure(name, a, b, a_stderr, b_stderr, b - a, noise, beyond, better)
+
+
+def other_metrics(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
+    with_error = {name for side in (a, b) for name, *_ in measured(side.metrics)}
+    silent = {f"{name}.{leaf}" for name in with_error for leaf in (*VALUES, "stderr", *DERIVED)}
+    return {name: pair for name, pair in changed(a.metrics, b.metrics).items() if name not in silent}
+
+
+def warnings(a: Side, b: Side) -> list[str]:
+    """Reasons why the numbers of the two sides may not mean what they seem to."""
+    lines = []
+    for side in (a, b):
+        stale = {
+            leaf
+            for stage in behind_scores(side.lock)
+            for section, value in side.lock[stage].get("params", {}).get("params.yaml", {}).items()
+            for leaf in changed({section: value}, {section: side.params.get(section)})
+        }
+        if stale:
+            names = ", ".join(sorted(stale))
+            lines.append(f"{side.name}: the results are older than the parameters ({names}); run dvc repro")
+    for what, path in (("bits per byte", "data/clean"), ("the battery", "data/battery")):
+        if _inputs(a, path) != _inputs(b, path):
+            lines.append(f"{what}: measured on other held-out items ({path} differs)")
+    if a.params.get("eval") != b.params.get("eval"):
+        lines.append("the section eval differs: part of the difference is the way of measuring")
+    return lines
+
+
+def behind_scores(lock: Mapping[str, Any]) -> set[str]:
+    """`eval` and the stages that it rests on; a model that was never exported has the same scores."""
+    found: set[str] = set()
+    new = {"eval"} & lock.keys()
+    while new:
+        found |= new
+        paths = [Path(dep["path"]) for stage in found for dep in lock[stage].get("deps", ())]
+        makes = {stage: [Path(out["path"]) for out in entry.get("outs", ())] for stage, entry in lock.items()}
+        new = {stage for stage, outs in makes.items() for out in outs if any(_meets(out, path) for path in paths)} - found
+    return found
+
+
+def _meets(a: Path, b: Path) -> bool:
+    return a.is_relative_to(b) or b.is_relative_to(a)
+
+
+def _inputs(side: Side, path: str) -> dict[str, str]:
+    deps = side.lock.get("eval", {}).get("deps", [])
+    found = {dep["path"]: dep.get("md5", "") for dep in deps if Path(dep["path"]).is_relative_to(path)}
+    held_out = f"{path}/val.parquet"
+    return {held_out: found[held_out]} if held_out in found else found
+
+
+def code(root: Path, a: Side, b: Side) -> dict[str, list[str]]:
+    """Files that differ between the two, and the stages that ran other code (comments do not count)."""
+    sides = [side.rev for side in (a, b) if side.rev]
+    files = set(git(root, "diff", "--name-only", *sides, "--", *CODE).splitlines()) if a.rev != b.rev else set()
+    if files and "" in (a.rev, b.rev):
+        files |= set(git(root, "ls-files", "--others", "--exclude-standard", "--", *CODE).splitlines())
+    digests = [{name: leaf.get("code") for name, leaf in side.leaves.items()} for side in (a, b)]
+    stages = [name for name in digests[0] if name in digests[1] and digests[0][name] != digests[1][name]]
+    return {"files": sorted(files), "stages": stages}
+
+
+def tracked_run(root: Path, run: str) -> dict[str, str]:
+    """The MLflow run of a journal, as link, or why there is none."""
+    folder = root / ".athanor" / "runs" / run
+    if not folder.is_dir():
+        return {"run": run, "why": "made in another checkout: its journal is not here"}
+    state = delivery(folder)
+    if "mlflow_run" not in state:
+        return {"run": run, "why": "not in MLflow yet; fix: athanor ship --wait 60"}
+    base = re.sub(r"//[^/]*@", "//", state["uri"]).rstrip("/") if state["uri"].startswith("http") else UI
+    experiment = f"experiments/{state['store'].partition('@')[0]}/" if "store" in state else ""
+    # Without the query the UI opens in its GenAI mode, which hides these runs.
+    link = f"{base}/#/{experiment}runs/{state['mlflow_run']}?workflowType=machine_learning"
+    return {"run": run, "mlflow_run": state["mlflow_run"], "link": link}
+
+
+def compare(root: Path, left: str, right: str) -> dict[str, Any]:
+    """Everything about the two sides, ready for JSON."""
+    a, b = load(root, left), load(root, right)
+    makers = {"a": _makers(a), "b": _makers(b)}
+    differing = [name for name in makers["a"] | makers["b"] if makers["a"].get(name) != makers["b"].get(name)]
+    return {
+        "a": {"name": a.name, "commit": a.rev},
+        "b": {"name": b.name, "commit": b.rev},
+        "params": changed(a.params, b.params),
+        "code": code(root, a, b),
+        "measures": [asdict(row) for row in measures(a.metrics, b.metrics)],
+        "metrics": other_metrics(a, b),
+        "warnings": warnings(a, b),
+        "runs": {
+            name: {key: tracked_run(root, runs[name]) for key, runs in makers.items() if name in runs}
+            for name in differing
+        },
+    }
+
+
+def _makers(side: Side) -> dict[str, str]:
+    return {stage: leaf["run"] for stage, leaf in side.leaves.items()}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", nargs="?", default="HEAD", help="experiment, revision or workspace (default: HEAD)")
+    parser.add_argument("b", nargs="?", default=WORKSPACE, help="the same (default: workspace)")
+    parser.add_argument("--json", action="store_true", help="everything, for scripts")
+
+
+def run(args: argparse.Namespace) -> int:
+    root = Path.cwd()
+    if not git(root, "rev-parse", "--git-dir"):
+        raise AthanorError("not inside a Git repository", where=str(root), fix="run it in the checkout")
+    found = compare(root, args.a, args.b)
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if args.json else fill_template("compare.txt.j2", **found))
+    return 0

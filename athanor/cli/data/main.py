@@ -1,0 +1,29 @@
+"""Look at the data: random documents, one page about all of it, the way of one document.
+
+athanor data peek [--kept | --dropped] [--rule R] [--score 'quality<0.4']   random documents
+athanor data report [--out FILE] [--open]                                   one page about the corpus
+athanor data trace ID | --text 'some words'                                 what happened to a document
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from athanor.cli.data import peek, report, trace
+
+COMMANDS = {"peek": peek, "report": report, "trace": trace}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="command", metavar="peek | report | trace", required=True)
+    for name, module in COMMANDS.items():
+        about, _, details = (module.__doc__ or "").partition("\n\n")
+        module.options(
+            commands.add_parser(
+                name, help=about, description=about, epilog=details, formatter_class=parser.formatter_class
+            )
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    return COMMANDS[args.command].run(args)

@@ -1,0 +1,282 @@
+"""Checks of `athanor doctor` on the checkout itself: locks, journals, files, space, the hardware profile.
+
+Without torch, whose import takes longer than all checks.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import importlib.metadata
+import json
+import os
+import shlex
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from athanor.base.artifacts import read_json, write_text
+from athanor.cli import slots
+from athanor.cli.doctor.main import FIX, Finding
+from athanor.cli.doctor.processes import Checkout, author, holder
+from athanor.base.errors import AthanorError, InputError
+from athanor.hardware import profile as profiles
+from athanor.base.strict import read_yaml
+from athanor.runtime import dvc_lock, ship
+from athanor.runtime.facts import Graph, git
+from athanor.runtime.journal import alive
+from athanor.runtime.locks import locked, try_lock
+from athanor.runtime.store import EXPERIMENT, artifacts_of, database, delivery
+
+SHIP_SECONDS = 30.0
+SHIP_AT_WORK_SECONDS = 180.0  # it steps back for every other program, and loads MLflow first
+FEW_INODES = 10_000
+BENCH = "python -m athanor bench hardware"
+
+
+def unseen(checkout: Checkout) -> Iterator[Finding]:
+    for slot in checkout.unseen:
+        what = f"process {holder(slot) or 'unknown'} works in this slot but is not visible here (another container?)"
+        where = slot.relative_to(checkout.root).as_posix()
+        yield Finding("unseen", where, f"{what}; nothing that it may own is repaired", "ask there", note=True)
+
+
+# -- locks --------------------------------------------------------------------
+
+
+def locks(checkout: Checkout) -> Iterator[Finding]:
+    tmp = checkout.root / ".dvc" / "tmp"
+    for path in _rwlocks(checkout.root):
+        yield from _rwlock(checkout, path)
+    # A flock ends with its process. Only the hard links of core.hardlink_lock stay behind.
+    for path in (tmp / "lock", tmp / "rwlock.lock"):
+        if path.is_file() and path.stat().st_nlink > 1 and not checkout.dvc:
+            where = path.relative_to(checkout.root).as_posix()
+            yield Finding("lock", where, "held by hard link, and no DVC process lives on this machine", f"rm {where}")
+    folder = checkout.root / (git(checkout.root, "rev-parse", "--git-dir") or ".git")
+    for path in (folder / "index.lock", folder / "HEAD.lock"):
+        if path.is_file() and not checkout.owned(path):
+            what = "left by a killed git or dvc; Git refuses to work"
+            yield Finding("lock", str(path), what, FIX, lambda path=path: _unlink(path))
+
+
+def _rwlocks(root: Path) -> list[Path]:
+    tmp = root / ".dvc" / "tmp"
+    return [path for path in (tmp / "rwlock", tmp / "exps" / "rwlock") if path.is_file()]
+
+
+def torn_records(checkout: Checkout) -> Iterator[Finding]:
+    """A dvc.lock that DVC cannot read, because it was killed in the midst of it or Git has left its marks."""
+    if locked(checkout.root / dvc_lock.GUARD):
+        return  # DVC may be writing it
+    torn = list(dvc_lock.torn(checkout.root))
+    for path in dvc_lock.files(checkout.root):
+        try:
+            dvc_lock.stages(path)
+        except InputError as error:
+            where = path.relative_to(checkout.root).as_posix()
+            mend = lambda: "; ".join(dvc_lock.mend(checkout.root)) or "it is whole again"  # noqa: E731
+            repair = mend if checkout.trusted and path in torn else None
+            command = error.fix if repair or path not in torn else f"when no DVC runs anywhere: rm {where}"
+            yield Finding("record", where, f"{error.what}; every dvc command fails", command, repair)
+
+
+def recorded(checkout: Checkout) -> dict[str, Any]:
+    """The stages of every dvc.lock; none of one that cannot be read, for which there is a finding."""
+    found: dict[str, Any] = {}
+    for path in dvc_lock.files(checkout.root):
+        with contextlib.suppress(InputError):
+            found |= dvc_lock.stages(path)
+    return found
+
+
+def _rwlock(checkout: Checkout, path: Path) -> Iterator[Finding]:
+    where = path.relative_to(checkout.root).as_posix()
+    try:
+        lock = json.loads(path.read_text(encoding="utf-8"))
+        entries = _entries(lock)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        repair = (lambda: _unlink(path)) if checkout.trusted and not checkout.dvc else None
+        yield Finding("lock", where, "not valid JSON; every dvc command fails", f"rm {where}", repair)
+        return
+    for pid, command in sorted({(entry["pid"], entry["cmd"]) for _, _, entry in entries}):
+        state = author(pid, command)
+        if state == "lives":
+            continue
+        paths = sorted({os.path.relpath(name, checkout.root) for _, name, entry in entries if entry["pid"] == pid})
+        # DVC drops an ended process's entry when it meets it, and a read lock it meets only where it wants to write.
+        modes = {mode for mode, _, entry in entries if entry["pid"] == pid}
+        harmless = state == "ended" and modes == {"read"}
+        whose = "which has ended" if state == "ended" else "which is no DVC process now; DVC would wait for its end"
+        whose += "; a read lock without a process stops nothing" if harmless else ""
+        repair = (lambda pid=pid: _release(path, pid)) if checkout.trusted else None
+        what = f"{', '.join(paths[:3])}{' ...' if len(paths) > 3 else ''} locked by process {pid}, {whose}"
+        command = FIX if repair else f"when no DVC runs anywhere: rm {where}"
+        yield Finding("lock", where, what, command, repair, note=harmless)
+
+
+def _entries(lock: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """(mode, path, holder) of every entry of a DVC rwlock file."""
+    writers = [("write", path, entry) for path, entry in lock.get("write", {}).items()]
+    return writers + [("read", path, entry) for path, row in lock.get("read", {}).items() for entry in row]
+
+
+def _release(path: Path, pid: int) -> str:
+    """Drop a process's entries. DVC edits the file under the same guard and holds it for a moment only."""
+    with try_lock(path.with_name("rwlock.lock")) as free:
+        if not free:
+            raise AthanorError("a DVC command is changing the locks right now")
+        lock = json.loads(path.read_text(encoding="utf-8"))
+        kept = [row for row in _entries(lock) if row[2]["pid"] != pid]
+        new: dict[str, Any] = {"write": {name: entry for mode, name, entry in kept if mode == "write"}, "read": {}}
+        for mode, name, entry in kept:
+            if mode == "read":
+                new["read"].setdefault(name, []).append(entry)
+        write_text(path, json.dumps(new))
+    return f"its entries of process {pid} are removed"
+
+
+def _unlink(path: Path) -> str:
+    path.unlink(missing_ok=True)
+    return "removed"
+
+
+# -- journals, slots, files -----------------------------------------------------
+
+
+def journals(checkout: Checkout) -> Iterator[Finding]:
+    if os.environ.get("ATHANOR_TRACKING") == "off":
+        return
+    left = _undelivered(checkout.root)
+    if left:
+        names = f"{left[0].name}{f' and {len(left) - 1} more' if len(left) > 1 else ''}"
+        with try_lock(checkout.root / ".athanor" / "ship.lock") as free:
+            running = not free
+        if running:
+            yield Finding("journal", names, "being shipped to MLflow now", "wait", note=True)
+        else:
+            what = "journal is not in MLflow yet"
+            yield Finding("journal", names, what, "python -m athanor ship", lambda: _ship(checkout.root))
+
+
+def moved_store(checkout: Checkout) -> Iterator[Finding]:
+    """MLflow writes the absolute path of its files into the database: a copied or moved checkout keeps the old one."""
+    path = database(ship.tracking_uri(checkout.root))
+    if path != checkout.root / "mlflow.db" or not path.is_file():
+        return  # one elsewhere is not this checkout's alone
+    query = "SELECT artifact_location FROM experiments WHERE name = ?"
+    with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5.0)) as store:
+        rows = store.execute(query, (EXPERIMENT,)).fetchall()
+    beside = artifacts_of(path).as_uri()
+    for (where,) in rows:
+        if where != beside:
+            name = shlex.quote(str(path))
+            what = f"was copied or moved: MLflow keeps its files in {where}"
+            yield Finding("store", str(path), what, f"mv {name} {name}.old && athanor ship --rebuild")
+
+
+def _undelivered(root: Path) -> list[Path]:
+    """Runs that ended, or were killed, and are not in the tracking store as such."""
+    return [folder for folder in ship.unshipped(root) if not alive(folder) and not _delivered_as_killed(folder)]
+
+
+def _delivered_as_killed(folder: Path) -> bool:
+    state = delivery(folder)
+    return state.get("dead", False) and state.get("resumed") == read_json(folder / "meta.json")["resumed"]
+
+
+def _ship(root: Path) -> str:
+    started = time.monotonic()
+    while left := len(_undelivered(root)):
+        at_work = locked(root / ".athanor" / "ship.lock")
+        if time.monotonic() - started > (SHIP_AT_WORK_SECONDS if at_work else SHIP_SECONDS):
+            raise AthanorError(f"{left} are left; see .athanor/ship.log")
+        if not at_work:
+            ship.start_detached(root)
+        time.sleep(0.3)
+    return "shipped"
+
+
+def untracked(checkout: Checkout) -> Iterator[Finding]:
+    """Files that a stage reads in the workspace and an experiment in a clone would miss."""
+    graph = Graph(checkout.root)
+    outs = {out for stage in graph.stages for out in graph.outputs(stage)}
+    makers = [Path(out) for out in outs] + [Path("metrics"), Path("plots")]
+    deps = {str(dep) for stage in graph.stages.values() for dep in stage.get("deps", [])}
+    deps = {dep for dep in deps if not any(maker == Path(dep) or maker in Path(dep).parents for maker in makers)}
+    deps |= {"params.yaml", "dvc.yaml"}
+    listed = git(checkout.root, "ls-files", "-o", "-z", "--", "stages", "athanor", *sorted(deps))
+    for name in filter(None, listed.split("\0")):
+        path = Path(name)
+        code = path.suffix == ".py" and path.parts[0] in ("stages", "athanor")
+        inside = name in deps or any(str(parent) in deps for parent in path.parents)
+        if (code or inside) and "__pycache__" not in path.parts:
+            what = "not known to Git: experiments with --temp or --queue, and clones, do without it"
+            yield Finding("untracked", name, what, f"git add {name}")
+
+
+def space(checkout: Checkout) -> Iterator[Finding]:
+    """Room for what a run may write next: the largest slot, and the largest stage's outputs."""
+    found = slots.find(checkout.root)
+    done = [slot for slot in found if slot.state == "done" and not slot.current and not slot.pinned]
+    if done:
+        size = slots.size(sum(slot.bytes for slot in done))
+        what = f"{len(done)} finished slots that made nothing in the workspace, {size}"
+        yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune --days 0", note=True)
+    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in recorded(checkout).values()]
+    need = max((slot.bytes for slot in found), default=0) + max(sizes, default=0)
+    for path in {os.stat(folder).st_dev: folder for folder in (cache_folder(checkout.root), checkout.root)}.values():
+        disk = os.statvfs(path)
+        free = disk.f_bavail * disk.f_frsize
+        if free < need:
+            what = f"{slots.size(free)} free, but the largest slot and output need {slots.size(need)}"
+            yield Finding("disk", str(path), what, "python -m athanor slots prune, dvc gc, or a larger disk")
+        if disk.f_files and disk.f_favail < FEW_INODES:
+            yield Finding("disk", str(path), f"only {disk.f_favail} inodes free", "remove small files")
+
+
+def hardware_profile(root: Path) -> Iterator[Finding]:
+    """One note: what the hardware profile is, or why it is not used."""
+    path = root / profiles.FILE
+    if not path.is_file():
+        return
+    profile = profiles.read(root)
+    where = profiles.FILE.as_posix()
+    if profile is None:
+        yield Finding("profile", where, "cannot be read, so it is not used", f"{BENCH} --again", note=True)
+        return
+    about = profile["fingerprint"]
+    shape = read_yaml(root / "params.yaml").get("model", {}) if (root / "params.yaml").is_file() else {}
+    reasons = [name for name, value in shape.items() if value is not None and about["model"].get(name, value) != value]
+    changed = [f"model.{name} is another" for name in reasons]
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        version = about["torch"]
+    if version.split("+")[0] != about["torch"].split("+")[0]:
+        changed.append(f"torch is now {version}")
+    if changed:
+        yield Finding("profile", where, f"is stale and not used: {', '.join(changed)}", BENCH, note=True)
+        return
+    compiled = profile["compile"]
+    gain = "not compiled"
+    if compiled["works"]:
+        gain = f"{compiled['eager_seconds'] / compiled['compiled_seconds']:.2f} times as fast compiled"
+    kernel = profile["attention"]["default"]
+    what = f"{about['device']}, {about['threads']} threads: {profile['precision']}, {kernel} attention, {gain}"
+    yield Finding("profile", where, what, f"{BENCH} shows all of it", note=True)
+
+
+# -- cache ----------------------------------------------------------------------
+
+
+def cache_folder(root: Path) -> Path:
+    """DVC's cache: cache.dir of .dvc/config.local, else of .dvc/config, else .dvc/cache. The nearest that exists."""
+    config = configparser.ConfigParser(strict=False, interpolation=None)
+    with contextlib.suppress(configparser.Error):
+        config.read([root / ".dvc" / "config", root / ".dvc" / "config.local"], encoding="utf-8")
+    folder = root / ".dvc" / config.get("cache", "dir", fallback="cache").strip("\"'")
+    return folder if folder.is_dir() else root

@@ -1,0 +1,193 @@
+"""Checks of `athanor doctor` on files: halves of writes, what killed experiments left, and (`--deep`) damaged bytes.
+
+DVC takes a file of the same time, size and inode for unchanged, and a hard-linked file of the workspace is its own
+object in the cache: what damages one in place damages both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from athanor.base.artifacts import OLD, read_json
+from athanor.cli import slots
+from athanor.cli.doctor.checks import cache_folder, recorded
+from athanor.cli.doctor.main import FIX, Finding
+from athanor.cli.doctor.processes import Checkout
+from athanor.runtime import dvc_lock, intact
+from athanor.runtime.facts import git
+
+SCRAP_FOLDERS = ("data", "models", "metrics", "plots", ".athanor")
+# DVC removes these refs when an experiment ends. EXEC_HEAD it leaves; queued experiments have refs of their own.
+ACTIVE = ("refs/exps/exec/EXEC_BASELINE", "refs/exps/exec/EXEC_MERGE", "refs/exps/exec/EXEC_BRANCH", "refs/exps/stash")
+
+
+def scraps(root: Path) -> list[Path]:
+    """Temporary names of atomic writes (athanor.base.artifacts) that were never published."""
+    found = [path for path in root.glob(".*.tmp") if path.is_file()]
+    for top in SCRAP_FOLDERS:
+        for folder, folders, names in os.walk(root / top):
+            found += [Path(folder, name) for name in (*folders, *names) if _scrap(name)]
+            folders[:] = [name for name in folders if not _scrap(name)]
+    return found
+
+
+def _scrap(name: str) -> bool:
+    return name.startswith(".") and name.endswith((".tmp", OLD))
+
+
+def leftovers(checkout: Checkout, found: list[Path]) -> Iterator[Finding]:
+    for path in found:
+        with contextlib.suppress(FileNotFoundError):  # finished in the meantime
+            if not checkout.owned(path):
+                size = slots.size(_bytes(path))
+                where = path.relative_to(checkout.root).as_posix()
+                what, repair = f"{size} of an unfinished write; its process has ended", _remove
+                if path.name.endswith(OLD) and not _replaced(path).exists():
+                    what, repair = f"the former {_replaced(path).name}, whose replacement was killed", _put_back
+                yield Finding("leftover", where, what, FIX, lambda path=path, size=size, do=repair: do(path, size))
+
+
+def _replaced(old: Path) -> Path:
+    """What stood aside as `.NAME.*.old` while it was replaced (athanor.base.artifacts.new_dir)."""
+    return old.with_name(old.name[1:].rsplit(".", 2)[0])
+
+
+def _put_back(path: Path, size: str) -> str:
+    if _replaced(path).exists():
+        return _remove(path, size)
+    path.rename(_replaced(path))
+    return f"{_replaced(path).name} is back, {size}"
+
+
+def _bytes(path: Path) -> int:
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    return sum(file.lstat().st_size for file in files)
+
+
+def _remove(path: Path, size: str) -> str:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    return f"removed, {size} freed"
+
+
+def experiment(checkout: Checkout) -> Iterator[Finding]:
+    """A detached HEAD and refs that a killed `dvc exp run` left in Git. Git commands put them right, not we."""
+    listed = git(checkout.root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
+    refs = [name for name in listed if name in ACTIVE or name.startswith("refs/exps/temp/")]
+    if checkout.dvc or not refs:
+        return
+    commands = [f"git update-ref -d {name}" for name in refs]
+    detached = not git(checkout.root, "symbolic-ref", "-q", "HEAD")
+    if detached:
+        branch = git(checkout.root, "rev-parse", "-q", "--symbolic-full-name", "@{-1}") or "refs/heads/BRANCH"
+        commands = [f"git symbolic-ref HEAD {branch}", "git reset -q", *commands]
+    what = f"{'HEAD detached, and ' if detached else ''}{len(refs)} refs left, by a killed experiment"
+    command = " && ".join(commands) + " (docs/outages.md, Killed experiments, says what each keeps)"
+    yield Finding("head", "HEAD" if detached else refs[0], what, command)
+
+
+def temp_dirs(checkout: Checkout) -> Iterator[Finding]:
+    """Checkouts of --temp and queued experiments that no process works in."""
+    exps = checkout.root / ".dvc" / "tmp" / "exps"
+    for folder in sorted((*exps.glob("tmp*"), *(exps / "standalone").glob("tmp*"))):
+        # While DVC prepares one or collects from it, its own process stands elsewhere.
+        setting_up = checkout.dvc and checkout.owned(folder)
+        if not folder.is_dir() or not checkout.trusted or checkout.below(folder) or setting_up:
+            continue
+        size = slots.size(_bytes(folder))
+        what = f"checkout of a killed experiment, {size}; its slot is kept elsewhere"
+        where = folder.relative_to(checkout.root).as_posix()
+        yield Finding("temp-dir", where, what, FIX, lambda f=folder, s=size: _remove_checkout(exps, f, s))
+
+
+def _remove_checkout(exps: Path, folder: Path, size: str) -> str:
+    for info in exps.glob("standalone/run/*/*.run"):  # or DVC would show it as running
+        if read_json(info).get("root_dir") == str(folder):
+            shutil.rmtree(info.parent)
+    return _remove(folder, size)
+
+
+# -- bytes, in the workspace and in DVC's cache, that are not what dvc.lock says they are --------------------------------
+
+Hashes = dict[tuple[int, int], str]  # MD5 by device and inode: hard links are read once
+
+
+def damaged(checkout: Checkout) -> Iterator[Finding]:
+    """Files of dvc.lock whose bytes changed without DVC's knowledge. Another version of an output is none."""
+    root, cache, known = checkout.root, cache_folder(checkout.root) / "files" / "md5", Hashes()
+    locks = [path.stat().st_mtime for path in dvc_lock.files(root) if path.is_file()]
+    for stage, row in recorded(checkout).items():
+        for out in row.get("outs", ()):
+            for name, md5 in _objects(cache, out["path"], out.get("md5", "")):
+                file, cached = root / name, cache / md5[:2] / md5[2:]
+                bad = _bad(file, cached, md5, max(locks), known)
+                # What was written since may be somebody's edit, through a hard link; a list of files has no twin.
+                ours = checkout.trusted and not checkout.dvc and not md5.endswith(".dir")
+                safe = ours and all(path.stat().st_mtime < max(locks) for path in bad)
+                if bad:
+                    yield _finding(root, file, cached, bad, stage, safe)
+
+
+def _bad(file: Path, cached: Path, md5: str, recorded_at: float, known: Hashes) -> list[Path]:
+    """Which of the cache's object and the workspace's file, that dvc.lock calls `md5`, are damaged."""
+    bad = [cached] if cached.is_file() and _md5(cached, known) != md5.removesuffix(".dir") else []
+    if file.is_dir():  # where the cache has no list of its files, the manifest has one
+        return bad if cached.is_file() else [part.path for part, _ in intact.problems(intact.listed(file))]
+    if file.is_file() and _md5(file, known) != md5:
+        entry = next((entry for entry in intact.listed(file) if entry.path == file), None)
+        unseen = bool(entry.problem()) if entry else file.stat().st_mtime < recorded_at
+        if unseen or (bad and file.samefile(cached)):
+            bad.append(file)
+    return bad
+
+
+def _finding(root: Path, file: Path, cached: Path, bad: list[Path], stage: str, safe: bool) -> Finding:
+    names = [os.path.relpath(path, root) for path in bad]
+
+    def repair() -> str:
+        for path in bad:
+            path.unlink(missing_ok=True)
+        if file in bad or not file.is_file():
+            return "removed; dvc pull or dvc repro brings it back"
+        copy = cached.with_name(f".{cached.name}.tmp")
+        shutil.copyfile(file, copy)
+        copy.chmod(0o444)
+        copy.replace(cached)
+        return "made again from the workspace"
+
+    thing = f"the cache object of {os.path.relpath(file, root)}" if cached in bad else names[0]
+    what = f"{thing} is damaged: its bytes are not those that dvc.lock names"
+    # The copy in the workspace may be the same inode, so both have to go before the stage runs.
+    command = f"{FIX} --deep" if safe else f"rm {' '.join(names)}, then dvc pull or dvc repro {stage}"
+    return Finding("cache", names[0], what, command, repair if safe else None)
+
+
+def _objects(folder: Path, name: str, md5: str) -> Iterator[tuple[str, str]]:
+    """(workspace path, MD5) of every file of an output; a directory is a cached list of its files."""
+    if md5:
+        yield name, md5
+    path = folder / md5[:2] / md5[2:]
+    if md5.endswith(".dir") and path.is_file():
+        with contextlib.suppress(ValueError):  # damaged: reported for the list itself
+            yield from ((f"{name}/{row['relpath']}", row["md5"]) for row in json.loads(path.read_bytes()))
+
+
+def _md5(path: Path, known: Hashes) -> str:
+    """MD5 of a file; a word of its own for one that cannot be read."""
+    stat = path.stat()
+    key = (stat.st_dev, stat.st_ino)
+    if key not in known:
+        try:
+            with open(path, "rb") as file:
+                known[key] = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        except OSError as error:
+            known[key] = f"cannot be read ({error.strerror})"
+    return known[key]

@@ -1,0 +1,125 @@
+"""What the health monitor finds in a training run, finished or running.
+
+    python -m athanor health                 the latest training of this checkout
+    python -m athanor health pretrain        the latest run of a stage (pretrain, sft or lora)
+    python -m athanor health RUN [--json]    a run by the start of its id, or by its journal's folder
+
+The rules and what they mean: docs/health.md. A health.yaml beside params.yaml
+moves their thresholds; the journal is then judged by those. Exit status: 0
+when nothing is critical, 1 when something is, 2 when there is nothing to judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import read_json
+from athanor.base.errors import AthanorError, InputError
+from athanor.monitor.finding import Event, events, status
+from athanor.monitor.reader import PHASES, Reader
+from athanor.monitor.thresholds import Thresholds, load
+from athanor.runtime.journal import alive, rows
+from athanor.runtime.machine import anchor
+from athanor.runtime.ship import by_start, run_folders
+
+
+def choose(root: Path, name: str) -> Path:
+    """The journal folder that `name` means; the latest training when it is empty."""
+    if name and (Path(name) / "journal.jsonl").is_file():
+        return Path(name)
+    folders = by_start(run_folders(root))
+    if name in ("", *PHASES):
+        found = [folder for folder in folders if _stage(folder) in ((name,) if name else PHASES)][-1:]
+    else:
+        found = [folder for folder in folders if folder.name.startswith(name)]
+        found = [folder for folder in found if folder.name == name] or found
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        fix = "run dvc repro, or name the folder of a journal" if name in ("", *PHASES) else _known(folders)
+        what = f"there is no run '{name}'" if name else "no training ran here"
+        raise InputError(what, where="athanor health", fix=fix)
+    raise InputError(f"{len(found)} runs begin with '{name}'", where="athanor health", fix=_known(found))
+
+
+def _stage(folder: Path) -> str:
+    return str(read_json(folder / "meta.json").get("stage", ""))
+
+
+def _known(folders: list[Path]) -> str:
+    names = [folder.name for folder in folders if _stage(folder) in PHASES]
+    return f"one of {', '.join(names[-5:])}" if names else "no training ran here; run dvc repro"
+
+
+def read(folder: Path, thresholds: Thresholds) -> Reader:
+    """Take a whole journal through the monitor."""
+    meta = folder / "meta.json"
+    stage = _stage(folder) if meta.is_file() else ""
+    reader = Reader(stage if stage in PHASES else "pretrain", thresholds)
+    with open(folder / "journal.jsonl", "rb") as file:
+        for line in file:
+            for row in rows(line if line.endswith(b"\n") else b""):  # a running stage may be in the middle of a line
+                reader.line(row)
+    if not reader.last_step or (stage and stage not in PHASES and reader.plan is None):
+        raise InputError("holds no training steps", where=str(folder), fix=f"name a run of {' or '.join(PHASES)}")
+    return reader
+
+
+def state(folder: Path) -> str:
+    """RUNNING, how the run ended, or DIED when it could not say."""
+    end = folder / "end.json"
+    if end.is_file():
+        return str(read_json(end)["status"])
+    return "RUNNING" if (folder / "meta.json").is_file() and alive(folder) else "DIED"
+
+
+def text(folder: Path, reader: Reader) -> str:
+    found = events(reader.findings)
+    words = {"ok": "healthy", "warning": "look at the warnings", "critical": "in trouble"}[status(reader.findings)]
+    lines = [f"{folder.resolve().name}: {state(folder)}, {reader.last_step:,} steps, {words}"]
+    if reader.plan is None:
+        lines.append("The journal tells no plan: rules that need the schedule or the vocabulary slept.")
+    for event in found:
+        lines += _event(event)
+    return "\n".join(lines)
+
+
+def _event(event: Event) -> list[str]:
+    worst, again = event.worst, f", {event.times} times until step {event.last.step}" if event.times > 1 else ""
+    when = f" (worst at step {worst.step})" if worst.step != event.first.step else ""
+    head = f"  step {event.first.step:,}  {worst.level.upper()}  {worst.rule}{when}{again}"
+    wrapped = [textwrap.fill(part, 110, initial_indent=" " * 6, subsequent_indent=" " * 6) for part in
+               (worst.diagnosis, f"Try: {worst.fix}")]
+    return ["", head, *wrapped]
+
+
+def as_json(folder: Path, reader: Reader) -> dict[str, Any]:
+    return {
+        "run": folder.resolve().name,
+        "state": state(folder),
+        "steps": reader.last_step,
+        "status": status(reader.findings),
+        "findings": [finding.to_dict() for finding in reader.findings],
+    }
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    help = "a stage, the start of a run's id, or a folder (default: the latest training)"
+    parser.add_argument("run", nargs="?", default="", metavar="RUN", help=help)
+    parser.add_argument("--json", action="store_true", help="every finding, for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        folder = choose(anchor(), args.run)
+        reader = read(folder, load(Path.cwd(), anchor()))
+    except AthanorError as error:  # status 1 says that a run is in trouble, and this is something else
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps(as_json(folder, reader), indent=2) if args.json else text(folder, reader))
+    return 1 if status(reader.findings) == "critical" else 0

@@ -1,0 +1,327 @@
+"""How long a stage will take, told from the finished runs of this machine.
+
+The journals under .athanor/runs are the memory. A stage's work is what decides
+its time: floating-point operations for the stages that train, bytes of input
+for the others. The forecast is the median time of the past runs nearest in
+work, moved along a line to the work at hand; the slope is that between two
+past runs if their work differs enough, else that of the training part of the
+nearest run, else proportional. How wrong that is, is measured: each past run
+is forecast from the runs before it (`error`, the median of |forecast / time - 1|).
+No past run, no forecast.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import read_json
+from athanor.cli import slots
+from athanor.cli.plan.simulate import Step
+from athanor.base.errors import InputError
+from athanor.model.flops import training_flops
+from athanor.runtime.closure import file_digests, stage_module
+from athanor.runtime.facts import flatten
+from athanor.runtime.journal import rows
+from athanor.runtime.schema import filled
+from athanor.runtime.slots import Code, question
+from athanor.training.schedule import Schedule, whole_steps
+
+NEAREST = 3
+FAR = 1.5  # runs whose work differs less say little about the slope
+CHECKPOINTS = 3  # in a slot: two, and a pinned one
+CHECKPOINT_BYTES, WEIGHT_BYTES = 12, 4  # per parameter: weights and the two moments of AdamW; weights
+
+
+@dataclass(frozen=True)
+class Past:
+    """A finished run of a stage on this machine. `work` is None when its inputs' sizes are not known any more."""
+
+    started_ms: int
+    seconds: float
+    work: float | None
+    slope: float | None  # seconds per work of its training part
+    params: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a stage will take; None is not known. `runs` is how many past runs stand behind it.
+
+    input_known: False when an input is made anew first, so that its size is taken to be what it was.
+    """
+
+    seconds: float | None
+    error: float | None
+    runs: int
+    tokens: int | None
+    disk_bytes: int | None
+    from_step: int | None = None
+    steps: int | None = None
+    input_known: bool = True
+
+
+class Memory:
+    """Past runs of this machine and the sizes of what they read."""
+
+    def __init__(self, repo: Any, anchor: Path) -> None:
+        self.repo, self.anchor = repo, anchor
+        self._sizes: dict[str, int | None] = {}
+        self._ended = list(_ended(anchor))
+
+    def past(self, stage: str) -> list[Past]:
+        """The finished runs of a stage, oldest first, without those that only gave out an earlier result again."""
+        runs = [self._past(folder, meta, end) for folder, meta, end in self._ended if meta["stage"] == stage]
+        return sorted((run for run in runs if run is not None), key=lambda run: run.started_ms)
+
+    def _past(self, folder: Path, meta: Mapping[str, Any], end: Mapping[str, Any]) -> Past | None:
+        metrics, facts = end.get("metrics", {}), end.get("facts", {})
+        journal = folder / "journal.jsonl"
+        seconds = _seconds(journal, meta, end)
+        work = slope = None
+        if "slot" in facts and metrics.get("flops"):
+            trained = journal.read_bytes().count(b'"tokens_per_second"')  # one in each line of a step made here
+            if not trained:
+                return None
+            work = trained * facts.get("planned_flops", metrics["flops"]) / metrics["steps"]
+            if facts.get("train_seconds") and not meta["resumed"]:
+                slope = facts["train_seconds"] / work
+        elif meta["inputs"]:
+            work = self.bytes(meta["inputs"])
+        return Past(meta["started_ms"], seconds, work, slope, meta["params"], meta["inputs"], metrics)
+
+    def bytes(self, inputs: Mapping[str, str | None], root: Path | None = None) -> float | None:
+        """Bytes of these inputs: by hash from the cache, else (with `root`) as they lie in the workspace."""
+        sizes = [self._size(value) if value else None for value in inputs.values()]
+        if root is not None:
+            sizes = [_on_disk(root / path) if size is None else size for path, size in zip(inputs, sizes, strict=True)]
+        return None if None in sizes or not sizes else float(sum(sizes))
+
+    def _size(self, value: str) -> int | None:
+        if value not in self._sizes:
+            place = self.repo.cache.local.oid_to_path
+            try:
+                names = [value]
+                if value.endswith(".dir"):
+                    names = [entry["md5"] for entry in json.loads(Path(place(value)).read_text(encoding="utf-8"))]
+                self._sizes[value] = sum(Path(place(name)).stat().st_size for name in names)
+            except (OSError, ValueError):
+                self._sizes[value] = None
+        return self._sizes[value]
+
+
+def _ended(anchor: Path) -> Any:
+    for path in (anchor / ".athanor" / "runs").glob("*/meta.json"):
+        try:
+            meta, end = read_json(path), read_json(path.with_name("end.json"))
+        except InputError:  # running, killed, or damaged
+            continue
+        if end.get("status") == "FINISHED" and meta["hardware"]["host"] == platform.node():
+            yield path.parent, meta, end
+
+
+def _seconds(journal: Path, meta: Mapping[str, Any], end: Mapping[str, Any]) -> float:
+    """Time of all processes of a run; `end` knows the last one's, the journal when the others wrote."""
+    total = 0
+    begin = last = meta["started_ms"]
+    if meta["resumed"] and journal.is_file():
+        for row in rows(journal.read_bytes()):
+            if row.get("event") == "resumed":
+                total, begin = total + last - begin, row["t"]
+            last = row["t"]
+    return total / 1000 + end["seconds"]
+
+
+def estimate(work: float | None, params: Mapping[str, Any], past: Sequence[Past], share: float = 1.0) -> float | None:
+    """Seconds for `share` of `work`; among runs of equal work those with the fewest other parameters, then the last."""
+    if not past:
+        return None
+
+    def apart(run: Past) -> float:
+        if not work or not run.work:
+            return 0.0 if work is run.work is None else float("inf")
+        return round(abs(math.log(run.work / work)), 2)
+
+    def rank(run: Past) -> tuple[float, int, int]:
+        names = params.keys() | run.params.keys()
+        return apart(run), sum(params.get(name) != run.params.get(name) for name in names), -run.started_ms
+
+    ranked = sorted(past, key=rank)
+    nearest = [run for run in ranked if rank(run)[:2] == rank(ranked[0])[:2]][:NEAREST]
+    seconds = statistics.median(run.seconds for run in nearest)
+    near = nearest[0]
+    if not work or not near.work:
+        return seconds
+    slope = near.slope if near.slope is not None else seconds / near.work
+    for run in ranked:
+        if run.work and max(run.work, near.work) / min(run.work, near.work) >= FAR:
+            slope = min(max((run.seconds - seconds) / (run.work - near.work), 0.0), seconds / near.work)
+            break
+    return max(seconds + slope * (work * share - near.work), 0.0)
+
+
+def backtest(past: Sequence[Past]) -> float | None:
+    """The median error of forecasting each run from the runs before it; None before the second run."""
+    guesses = [(estimate(run.work, run.params, past[:i]), run.seconds) for i, run in enumerate(past)]
+    errors = [abs(guess / seconds - 1) for guess, seconds in guesses if guess is not None and seconds > 0]
+    return statistics.median(errors) if errors else None
+
+
+def forecast(step: Step, memory: Memory, root: Path, training: Training | None) -> Forecast:
+    """`training`: what a stage that trains will do; None for the others."""
+    params = dict(flatten(step.params))
+    past = memory.past(step.stage)
+    copies = 1 if set(memory.repo.cache.local.cache_types) - {"copy"} else 2  # links cost nothing
+    outputs = step.outputs_bytes
+    if training is None:
+        paths = past[-1].inputs if past else {}
+        inputs = {path: step.inputs.get(path) for path in paths}
+        seconds = estimate(memory.bytes(inputs, root) if inputs else None, params, past)
+        known = None not in inputs.values()
+        return Forecast(seconds, backtest(past), len(past), None, outputs and outputs * copies, input_known=known)
+    disk = WEIGHT_BYTES * training.parameters * copies + CHECKPOINTS * CHECKPOINT_BYTES * training.parameters
+    if training.tokens is None:  # its data is not there yet
+        work = _work_as_before(step, past, training)
+        return Forecast(estimate(work, params, past), backtest(past), len(past), None, disk, input_known=False)
+    begun = progress(step, root, memory.anchor, training)
+    left = training.steps - (begun or 0)
+    seconds = estimate(training.flops, params, past, left / training.steps)
+    tokens = left * training.batch_tokens
+    return Forecast(seconds, backtest(past), len(past), tokens, disk, begun, training.steps)
+
+
+def _work_as_before(step: Step, past: Sequence[Past], training: Training) -> float | None:
+    """Operations for the tokens of the last run's epoch, by this model and for as many epochs as planned."""
+    if not past or not past[-1].metrics.get("tokens"):
+        return None
+    name = f"{step.stage}.epochs"
+    planned, before = (dict(flatten(params)).get(name, 1.0) for params in (step.params, past[-1].params))
+    return past[-1].metrics["tokens"] * planned / before * training.flops_per_token
+
+
+def _on_disk(path: Path) -> int | None:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path.is_dir() else None
+
+
+# -- what the stages that train will do: without torch, because a plan must come at once -----------------------------------
+
+STAGES = ("pretrain", "sft")
+
+
+@dataclass(frozen=True)
+class Training:
+    """`trunk_steps` is how far a run shares its way with runs of another length. Tokens are None when not known."""
+
+    tokens: int | None
+    batch_tokens: int
+    flops_per_token: float
+    parameters: int
+    trunk_steps: int = 0
+
+    @property
+    def steps(self) -> int:
+        return (self.tokens or 0) // self.batch_tokens
+
+    @property
+    def flops(self) -> float:
+        return (self.tokens or 0) * self.flops_per_token
+
+
+def training_of(step: Step, root: Path, built: Mapping[str, Any]) -> Training | None:
+    """The training that a stage of this pipeline will do; None for any other stage."""
+    if step.stage not in STAGES or not built:
+        return None
+    params, model = built[step.stage], built["model"]
+    config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
+    tokens = params.tokens if step.stage == "pretrain" else _sft_tokens(step, root, params.epochs)
+    if tokens is not None:
+        tokens = whole_steps(tokens, params.batch_tokens)
+    trunk = 0
+    if step.stage == "pretrain" and params.schedule == "wsd":
+        cooldown = int(tokens * params.cooldown_fraction)
+        schedule = Schedule("wsd", params.lr, 0.0, params.warmup_tokens, cooldown, tokens)
+        trunk = min(schedule.cooldown_start, tokens - params.batch_tokens) // params.batch_tokens
+    flops = training_flops(config, config.context_tokens)
+    return Training(tokens, params.batch_tokens, flops, config.parameter_count(), trunk)
+
+
+def _sft_tokens(step: Step, root: Path, epochs: float) -> int | None:
+    """From the packed rows in the workspace; None when they will be others."""
+    path = root / "data" / "sft" / "manifest.json"
+    if step.inputs.get("data/sft") is None or not path.is_file():
+        return None
+    manifest = read_json(path)
+    return int(epochs * manifest["counts"]["train"]["rows"] * manifest["context_tokens"])
+
+
+def progress(step: Step, root: Path, anchor: Path, training: Training) -> int | None:
+    """The step from which the stage will go on; None when it starts from nothing.
+
+    A slot fits when its parameters, the digests of its inputs and the code that
+    worked in it are those of the planned run. Digests are taken from a slot whose run read
+    inputs with the hashes that DVC has for the planned ones.
+    """
+    code = _code(step, root)
+    at = [
+        number
+        for slot in _fitting(step, anchor)
+        if slot.code is not None and slot.code.code.files == code.files
+        for number in _steps(slot.path)
+        if number <= (training.trunk_steps if slot.state == "trunk" or slot.facts.get("part") else training.steps)
+    ]
+    return max(at, default=None)
+
+
+def questions(step: Step, root: Path, anchor: Path) -> list[str]:
+    """What the stage will ask instead of going on, because its code has changed."""
+    if step.stage not in STAGES or not step.command:
+        return []
+    code, fitting = _code(step, root), [slot for slot in _fitting(step, anchor) if slot.code and slot.code.code.files]
+    asked = [(slot.id, question(slot.path, code, "part" in slot.facts)) for slot in fitting]
+    return [f"{step.stage} will stop and ask: slot {name} {text} (athanor slots adopt, drop)" for name, text in asked if text]
+
+
+def _code(step: Step, root: Path) -> Code:
+    module = stage_module(step.command)
+    return Code(module, file_digests(root, module))
+
+
+def _fitting(step: Step, anchor: Path) -> list[slots.Found]:
+    """The slots of the planned run's parameters and inputs, whatever code worked in them."""
+    found = [slot for slot in slots.find(anchor) if slot.stage == step.stage]
+    digests = next((slot.facts.get("inputs") for slot in found if _read_the_same(slot, step, anchor)), None)
+    planned = dict(flatten(filled(step.params)))
+    same = [slot for slot in found if slot.facts.get("inputs") == digests and _fits(slot.facts, step.stage, planned)]
+    return same if digests is not None else []
+
+
+def _read_the_same(slot: slots.Found, step: Step, anchor: Path) -> bool:
+    try:
+        run = read_json(slot.path / "run.json")["run"]
+        inputs = read_json(anchor / ".athanor" / "runs" / run / "meta.json")["inputs"]
+    except InputError:
+        return False
+    return bool(inputs) and all(step.inputs.get(path) == value for path, value in inputs.items())
+
+
+def _fits(facts: Mapping[str, Any], stage: str, planned: Mapping[str, Any]) -> bool:
+    """Whether each parameter of a slot is as planned; null in the plan (the tokenizer's vocabulary) fits any."""
+    for leaf, value in flatten(facts.get("params", {})):
+        name = leaf if leaf in planned else f"{stage}.{leaf}"
+        if name not in planned or planned[name] not in (None, value):
+            return False
+    return True
+
+
+def _steps(path: Path) -> list[int]:
+    return [int(folder.name[5:]) for folder in path.glob("step_*") if folder.name[5:].isdigit()]

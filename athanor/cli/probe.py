@@ -1,0 +1,183 @@
+"""Right hyperparameters: measure the learning rate, and see what a recipe's numbers mean together.
+
+athanor probe lr [--force]                                           short runs at several rates; docs/probe.md
+athanor probe recipe [--batch-tokens N] [--tokens N] [--parameters N]   half-lives, timescales, warnings; another batch
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import read_json, write_text
+from athanor.cli import side
+from athanor.cli.cli import positive
+from athanor.cli.render import fill_template
+from athanor.base.strict import read_yaml
+from athanor.runtime import dvc_lock
+from athanor.runtime.closure import SIDE
+from athanor.runtime.facts import flatten
+from athanor.runtime.run import PARAMS
+from athanor.runtime.schema import check_file
+from athanor.training.recipe import Recipe, check, derive, table
+
+LEFT, RIGHT, TOP, BOTTOM = 70, 620, 40, 345  # of the picture's frame, see templates/probe.svg.j2
+STAGE_FILE = Path(SIDE) / "lr.yaml"
+STAGE = "probe-lr"
+METRICS, CHART = Path("metrics/probe_lr.json"), Path("plots/probe_lr.svg")
+FAR = 2.0  # times the optimum, up or down, before plan speaks of it
+# A probe says the same about these, whatever they are.
+NOT_PROBED = ("lr", "sample_every_tokens", "sample_prompts", "validation_every_tokens")
+
+
+def recipe_of(built: Mapping[str, Any]) -> Recipe:
+    """The pretrain recipe of a params file; the model's size is not known before its tokenizer's vocabulary is."""
+    params, model = built["pretrain"], built["model"]
+    config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
+    names = [field.name for field in dataclasses.fields(Recipe) if field.name != "parameters"]
+    return Recipe(**{name: getattr(params, name) for name in names}, parameters=config.parameter_count())
+
+
+def warnings(root: Path, built: Mapping[str, Any]) -> list[str]:
+    """What is out of line in the pretrain recipe, for `athanor plan`."""
+    far = far_from_probe(root, built)
+    return [*(f"recipe: {line}" for line in check(recipe_of(built))), *([far] if far else [])]
+
+
+def far_from_probe(root: Path, built: Mapping[str, Any]) -> str:
+    """What a current probe of this recipe says against pretrain.lr; "" where the rate is near the optimum."""
+    if not (root / METRICS).is_file() or not _current(root):
+        return ""
+    probed, lr = read_json(root / METRICS), built["pretrain"].lr
+    if not probed["inside"] or 1 / FAR <= lr / probed["optimum"] <= FAR:
+        return ""
+    ratio = lr / probed["optimum"]
+    many = f"{max(ratio, 1 / ratio):.1f} times {'above' if ratio > 1 else 'below'}"
+    return f"pretrain.lr {lr:g} is {many} the optimum that athanor probe lr found, {probed['optimum']:.3g}"
+
+
+def _current(root: Path) -> bool:
+    """Whether the probe was made with the recipe and the data of now, as far as DVC's files tell without hashing."""
+    if not (root / side.LOCK).is_file() or not (root / "dvc.lock").is_file():
+        return False
+    locked = dvc_lock.stages(root / side.LOCK).get(STAGE, {})
+    probed = dict(flatten(locked.get("params", {}).get(PARAMS.name, {})))
+    values = read_yaml(root / PARAMS)
+    now = dict(flatten({section: values.get(section) for section in ("model", "pretrain", "probe_lr")}))
+    skipped = tuple(f"pretrain.{name}" for name in NOT_PROBED)
+    if {k: v for k, v in probed.items() if not k.startswith(skipped)} != {
+        k: v for k, v in now.items() if not k.startswith(skipped)
+    }:
+        return False
+    made = dvc_lock.outputs(root / dvc_lock.LOCK)
+    data = {dep["path"]: dep.get("md5") for dep in locked.get("deps", []) if dep["path"] in made}
+    return all(made[path] == md5 for path, md5 in data.items())
+
+
+def lr(args: argparse.Namespace) -> int:
+    """Run the side stage by DVC, then show what it found."""
+    root = Path.cwd()
+    built = check_file(PARAMS)
+    status = side.repro(root, STAGE_FILE, STAGE, args.force)
+    if status:
+        print("\nthe probe did not finish: the message is above. Rates that were done are kept.", file=sys.stderr)
+        return status
+    probed = read_json(root / METRICS)
+    write_text(root / CHART, chart(probed, built["pretrain"].lr))
+    print("\n".join(report(probed, built["pretrain"].lr, built["pretrain"].tokens)))
+    return 0
+
+
+def report(probed: Mapping[str, Any], rate: float, run_tokens: int) -> list[str]:
+    """The points, the optimum and what to do about it."""
+    lines = ["", f"{'learning rate':>14}  {'bits per byte':>14}"]
+    for point in probed["points"]:
+        score = f"{point['bpb']:>14.4f}" if point["bpb"] is not None else f"{'diverged':>14}  {point['diverged']}"
+        marks = "  lowest" if point["lr"] == probed["best"]["lr"] and point["bpb"] is not None else ""
+        lines.append(f"{point['lr']:>14g}  {score}{marks}")
+    lines.append("")
+    if not probed["inside"]:
+        where = "lowest" if probed["extend"] == "lower" else "highest"
+        lines.append(
+            f"No optimum: the best rate is the {where} one tried, so look {probed['extend']}. Move pretrain.lr there, or"
+            " raise probe_lr.max_points"
+        )
+        return lines
+    ratio, share = rate / probed["optimum"], probed["tokens"] / run_tokens
+    lines.append(
+        f"Optimum        {probed['optimum']:.3g}  ({probed['lowest']:.3g} to {probed['highest']:.3g} are as good: within"
+        f" {probed['tolerance']:.2g} bits per byte)"
+    )
+    verdict = "is too high" if rate > probed["highest"] else "is too low" if rate < probed["lowest"] else "is as good"
+    lines.append(f"pretrain.lr    {rate:g}  {verdict} ({ratio:.2g} times the optimum)")
+    if share < 1:
+        lines.append(f"Runs of {probed['tokens']:,} tokens, {share:.0%} of the real one, which may want a lower rate")
+    lines.append(f"Plot           {CHART.as_posix()}")
+    return lines
+
+
+def recipe(args: argparse.Namespace) -> int:
+    """The table of the current parameters, warnings, and a suggestion where something else is asked for."""
+    now = recipe_of(check_file(PARAMS))
+    print("\n".join(table(now)))
+    for line in check(now):
+        print(f"! {line}")
+    changes = {name: getattr(args, name) for name in ("batch_tokens", "tokens", "parameters") if getattr(args, name)}
+    if changes:
+        other = derive(now, **changes)
+        asked_for = ", ".join(f"{name} {value:,}" for name, value in changes.items())
+        print(f"\nFor {asked_for}, with what the optimiser remembers kept (a start for athanor probe lr):")
+        for field in ("tokens", "batch_tokens", "lr", "beta2", "weight_decay", "warmup_tokens"):
+            old, new = _number(getattr(now, field)), _number(getattr(other, field))
+            print(f"  {field:<14} {old:>16}  {'as it is' if old == new else f'->  {new}'}")
+        print("\n".join(f"! {line}" for line in check(other)))
+    return 0
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if value < 0.9 else f"{value:.6g}"
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="command", metavar="lr | recipe", required=True)
+    rates = commands.add_parser("lr", help="short runs at several learning rates, and their optimum")
+    rates.add_argument("--force", action="store_true", help="even if nothing has changed")
+    rates.set_defaults(act=lr)
+    shown = commands.add_parser("recipe", help="half-lives, timescales and warnings; values for another batch or model")
+    for name, what in (("batch-tokens", "per step"), ("tokens", "of the run"), ("parameters", "of the model")):
+        shown.add_argument(f"--{name}", type=positive(int), metavar="N", help=f"suggest values for N {what}")
+    shown.set_defaults(act=recipe)
+
+
+def run(args: argparse.Namespace) -> int:
+    return int(args.act(args))
+
+
+def chart(found: Mapping[str, Any], rate: float) -> str:
+    """`found` is metrics/probe_lr.json; `rate` is marked as pretrain.lr. Diverged rates are crosses at the top."""
+    rates = [point["lr"] for point in found["points"]]
+    scores = [point["bpb"] for point in found["points"] if point["bpb"] is not None] or [0.0, 1.0]
+    left, right, low, high = math.log(min(rates)), math.log(max(rates)), min(scores), max(scores)
+    pad, margin = 0.05 * (right - left) or 1.0, 0.1 * (high - low) or 0.1
+
+    def x(lr: float) -> float:
+        return LEFT + (math.log(lr) - left + pad) / (right - left + 2 * pad) * (RIGHT - LEFT)
+
+    def y(bpb: float) -> float:
+        return BOTTOM - (bpb - low + margin) / (high - low + 2 * margin) * (BOTTOM - TOP)
+
+    curve, fit = [], found["parabola"]
+    for number in range(101 if fit["a"] else 0):
+        lr = min(rates) * (max(rates) / min(rates)) ** (number / 100)
+        at = math.log(lr / found["best"]["lr"])
+        value = fit["a"] * at * at + fit["b"] * at + fit["c"]
+        if value <= high + margin:
+            curve.append((x(lr), y(value)))
+    marked = left - pad <= math.log(rate) <= right + pad
+    grid = [low + (high - low) * line / 4 for line in range(5)]
+    return fill_template("probe.svg.j2", found=found, rate=rate if marked else None, x=x, y=y, curve=curve, grid=grid) + "\n"

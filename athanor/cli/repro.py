@@ -1,0 +1,175 @@
+"""`dvc repro` with a summary at the end.
+
+    python -m athanor repro [--max-minutes N] [--supervise] [arguments of dvc repro]
+
+When sft.base of params.yaml names a foreign model, the graph is foreign/lora.yaml: conversations, a LoRA on that model,
+and its export. Nothing is pretrained then.
+
+With --max-minutes, a stage that is at work when the time is over saves and
+ends, and the status is 75; the same command goes on from there. With
+--supervise, a stage that dies (killed, crashed, hung) is started again, three
+times at most; why each died is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from athanor.base.artifacts import read_json, write_text
+from athanor.cli import side, summary
+from athanor.cli.battery_gate import check_battery
+from athanor.cli.data import report
+from athanor.training.sft_params import SCRATCH
+from athanor.runtime import dvc_lock, lifetime, ship
+from athanor.runtime.closure import FOREIGN
+from athanor.runtime.guards import UNTIL
+from athanor.runtime.run import PARAMS
+from athanor.runtime.schema import FOREIGN_STAGES, check_file
+from athanor.runtime.terminal import say
+
+RESTARTS = 3
+GIB = 2**30
+SHIP_SECONDS = 60.0
+SHIP_SECONDS_AFTER_FAILURE = 5.0
+STOPPED = 75
+GRAPH, PLACE = Path(FOREIGN) / "dvc.yaml", "models/foreign"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="athanor repro", add_help=False, allow_abbrev=False)
+    parser.add_argument("--max-minutes", type=float)
+    parser.add_argument("--supervise", action="store_true")
+    own, words = parser.parse_known_args()
+    root = Path.cwd()
+    # A moment and not an amount: the stages of one repro share what is left.
+    until = {} if own.max_minutes is None else {UNTIL: f"{time.time() + 60 * own.max_minutes:.1f}"}
+    built = check_file(PARAMS)  # before DVC, which deletes a stage's outputs and only then starts it
+    base = built["sft"].base
+    if base == SCRATCH:
+        check_battery(root, built["battery"])
+    foreign = base != SCRATCH
+    stages = ("download", *FOREIGN_STAGES) if foreign else None
+    since_ms, before = int(time.time() * 1000), summary.runs(root, stages)
+    asked: list[int] = []
+    call, command = side.outlive(asked), [*side.DVC, *(in_graph(words) if foreign else words)]
+    with foreign_graph(root, base) if foreign else contextlib.nullcontext():
+        restarts = RESTARTS if own.supervise else 0
+        status, deaths = supervise(root, lambda: call(command, env={**os.environ, **until}), asked, restarts)
+    page = None if status or foreign else report.refresh(root)
+    left = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
+    lines = [summary.text(root, before, since_ms, stages).rstrip("\n")]
+    if page:
+        lines.append(f"Data      {page.relative_to(root)}  (what was kept and why; athanor data report --open)")
+    if left:
+        lines.append(f"Tracking  {left} runs are still to be shipped to MLflow; the next run or `make ui` does it")
+    say("\n".join(lines), sys.stdout)
+    if deaths:
+        say("\n" + "\n".join(deaths))
+    if not status:
+        return 0
+    if stopped(root, since_ms):
+        say("\ndvc repro did not finish: a stage stopped on request; the same command goes on from there.")
+        return STOPPED
+    where = "how a stage died is above" if deaths else "the message of the stage is above"
+    say(
+        f"\ndvc repro did not finish: {where}. Finished stages are kept;"
+        " mend the cause and run it again, long stages resume where they were."
+    )
+    return status
+
+
+@contextlib.contextmanager
+def foreign_graph(root: Path, base: str) -> Iterator[None]:
+    """The graph for a foreign base, with DVC's name for it and the base's in it; only inside the block (see the file)."""
+    if not (root / base / "config.json").is_file():
+        print(f"no Hugging Face model (sft.base: {base}). Fix: name its directory", file=sys.stderr)
+        raise SystemExit(1)
+    text = (root / FOREIGN / "lora.yaml").read_text(encoding="utf-8")
+    write_text(root / GRAPH, text.replace(f"- {PLACE}\n", f"- {json.dumps(base)}\n"))
+    try:
+        yield
+    finally:
+        (root / GRAPH).unlink(missing_ok=True)
+
+
+def in_graph(words: list[str]) -> list[str]:
+    """Arguments of `dvc repro` for the graph of a foreign base: its stages by their bare names, all of it by default.
+
+    No option of `dvc repro` takes a value, so every other word is a target.
+    """
+    named = [f"{GRAPH.as_posix()}:{word}" if word in FOREIGN_STAGES else word for word in words]
+    return named if any(not word.startswith("-") for word in words) else [*named, GRAPH.as_posix()]
+
+
+def stopped(root: Path, since_ms: int) -> bool:
+    """Whether a run ended on request since then, and not because of an error."""
+    ends = [read_json(path) for path in (root / ".athanor" / "runs").glob("*/end.json")]
+    return any(end["status"] == "KILLED" and end["ended_ms"] >= since_ms for end in ends)
+
+
+# -- how a stage died, and another start where that helps -----------------------------------------------------------------
+#
+# A stage that says why it ends (a refused parameter, a gate, a request to stop) would say the same again, or is wanted so.
+# One that dies does not: the kernel killed it for want of memory, a driver or a library crashed, it hung. Its checkpoints
+# are whole, so another start costs the steps since the last one.
+
+
+def supervise(root: Path, call: Callable[[], int], asked: list[int], restarts: int) -> tuple[int, list[str]]:
+    """`call` DVC, again while stages die, up to `restarts` times; its status, and the deaths.
+
+    Never again once a signal has come, which is in `asked`.
+    """
+    told: list[str] = []
+    again = 0
+    lifetime.deaths(root)  # of earlier commands
+    while True:
+        side.mend(root)
+        before = oom_kills()
+        status = call()
+        dvc_lock.keep(root)
+        deaths = [why(stage, said, oom_kills() > before) for stage, said in lifetime.deaths(root).items()]
+        if status < 0:
+            deaths.append(f"dvc itself was killed (signal {-status}, {signal.strsignal(-status)})")
+        told += deaths
+        if not status or not deaths or asked or again == restarts:
+            return status, told
+        again += 1
+        say(f"\n{'; '.join(deaths)}\nathanor repro --supervise: starts it again, {again} of {restarts}\n")
+
+
+def why(stage: str, said: str, kernel: bool) -> str:
+    """How a stage died, in words, and what to do about it."""
+    if said:
+        return f"{stage} died: {said.splitlines()[0]}"
+    held = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / GIB
+    memory = f"its largest process held {held:.1f} of {memory_bytes() / GIB:.1f} GiB"
+    if kernel:
+        cause = "the kernel has killed a process for want of memory meanwhile"
+    else:
+        cause = "most often the kernel does that for want of memory (dmesg knows)"
+    return f"{stage} was killed and could say nothing; {cause}; {memory}. Fix: {lifetime.LEANER}"
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory since it started; 0 where it does not count them."""
+    with contextlib.suppress(OSError, ValueError):
+        rows = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(rows.get("oom_kill", 0))
+    return 0
+
+
+def memory_bytes() -> int:
+    """The machine's memory, or what its control group may use of it."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(found)

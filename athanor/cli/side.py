@@ -1,0 +1,84 @@
+"""Running a side stage: a stage that no other one needs, in a file of its own in probes/ (why: probes/lr.yaml)."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from athanor.base.errors import InputError
+from athanor.runtime import dvc_lock, ship
+from athanor.runtime.closure import SIDE
+from athanor.runtime.facts import Graph
+from athanor.runtime.locks import try_lock
+from athanor.runtime.terminal import stop_signals
+
+DVC_FILE, LOCK = Path(SIDE) / "dvc.yaml", Path(SIDE) / dvc_lock.LOCK
+SHIP_SECONDS = 60.0
+DVC = (sys.executable, "-m", "dvc", "repro")
+
+
+def repro(root: Path, file: Path, stage: str, force: bool) -> int:
+    """Run the side stage of a file by DVC, one at a time in a checkout; returns DVC's exit status."""
+    if not (root / file).is_file():
+        raise InputError("file not found", where=file.as_posix(), fix=f"git checkout {file.as_posix()}")
+    (root / ".athanor").mkdir(exist_ok=True)
+    mend(root)
+    with try_lock(root / ".athanor" / "probe.lock") as free:
+        if not free:
+            raise InputError("another probe or synthesize is at work here", where=str(root), fix="wait for it")
+        status = _repro(root, file, stage, force)
+    ship.wait(root, SHIP_SECONDS if not status else 5.0)
+    return status
+
+
+def mend(root: Path) -> None:
+    """Put right what a kill may leave that keeps DVC from starting: its files dvc.lock and rwlock, torn."""
+    for text in dvc_lock.mend(root):
+        print(text, file=sys.stderr)
+
+
+def _repro(root: Path, file: Path, stage: str, force: bool) -> int:
+    """`dvc repro`, for which the file has DVC's name only meanwhile."""
+    call, target = outlive(), f"{DVC_FILE.as_posix()}:{stage}"
+    shutil.copyfile(root / file, root / DVC_FILE)
+    try:
+        if not force:
+            return call([*DVC, target], cwd=root)
+        # --force alone would force every stage before it as well: hours, and requests that are paid for again.
+        before = Graph(root).upstream(stage)
+        status = call([*DVC, *before], cwd=root) if before else 0
+        return status or call([*DVC, "--force", "--single-item", target], cwd=root)
+    finally:
+        (root / DVC_FILE).unlink(missing_ok=True)
+
+
+def outlive(asked: list[int] | None = None) -> Callable[..., int]:
+    """What runs a command, so that this process lives to tidy up after it. Signals that come are added to `asked`.
+
+    Ctrl-C reaches DVC and its stage as well, which save and leave; in a container this process' end would be theirs.
+    SIGTERM and SIGHUP are passed on to the command. Handlers, and not SIG_IGN, which the command would inherit.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+    asked = [] if asked is None else asked
+
+    def end(number: int, _: object) -> None:
+        asked.append(number)
+        left = [child for child in children if child.poll() is None]
+        for child in left:
+            child.send_signal(number)
+        if not left:
+            sys.exit(128 + number)
+
+    def call(command: list[str], **how: Any) -> int:
+        children.append(subprocess.Popen(command, **how))
+        return children[-1].wait()
+
+    signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+    for number in {signal.SIGTERM, signal.SIGHUP} & set(stop_signals()):
+        signal.signal(number, end)
+    return call

@@ -1,0 +1,334 @@
+"""The checkpoint slots of long stages: what is there, what may go.
+
+    python -m athanor slots                     list them
+    python -m athanor slots prune [--days D] [--max-gib G] [--unfinished] [--dry-run]
+    python -m athanor slots pin ID | unpin ID   keep one whatever prune is told
+    python -m athanor slots adopt [ID]          let the code of today go on with what other code began
+    python -m athanor slots drop [ID]           remove it: the next run begins anew
+
+A slot of a finished run only saves the last step of that run; a trunk is what
+a run with a larger token budget continues from, and pinned from the start.
+`prune` never touches a pinned slot, or one that a process works in.
+
+A stage whose code has changed stops at a slot that holds ten minutes of work or
+more, and asks. Without an ID, `adopt` and `drop` answer for the one slot that
+waits; `adopt` then also for the other parts of that stage's work that the same
+code began (the other sources of a download).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import read_json
+from athanor.base.errors import InputError
+from athanor.runtime.facts import flatten
+from athanor.runtime.locks import locked, try_lock
+from athanor.runtime.machine import anchor
+from athanor.runtime.progress import duration
+from athanor.runtime.slots import CODE, DONE, FACTS, PINNED, Record, steps
+from athanor.runtime.watchdog import HEARTBEAT
+
+DAY = 86400.0
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Found:
+    """One slot on disk. `state`: working, done, trunk or unfinished."""
+
+    path: Path
+    stage: str
+    facts: Mapping[str, Any]
+    state: str
+    step: int | None
+    bytes: int
+    changed: float  # seconds since the epoch
+    pinned: bool
+    current: bool  # it made what lies in the workspace
+    pulse: str = ""  # what the process that works in it said last
+    code: Record | None = None  # which code worked in it
+
+    @property
+    def id(self) -> str:
+        return self.path.name[:8]
+
+
+def find(root: Path) -> list[Found]:
+    """Every slot below `root`, oldest first within its stage."""
+    current = _current(root)
+    slots = [_look(path, current) for path in (root / ".athanor" / "slots").glob("*/[!.]*") if path.is_dir()]
+    return sorted((slot for slot in slots if slot is not None), key=lambda slot: (slot.stage, slot.changed))
+
+
+def _look(path: Path, current: set[str] = frozenset(), own: bool = False) -> Found | None:
+    """A slot as it lies there, or None when it has just been removed. `own`: this process has locked it."""
+    for tries_left in (2, 1, 0):
+        try:
+            facts = read_json(path / FACTS) if (path / FACTS).is_file() else {}
+            code = Record.read(path) if facts else None
+            empty = path.stat()
+            break
+        except (OSError, InputError):  # perhaps it is being removed, or begun
+            if path.is_dir() and not tries_left:
+                raise
+    else:
+        return None
+    files = list(_stats(path))
+    if not own and busy(path):
+        state = "working"
+    elif facts.get("part") == "trunk":
+        state = "trunk"
+    else:
+        state = "done" if (path / DONE).is_file() else "unfinished"
+    return Found(
+        path,
+        path.parent.name,
+        facts,
+        state,
+        max(steps(path), default=None),
+        sum(stat.st_size for stat in files),
+        max((stat.st_mtime for stat in files), default=empty.st_mtime),
+        (path / PINNED).is_file(),
+        path.name in current,
+        _pulse(path) if state == "working" else "",
+        code,
+    )
+
+
+def _pulse(path: Path) -> str:
+    """The heartbeat of the run that works in a slot, in words; "" where it left none."""
+    try:
+        run = json.loads((path / "run.json").read_text())["run"]
+        heartbeat = json.loads((path.parents[2] / "runs" / run / HEARTBEAT).read_text())
+        age = max(0.0, time.time() - heartbeat["time_ms"] / 1000)
+        return f"{heartbeat['phase']}, step {heartbeat['step']:,}, sign of life {duration(age)} ago"
+    except (OSError, ValueError, KeyError):  # it has just begun or ended
+        return ""
+
+
+def _stats(path: Path) -> Iterable[os.stat_result]:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # the process that works there drops old checkpoints
+                yield os.stat(os.path.join(folder, name))
+
+
+def _current(root: Path) -> set[str]:
+    """Fingerprints of the slots that made what the workspace holds."""
+    leaves = [read_json(path) for path in (root / "metrics" / "runs").glob("*.json")]
+    facts = [pair for leaf in leaves for pair in leaf.get("facts", {}).items()]
+    return {value for name, value in facts if name in ("slot", "trunk") or name.startswith("slot_")}
+
+
+def busy(path: Path) -> bool:
+    """Whether a process holds the slot's lock."""
+    return locked(path / "lock")
+
+
+def words(slots: list[Found]) -> dict[Path, str]:
+    """For each slot of one stage, the facts in which it differs from the others."""
+    flat = {slot.path: {name.removeprefix("params."): value for name, value in flatten(slot.facts)} for slot in slots}
+    names = list(dict.fromkeys(name for facts in flat.values() for name in facts if name != "part"))
+    differences = {}
+    for slot in slots:
+        mine = flat[slot.path]
+        # A trunk has no token budget; that it lacks one is no difference worth telling.
+        others = [flat[other.path] for other in slots]
+        differ = [name for name in names if name in mine and any(o.get(name, mine[name]) != mine[name] for o in others)]
+        differences[slot.path] = ", ".join(f"{_short(name)} {_value(mine[name])}" for name in differ)
+    return differences
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("inputs.") if name.startswith("inputs.") else name
+
+
+def _value(value: Any) -> str:
+    return value[:8] if isinstance(value, str) and len(value) == 64 else str(value)
+
+
+def table(slots: list[Found]) -> str:
+    differences: dict[Path, str] = {}
+    for stage in {slot.stage for slot in slots}:
+        differences |= words([slot for slot in slots if slot.stage == stage])
+    lines = [f"{'id':<9} {'stage':<10} {'state':<11} {'step':>9} {'age':>14} {'size':>10}  marks"]
+    now = time.time()
+    for slot in slots:
+        marks = [word for word, on in (("current", slot.current), ("pinned", slot.pinned)) if on]
+        marks += ["waits for adopt or drop"] if waits(slot) else []
+        marks += [slot.pulse] if slot.pulse else []
+        step = "-" if slot.step is None else f"{slot.step:,}"
+        line = f"{slot.id:<9} {slot.stage:<10} {slot.state:<11} {step:>9} {duration(now - slot.changed):>14}"
+        lines.append(f"{line} {size(slot.bytes):>10}  {', '.join(marks)}".rstrip())
+        if differences[slot.path]:
+            lines.append(f"{'':<10}{differences[slot.path]}")
+    lines.append(f"{len(slots)} slots, {size(sum(slot.bytes for slot in slots))}")
+    return "\n".join(lines)
+
+
+def size(count: int) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
+
+
+def prunable(
+    slots: list[Found], now: float, *, days: float | None, max_bytes: int | None, unfinished: bool
+) -> list[Found]:
+    """Slots that may go, oldest first: those older than `days`, then as many as it takes to reach `max_bytes`.
+
+    Never a pinned one or one at work; an unfinished one only when asked,
+    because its progress exists nowhere else.
+    """
+    states = {"done", "trunk", "unfinished"} if unfinished else {"done", "trunk"}
+    may = sorted((s for s in slots if not s.pinned and s.state in states), key=lambda slot: slot.changed)
+    gone = [slot for slot in may if days is not None and now - slot.changed > days * DAY]
+    total = sum(slot.bytes for slot in slots) - sum(slot.bytes for slot in gone)
+    for slot in may:
+        if max_bytes is not None and total > max_bytes and slot not in gone:
+            gone.append(slot)
+            total -= slot.bytes
+    return gone
+
+
+def remove(slot: Found) -> bool:
+    """Delete a slot under its lock; False when a process took it, or worked in it, in the meantime."""
+    with try_lock(slot.path / "lock") as free:
+        now = _look(slot.path, own=True) if free else None
+        if now is None or (now.state, now.changed, now.pinned) != (slot.state, slot.changed, slot.pinned):
+            return False
+        # Renamed first: a kill half-way must not leave a slot that looks whole.
+        scrap = tempfile.mkdtemp(prefix=f".{slot.path.name}.", suffix=".tmp", dir=slot.path.parent)
+        try:
+            os.rename(slot.path, scrap)
+        except OSError:
+            os.rmdir(scrap)  # nothing of the slot is in it
+            raise
+        if os.path.exists(os.path.join(scrap, PINNED)) and not slot.pinned:
+            os.rename(scrap, slot.path)  # pinned a moment ago, which takes no lock
+            return False
+    shutil.rmtree(scrap)
+    return True
+
+
+def pin(slot: Found, on: bool) -> None:
+    """Keep a slot from being pruned, or no longer."""
+    try:
+        (slot.path / PINNED).touch() if on else (slot.path / PINNED).unlink(missing_ok=True)
+    except FileNotFoundError:
+        fix = "athanor slots lists what is there"
+        raise InputError("was removed just now", where=str(slot.path), fix=fix) from None
+
+
+def waits(slot: Found) -> bool:
+    """Whether a stage with other code has asked what is to be done with a slot's work."""
+    return slot.code is not None and slot.code.refused is not None
+
+
+def asked(slots: list[Found], start: str) -> Found:
+    """The slot that waits for an answer: the one whose id begins with `start`, or the only one."""
+    waiting = [slot for slot in slots if waits(slot)]
+    if start:
+        return choose(slots, start)
+    if len(waiting) != 1:
+        fix = f"name one of: {', '.join(slot.id for slot in waiting)}" if waiting else "a stage asks when it has to"
+        raise InputError(f"{len(waiting)} slots wait for an answer", where="athanor slots", fix=fix)
+    return waiting[0]
+
+
+def adopt(slots: list[Found], start: str) -> list[Found]:
+    """Let the code that was refused go on in the slot; returns it, and the parts of the same work adopted with it."""
+    slot = asked(slots, start)
+    if slot.code is None or slot.code.refused is None:
+        fix = "run the stage: where its code has changed it stops, and waits for an answer"
+        raise InputError("no other code has asked for it", where=str(slot.path), fix=fix)
+    same = [other for other in slots if not start and _same_work(slot, other)]
+    new, taken = slot.code.refused, []
+    for one in [slot, *same]:
+        with try_lock(one.path / "lock") as free:
+            if free and (one.path / CODE).is_file():
+                Record(new, (*one.code.digests, new.digest)).write(one.path)
+                taken.append(one)
+    if slot not in taken:
+        raise InputError("a process is at work in it", where=str(slot.path), fix="stop it first: athanor stop")
+    return taken
+
+
+def _same_work(slot: Found, other: Found) -> bool:
+    """Whether another slot holds a part of the same stage's work, begun by the same code."""
+    parts = [one.facts.get("part", "trunk") != "trunk" and one.code is not None for one in (slot, other)]
+    return all(parts) and other != slot and other.stage == slot.stage and other.code.code == slot.code.code
+
+
+def choose(slots: list[Found], start: str) -> Found:
+    """The one slot whose id begins with `start`."""
+    hits = [slot for slot in slots if start and slot.path.name.startswith(start)]
+    if len(hits) != 1:
+        known = ", ".join(slot.id for slot in hits or slots) or "there are none"
+        raise InputError(f"{len(hits)} slots begin with '{start}'", where="athanor slots", fix=f"name one of: {known}")
+    return hits[0]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="command", metavar="prune | pin | unpin | adopt | drop")
+    prune = commands.add_parser("prune", help="delete slots that are not needed")
+    prune.add_argument("--days", type=float, help="those not changed for so many days (7 when --max-gib is not given)")
+    prune.add_argument("--max-gib", type=float, help="oldest first, until all slots together are no larger")
+    prune.add_argument("--unfinished", action="store_true", help="also those whose run has not ended")
+    prune.add_argument("--dry-run", action="store_true", help="only say what would go")
+    for name, text in (("pin", "never prune this slot"), ("unpin", "let prune take this slot")):
+        commands.add_parser(name, help=text).add_argument("id")
+    for name, text in (("adopt", "go on with changed code"), ("drop", "remove what other code began")):
+        commands.add_parser(name, help=text).add_argument("id", nargs="?", default="")
+
+
+def run(args: argparse.Namespace) -> int:
+    slots = find(anchor())
+    if args.command == "prune":
+        return _prune(slots, args)
+    if args.command in ("pin", "unpin"):
+        slot = choose(slots, args.id)
+        pin(slot, args.command == "pin")
+        print(f"{slot.id} of {slot.stage} is {args.command}ned")
+        return 0
+    if args.command == "adopt":
+        for slot in adopt(slots, args.id):
+            print(f"{slot.id} of {slot.stage} is adopted: the next run goes on there, and its manifest names both codes")
+        return 0
+    if args.command == "drop":
+        slot = asked(slots, args.id)
+        if not remove(slot):
+            raise InputError("a process is at work in it", where=str(slot.path), fix="stop it first: athanor stop")
+        print(f"removed {slot.id} of {slot.stage}, {size(slot.bytes)}: the next run begins anew")
+        return 0
+    print(table(slots) if slots else "there are no slots: no long stage has run here")
+    return 0
+
+
+def _prune(slots: list[Found], args: argparse.Namespace) -> int:
+    days = 7.0 if args.days is None and args.max_gib is None else args.days
+    limit = None if args.max_gib is None else int(args.max_gib * GIB)
+    gone = prunable(slots, time.time(), days=days, max_bytes=limit, unfinished=args.unfinished)
+    freed = 0
+    for slot in gone:
+        if not args.dry_run and not remove(slot):
+            print(f"{slot.id} of {slot.stage} is in use now and stays", file=sys.stderr)
+            continue
+        freed += slot.bytes
+        print(f"{'would remove' if args.dry_run else 'removed'} {slot.id} of {slot.stage}, {size(slot.bytes)}")
+    left = sum(slot.bytes for slot in slots) - freed
+    print(f"{size(freed)} {'would be ' if args.dry_run else ''}freed, {size(left)} stay")
+    if limit is not None and left > limit:
+        print("the rest is pinned, at work, or unfinished (--unfinished takes those, too)", file=sys.stderr)
+        return 1
+    return 0

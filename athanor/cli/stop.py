@@ -1,0 +1,106 @@
+"""Ask the stages that run here to save and end (`athanor stop`) or to write a checkpoint and go on (`athanor save`).
+
+    python -m athanor stop [--wait SECONDS]
+    python -m athanor save [--wait SECONDS]
+
+Both make a file, `.athanor/STOP` or `.athanor/SAVE`, that a stage looks for
+between two steps, and wait until it was obeyed. So they also reach a stage in
+a container or on another machine that shares the directory, where no signal
+would; there, make the file by hand, because this command cannot see the stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from athanor.base.artifacts import read_json, write_text
+from athanor.base.errors import InputError
+from athanor.runtime.guards import SAVE, STOP
+from athanor.runtime.journal import alive
+from athanor.runtime.machine import anchor
+from athanor.runtime.progress import duration
+
+POLL = 0.1  # s
+WAIT = 120.0  # s; a step and a save, or what is left of a shard
+
+
+def running(root: Path) -> list[Path]:
+    """Journal folders of the stages at work in a checkout."""
+    folders = (path.parent for path in (root / ".athanor" / "runs").glob("*/meta.json"))
+    return sorted(folder for folder in folders if alive(folder))
+
+
+def stop(root: Path, wait: float) -> int:
+    """Each stage that runs takes one file, so it is made again until as many as there were stages have taken one."""
+    stages, deadline, made = _stages(root), time.monotonic() + wait, 1
+    left, file = list(stages), root / ".athanor" / STOP
+    write_text(file, "")
+    while left and time.monotonic() < deadline:
+        time.sleep(POLL)
+        for folder in [folder for folder in left if not alive(folder)]:
+            left.remove(folder)
+            print(f"{_name(folder)}: {_how_it_ended(folder)}")
+        if made < len(stages) and left and not file.exists():
+            made += 1
+            write_text(file, "")
+    if not left:
+        file.unlink(missing_ok=True)  # a stage that ended by itself has not taken it
+        return 0
+    return _late(left, file, wait)
+
+
+def save(root: Path, wait: float) -> int:
+    stages, deadline, file = _stages(root), time.monotonic() + wait, root / ".athanor" / SAVE
+    write_text(file, "")
+    while time.monotonic() < deadline:
+        time.sleep(POLL)
+        if not file.exists():
+            print(f"saved by {_names(stages)}; it goes on")
+            return 0
+        if not any(alive(folder) for folder in stages):
+            file.unlink(missing_ok=True)
+            raise InputError(f"{_names(stages)} ended before it came to save", fix="see what runs: athanor slots")
+    return _late(stages, file, wait)
+
+
+def _stages(root: Path) -> list[Path]:
+    found = running(root)
+    if not found:
+        raise InputError("no stage runs here", where=str(root), fix="see its checkpoints: python -m athanor slots")
+    return found
+
+
+def _late(left: list[Path], file: Path, wait: float) -> int:
+    text = f"{_names(left)} has not answered in {duration(wait)}: only training saves on request, and a step, a shard"
+    text += f" or a validation may take longer. The request stays; take it back with rm {file}"
+    print(text, file=sys.stderr)
+    return 1
+
+
+def _name(folder: Path) -> str:
+    meta = read_json(folder / "meta.json")
+    return f"{meta['stage']} (process {meta['pid']})"
+
+
+def _names(folders: list[Path]) -> str:
+    return ", ".join(_name(folder) for folder in folders)
+
+
+def _how_it_ended(folder: Path) -> str:
+    if not (folder / "end.json").is_file():
+        return "killed; the same command goes on from the last checkpoint"
+    end = read_json(folder / "end.json")
+    if end["status"] == "FINISHED":
+        return "was through before it came to stop; the next stage may begin now, ask again then"
+    return str(end.get("error", end["status"]))
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--wait", type=float, default=WAIT, help=f"seconds to wait for an answer ({WAIT:.0f})")
+
+
+def run(args: argparse.Namespace) -> int:
+    return (save if args.name == "save" else stop)(anchor(), args.wait)

@@ -1,0 +1,99 @@
+"""What the pipeline made, for a person: stages with times, scores with errors, where things are.
+
+    python -m athanor summary
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import read_json
+from athanor.cli.render import fill_template
+from athanor.monitor.reader import PHASES
+from athanor.runtime.facts import Graph
+from athanor.runtime.machine import anchor
+from athanor.runtime.progress import duration
+from athanor.runtime.watch import FILE
+
+RATES = (
+    ("stop", "end by themselves"), ("fake_turn", "fake a turn"), ("repetition", "repeat"), ("hedge", "hedge"),
+    ("identity_leak", "leak an identity"),
+)
+
+
+def leaf(root: Path, stage: str) -> dict[str, Any] | None:
+    """metrics/runs/<stage>.json, or None before the stage ever ran."""
+    path = root / "metrics" / "runs" / f"{stage.replace('-', '_')}.json"
+    return read_json(path) if path.is_file() else None
+
+
+def runs(root: Path, stages: Iterable[str] | None = None) -> dict[str, str]:
+    """Stage to the id of the run that made what is in the workspace; without `stages`, of the main graph's."""
+    leaves = {stage: leaf(root, stage) for stage in stages or Graph(root).stages}
+    return {stage: facts["run"] for stage, facts in leaves.items() if facts}
+
+
+def outcome(stage: str, before: dict[str, str], after: dict[str, str], since_ms: int) -> str:
+    """ran, kept (nothing to do), restored (from DVC's run cache) or missing."""
+    if stage not in after:
+        return "missing"
+    if before.get(stage) == after[stage]:
+        return "kept"
+    stamp = re.search(r"-(\d{13})-", after[stage])
+    # A resumed run keeps its first id, so age alone cannot tell it from a restored one.
+    return "ran" if stamp and int(stamp[1]) >= since_ms else "restored"
+
+
+def text(
+    root: Path, before: dict[str, str] | None = None, since_ms: int = 0, stages: Iterable[str] | None = None
+) -> str:
+    """`before`: the runs of before this repro. `stages`: those of a foreign base's graph, instead of the main one's."""
+    after, rows, ran = runs(root, stages), [], 0.0
+    for stage in stages or Graph(root).stages:
+        facts = leaf(root, stage)
+        state = "" if before is None else outcome(stage, before, after, since_ms)
+        if state == "restored" and facts and facts.get("ended_ms", 0) >= since_ms > 0:
+            state = "ran (resumed)"
+        counted = bool(facts) and (before is None or state.startswith("ran"))
+        ran += facts["seconds"] if facts and counted else 0.0
+        rows.append((stage, state, duration(facts["seconds"]) if facts else "-", counted))
+    return fill_template(
+        "summary.txt.j2",
+        stages=rows,
+        total=duration(ran),
+        tuned=_metrics(root, "lora") if stages else None,
+        scores=None if stages else _metrics(root, "eval"),
+        exported=(root / "models" / ("lora-export" if stages else "export") / "MODEL_CARD.md").is_file(),
+        health=_health(after),
+        rates=RATES,
+        foreign=bool(stages),
+    )
+
+
+def _metrics(root: Path, name: str) -> dict[str, Any] | None:
+    path = root / "metrics" / f"{name}.json"
+    return read_json(path) if path.is_file() else None
+
+
+def _health(ran: dict[str, str]) -> dict[str, str]:
+    """What the monitor said of each training; nothing of one that ran on another machine."""
+    statuses = {}
+    for stage in PHASES:
+        path = anchor() / ".athanor" / "runs" / ran.get(stage, "") / "files" / FILE
+        if stage in ran and path.is_file():
+            statuses[stage] = read_json(path)["status"]
+    return statuses
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """It has none."""
+
+
+def run(args: argparse.Namespace) -> int:
+    sys.stdout.write(text(Path.cwd()))
+    return 0

@@ -1,0 +1,77 @@
+"""The MLflow UI on the page that shows runs.
+
+    python -m athanor ui [--port 5000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from athanor.base.errors import InputError
+from athanor.runtime import ship
+from athanor.runtime.machine import anchor
+from athanor.runtime.redact import redact
+from athanor.runtime.store import EXPERIMENT
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, default=5000)
+
+
+def run(args: argparse.Namespace) -> int:
+    root = anchor()
+    ship.wait(root, 60.0)
+    uri = ship.tracking_uri(root)
+    if uri.startswith("sqlite:///") and not os.path.exists(uri.removeprefix("sqlite:///")):
+        print("there are no runs yet: make repro first", file=sys.stderr)
+        return 1
+    from mlflow.tracking import MlflowClient
+
+    found = MlflowClient(tracking_uri=uri).get_experiment_by_name(EXPERIMENT)
+    # Without the query the UI opens in its GenAI mode, which hides these runs.
+    page = f"#/experiments/{found.experiment_id}/runs?workflowType=machine_learning" if found else ""
+    if uri.startswith("http"):
+        print(f"open {redact(uri).rstrip('/')}/{page}")
+        return 0
+    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    # Not as an argument, which every user of the machine can read.
+    environment = {**os.environ, **quiet, "MLFLOW_BACKEND_STORE_URI": uri}
+    command = [sys.executable, "-m", "mlflow", "server"]
+    command += ["--host", "127.0.0.1", "--port", str(args.port), "--workers", "1"]
+    if _answers(args.port):
+        taken = f"something listens on port {args.port} already"
+        raise InputError(taken, where="athanor ui", fix=f"athanor ui --port {args.port + 1}, or stop it")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT, too: a shell's background job ignores it
+        signal.signal(number, signal.default_int_handler)
+    # A session of its own: at Ctrl-C its processes would each print a traceback.
+    server = subprocess.Popen(command, env=environment, cwd=root, start_new_session=True)
+    try:
+        if _listens(server, args.port):
+            print(f"open http://127.0.0.1:{args.port}/{page}\n(Ctrl-C stops the server)", flush=True)
+        return server.wait()
+    except KeyboardInterrupt:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+        return 0
+
+
+def _listens(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until the server answers; False when it has ended instead."""
+    while server.poll() is None:
+        if _answers(port):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+        return True
+    return False

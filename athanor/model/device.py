@@ -1,0 +1,54 @@
+"""The compute device, prepared once before the first operation."""
+
+from __future__ import annotations
+
+import torch
+
+from athanor.base.errors import InputError
+from athanor.model.architecture import identify, memory_share
+
+# Tokens per forward pass when the machine settings leave it open. On a CPU
+# larger ones only spill the caches; an accelerator wants more at once.
+MICRO_BATCH_TOKENS = {"cpu": 1024, "mps": 4096, "cuda": 16384}
+
+
+def prepare(name: str, threads: int) -> torch.device:
+    """The device called `name` (auto, cpu, cuda, mps), with threads set, denormals flushed and memory limited.
+
+    Call before any tensor work: worker threads inherit the denormal mode from
+    the thread that starts them. Without it, Adam's moments of ids that no
+    longer occur decay into denormals and slow its step down twentyfold.
+    """
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not usable.get(name, False):
+        raise InputError(f"torch cannot use device '{name}' here", where="machine.device", fix="use auto or cpu")
+    device = torch.device(name)
+    limit_memory(device)
+    return device
+
+
+# A CPU works on micro-batches side by side, so a small batch has to be cut as well. A fixed number:
+# the cores of a machine must not decide in which groups gradients are added up.
+CPU_MICRO_BATCHES = 4
+
+
+def micro_batch(device: torch.device, asked_tokens: int, row_tokens: int, batch_tokens: int) -> int:
+    """Rows per forward pass for a setting of `asked_tokens` (0: choose), at most the batch."""
+    tokens = asked_tokens or MICRO_BATCH_TOKENS[device.type]
+    if device.type == "cpu" and not asked_tokens:
+        tokens = min(tokens, batch_tokens // CPU_MICRO_BATCHES)
+    return max(1, min(tokens, batch_tokens) // row_tokens)
+
+
+def limit_memory(device: torch.device) -> None:
+    """Let torch take at most `memory_share` of a GPU's memory, whatever it is taken for.
+
+    On a chip that shares memory with the processor, a driver out of memory
+    takes the whole machine down instead of raising an error.
+    """
+    if device.type == "cuda" and (share := memory_share(identify(device))) < 1.0:
+        torch.cuda.set_per_process_memory_fraction(share, device)

@@ -1,0 +1,281 @@
+"""Rules about gradients and numbers: their norm before clipping, steps that were skipped, the loss scale, vitals."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from athanor.monitor.finding import CRITICAL, INFO, WARNING
+from athanor.monitor.rule import NO_READING, Row, Rule, Verdict
+from athanor.monitor.setup import MIN_HISTORY, Shared
+from athanor.monitor.statistics import Alarm
+
+SKIP_WINDOW = 1000
+MIN_SHARE_STEPS = 200  # below, a share of skipped steps means little
+
+
+class _Skips:
+    """Steps that were not taken, among the last 1000 and in a row."""
+
+    def __init__(self) -> None:
+        self.flags: deque[bool] = deque(maxlen=SKIP_WINDOW)
+        self.count = self.row = 0
+
+    def see(self, skipped: bool) -> None:
+        if len(self.flags) == SKIP_WINDOW:
+            self.count -= self.flags[0]
+        self.flags.append(skipped)
+        self.count += skipped
+        self.row = self.row + 1 if skipped else 0
+
+    @property
+    def share(self) -> float:
+        return self.count / len(self.flags) if len(self.flags) >= MIN_SHARE_STEPS else 0.0
+
+
+class SkippedSteps(Rule):
+    """A gradient that is not finite. Not in fp16, whose loss scale probes the range by skipping steps."""
+
+    inputs = ("loss", "grad_norm")
+    finite = False
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.skips = _Skips()
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        if "loss_scale" in row or self.shared.plan.precision == "fp16":  # a replayed step has lost its scale
+            return None
+        norm, broken = row["grad_norm"], not math.isfinite(row["grad_norm"])
+        self.skips.see(broken)
+        if not broken or not math.isfinite(row["loss"]):  # a broken loss is nan_loss's
+            return None
+        often = self.skips.count >= 3 and self.skips.share > self.limits.skipped_critical
+        critical = self.skips.row >= 3 or often
+        limit = self.limits.skipped_critical if often else 3.0 if critical else 1.0
+        text = f"The gradient norm is {norm} with a finite loss of {row['loss']:.3f}; the step was skipped"
+        text += f", {self.skips.row} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
+        fix = f"{self.phase}.lr lower or {self.phase}.grad_clip smaller; {self.phase}.precision fp32 "
+        fix += "finds out whether it is range."
+        return Verdict(CRITICAL if critical else WARNING, norm, limit, text, fix)
+
+
+class RefusedSteps(Rule):
+    """Steps that a guard did not learn from, although their numbers are finite: some are what it is for."""
+
+    inputs = ("loss", "grad_norm", "skipped")
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.skips = _Skips()
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        refused = row["skipped"] > 0
+        self.skips.see(refused)
+        if not refused:
+            return None
+        many = self.skips.row >= 5 or (self.skips.count >= 3 and self.skips.share > self.limits.refused_warning)
+        text = f"The step was refused: a loss of {row['loss']:.3f} and a gradient norm of {row['grad_norm']:.3g}; "
+        text += f"{self.skips.row} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
+        fix = f"{self.phase}.lr lower, and look at the data of these steps."
+        fix = fix if many else "nothing, as long as it is rare."
+        limit = self.limits.refused_warning if many else 1.0
+        return Verdict(WARNING if many else INFO, float(self.skips.count), limit, text, fix)
+
+
+class LossScale(Rule):
+    """fp16 only: the range is exhausted when the scale falls below 1, or when steps are skipped all the time."""
+
+    inputs = ("loss_scale",)
+    finite = False
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.skips = _Skips()
+        self.rows, self.settled = 0, shared.span(0.05, 10, 100)  # a scale begins high and falls to where it fits
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        scale, self.rows = row["loss_scale"], self.rows + 1
+        fix = f"{self.phase}.precision bf16 or fp32, or {self.phase}.lr lower."
+        if self.rows > self.settled:
+            self.skips.see(not math.isfinite(row.get("grad_norm", math.inf if row.get("skipped") else 0.0)))
+        if scale < self.limits.scale_low:
+            text = f"The loss scale fell to {scale:g}: fp16 has no range left for these gradients."
+            return Verdict(CRITICAL, scale, self.limits.scale_low, text, fix)
+        if self.skips.row >= 5:
+            text = f"{self.skips.row} steps in a row were skipped at a loss scale of {scale:g}."
+            return Verdict(CRITICAL, float(self.skips.row), 5.0, text, fix)
+        if self.skips.count >= 3 and self.skips.share > self.limits.scale_skipped:
+            text = f"{self.skips.share:.1%} of the last {len(self.skips.flags)} steps were skipped at a "
+            text += f"loss scale of {scale:g}."
+            return Verdict(WARNING, self.skips.share, self.limits.scale_skipped, text, fix)
+        return None
+
+
+class GradientSpike(Rule):
+    """A burst of the gradient norm, judged by its logarithm."""
+
+    inputs = ("grad_norm",)
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        norm, history = row["grad_norm"], self.shared.log_norm
+        if norm <= 0 or len(history) < MIN_HISTORY or row.get("skipped"):
+            return None
+        middle = math.exp(history.median)
+        times, limits = norm / middle, self.limits
+        huge = self.phase == "sft" and norm > limits.gradient_absolute
+        if times <= limits.gradient_rise and not huge:
+            return None
+        z = (math.log(norm) - history.median) / max(history.sigma, 0.01)
+        if z <= limits.gradient_sigma and times <= limits.gradient_warning and not huge:
+            return None
+        critical = times > limits.gradient_critical or huge
+        text = f"The gradient norm burst to {norm:.3g}, {times:.1f} times the median {middle:.3g} "
+        text += f"({z:.0f} sigma of its logarithm)."
+        fix = f"{self.phase}.grad_clip 0.5 or 0.3, {self.phase}.lr lower; a loss spike often follows."
+        limit = limits.gradient_critical if critical else limits.gradient_warning
+        return Verdict(CRITICAL if critical else WARNING, times, limit, text, fix)
+
+
+class GradientBand(Rule):
+    """A norm that stays outside what is usual."""
+
+    inputs = ("grad_norm",)
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.need = shared.log_norm.size
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        # Norms near zero have a rule of their own.
+        if len(self.shared.log_norm) < self.need or row["grad_norm"] < self.limits.vanishing_norm:
+            return NO_READING
+        middle = math.exp(self.shared.log_norm.median)
+        low, high = self.limits.gradient_low, self.limits.gradient_high
+        if low <= middle <= high:
+            return None
+        text = f"The median gradient norm of {len(self.shared.log_norm)} steps is {middle:.3g}, "
+        text += f"outside {low:g} to {high:g}."
+        if middle > high:
+            fix = f"{self.phase}.lr lower; {self.phase}.grad_clip hides the real norm."
+            return Verdict(WARNING, middle, high, text, fix)
+        return Verdict(WARNING, middle, low, text, "look for weights that get no gradient, or a loss divided twice.")
+
+
+class VanishingGradient(Rule):
+    inputs = ("grad_norm",)
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.need, self.zeros_need = shared.span(0.1, 10, 20), shared.span(0.1, 5, 10)
+        self.low = self.zeros = 0
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        norm = row["grad_norm"]
+        self.low = self.low + 1 if norm < self.limits.vanishing_norm else 0
+        self.zeros = self.zeros + 1 if norm == 0 else 0
+        fix = "check the mask of the targets, detached tensors and requires_grad."
+        if self.zeros >= self.zeros_need:
+            text = f"The gradient norm is exactly 0 for {self.zeros} steps: no signal reaches the weights."
+            return Verdict(CRITICAL, 0.0, self.limits.vanishing_norm, text, fix)
+        if self.low >= self.need:
+            text = f"The gradient norm is {norm:.1e}, for {self.low} steps: hardly any signal reaches the weights."
+            return Verdict(WARNING, norm, self.limits.vanishing_norm, text, fix)
+        return None
+
+
+class AttentionLogits(Rule):
+    """Logits of the attention that are large, or twice as large as before (Dehghani et al. 2023, arXiv:2302.05442)."""
+
+    inputs = ("vitals.attention_logit_max",)
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.span_steps = shared.span(0.2, 20, 1000)
+        self.readings: deque[tuple[int, float]] = deque()
+
+    def make_alarm(self) -> Alarm:
+        return self.alarm_of(2, 3)
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        value, limit = row["vitals.attention_logit_max"], self.limits.attention_logits
+        while self.readings and self.readings[-1][0] >= step:  # the run went back to a checkpoint
+            self.readings.pop()
+        self.readings.append((step, value))
+        while self.readings[0][0] < step - self.span_steps:
+            self.readings.popleft()
+        began, before = self.readings[0]
+        fix = "model.qk_norm true, or a lower lr; with fp16 the softmax overflows next."
+        if value > limit:
+            return Verdict(WARNING, value, limit, f"The largest attention logit is {value:.1f}.", fix)
+        if value > limit / 2 and value > 2 * before:
+            text = f"The largest attention logit grew from {before:.1f} at step {began} to {value:.1f}."
+            return Verdict(WARNING, value, 2 * before, text, fix)
+        return None
+
+
+class _Vital(Rule):
+    """One number of the model that should stay below a line; two of three readings decide."""
+
+    limit: str
+    text: str
+    fix: str
+
+    def make_alarm(self) -> Alarm:
+        return self.alarm_of(2, 3)
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        value, limit = row[self.inputs[0]], getattr(self.limits, self.limit)
+        if value <= limit:
+            return None
+        text = f"{self.text} is {value:.2f}, above {limit:g}."
+        return Verdict(WARNING, value, limit, text, self.fix.format(phase=self.phase))
+
+
+class EmbeddingSpread(_Vital):
+    """The spread is above the line, and a fifth more than in the weights that the run began with.
+
+    Rows of ids that pretraining never showed are pushed away in every step: the
+    209 of the default run end at 2.3 to 2.55 times the median norm, while ids
+    seen a hundred times are near 1.3. Those of the chat template are among them
+    and in every batch of fine-tuning, which begins with that spread and does
+    not make it.
+    """
+
+    first_readings = 5  # the largest of them: batches differ in how many such ids they have
+    growth = 1.2
+
+    inputs = ("vitals.embedding_spread",)
+    limit = "embedding_spread"
+    text = "The spread of the embedding's row norms"
+    fix = "{phase}.lr lower or {phase}.z_loss 1e-4; a smaller tokenizer.vocab_size if many tokens are rare."
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.began: list[float] = []
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        value, limit = row[self.inputs[0]], self.limits.embedding_spread
+        if len(self.began) < self.first_readings:
+            self.began.append(min(value, 2 * limit))  # more is no way to begin either
+        return super().check(step, row) if value > self.growth * max(self.began) else None
+
+
+class FinalNormGain(_Vital):
+    inputs = ("vitals.final_norm_gain",)
+    limit = "final_norm_gain"
+    text = "The gain of the final norm"
+    fix = "{phase}.z_loss 1e-4 or {phase}.lr lower: the logits grow by way of this gain."
+
+
+RULES = {
+    "skipped_steps": SkippedSteps,
+    "refused_steps": RefusedSteps,
+    "loss_scale": LossScale,
+    "gradient_spike": GradientSpike,
+    "gradient_band": GradientBand,
+    "vanishing_gradient": VanishingGradient,
+    "attention_logits": AttentionLogits,
+    "embedding_spread": EmbeddingSpread,
+    "final_norm_gain": FinalNormGain,
+}

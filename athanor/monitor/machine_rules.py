@@ -1,0 +1,302 @@
+"""Rules about the run as a process: learning rate, speed, waiting, memory, checkpoints, disk."""
+
+from __future__ import annotations
+
+from athanor.monitor.finding import CRITICAL, INFO, WARNING
+from athanor.monitor.rule import NO_READING, Row, Rule, Verdict
+from athanor.monitor.setup import Shared
+from athanor.monitor.statistics import Alarm, Window
+
+MIB = 2**20
+PARTS = ("time.data_s", "time.forward_backward_s", "time.optimizer_s")
+WAIT = "cpu.wait_share"  # of the time that the run wanted processors, while others had them
+BUSY = 0.05  # above, the machine is busy, and its speed says nothing about the run
+
+
+class LearningRate(Rule):
+    """The rate that was used, against the schedule as a pure function of the tokens."""
+
+    inputs = ("lr", "tokens")
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        plan, rate = self.shared.plan, row["lr"]
+        if plan.rate is None or plan.peak_lr is None:
+            return None
+        tokens = int(row["tokens"])
+        due = plan.rate(tokens) * row.get("lr_scale", 1.0)
+        error = abs(rate - due)
+        if error <= self.limits.lr_error * due + 1e-6 * plan.peak_lr:
+            return None
+        value = error / max(due, 1e-6 * plan.peak_lr)
+        text = f"The learning rate is {rate:.3g} where the schedule says {due:.3g}"
+        fix = "the rate is a function of the tokens, also after a resume: check what the step was given."
+        in_steps = plan.rate(step)
+        if abs(rate - in_steps) <= self.limits.lr_error * in_steps and step != tokens:
+            text += f": it is the rate of token {step}, so steps were counted for tokens."
+            return Verdict(CRITICAL, value, self.limits.lr_error, text, fix)
+        return Verdict(WARNING, value, self.limits.lr_error, text + ".", fix)
+
+
+class Throughput(Rule):
+    """Median speed against that of the first steps of this process, with the part of a step that grew most.
+
+    Only information where other programs had the processors meanwhile.
+    """
+
+    inputs = ("tokens_per_second",)
+
+    def __init__(self, shared: Shared) -> None:
+        self.skip, self.size = shared.span(0.04, 10, 20), shared.span(0.1, 25, 50)
+        super().__init__(shared)
+        self.first, self.recent = Window(2 * self.size), Window(self.size)
+        self.seen = 0
+        self.parts: dict[str, tuple[Window, Window]] = {}
+
+    def make_alarm(self) -> Alarm:
+        return self.alarm_of(2 * self.size, 2 * self.size)
+
+    def resumed(self) -> None:
+        self.seen = 0
+        self.parts = {}
+        self.first.clear()
+        self.recent.clear()
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        self.seen += 1
+        if self.seen <= self.skip:
+            return None
+        filling = len(self.first) < self.first.size
+        self.recent.add(row["tokens_per_second"])
+        if filling:
+            self.first.add(row["tokens_per_second"])
+        for name in (*PARTS, WAIT):
+            if name in row:
+                start, now = self.parts.setdefault(name, (Window(2 * self.size), Window(self.size // 5)))
+                now.add(row[name])
+                if filling:
+                    start.add(row[name])
+        if filling:
+            return None
+        share = self.recent.median / max(self.first.median, 1e-9)
+        if share >= self.limits.throughput_warning:
+            return None
+        critical = share < self.limits.throughput_critical
+        limit = self.limits.throughput_critical if critical else self.limits.throughput_warning
+        text = f"The speed is {self.recent.median:,.0f} tokens/s, {share:.0%} of the "
+        text += f"{self.first.median:,.0f} at the start"
+        grew = {name: now.median - start.median for name, (start, now) in self.parts.items() if len(start) and len(now)}
+        waiting = self.parts[WAIT][1].median if grew.pop(WAIT, None) is not None else 0.0
+        if grew and max(grew.values()) > 0:
+            name = max(grew, key=lambda part: grew[part])
+            text += f"; {name} grew most, by {1000 * grew[name]:.1f} ms a step"
+        if waiting > BUSY:
+            text += f"; it waits for a processor {waiting:.0%} of its time, because other programs have it."
+            return Verdict(INFO, share, limit, text, "nothing, or let the other programs end first.")
+        fix = "other work on this machine, heat, or disk; machine.yaml threads and micro_batch_tokens."
+        return Verdict(CRITICAL if critical else WARNING, share, limit, text + ".", fix)
+
+
+class _Steps:
+    """Readings of a stretch of steps. They may come at every step, or at the steps where the device is looked at."""
+
+    least = 3  # readings
+
+    def __init__(self, size: int) -> None:
+        self.size, self.start = size, 0
+        self.values: list[tuple[float, ...]] = []
+
+    def add(self, step: int, *values: float) -> list[tuple[float, ...]]:
+        """All readings of the stretch when `step` completes it, else nothing."""
+        if not self.values or step <= self.start:  # later steps come again when a run goes back
+            self.start, self.values = step, []
+        self.values.append(values)
+        if step - self.start + 1 < self.size or len(self.values) < self.least:
+            return []
+        done, self.values = self.values, []
+        return done
+
+
+class DataWait(Rule):
+    """The share of a step's time that waits for data."""
+
+    inputs = PARTS
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.alarm.calm = 2  # stretches
+        self.steps = _Steps(shared.span(0.1, 20, 100))
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        seconds = row.get("time.step_s", sum(row[name] for name in PARTS))
+        done = self.steps.add(step, row["time.data_s"], seconds)
+        if not done:
+            return NO_READING
+        total = sum(whole for _, whole in done)
+        share = sum(wait for wait, _ in done) / total if total > 0 else 0.0
+        if share <= self.limits.data_wait_warning:
+            return None
+        critical = share > self.limits.data_wait_critical
+        limit = self.limits.data_wait_critical if critical else self.limits.data_wait_warning
+        text = f"Waiting for data takes {share:.0%} of the time of about {self.steps.size} steps."
+        fix = f"the data on a local disk, a larger {self.phase}.batch_tokens, fewer processes beside "
+        fix += "it (machine.yaml workers)."
+        return Verdict(CRITICAL if critical else WARNING, share, limit, text, fix)
+
+
+class _Growth(Rule):
+    """Memory that grows in each of three stretches in a row, about evenly, by its least value in a stretch."""
+
+    growth: str
+    what: str
+    fix: str
+    least = 32 * MIB
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.steps = _Steps(shared.span(0.05, 10, 100))
+        self.alarm.calm = 3  # stretches
+        self.lows: list[tuple[int, float]] = []  # (step, bytes)
+        self.first = True
+
+    def resumed(self) -> None:
+        self.lows, self.first = [], True
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        done = self.steps.add(step, row[self.inputs[0]])
+        if not done:
+            return NO_READING
+        low = min(value for (value,) in done)
+        if self.first:  # the first stretch allocates
+            self.first = False
+            return None
+        self.lows = [*[old for old in self.lows if old[0] < step][-3:], (step, low)]
+        share, (began, start) = getattr(self.limits, self.growth), self.lows[0]
+        if len(self.lows) < 4 or low - start < self.least:
+            return None
+        pairs = [(before, now) for (_, before), (_, now) in zip(self.lows, self.lows[1:], strict=False)]
+        grew = [now - before for before, now in pairs]
+        # A jump is no leak: the first validation takes its memory once.
+        if min(grew) < max(grew) / 4 or not all(now > before * (1 + share) for before, now in pairs):
+            return None
+        text = f"{self.what} grew three times in a row, from {start / MIB:,.0f} to {low / MIB:,.0f} "
+        text += f"MiB in {step - began} steps"
+        return self.judge(step, Verdict(WARNING, low / start - 1, share, text, self.fix))
+
+    def judge(self, step: int, found: Verdict) -> Verdict:
+        return found._replace(diagnosis=f"{found.diagnosis}.")
+
+
+class DeviceMemory(_Growth):
+    inputs = ("memory.bytes",)
+    growth, what = "memory_growth", "Device memory"
+    fix = "machine.yaml micro_batch_tokens smaller; a leak ends in a stop that resumes from its checkpoint."
+
+
+class HostMemory(_Growth):
+    inputs = ("memory.host_bytes",)
+    growth, what = "host_memory_growth", "Host memory"
+    fix = "machine.yaml workers fewer; file pages that other processes share are no leak."
+
+    def judge(self, step: int, found: Verdict) -> Verdict:
+        """Critical when it reaches the machine's memory before the run ends."""
+        plan = self.shared.plan
+        if plan.memory_bytes and plan.total_steps:
+            (began, first), (now, last) = self.lows[0], self.lows[-1]
+            end = last + (last - first) / (now - began) * (plan.total_steps - step)
+            limit = self.limits.host_memory_critical
+            if end > limit * plan.memory_bytes:
+                text = f"{found.diagnosis}; at this rate {end / MIB:,.0f} MiB at the end, of "
+                text += f"{plan.memory_bytes / MIB:,.0f}."
+                return found._replace(level=CRITICAL, value=end / plan.memory_bytes, threshold=limit, diagnosis=text)
+        return super().judge(step, found)
+
+
+class CheckpointCost(Rule):
+    """Time spent on saving, of all time in steps and saves; needs ten minutes and three saves to speak."""
+
+    inputs = ("time.checkpoint_s",)
+    min_seconds, min_saves = 600.0, 3
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.before: int | None = None
+        self.saving = self.working = 0.0
+        self.saves = 0
+
+    def resumed(self) -> None:
+        self.before = None
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        seconds, before, self.before = row["time.checkpoint_s"], self.before, step
+        per_step = self.shared.seconds_per_step
+        if before is None or per_step is None:
+            return None
+        self.saving, self.saves = self.saving + seconds, self.saves + 1
+        self.working += per_step * max(0, step - before)
+        total = self.saving + self.working
+        if self.saves < self.min_saves or total < self.min_seconds:
+            return None
+        share = self.saving / total
+        if share <= self.limits.checkpoint_cost:
+            return None
+        text = f"Saving took {share:.1%} of the time, {self.saving / self.saves:.1f} s for each of "
+        text += f"{self.saves} checkpoints."
+        fix = "machine.yaml save_every_seconds longer, or a faster disk."
+        return Verdict(WARNING, share, self.limits.checkpoint_cost, text, fix)
+
+
+class DiskRunway(Rule):
+    """Whether free space lasts to the end at the rate it went so far, and for two more checkpoints.
+
+    Kept and pruned checkpoints make free space go up and down: the least of
+    some readings stands for them.
+    """
+
+    inputs = ("disk.free_bytes",)
+    block = 8  # readings
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.lows: list[tuple[int, float]] = []  # (step, bytes), of the first block and the last one
+        self.readings: list[float] = []
+        self.before = 0.0
+        self.drops = Window(16)  # what a checkpoint costs, as far as free space tells
+
+    def resumed(self) -> None:
+        self.lows, self.readings = [], []
+
+    def check(self, step: int, row: Row) -> Verdict | None:
+        free = row["disk.free_bytes"]
+        if self.before - free >= MIB:
+            self.drops.add(self.before - free)
+        self.before = free
+        self.readings.append(free)
+        fix = "athanor slots prune, dvc gc -w, or another disk for .athanor."
+        if len(self.drops) > 1 and free < 2 * self.drops.median:
+            each = self.drops.median
+            text = f"{free / MIB:,.0f} MiB are free, less than two more checkpoints of {each / MIB:,.0f} MiB need."
+            return Verdict(CRITICAL, free, 2 * each, text, fix)
+        if len(self.readings) < self.block:
+            return NO_READING
+        self.lows, self.readings = [*self.lows[:1], (step, min(self.readings))], []
+        (began, first), (now, last), total = self.lows[0], self.lows[-1], self.shared.plan.total_steps
+        gone = first - last
+        if total is None or now == began or gone < 0.01 * first:
+            return None
+        left = last - gone / (now - began) * (total - now)
+        if left >= 0:
+            return None
+        full = now + int(last * (now - began) / gone)
+        text = f"{free / MIB:,.0f} MiB are free and the disk is full at about step {full} of {total} at this rate."
+        return Verdict(WARNING, free, -left, text, fix)
+
+
+RULES = {
+    "learning_rate": LearningRate,
+    "throughput": Throughput,
+    "data_wait": DataWait,
+    "device_memory": DeviceMemory,
+    "host_memory": HostMemory,
+    "checkpoint_cost": CheckpointCost,
+    "disk_runway": DiskRunway,
+}

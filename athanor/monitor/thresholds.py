@@ -1,0 +1,80 @@
+"""Where the rules of the health monitor draw their lines; docs/health.md says what each rule means.
+
+An optional `health.yaml` beside params.yaml overrides single values. It is no
+dependency of any stage: where a line is drawn cannot change weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from athanor.base.errors import ParamsError
+from athanor.base.strict import build, param, read_yaml
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """`_warning` and `_critical` are the two lines of a rule. Shares, factors and relative changes unless said."""
+
+    off: tuple[str, ...] = param(default=())  # rules that stay silent
+
+    initial_loss_warning: float = param(min=0.0, default=0.05)  # distance from ln(vocabulary size)
+    initial_loss_critical: float = param(min=0.0, default=0.25)
+    not_learning_warning: float = param(min=0.0, default=0.3)  # nats below the start
+    not_learning_critical: float = param(min=0.0, default=0.1)
+    plateau_improvement: float = param(min=0.0, default=0.002)
+    plateau_lr_fraction: float = param(min=0.0, max=1.0, default=0.3)  # of the peak; below, a slow loss is no news
+    spike_sigma: float = param(min=1.0, default=6.0)  # robust standard deviations
+    spike_rise: float = param(min=0.0, default=0.1)
+    spike_critical: float = param(min=1.0, default=1.5)  # times the median, twice in three steps
+    spike_single: float = param(min=1.0, default=2.0)  # times the median, once
+    spike_single_sigma: float = param(min=1.0, default=12.0)
+    divergence_warning: float = param(min=1.0, default=1.03)  # times the best median
+    divergence_critical: float = param(min=1.0, default=1.08)
+    overfitting_rise: float = param(min=0.0, default=0.005)  # of the validation, over three validations
+    overfitting_critical: float = param(min=1.0, default=1.03)  # times the best validation
+    resume_warning: float = param(min=1.0, default=5.0)  # standard errors of the difference of two medians
+    resume_critical: float = param(min=1.0, default=10.0)
+    resume_change: float = param(min=0.0, default=0.02)
+
+    skipped_critical: float = param(min=0.0, max=1.0, default=0.01)  # of the last 1000 steps
+    refused_warning: float = param(min=0.0, max=1.0, default=0.01)  # of the last 1000 steps
+    gradient_sigma: float = param(min=1.0, default=6.0)  # of the logarithm
+    gradient_rise: float = param(min=1.0, default=5.0)  # times the median; what sigma alone finds may be noise
+    gradient_warning: float = param(min=1.0, default=10.0)  # times the median
+    gradient_critical: float = param(min=1.0, default=50.0)
+    gradient_absolute: float = param(min=0.0, default=100.0)  # fine-tuning only
+    gradient_low: float = param(min=0.0, default=0.01)  # band of the median norm
+    gradient_high: float = param(min=0.0, default=10.0)
+    vanishing_norm: float = param(min=0.0, default=1e-6)
+    scale_skipped: float = param(min=0.0, max=1.0, default=0.01)  # of the last 1000 steps, fp16
+    scale_low: float = param(min=0.0, default=1.0)  # loss scale
+    attention_logits: float = param(min=0.0, default=100.0)
+    embedding_spread: float = param(min=0.0, default=2.5)
+    final_norm_gain: float = param(min=0.0, default=4.0)
+
+    lr_error: float = param(min=0.0, default=1e-3)
+    throughput_warning: float = param(min=0.0, max=1.0, default=0.9)  # of the speed at the start
+    throughput_critical: float = param(min=0.0, max=1.0, default=0.3)
+    data_wait_warning: float = param(min=0.0, max=1.0, default=0.1)
+    data_wait_critical: float = param(min=0.0, max=1.0, default=0.3)
+    memory_growth: float = param(min=0.0, default=0.01)  # device, three windows in a row
+    host_memory_growth: float = param(min=0.0, default=0.02)
+    host_memory_critical: float = param(min=0.0, max=1.0, default=0.95)  # of the machine's memory
+    checkpoint_cost: float = param(min=0.0, max=1.0, default=0.02)
+
+    def __post_init__(self) -> None:
+        from athanor.monitor.rules import RULES
+
+        for rule in self.off:
+            if rule not in RULES:
+                raise ParamsError(f"there is no rule '{rule}'", where="off", fix=f"one of {', '.join(RULES)}")
+
+
+def load(*folders: Path) -> Thresholds:
+    """The defaults, with what the first health.yaml in `folders` says instead."""
+    for path in (folder / "health.yaml" for folder in folders):
+        if path.is_file():
+            return build(Thresholds, read_yaml(path), "health")
+    return Thresholds()

@@ -1,0 +1,240 @@
+"""Ten heuristics of good running text, each 0 to 1, and their weighted sum.
+
+They say how a text is made and nothing of what it says: variety of words,
+sentences, paragraphs, function words, capitals, repetition, boilerplate,
+template remains, links. They are made for English prose, so code scores lower
+by their nature (the Python standard library has a median of 0.82 as code and
+0.91 as docstrings), and thresholds come per kind.
+
+Every figure of a text is made of whole numbers counted in that text, so its
+score does not depend on the batch it is scored in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from athanor.quality import language, repetition
+from athanor.words.words import Tokens, Words, members, ngrams, tokenise
+
+WEIGHTS = {
+    "diversity": 0.15,
+    "sentences": 0.15,
+    "naturalness": 0.15,
+    "repetition": 0.15,
+    "boilerplate": 0.10,
+    "links": 0.10,
+    "length": 0.05,
+    "paragraphs": 0.05,
+    "capitals": 0.05,
+    "template": 0.05,
+}
+JUDGED_WORDS = 20  # fewer words score 0
+# What pages say about themselves. Any phrase of a line counts for the line, and once.
+BOILERPLATE = tuple(
+    tuple(line.strip().split(", "))
+    for line in """
+    cookies, cookie policy, accept cookies
+    newsletter, mailing list
+    log in, sign in, login, log out
+    sign up, register now, create account
+    copyright, all rights
+    enable javascript, javascript disabled
+    unsubscribe, opt out
+    privacy policy, privacy notice
+    click here, read more, learn more
+    share this, follow us, tweet this
+    advertisement, sponsored
+    to cart, shopping cart, free shipping
+    skip to, to top, previous next
+    """.strip().splitlines()
+)
+LOREM = ("lorem ipsum",)
+NOTES = ("TODO", "FIXME", "XXX", "HACK")
+_SLOT = re.compile(r"\{[A-Za-z_]+\}")
+_AT_HOST = re.compile(r"@[A-Za-z0-9-]+\.[A-Za-z]")
+
+
+def heuristics(
+    texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """float64 [texts] for each name in WEIGHTS. `columns` of `rules.measure`, if at hand, spare some of the work."""
+    words = tokens.words
+    count = words.counts
+    layout = _layout(texts)
+    marks = _phrases(words)
+    template, links = _characters(texts)
+    template += marks >> len(BOILERPLATE)
+    kinds = np.bitwise_count(marks & ((1 << len(BOILERPLATE)) - 1))
+    per_hundred = 100 * links / np.maximum(count, 1)
+    variety = _distinct(words) / np.sqrt(np.maximum(count, 1))
+    if columns is None:
+        repeats = repetition.Repeats(words)
+        repeats.grow(2)
+        repeats.grow(3)
+        columns = {"stop_words": language.measure(words)["stop_words"], "top_3gram": repeats.top_share()}
+    stop, top = columns["stop_words"], columns["top_3gram"] / 3  # as a share of the trigrams
+    return {
+        "diversity": _steps(variety, (2, 0.1), (4, (2, 4, 0.3, 0.7)), (20, (4, 12, 0.8, 1.0)), rest=0.9),
+        "sentences": _sentences(layout),
+        "naturalness": _steps(stop, (0.2, 0.3), (0.3, 0.6), (0.6, 1.0), (0.7, 0.7), rest=0.3),
+        "repetition": np.where(count < 50, 0.7, np.where(top > 0.05, 0.2, np.where(top > 0.02, 0.6, 1.0))),
+        "boilerplate": np.choose(np.minimum((kinds + 1) // 2, 3), [1.0, 0.7, 0.4, 0.1]),
+        "links": _steps(per_hundred, (0.5, 1.0), (2, 0.7), (5, 0.4), rest=0.1),
+        "length": _steps(
+            count, (50, 0.2), (200, (50, 200, 0.5, 0.8)), (5000, 1.0), (20000, (5000, 20000, 1.0, 0.7)), rest=0.5
+        ),
+        "paragraphs": _paragraphs(layout),
+        "capitals": np.where(
+            layout.long_lines == 0, 0.5, np.minimum(layout.capital_lines / np.maximum(layout.long_lines, 1) + 0.2, 1.0)
+        ),
+        "template": np.maximum(1.0 - 0.3 * template, 0.2),
+    }
+
+
+def score(
+    texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None
+) -> np.ndarray:
+    """float64 [texts]: the weighted sum, 0 for texts of fewer than JUDGED_WORDS words."""
+    found = heuristics(texts, tokens, columns)
+    total = np.zeros(len(texts))
+    for name, weight in WEIGHTS.items():
+        total += weight * found[name]
+    return np.where(tokens.words.counts < JUDGED_WORDS, 0.0, total)
+
+
+Step = tuple[float, float | tuple[float, float, float, float]]
+
+
+def _steps(values: np.ndarray, *steps: Step, rest: float) -> np.ndarray:
+    """What the first step says whose limit exceeds the value: a number, or a line from (x0, y0) to (x1, y1)."""
+    out = np.full(len(values), rest)
+    for limit, what in reversed(steps):
+        line = np.interp(values, what[:2], what[2:]) if isinstance(what, tuple) else what
+        out = np.where(values < limit, line, out)
+    return out
+
+
+def _distinct(words: Words) -> np.ndarray:
+    """int64 [texts]: number of different words."""
+    texts = np.arange(len(words), dtype=np.uint64)
+    keys = np.sort((words.hashes >> np.uint64(20)) | np.repeat(texts << np.uint64(44), words.counts))
+    new = np.ones(len(keys), np.int64)
+    new[1:] = keys[1:] != keys[:-1]
+    upto = np.concatenate([[0], np.cumsum(new)])
+    return np.diff(upto[words.offsets])
+
+
+def _phrase_table() -> list[tuple[np.ndarray, np.ndarray]]:
+    """For phrases of one and of two words: sorted hashes and their bits."""
+    found: dict[int, dict[int, int]] = {1: {}, 2: {}}
+    for bit, group in enumerate((*BOILERPLATE, LOREM)):
+        for phrase in group:
+            grams = tokenise([phrase]).words
+            size = len(grams.hashes)
+            value = int((grams if size == 1 else ngrams(grams, size)).hashes[0])
+            found[size][value] = found[size].get(value, 0) | 1 << bit
+    tables = []
+    for size in (1, 2):
+        hashes = np.array(sorted(found[size]), np.uint64)
+        tables.append((hashes, np.array([found[size][int(value)] for value in hashes], np.int64)))
+    return tables
+
+
+_PHRASES = _phrase_table()
+
+
+def _phrases(words: Words) -> np.ndarray:
+    """int64 [texts]: one bit for each line of BOILERPLATE that occurs, and one above them for LOREM."""
+    out = np.zeros(len(words), np.int64)
+    for grams, (hashes, bits) in zip((words, ngrams(words, 2)), _PHRASES, strict=True):
+        at = np.flatnonzero(members(grams.hashes, hashes))
+        owner = np.searchsorted(grams.offsets, at, "right") - 1
+        np.bitwise_or.at(out, owner, bits[np.searchsorted(hashes, grams.hashes[at])])
+    return out
+
+
+def _characters(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [texts]: kinds of template remains (slots, notes to self), and links with mail addresses."""
+    template, links = np.zeros((2, len(texts)), np.int64)
+    for number, text in enumerate(texts):
+        template[number] = any(note in text for note in NOTES)
+        if "{" in text:
+            template[number] += _SLOT.search(text) is not None
+        links[number] = text.count("://")
+        if "@" in text:
+            starts = (match.start() for match in _AT_HOST.finditer(text))
+            links[number] += sum(text[at - 1 : at].isalnum() for at in starts)
+    return template, links
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Counts for each text, int64 [texts]. A word is here a run between white space."""
+
+    words: np.ndarray
+    sentences: np.ndarray  # of at least one word; they end at . ! ? before white space, and at a blank line
+    squares: np.ndarray  # sum of (words of a sentence)^2
+    paragraphs: np.ndarray  # runs of lines that are not blank
+    long_lines: np.ndarray  # of more than 10 bytes between the white space
+    capital_lines: np.ndarray  # of those: begin with A-Z or a digit
+
+
+_SOLID = ~np.isin(np.arange(256), list(b" \t\n\r\x0b\x0c"))
+_ENDS = np.isin(np.arange(256), list(b".!?"))
+_CAPITAL = np.isin(np.arange(256), list(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"))
+
+
+def _layout(texts: Sequence[str]) -> _Layout:
+    encoded = [text.encode() for text in texts]
+    data = np.frombuffer(b"\n\n".join([*encoded, b""]), np.uint8)  # a blank line parts the texts
+    text_ends = np.cumsum([len(item) + 2 for item in encoded], dtype=np.int64)
+    solid = _SOLID[data]
+    begins = solid.copy()
+    begins[1:] &= ~solid[:-1]
+    starts = np.flatnonzero(begins)  # of words
+    lasts = np.flatnonzero(solid[:-1] & ~solid[1:])  # of words; the data end with a newline, so there are as many
+    newlines = np.flatnonzero(data == 10)
+    # Words up to each line end: a line is blank when it adds none.
+    upto = np.searchsorted(starts, newlines)
+    before = np.concatenate([[0], upto[:-1]])
+    full = np.flatnonzero(upto > before)
+    opens = np.concatenate([[True], full[1:] != full[:-1] + 1]) if len(full) else np.zeros(0, bool)
+    line_owner = np.searchsorted(text_ends, newlines[full], "right")
+    first, last = starts[before[full]], lasts[upto[full] - 1]
+    long = last - first + 1 > 10
+    texts_ = len(texts)
+
+    closes = _ENDS[data[lasts]]  # words that end a sentence
+    closes[upto[full[np.concatenate([opens[1:], [True]])]] - 1 if len(full) else []] = True
+    ends = np.flatnonzero(closes)
+    sizes = np.diff(ends, prepend=-1)
+    owner = np.searchsorted(text_ends, starts[ends], "right")
+    return _Layout(
+        words=np.diff(np.searchsorted(starts, text_ends), prepend=0),
+        sentences=np.bincount(owner, minlength=texts_),
+        squares=np.bincount(owner, sizes.astype(np.float64) ** 2, minlength=texts_).astype(np.int64),
+        paragraphs=np.bincount(line_owner[opens], minlength=texts_),
+        long_lines=np.bincount(line_owner[long], minlength=texts_),
+        capital_lines=np.bincount(line_owner[long & _CAPITAL[data[first]]], minlength=texts_),
+    )
+
+
+def _sentences(layout: _Layout) -> np.ndarray:
+    """Mean length and its variety: 0.6 for 10 to 50 words a sentence, 0.4 for a standard deviation of 8 or more."""
+    count = np.maximum(layout.sentences, 1)
+    mean = layout.words / count
+    deviation = np.sqrt(np.maximum(layout.squares / count - mean**2, 0.0))
+    size = _steps(mean, (5, 0.3), (10, 0.6), (np.nextafter(50, 51), 1.0), rest=0.5)
+    return np.where(layout.sentences < 2, 0.3, 0.6 * size + 0.4 * np.minimum(deviation / 8, 1.0))
+
+
+def _paragraphs(layout: _Layout) -> np.ndarray:
+    mean = layout.words / np.maximum(layout.paragraphs, 1)
+    many = np.where((mean >= 30) & (mean <= 200), 1.0, np.where(mean < 10, 0.4, 0.7))
+    single = np.where(layout.words > 200, 0.5, 0.7)
+    return np.where(layout.paragraphs == 0, 0.2, np.where(layout.paragraphs == 1, single, many))

@@ -1,0 +1,167 @@
+"""Known words: the language gate (is this text English?) and the set phrases of web pages.
+
+English is judged by the share of ASCII characters and by function words: an English text
+is full of English ones and has more of them than of any other language's. Six
+languages that share the alphabet are told apart; scripts that do not are
+caught by the ASCII share. It is a gate for English and no identifier of
+languages, and it gives short texts the benefit of the doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from athanor.words.words import Words, stream, word_hashes
+
+_TABLE = np.uint64(48)  # leaves 16 bits
+JUDGED_WORDS = 20  # fewer words than this say too little about a text
+
+ENGLISH = (
+    "a about after all also an and any are as at be because been before between both but by can could did "
+    "do does each for from had has have he her here his how i if in into is it its just like may more "
+    "most must my no not of on one only or other our out over s she should so some such than that the "
+    "their them then there these they this those through to under until up was we were what when where "
+    "which while who will with would you your"
+)
+# Words that English has too (die, in, on, no, a, ...) are left out.
+OTHERS = {
+    "german": (
+        "aber als auch auf aus bei dann das dass dem den der des durch ein eine einem einen einer eines er es "
+        "für gegen hat ich ihr ist kann mit nach nicht noch nur oder sein sich sie sind über um und uns unter "
+        "von vor wenn werden wie wird zu zum zur"
+    ),
+    "french": (
+        "au aux avec ce ces cette comme dans de des du elle elles est et été être il ils je la le les leur "
+        "lui mais nous par pas peut plus pour qu que qui sa sans se ses son sont sur un une vous"
+    ),
+    "spanish": (
+        "al como con cuando de del desde donde el ella ellos en entre es esta este está fue ha hay la las lo "
+        "los más muy para pero por porque que se ser si sin sobre su sus también tiene todo un una uno y ya"
+    ),
+    "italian": (
+        "al alla anche che chi ci con da dal dalla degli dei del della delle di dove e è gli ha il la le lo "
+        "ma nel nella non o per più questa questo quando se si sono su sua suo tra un una uno"
+    ),
+    "portuguese": (
+        "ao aos as até com como da das de dele do dos é ela ele em entre está foi isso já mais mas muito na "
+        "não nas no nos o os ou para pela pelo por quando que se sem ser seu sua são também tem um uma você"
+    ),
+    "dutch": (
+        "aan als bij dan dat de deze die door een en er geen haar heb heeft het hij hun ik is je kan maar met "
+        "naar niet nog nu om ook op te tot uit van veel voor waar was wat werd wij ze zich zij zijn zo"
+    ),
+}
+
+
+class Lexicon:
+    """A fixed set of words, looked up for a whole batch at once.
+
+    A table of 2^16 places gives the one word that a hash may mean, which is
+    then compared: several times as fast as a binary search for each word.
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words = sorted(set(words))
+        self._hashes = word_hashes(self.words)
+        # The first factor with which no two words share a place; two tries are enough for 300 words.
+        factors = (factor | np.uint64(1) for factor in stream(23, 10_000))
+        self._factor = next(f for f in factors if len(np.unique(self._hashes * f >> _TABLE)) == len(self.words))
+        self._table = np.zeros(1 << 16, np.int16)
+        self._table[self._hashes * self._factor >> _TABLE] = np.arange(len(self.words))
+
+    def find(self, hashes: np.ndarray) -> np.ndarray:
+        """int16 [hashes]: the index of each word, -1 for the others."""
+        index = self._table[hashes * self._factor >> _TABLE]
+        return np.where(self._hashes[index] == hashes, index, np.int16(-1))
+
+    def places(self, words: Iterable[str]) -> np.ndarray:
+        """The sorted indices of some of the words; ValueError for one that is not in it."""
+        return np.sort([self.words.index(word) for word in words])
+
+
+# Evidence of pages made of menus, banners and forms, after C4 and FineWeb (Raffel et al. 2020, Penedo et al. 2024),
+# which delete such lines; a phrase is counted wherever it stands.
+BOILERPLATE = tuple(
+    phrase.strip()
+    for phrase in """
+    uses cookies, use of cookies, accept cookies, all cookies, cookie policy,
+    privacy policy,
+    terms of service, terms of use, terms and conditions,
+    all rights reserved,
+    our newsletter, subscribe now, subscribe to our,
+    unsubscribe,
+    log in to, sign in to, sign up for, create an account, forgot your password,
+    enable javascript, requires javascript, javascript is disabled, javascript is required,
+    javascript must be enabled, without javascript,
+    share this, share on, follow us on,
+    click here,
+    read more, continue reading,
+    leave a comment, leave a reply, post a comment,
+    skip to content, skip to main content, back to top,
+    advertisement
+    """.split(",")
+)
+PLACEHOLDERS = ("lorem ipsum", "dolor sit amet")
+
+_FOREIGN = {name: [word for word in words.split() if word not in ENGLISH.split()] for name, words in OTHERS.items()}
+_LEXICON = Lexicon(
+    " ".join([ENGLISH, *(" ".join(words) for words in _FOREIGN.values()), *BOILERPLATE, *PLACEHOLDERS]).split()
+)
+
+
+def _counter(words: Iterable[str]) -> np.ndarray:
+    """int64 [words of the lexicon, and one more for -1]: 1 for the given words."""
+    flags = np.zeros(len(_LEXICON.words) + 1, np.int64)
+    flags[_LEXICON.places(words)] = 1
+    return flags
+
+
+_ENGLISH = _counter(ENGLISH.split())
+_OTHERS = [_counter(words) for words in _FOREIGN.values()]
+_PHRASES = {
+    name: [tuple(_LEXICON.words.index(word) for word in phrase.split()) for phrase in phrases]
+    for name, phrases in (("boilerplate", BOILERPLATE), ("placeholders", PLACEHOLDERS))
+}
+
+
+def measure(words: Words) -> dict[str, np.ndarray]:
+    """float64 [texts] each.
+
+    `stop_words`: the share of words that are English function words.
+    `foreign_lead`: how far the share of another language's function words
+    exceeds it; at most zero for English, zero where too few words tell.
+    `boilerplate`, `placeholders`: how often a phrase of these lists occurs.
+    """
+    found = _LEXICON.find(words.hashes)
+    places = np.flatnonzero(found >= 0)
+    known = found[places]
+    offsets = np.searchsorted(places, words.offsets)
+
+    def share(flags: np.ndarray) -> np.ndarray:
+        total = np.concatenate([[0], np.cumsum(flags[known])])
+        return np.diff(total[offsets]) / np.maximum(words.counts, 1)
+
+    english = share(_ENGLISH)
+    lead = np.max([share(flags) for flags in _OTHERS], axis=0) - english
+    # A share among a handful of words means nothing: short texts are taken as ordinary.
+    few = words.counts < JUDGED_WORDS
+    counts = {name: _phrase_counts(words, places, known, phrases) for name, phrases in _PHRASES.items()}
+    return {"stop_words": np.where(few, 1.0, english), "foreign_lead": np.where(few, 0.0, lead), **counts}
+
+
+def _phrase_counts(
+    words: Words, places: np.ndarray, known: np.ndarray, phrases: Sequence[tuple[int, ...]]
+) -> np.ndarray:
+    """float64 [texts]: occurrences of any of the phrases; `known` are the indices of the words at `places`."""
+    starts = []
+    for phrase in phrases:
+        at = np.flatnonzero(known == phrase[0])
+        for step, index in enumerate(phrase[1:], 1):
+            at = at[at + step < len(known)]
+            at = at[(known[at + step] == index) & (places[at + step] == places[at] + step)]
+        owner = np.searchsorted(words.offsets, places[at], "right")
+        ends = places[at] + len(phrase)
+        starts.append(owner[ends <= words.offsets[owner]] - 1)
+    return np.bincount(np.concatenate(starts), minlength=len(words)).astype(np.float64)

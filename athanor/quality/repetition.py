@@ -1,0 +1,115 @@
+"""How much a text repeats itself, in consecutive runs and all over."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from athanor.words.words import Words, mix, stream
+
+PERIODS = range(1, 14)
+
+
+def consecutive_repeats(words: Words) -> np.ndarray:
+    """int64 [texts]: the most times that any n-gram, n = 1 .. 13, occurs in immediate succession.
+
+    An n-gram repeated r times is a stretch in which every word equals the one n
+    words later, (r - 1) * n words long.
+    """
+    texts = len(words)
+    # A value that occurs nowhere else parts the texts, so that no stretch crosses from one into the next.
+    parted = np.insert(words.hashes, words.offsets[1:], stream(21, texts))
+    ends = words.offsets[1:] + np.arange(texts)  # place of each parting value
+    most = np.minimum(words.counts, 1)
+    for period in PERIODS:
+        if len(parted) <= period:
+            break
+        breaks = np.flatnonzero(parted[period:] != parted[:-period])
+        stretch = np.diff(breaks) - 1
+        long = np.flatnonzero(stretch >= period)
+        owner = np.searchsorted(ends, breaks[long] + 1)
+        np.maximum.at(most, owner, stretch[long] // period + 1)
+        if len(breaks) and breaks[0] >= period:  # a stretch at the very beginning has no break before it
+            most[0] = max(most[0], breaks[0] // period + 1)
+    return most
+
+
+class Repeats:
+    """The n-grams of each text that occur in it more than once, for growing n.
+
+    An (n + k)-gram can only be repeated where its first n and its last n words
+    are, so after 2-grams have been sorted the rest is a sort of the few that
+    are left. `grow` takes sizes in ascending order, at most doubled at a time.
+    """
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self._size = 1
+        self._starts = np.arange(len(words.hashes))  # of the n-grams that are repeated (n = 1: of all)
+        # One key for equal n-grams of one text; texts have different keys for the same words.
+        self._keys = mix(words.hashes + np.repeat(stream(22, len(words)), words.counts))
+        self._again = self._starts  # of the occurrences that are not the first of their n-gram
+        self._counts = np.zeros(0, np.int64)  # occurrences of each repeated n-gram
+        self._owners = np.zeros(0, np.int64)  # its text
+
+    def grow(self, size: int) -> None:
+        """Go on to n-grams of `size` words."""
+        if not self._size < size <= 2 * self._size:
+            raise ValueError(f"cannot go from {self._size}-grams to {size}-grams")
+        step = size - self._size
+        place = np.full(len(self._words.hashes) + step, -1)
+        place[self._starts] = np.arange(len(self._starts))
+        # The n-gram that ends where the longer one does. Two of different texts may touch at the border, but keys
+        # belong to a text, so that pair of keys occurs once and counts for nothing.
+        later = place[self._starts + step]
+        starts = np.flatnonzero(later >= 0)
+        later = later[starts]
+        keys = mix(self._keys[starts] * np.uint64(0xD1342543DE82EF95) + self._keys[later])
+        starts = self._starts[starts]
+        order = _grouped(keys)
+        equal = np.zeros(len(order) + 1, bool)  # to the one before; never so for the first and for the end
+        equal[1:-1] = keys[order[1:]] == keys[order[:-1]]
+        inside = equal[:-1] | equal[1:]
+        first = np.flatnonzero(inside & ~equal[:-1])
+        self._size = size
+        self._again = starts[order[equal[:-1]]]
+        self._counts = np.diff(np.append(np.searchsorted(np.flatnonzero(inside), first), inside.sum()))
+        self._owners = self._owner(starts[order[first]])
+        # In the order of the text again: a gather in the order of the sort would be slow.
+        kept = np.sort(order[inside])
+        self._starts, self._keys = starts[kept], keys[kept]
+
+    def _owner(self, starts: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._words.offsets, starts, "right") - 1
+
+    def duplicate_share(self) -> np.ndarray:
+        """float64 [texts]: the share of words that lie in an n-gram which occurred before in the same text."""
+        words = self._words
+        cover = np.zeros(len(words.hashes) + 1, np.int64)
+        cover[self._again] += 1  # a start occurs once, so no element is named twice
+        cover[self._again + self._size] -= 1
+        covered = np.concatenate([[0], np.cumsum(np.cumsum(cover[:-1]) > 0)])
+        return np.diff(covered[words.offsets]) / np.maximum(words.counts, 1)
+
+    def top_share(self) -> np.ndarray:
+        """float64 [texts]: the share of words taken by the most frequent n-gram; 0 if it occurs less than thrice."""
+        top = np.zeros(len(self._words), np.int64)
+        often = self._counts >= 3
+        np.maximum.at(top, self._owners[often], self._counts[often])
+        return np.minimum(top * self._size / np.maximum(self._words.counts, 1), 1.0)
+
+
+def _grouped(keys: np.ndarray) -> np.ndarray:
+    """int64 [keys]: an order in which equal keys are neighbours, those of a key in ascending order.
+
+    The place of a key is put into its low bits and the whole is sorted, which
+    is several times faster than a stable argsort. Different keys that agree in
+    the high bits may then mingle; that is seen, and sorted properly.
+    """
+    bits = np.uint64(max(len(keys) - 1, 1).bit_length())
+    low = (np.uint64(1) << bits) - np.uint64(1)
+    packed = (keys & ~low) | np.arange(len(keys), dtype=np.uint64)
+    packed.sort()
+    order = (packed & low).astype(np.int64)
+    ordered = keys[order]
+    mingled = ((packed[1:] ^ packed[:-1]) <= low) & (ordered[1:] != ordered[:-1])
+    return np.argsort(keys, kind="stable") if mingled.any() else order

@@ -1,0 +1,170 @@
+"""The choices of a run: made once from the hardware profile, then kept with its checkpoints.
+
+The first process that asks leaves `choices.json` in the run's slot. A later
+one reads it, so that a run goes on as it began although the profile is new. A
+run that goes on from a trunk takes over the trunk's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import canonical_json, read_json
+from athanor.base.errors import InputError
+from athanor.model import architecture
+from athanor.hardware import profile as profiles
+from athanor.hardware.choose import AUTO, Asked, resolve
+from athanor.model.config import ModelConfig
+from athanor.runtime.machine import anchor, machine
+from athanor.runtime.run import Run
+from athanor.runtime.slots import Slot
+from athanor.model.device import prepare
+from athanor.training.lanes import lane_count
+from athanor.training.memory import available_bytes
+from athanor.model.precision import without_effect
+from athanor.training.setup import Choices, check_batch
+from athanor.training.world import ALONE, World
+
+FILE = "choices.json"
+COMPILED = Path(".athanor") / "compile-cache"
+
+
+def chosen(
+    run: Run,
+    slots: Sequence[Slot | None],
+    config: ModelConfig,
+    precision: str,
+    batch_tokens: int,
+    total_tokens: int,
+    world: World = ALONE,
+) -> Choices:
+    """How this run works here; told in its facts. `slots`: its own, then the trunk's if it has one.
+
+    In a world of several processes the main one chooses, for all of them.
+    """
+    check_batch(config, batch_tokens, run.stage)
+    made = None
+    if world.main:
+        folders = [slot.path for slot in slots if slot is not None]
+        choices, why = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens)
+        made = {"choices": dataclasses.asdict(choices), "why": why}
+    made = world.share(made)
+    choices, why = Choices(**made["choices"]), made["why"]
+    told = dataclasses.asdict(choices)
+    if world.main and without_effect(choices.precision, prepare(machine().device, machine().threads)):
+        run.note(f"precision {choices.precision}: this processor multiplies in fp32 all the same, so nothing is gained")
+    run.fact(choices=", ".join(f"{name} {value}" for name, value in told.items()), choices_why=str(why))
+    return choices
+
+
+def choose(
+    folders: Sequence[Path], config: ModelConfig, precision: str, batch_tokens: int, steps: int
+) -> tuple[Choices, dict[str, str]]:
+    """Choices and reasons: what was set, else what the first of `folders` that knows has, else the profile's."""
+    local, root = machine(), anchor()
+    device = prepare(local.device, local.threads)
+    kept = next((record for record in map(_kept, folders) if record is not None), None)
+    asked = Asked(
+        precision=precision,
+        attention=local.attention,
+        compile=local.compile,
+        checkpointing=local.checkpointing,
+        micro_batch_tokens=local.micro_batch_tokens,
+        batch_tokens=batch_tokens,
+        steps=steps,
+        lanes=lane_count(config, device),
+        threads=local.threads,
+    )
+    if kept is not None:
+        choices, why = _as_kept(asked, kept, device.type)
+        if choices is not None:
+            _leave(folders, kept)
+            return choices, why
+        asked = dataclasses.replace(asked, precision=kept["choices"]["precision"] if precision == AUTO else precision)
+    profile = profiles.load(root, profiles.fingerprint(config, device, local.threads))
+    known = profile
+    if profile is None and asked.precision == AUTO and device.type != "cpu":
+        from athanor.hardware import measure
+
+        profile = measure.quick(config, device, batch_tokens)
+    found = architecture.identify(device)
+    choices, why = resolve(asked, found, config, profile, available_bytes(device))
+    record = {
+        "device": device.type,
+        "profile": None if known is None else profiles.short(known),
+        "choices": dataclasses.asdict(choices),
+        "why": why,
+    }
+    if kept is not None:
+        return choices, why
+    _leave(folders, record)
+    first = _kept(folders[0]) or record  # of two processes that began at once, one was first
+    return Choices(**first["choices"]), first["why"]
+
+
+def _as_kept(asked: Asked, kept: dict[str, Any], device: str) -> tuple[Choices | None, dict[str, str]]:
+    """Kept choices, with what is set by hand put above them; None where they were made for another device."""
+    if kept["device"] != device:
+        return None, {}
+    choices = Choices(**kept["choices"])
+    by_hand: dict[str, Any] = {}
+    if asked.precision != AUTO:
+        by_hand["precision"] = asked.precision
+    if asked.attention != AUTO:
+        by_hand["attention"] = asked.attention
+    if asked.compile != AUTO:
+        by_hand["compile"] = asked.compile == "on"
+    if asked.checkpointing != AUTO:
+        by_hand["checkpointing"] = asked.checkpointing == "on"
+    if asked.micro_batch_tokens:
+        by_hand["micro_batch_tokens"] = asked.micro_batch_tokens
+    why = {name: "as when the run began" for name in kept["choices"]} | dict.fromkeys(by_hand, "as set")
+    return dataclasses.replace(choices, **by_hand), why
+
+
+def _kept(folder: Path) -> dict[str, Any] | None:
+    """The record of a slot; None where there is none, or one that other code made in another form."""
+    try:
+        record = read_json(folder / FILE)
+    except InputError:
+        return None
+    names = {field.name for field in dataclasses.fields(Choices)}
+    known = isinstance(record, dict) and "device" in record and set(record.get("choices", ())) == names
+    return record if known else None
+
+
+def _leave(folders: Sequence[Path], record: dict[str, Any]) -> None:
+    """Write the record where there is none yet, whole or not at all."""
+    for folder in folders:
+        for tries_left in (2, 1, 0):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if _kept(folder) is None:
+                    _write(folder, record)
+                break
+            except (FileNotFoundError, FileExistsError):  # `athanor slots prune` may have taken the folder away
+                if not tries_left:
+                    raise
+
+
+def _write(folder: Path, record: dict[str, Any]) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f".{FILE}.", suffix=".tmp", dir=folder)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(canonical_json(record))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, folder / FILE)
+        except OSError:  # a file system without links, or a record that is not understood
+            if _kept(folder) is None:
+                os.replace(temporary, folder / FILE)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)

@@ -1,0 +1,202 @@
+"""Which code a stage depends on: the static import closure of its module, cut at athanor/runtime.
+
+`dvc.yaml` lists the library's folders that hold it, so that a change in evaluation never re-trains and a change in the
+model does. A stage that needs a file or two of a folder may name these instead. This module computes the list, compares
+it with dvc.yaml and, with --fix, rewrites it:
+
+    python -m athanor deps [--fix]
+
+Only the standard library's `ast` looks at the code; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from athanor.base.artifacts import sha256_bytes, write_text
+from athanor.base.errors import AthanorError
+
+PACKAGES = ("stages", "athanor")
+CUT = "athanor.runtime"
+SIDE = "probes"
+FOREIGN = "foreign"
+
+
+def graphs(root: Path) -> list[Path]:
+    """dvc.yaml, and the files of side stages, of which DVC hears only while a command runs one of them."""
+    sides = [path for folder in (SIDE, FOREIGN) for path in sorted((root / folder).glob("*.yaml"))]
+    return [root / "dvc.yaml", *(path for path in sides if path.name != "dvc.yaml")]
+
+
+def module_path(root: Path, module: str) -> Path | None:
+    """The file of a module of this repository, or None for anything else."""
+    base = root.joinpath(*module.split("."))
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+def imports(root: Path, module: str, tree: ast.AST) -> set[str]:
+    """Modules of this repository that `module` imports anywhere, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                raise AthanorError("relative import", where=f"{module}:{node.lineno}", fix="import by full name")
+            base = node.module or ""
+            found.add(base)
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("__import__", "importlib.import_module"):
+            raise AthanorError(
+                "dynamic import hides a dependency", where=f"{module}:{node.lineno}", fix="import by name"
+            )
+    return {name for name in found if name.split(".")[0] in PACKAGES and module_path(root, name)}
+
+
+def closure(root: Path, module: str) -> list[str]:
+    """Paths, relative to root and sorted, of every file whose change may change what `module` does.
+
+    Package `__init__` files count when they are not empty.
+    """
+    seen: set[str] = set()
+    files: set[str] = set()
+    queue = [module]
+    while queue:
+        name = queue.pop()
+        if name in seen or name == CUT or name.startswith(CUT + "."):
+            continue
+        seen.add(name)
+        path = module_path(root, name)
+        if path is None:
+            raise AthanorError("no such module", where=name)
+        text = path.read_text(encoding="utf-8")
+        if path.name != "__init__.py" or text.strip():
+            files.add(path.relative_to(root).as_posix())
+        queue += imports(root, name, ast.parse(text))
+        parts = name.split(".")
+        queue += [".".join(parts[:i]) for i in range(1, len(parts)) if module_path(root, ".".join(parts[:i]))]
+    return sorted(files)
+
+
+def code_digest(root: Path, module: str) -> str:
+    """Digest of the closure's syntax trees: comments, layout and docstrings do not count."""
+    return digest_of(file_digests(root, module))
+
+
+def file_digests(root: Path, module: str) -> dict[str, str]:
+    """Each file of a module's closure with the digest of its syntax tree."""
+    return {file: file_digest(root / file) for file in closure(root, module)}
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """One digest of all of `file_digests`."""
+    return sha256_bytes("\n".join(f"{file} {files[file]}" for file in sorted(files)).encode())
+
+
+def file_digest(path: Path) -> str:
+    """Digest of one file's syntax tree without docstrings, the same for every version of Python that can parse it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                node.body = node.body[1:] or [ast.Pass()]
+    return sha256_bytes(repr(_plain(tree)).encode())
+
+
+def _plain(node: Any) -> Any:
+    """A syntax tree as nested tuples. Empty fields are left out: newer versions of Python add some, e.g. type_params."""
+    if isinstance(node, ast.AST):
+        fields = ((name, _plain(value)) for name, value in ast.iter_fields(node))
+        return (type(node).__name__, *((name, value) for name, value in fields if value not in (None, ())))
+    if isinstance(node, list):
+        return tuple(_plain(item) for item in node)
+    return node if node is None else (type(node).__name__, repr(node))
+
+
+def stage_module(command: str) -> str:
+    """The module of `python -m stages.<name>`, the only command a stage may have."""
+    words = command.split()
+    if words[:2] != ["python", "-m"] or len(words) != 3 or not words[2].startswith("stages."):
+        raise AthanorError(f"command is '{command}'", where="dvc.yaml", fix="use python -m stages.<name>")
+    return words[2]
+
+
+def is_code(dep: str) -> bool:
+    """Whether a stage's dependency is code of this repository, and no data."""
+    return PurePosixPath(dep).parts[:1] in [(package,) for package in PACKAGES]
+
+
+def code_deps(files: Iterable[str], declared: Iterable[str]) -> list[str]:
+    """The dependencies that hold the files of a closure: folders of the library, or files where `declared` has them so."""
+    named = set(declared)
+    folders = {file: "/".join(PurePosixPath(file).parts[:2]) for file in files}
+    return sorted({file if file in named and folder not in named else folder for file, folder in folders.items()})
+
+
+def compare(root: Path, fix: bool = False) -> list[str]:
+    """Differences between dvc.yaml, side stages' files too, and the closures, in words; empty when they agree.
+
+    With `fix`, a file that differs is rewritten with its comments kept. No fix helps a file in a folder of code
+    dependencies that no stage uses which depends on the folder: an edit of it would make stages stale for nothing.
+    """
+    used: dict[str, set[str]] = {}
+    problems = [problem for path in graphs(root) for problem in _compare(root, path, fix, used)]
+    for folder, files in sorted(used.items()):
+        idle = {file for path in (root / folder).rglob("*.py") if (file := path.relative_to(root).as_posix()) not in files}
+        problems += [f"{folder}: no stage that depends on it uses {file}" for file in sorted(idle) if (root / file).stat().st_size]
+    return problems
+
+
+def _compare(root: Path, path: Path, fix: bool, used: dict[str, set[str]]) -> list[str]:
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.width = 120
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    graph: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"))
+    problems = []
+    for name, stage in graph["stages"].items():
+        files = closure(root, stage_module(stage["cmd"]))
+        deps = list(stage.get("deps", []))
+        declared = [dep for dep in deps if is_code(dep)]
+        expected = code_deps(files, declared)
+        problems += [f"{name}: missing code dependency {dep}" for dep in expected if dep not in declared]
+        problems += [f"{name}: superfluous code dependency {dep}" for dep in declared if dep not in expected]
+        for dep in expected:
+            if (root / dep).is_dir():
+                used.setdefault(dep, set()).update(file for file in files if file.startswith(f"{dep}/"))
+        if fix:
+            stage["deps"] = [dep for dep in deps if not is_code(dep)] + expected
+    if fix and problems:
+        import io
+
+        out = io.StringIO()
+        yaml.dump(graph, out)
+        write_text(path, out.getvalue())
+    return problems
+
+
+def main() -> int:
+    from athanor.runtime import graph_check
+
+    parser = argparse.ArgumentParser(description="check the code dependencies and other rules of dvc.yaml")
+    parser.add_argument("--fix", action="store_true", help="rewrite the code dependencies")
+    args = parser.parse_args()
+    rules = graph_check.problems(Path.cwd())  # no rewriting mends these
+    problems = compare(Path.cwd(), args.fix) if not rules else []
+    for line in rules or problems:
+        print(("fixed: " if args.fix and problems else "") + line)
+    return 1 if rules or (problems and not args.fix) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""Everything that this project takes from inside DVC, in one module: what a new version of DVC may break is here.
+
+`athanor plan`, `accept`, `compare`, `pin` and the chat server ask DVC's own functions for hashes, locks, keys of the
+run-cache, names of experiments and settings, so that they decide as DVC does. DVC is imported when it is asked: that
+takes a second. Its readers of the caches are not used as they are, because they repair while they look: they delete
+damaged entries and objects, and make the others read-only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from athanor.base.errors import InputError
+from athanor.runtime import dvc_lock
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """DVC's errors as ours, in one line."""
+    from dvc.exceptions import DvcException
+
+    try:
+        yield
+    except DvcException as error:
+        raise InputError(" ".join(str(error).split()), where="dvc", fix="see: dvc status") from None
+
+
+def open_repo(root: Path) -> Any:
+    """DVC's view of the checkout; InputError where it has none. DVC's own messages are kept off the terminal."""
+    from dvc.exceptions import NotDvcRepoError
+    from dvc.repo import Repo
+
+    logging.getLogger("dvc").setLevel(logging.ERROR)
+    with one_line_errors():
+        try:
+            repo = Repo(str(root))
+        except NotDvcRepoError as error:
+            raise InputError(str(error), where=str(root), fix="run this in the checkout") from None
+        repo.index.check_graph()
+        return repo
+
+
+def busy(repo: Any) -> str:
+    """The DVC process that is at work in this checkout, or ""."""
+    import psutil
+
+    try:
+        held = json.loads((Path(repo.tmp_dir) / "rwlock").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    live = [holder for holder in held.get("write", {}).values() if psutil.pid_exists(holder["pid"])]
+    return f"{live[0]['cmd']} (PID {live[0]['pid']})" if live else ""
+
+
+@contextlib.contextmanager
+def locked(repo: Any) -> Iterator[None]:
+    """DVC's lock of the checkout; InputError when another DVC command has it."""
+    from dvc.lock import LockError
+    from dvc.repo import lock_repo
+
+    try:
+        with one_line_errors(), lock_repo(repo):
+            yield
+    except LockError:
+        who = f"{busy(repo) or 'another DVC process'} is at work here"
+        raise InputError(who, where=str(repo.root_dir), fix="try again when it is done") from None
+
+
+def in_order(repo: Any, targets: Sequence[str]) -> list[Any]:
+    """The stages that `dvc repro TARGETS` looks at, in its order."""
+    from dvc.repo.reproduce import collect_stages, get_active_graph, plan_repro
+
+    return plan_repro(get_active_graph(repo.index.graph), collect_stages(repo, targets or ["dvc.yaml"]))
+
+
+def commit(stages: Sequence[Any]) -> None:
+    """What `dvc commit -f` does to each of them, but the lock is read and written once and not nine times."""
+    by_file: dict[Any, list[Any]] = {}
+    for stage in stages:
+        stage.save()
+        stage.commit(relink=False)
+        by_file.setdefault(stage.dvcfile, []).append(stage)
+    for file, changed in by_file.items():
+        file.dump_stages(changed, update_pipeline=False)
+
+
+# -- dependencies and outputs ------------------------------------------------------------------------------------------
+
+
+def locked_command(stage: Any) -> str | None:
+    if not getattr(stage, "name", None):
+        return None
+    return dvc_lock.stages(Path(stage.dvcfile._lockfile.path)).get(stage.name, {}).get("cmd")
+
+
+def current_hash(dep: Any) -> tuple[Any, Any]:
+    """(hash, meta) of a dependency as it lies in the workspace."""
+    meta, hash_info = dep._get_hash_meta()
+    return hash_info, meta
+
+
+def inner_hash(out: Any, path: str) -> tuple[Any, Any] | None:
+    """(hash, meta) of a file or folder below a recorded output; None when it holds no such thing."""
+    from dvc_data.hashfile.meta import Meta
+
+    part = out.get_obj(filter_info=path)
+    return None if part is None else (part.hash_info, Meta())
+
+
+def cached(out: Any) -> bool:
+    """Whether the cache has every object of an output, undamaged."""
+    from dvc_data.hashfile.hash import hash_file
+
+    odb, obj = out.cache, out.get_obj() if out.hash_info else None
+    if obj is None:
+        return False
+    for oid in [*(child.value for _, _, child in obj), obj.oid] if out.hash_info.isdir else [obj.oid]:
+        path = odb.oid_to_path(oid)
+        if not os.path.exists(path):
+            return False
+        if not odb.is_protected(path):
+            _, actual = hash_file(path, odb.fs, odb.hash_name, odb.state)
+            if actual.value.split(".")[0] != oid.split(".")[0]:
+                return False
+    return True
+
+
+# -- results that were recorded ----------------------------------------------------------------------------------------
+
+
+def results(repo: Any, stage: Any, waits: Sequence[Any], same: bool) -> Iterator[dict[str, Any]]:
+    """Entries of dvc.lock and of the run-cache that fit all that is known already of a stage.
+
+    `same`: only outputs differ from the lock. `waits` are inputs that are made anew, so every entry fits that differs in
+    nothing else; without them there is at most one, the lock's or the newest of the run-cache, as DVC takes it.
+    """
+    from dvc.stage.cache import _get_cache_hash
+    from dvc.stage.serialize import to_single_stage_lockfile
+
+    if not _cacheable(stage):
+        return
+    mine = to_single_stage_lockfile(stage)
+    if same and all(out.hash_info for out in stage.outs):
+        yield mine
+        if not waits:
+            return
+    if not waits:
+        folder = Path(repo.stage_cache._get_cache_dir(_get_cache_hash(mine, key=True)))
+        paths = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
+        yield from filter(None, map(_load, paths[-1:]))
+        return
+    open_paths = {dep.def_path for dep in waits}
+    # A cheap look first, because parsing an entry takes milliseconds; words survive YAML's line breaks.
+    words = set(stage.cmd.split()) if re.fullmatch(r"[\w ./=-]+", str(stage.cmd)) else set()
+    for path in Path(repo.stage_cache.cache_dir).glob("*/*/*"):
+        if not words <= set(path.read_text(encoding="utf-8", errors="replace").split()):
+            continue
+        entry = _load(path)
+        theirs = {dep["path"]: dep for dep in (entry or {}).get("deps", ())}
+        if entry is None or not open_paths <= set(theirs):
+            continue
+        deps = [theirs[dep["path"]] if dep["path"] in open_paths else dep for dep in mine["deps"]]
+        # DVC's own key decides whether all the rest is equal.
+        if _get_cache_hash({**mine, "deps": deps}, key=True) == path.parent.name:
+            yield entry
+
+
+def whole(repo: Any, entry: dict[str, Any], stage: Any) -> dict[str, Any] | None:
+    """Path to output of a recorded result, or None when the cache lacks one of its objects."""
+    outs = {out.fs_path: out for out in repo.stage_cache._create_stage(entry, wdir=stage.wdir).outs}
+    return outs if all(out.fs_path in outs for out in stage.outs) and all(map(cached, outs.values())) else None
+
+
+def _cacheable(stage: Any) -> bool:
+    """Whether DVC keeps results of this stage in the run-cache at all."""
+    if stage.is_callback or stage.always_changed or not all((stage.cmd, stage.deps, stage.outs)):
+        return False
+    local = all(item.protocol == "local" and item.def_path for item in (*stage.deps, *stage.outs))
+    return local and all(out.is_in_repo and not out.persist for out in stage.outs)
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    """An entry of the run-cache, None for a damaged one."""
+    from dvc.schema import COMPILED_LOCK_FILE_STAGE_SCHEMA
+    from dvc.utils.serialize import YAMLFileCorruptedError, load_yaml
+    from voluptuous import Invalid
+
+    try:
+        return COMPILED_LOCK_FILE_STAGE_SCHEMA(load_yaml(str(path)))
+    except (YAMLFileCorruptedError, Invalid, OSError):
+        return None
+
+
+# -- experiments, settings, params.yaml --------------------------------------------------------------------------------
+
+
+def experiment(root: Path, name: str) -> tuple[str, list[str]]:
+    """The commit of an experiment, "" when there is none of this name; and the names that there are."""
+    from dvc.repo.experiments.exceptions import AmbiguousExpRefInfo
+    from dvc.repo.experiments.utils import exp_refs, resolve_name
+    from scmrepo.git import Git
+
+    with contextlib.closing(Git(str(root))) as scm:
+        refs = list(exp_refs(scm))
+        try:
+            ref = resolve_name(scm, name)[name]
+        except AmbiguousExpRefInfo:
+            same = sorted(str(info) for info in refs if info.name == name)
+            raise InputError("several experiments have this name", where=name, fix=f"use {' or '.join(same)}") from None
+        return str(scm.get_ref(str(ref))) if ref else "", [info.name for info in refs]
+
+
+def cache_folder(root: Path) -> Path:
+    """The folder of DVC's cache that holds objects by their MD5, as all levels of its configuration say."""
+    from dvc.config import Config, ConfigError
+
+    try:
+        folder = Config(str(root / ".dvc")).get("cache", {}).get("dir")
+    except ConfigError as error:
+        raise InputError(str(error), where=str(root / ".dvc"), fix="dvc config --list shows where it stands") from None
+    return (root / ".dvc" / (folder or "cache")) / "files" / "md5"
+
+
+def edited_yaml(text: str, values: Mapping[tuple[str | int, ...], Any]) -> str:
+    """YAML with values put in at their paths, in the layout in which DVC writes; comments and order are kept."""
+    from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
+
+    data = parse_yaml_for_update(text, "params.yaml")
+    for (*path, last), value in values.items():
+        inner = data
+        for key in path:
+            inner = inner[key]
+        inner[last] = value
+    return dumps_yaml(data)

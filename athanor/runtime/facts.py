@@ -1,0 +1,157 @@
+"""Facts about where a run happens: Git, DVC, hardware, versions. None of them may enter an output."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import digest
+from athanor.base.strict import read_yaml
+from athanor.runtime import dvc_lock
+from athanor.runtime.closure import graphs
+
+PACKAGES = ("torch", "numpy", "dvc", "mlflow", "sentencepiece", "pyarrow", "datasets", "transformers", "peft")
+
+
+def git(root: Path, *args: str) -> str:
+    """Output of a Git command, or "" outside a repository."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def provenance(root: Path, params_digest: str) -> dict[str, Any]:
+    """Commit, branch, experiment and the key that groups the runs of one configuration.
+
+    The key is (experiment or branch)@commit/params: stable across resumes and
+    computed without stored state.
+    """
+    commit = git(root, "rev-parse", "HEAD")
+    branch = git(root, "symbolic-ref", "--short", "-q", "HEAD") or "detached"
+    experiment = os.environ.get("DVC_EXP_NAME", "")
+    baseline = os.environ.get("DVC_EXP_BASELINE_REV") or commit or "uncommitted"
+    dirty = git(root, "status", "--porcelain", "--untracked-files=no", "--", "*.py", "params.yaml", "dvc.yaml")
+    return {
+        "commit": commit,
+        "branch": branch,
+        "experiment": experiment,
+        "dirty": bool(dirty),
+        "key": f"{experiment or branch}@{baseline[:7]}/{params_digest[:8]}",
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """Host, CPU, memory, and versions of the packages that decide results, without importing them."""
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = lines[0].split(":", 1)[1].strip() if lines else model
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return {
+        "host": platform.node(),
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def newest_ms(paths: Iterable[Path]) -> float:
+    """When the latest change of any of these files, or of those below these folders, came about."""
+    files = (file for path in paths for file in (path, *path.rglob("*")) if file.is_file() and file.suffix != ".pyc")
+    return max((file.stat().st_ctime * 1000 for file in files), default=0.0)
+
+
+def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Leaves of nested mappings and lists as dotted names."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from flatten(item, f"{prefix}.{number}")
+    else:
+        yield prefix, value
+
+
+class Graph:
+    """dvc.yaml and dvc.lock as a stage sees them. A side stage is known by name, and not one of `stages`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        main, *sides = (read_yaml(path)["stages"] if path.is_file() else {} for path in graphs(root))
+        self.stages: dict[str, Any] = main
+        self._known = {name: stage for stages in (main, *sides) for name, stage in stages.items()}
+
+    def sections(self, stage: str) -> list[str] | None:
+        """Sections of params.yaml that a stage declares; None when the graph does not know the stage."""
+        if stage not in self._known:
+            return None
+        return [str(name) for name in self._known[stage].get("params", [])]
+
+    def outputs(self, stage: str) -> list[str]:
+        return [str(out) if isinstance(out, str) else next(iter(out)) for out in self.stages[stage].get("outs", [])]
+
+    def dependencies(self, stage: str) -> list[str]:
+        return [str(dep) for dep in self._known.get(stage, {}).get("deps", [])]
+
+    def maker(self, path: Path) -> str:
+        """The stage whose output `path` is, or is a part of; nothing for other files."""
+        outs = {out: name for name in self.stages for out in self.outputs(name)}
+        return next((outs[str(place)] for place in (path, *path.parents) if str(place) in outs), "")
+
+    def results(self, stage: str) -> list[str]:
+        """Everything that a stage writes and DVC removes before it starts it; nothing for a stage it does not know."""
+        rows = [row for kind in ("outs", "metrics", "plots") for row in self._known.get(stage, {}).get(kind, [])]
+        return [str(row) if isinstance(row, str) else next(iter(row)) for row in rows]
+
+    def upstream(self, stage: str) -> list[str]:
+        """Every stage that `stage` depends on, directly or not, in dvc.yaml order."""
+        found: set[str] = set()
+        queue = [stage] if stage in self._known else []
+        while queue:
+            for dep in self.dependencies(queue.pop()):
+                maker = self.maker(Path(dep))
+                if maker and maker not in found:
+                    found.add(maker)
+                    queue.append(maker)
+        return [name for name in self.stages if name in found]
+
+    def input_hashes(self, stage: str) -> dict[str, str]:
+        """DVC's hash of every data dependency of a stage, from the lock entries of the stages before it."""
+        locked = dvc_lock.outputs(self.root / dvc_lock.LOCK) if stage in self._known else {}
+        return {dep: locked[dep] for dep in self.dependencies(stage) if dep in locked}
+
+
+def params_digest(values: Any) -> str:
+    """Hash of parameters as plain JSON: what YAML they were written in does not count."""
+    return digest(_plain(values))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as JSON's own types, what is none of them as text."""
+    return {key: value if isinstance(value, (int, float, str, bool, type(None))) else str(value) for key, value in values.items()}

@@ -1,0 +1,201 @@
+"""What stops or saves a long stage from outside: a time budget, two files, a disk that fills up.
+
+    .athanor/STOP   save, and end with status 75       (python -m athanor stop)
+    .athanor/SAVE   write a checkpoint, and go on      (python -m athanor save)
+
+A stage asks between any two steps, so asking must cost next to nothing: a look
+at the clock each time, at a file every half second, at the disk every ten.
+Where several processes train together, the main one asks for all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from athanor.base.errors import ParamsError
+from athanor.runtime.machine import Machine
+from athanor.runtime.progress import duration
+
+STOP, SAVE = "STOP", "SAVE"
+UNTIL = "ATHANOR_UNTIL"  # seconds since the epoch: when `athanor repro --max-minutes` wants to be through
+SLURM_END = "SLURM_JOB_END_TIME"  # seconds since the epoch; Slurm sets it inside of a job
+LOOK_SECONDS = 0.5  # between two looks at a file
+DISK_SECONDS = 10.0  # between two looks at the disk
+DISK_LOG_SECONDS = 30.0
+SLURM_MARGIN = 60.0  # s before the end of the job; more where a step or a save takes longer
+SMALL_DISK = 50  # at most this part of a file system must stay free, so that a small one is of use, too
+MIB, GIB = 2**20, 2**30
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a stage has to stop, and whether there is room to save first."""
+
+    why: str
+    save: bool = True
+
+
+class Request:
+    """A file that asks a running stage for something. One that lay there before the stage began asks for nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.old = path, _identity(path)
+        self._next = 0.0
+
+    def made(self, now: float) -> bool:
+        if now < self._next:
+            return False
+        self._next = now + LOOK_SECONDS
+        return _identity(self.path) not in (None, self.old)
+
+    def take(self) -> bool:
+        """Remove the file; False when another stage was faster."""
+        try:
+            self.path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    # Not the age: the clocks of two machines that share a directory differ, and the file system's own is coarse.
+    try:
+        stat = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
+class Guards:
+    """Asked by a stage between two steps. `slots`: folders of checkpoints, to which more are added while it runs."""
+
+    def __init__(
+        self, home: Path, root: Path, local: Machine, environ: Mapping[str, str] = os.environ, *, main: bool = True
+    ) -> None:
+        self.places = [home, root]
+        self.slots: list[Path] = []
+        self.stop_file, self.save_file = Request(home / STOP), Request(home / SAVE)
+        self.main = main
+        self._min_free = int(local.min_free_gib * GIB)
+        self._budgets = list(_budgets(local.max_minutes, environ))
+        self._slurm_end = _moment(environ, SLURM_END)
+        self._slurm_margin_max = (self._slurm_end - time.monotonic()) / 2 if self._slurm_end is not None else 0.0
+        self._asked: float | None = None
+        self._longest = 0.0
+        self._saving = False
+        self._next_disk = 0.0
+        self._free: int | None = None
+        self._next_log = 0.0
+
+    def stale(self) -> list[str]:
+        """What to tell of files that lay there before the stage began."""
+        found = [request.path for request in (self.stop_file, self.save_file) if request.old is not None]
+        what = "is older than this stage and is ignored; touch it to ask this one, or remove it"
+        return [f"{path} {what}" for path in found]
+
+    def stop(self) -> Stop | None:
+        """Whether the stage has to stop now. What was told once is not told again: the caller remembers."""
+        if not self.main:
+            return None
+        now = time.monotonic()
+        if self._asked is not None:
+            self._longest = max(self._longest, now - self._asked)
+        self._asked = now
+        for end, what in self._budgets:
+            if now >= end:
+                return Stop(what)
+        if self._slurm_end is not None and now >= self._slurm_end - self._slurm_margin():
+            return Stop(f"the Slurm job ends in {duration(max(0.0, self._slurm_end - now))}")
+        if self.stop_file.made(now) and self.stop_file.take():
+            return Stop(f"{self.stop_file.path} asked for it")
+        if now >= self._next_disk:
+            self._next_disk = now + DISK_SECONDS
+            return self._room()
+        return None
+
+    def save(self) -> bool:
+        """Whether a checkpoint is wanted now. The file goes at the next call, when the checkpoint is written."""
+        if not self.main:
+            return False
+        self._saved()
+        self._saving = self.save_file.made(time.monotonic())
+        return self._saving
+
+    def close(self) -> None:
+        """A run that has ended well or not has saved what it was asked to save."""
+        self._saved()
+
+    def _saved(self) -> None:
+        if self._saving:
+            self.save_file.take()
+            self._saving = False
+
+    def scalars(self) -> dict[str, float]:
+        """Numbers for the journal, now and then: the bytes that are free for checkpoints."""
+        now = time.monotonic()
+        if self._free is None or now < self._next_log:
+            return {}
+        self._next_log = now + DISK_LOG_SECONDS
+        return {"disk.free_bytes": self._free}
+
+    def _slurm_margin(self) -> float:
+        # One more step and a save must fit; the longest time between two questions had both in it.
+        return min(max(SLURM_MARGIN, 2 * self._longest), self._slurm_margin_max)
+
+    def _room(self) -> Stop | None:
+        """Two checkpoints and a little must fit: the next one is written before an old one goes."""
+        place = self.places[0]
+        try:
+            there = [path for path in reversed(self.places) if path.is_dir()]
+            disks = {os.stat(path).st_dev: (path, shutil.disk_usage(path)) for path in there}
+        except OSError:  # a file system that does not answer is not full
+            return None
+        self._free = disks[os.stat(place).st_dev][1].free if place.is_dir() else None
+        if not self._min_free:
+            return None
+        checkpoint = max((newest_bytes(slot) for slot in self.slots), default=0)
+        for path, usage in disks.values():
+            wanted = 2 * checkpoint + min(self._min_free, usage.total // SMALL_DISK)
+            if usage.free < wanted:
+                why = f"only {usage.free / MIB:,.1f} MiB are free in {path}, less than the {wanted / MIB:,.1f} MiB"
+                why += " of two checkpoints and a reserve (min_free_gib); python -m athanor slots prune frees some"
+                return Stop(why, save=usage.free > checkpoint + checkpoint // 20 + MIB)
+        return None
+
+
+def newest_bytes(slot: Path) -> int:
+    """The size of a slot's newest checkpoint, 0 without one."""
+    try:
+        newest = max((path for path in slot.glob("step_*") if path.is_dir()), key=lambda path: path.name, default=None)
+        return sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) if newest else 0
+    except OSError:  # it was just dropped for a newer one
+        return 0
+
+
+def _budgets(max_minutes: float, environ: Mapping[str, str]) -> list[tuple[float, str]]:
+    """Until when (on the monotonic clock), and what to say then."""
+    found = []
+    if max_minutes:
+        end = time.monotonic() + 60 * max_minutes
+        found.append((end, f"the {duration(60 * max_minutes)} of max_minutes are used up"))
+    until = _moment(environ, UNTIL)
+    if until is not None:
+        found.append((until, "the time of athanor repro --max-minutes is used up"))
+    return found
+
+
+def _moment(environ: Mapping[str, str], name: str) -> float | None:
+    """A variable's seconds since the epoch on the monotonic clock, which nobody sets while the stage runs."""
+    text = environ.get(name)
+    if not text:
+        return None
+    try:
+        return time.monotonic() + float(text) - time.time()
+    except ValueError:
+        where = f"environment {name}"
+        raise ParamsError(f"expected seconds since the epoch, found {text!r}", where=where, fix="unset it") from None

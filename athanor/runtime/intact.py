@@ -1,0 +1,84 @@
+"""Whether the bytes that a stage is about to read are still those that were written.
+
+DVC takes a file whose time, size and inode are as before for unchanged, so a bit that flips on the disk goes unseen,
+and the damaged bytes would be recorded as the good ones. The manifest of each artifact has the SHA-256 of its files.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from athanor.base.artifacts import MANIFEST, read_json, sha256_file
+from athanor.base.errors import InputError
+from athanor.runtime.facts import Graph
+
+MOST_BYTES = 64 << 30  # of one stage; beyond it files are drawn, others at each start
+THREADS = 4  # hashing gives Python's lock back
+FIX = "python -m athanor doctor --deep --fix, then the same command again"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A file as the manifest of its artifact has it."""
+
+    path: Path
+    bytes: int
+    sha256: str
+
+    def problem(self) -> str:
+        """What is wrong with the file on the disk; nothing when it is as it was written."""
+        try:
+            if self.path.stat().st_size != self.bytes:
+                return f"has {self.path.stat().st_size} bytes, {self.bytes} were written"
+            return "" if sha256_file(self.path) == self.sha256 else "its bytes are not those that were written"
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+
+
+def listed(path: Path) -> Iterator[Listed]:
+    """The files at or below `path` that the manifest of the artifact has, in which `path` lies or which it is."""
+    for folder in (path, *path.parents):
+        if (folder / MANIFEST).is_file():
+            manifest = read_json(folder / MANIFEST)
+            for name, facts in manifest.get("files", {}).items() if isinstance(manifest, dict) else ():
+                file = folder / name
+                if isinstance(facts, dict) and "sha256" in facts and (file == path or path in file.parents):
+                    yield Listed(file, facts["bytes"], facts["sha256"])
+            return
+
+
+def problems(files: Iterable[Listed]) -> Iterator[tuple[Listed, str]]:
+    """The files that are not as they were written, each with what is wrong."""
+    chosen = list(files)
+    with ThreadPoolExecutor(THREADS) as pool:
+        yield from ((file, what) for file, what in zip(chosen, pool.map(Listed.problem, chosen), strict=True) if what)
+
+
+def check(graph: Graph, stage: str, say: Callable[[str], None]) -> dict[str, float]:
+    """InputError naming the first file that a stage depends on and that is not as it was written, and who wrote it.
+
+    Returns how much was compared, and the seconds it took.
+    """
+    started = time.monotonic()
+    files = list({file.path: file for dep in graph.dependencies(stage) for file in listed(Path(dep))}.values())
+    total = sum(file.bytes for file in files)
+    if total > MOST_BYTES:
+        random.Random(time.time_ns()).shuffle(files)
+    chosen, read = [], 0
+    for file in files:
+        if read < MOST_BYTES:
+            chosen.append(file)
+            read += file.bytes
+    for file, what in problems(chosen):
+        maker = graph.maker(file.path)
+        by = f" by stage {maker}" if maker else ""
+        raise InputError(f"{what}{by}: damaged on the disk, or edited", where=str(file.path), fix=FIX)
+    if read < total:
+        share = f"{read / 2**30:.0f} of {total / 2**30:.0f} GiB"
+        say(f"compared {share} of the inputs with their SHA-256, others next time; athanor doctor --deep compares all")
+    return {} if not files else {"inputs_checked_bytes": read, "inputs_check_seconds": round(time.monotonic() - started, 3)}

@@ -1,0 +1,94 @@
+"""What the process of a stage tells others: that it is at work in this checkout, and how it died.
+
+`.athanor/stages/<stage>` is locked by the process that DVC started for the stage, while that lives. Killed, `dvc` leaves
+its stage at work, and the next `dvc repro` starts another one: that waits here, for both would write the same outputs.
+
+The file holds the process's number, and behind it what a death has to say for itself: an unexpected error, or what
+Python's fault handler knows of a crash. An end that was told to the user empties it. So a file with a number that
+nobody has locked is of a process that died, and without a further word, of one that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from athanor.runtime.locks import lives, lock, locked
+from athanor.runtime.redact import redact
+from athanor.runtime.terminal import say
+
+FOLDER = Path(".athanor/stages")
+STOPPED = 75
+LEANER = (  # for want of memory
+    "close other programs, or in machine.yaml: for training a smaller micro_batch_tokens or checkpointing: on,"
+    " for data work fewer workers"
+)
+
+_own: TextIO | None = None  # the file of this process, which is one stage
+
+
+@contextlib.contextmanager
+def at_work(stage: str) -> Iterator[bool]:
+    """Be the stage's one process here, after the one before has ended; True when there was one to wait for.
+
+    Nothing for a process that DVC did not start: its user knows what they do.
+    """
+    global _own
+    if "DVC_STAGE" not in os.environ:
+        yield False
+        return
+    waited: list[str] = []
+
+    def wait_for(holder: str) -> None:
+        waited.append(holder)
+        what = "is already working on this stage here; waiting for it (python -m athanor stop ends it)"
+        say(f"{stage}: process {holder.split()[0]} {what}")
+
+    try:
+        handle = lock(FOLDER / stage, wait_for)
+    except KeyboardInterrupt:
+        say(f"{stage}: waits no longer; the other one goes on")
+        sys.exit(STOPPED)
+    with open(handle, "a", encoding="utf-8") as file:
+        file.truncate(0)
+        with contextlib.suppress(OSError):  # a full disk is told by what matters
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+        faulthandler.enable(file)
+        _own = file
+        try:
+            yield bool(waited)
+            if _own is not None:
+                file.truncate(0)
+        except BaseException as error:
+            died(repr(error))
+            raise
+        finally:
+            faulthandler.disable()
+            _own = None
+
+
+def died(why: str) -> None:
+    """Leave behind that this process ends although nobody asked for it and no input is at fault."""
+    global _own
+    if _own is not None:
+        with contextlib.suppress(OSError):
+            _own.write(redact(why))
+            _own.flush()
+        _own = None
+
+
+def deaths(root: Path) -> dict[str, str]:
+    """Stages whose last process in this checkout died, and what it said of it; each is told once."""
+    found = {}
+    for path in sorted((root / FOLDER).glob("*")):
+        pid, _, why = path.read_text(encoding="utf-8", errors="replace").partition("\n")
+        if pid.isdigit() and not (lives(int(pid)) and locked(path)):
+            found[path.name] = why.strip()
+            path.write_text("")
+    return found

@@ -1,0 +1,151 @@
+"""Settings of this machine that cannot change results beyond floating-point reassociation.
+
+They live in `machine.yaml` (git-ignored) or the environment, never in
+params.yaml: moving to another computer must not make the cache stale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from athanor.base.errors import ParamsError
+from athanor.base.strict import build, param, read_yaml
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Processes that train together (docs/scale-out.md).
+
+    processes: on each node, 0 for one per accelerator.
+    nodes: machines that take part; the same command is started on each.
+    endpoint: host:port of node 0, where several nodes meet.
+    wait_s: how long a node waits for the others at the start.
+    timeout_s: how long a process waits for another one in the middle of a step before it gives up.
+    args: further arguments for torchrun.
+    """
+
+    processes: int = param(min=0, max=1024, default=1)
+    nodes: int = param(min=1, max=65536, default=1)
+    endpoint: str = ""
+    wait_s: float = param(min=1, default=600.0)
+    timeout_s: float = param(min=1, default=600.0)
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How this machine runs a stage.
+
+    device: auto, cpu, cuda, mps (auto takes an accelerator when torch sees one).
+    threads: compute threads, 0 for every core this process may use.
+    workers: processes for data work, 0 for one per core.
+    executor: who runs data work: processes of this machine, or a ray cluster (docs/cluster.md).
+    micro_batch_tokens: tokens per forward pass, 0 to let the trainer choose.
+    attention: the attention kernel; auto takes the hardware profile's choice.
+    compile: whether transformer blocks are compiled; auto where it pays by the profile.
+    checkpointing: whether activations are computed again in the backward pass; auto where memory needs it.
+    log_every_steps: how often training scalars are fetched from the device.
+    save_every_seconds: how often a long stage writes a checkpoint.
+    max_minutes: a stage that ran so long saves and ends, 0 for no limit.
+    min_free_gib: a stage stops when the disk has less left (scaled down on a small disk), 0 to never look.
+    hang_seconds: without a step for so long, the stacks are dumped; -1 for ten usual steps, 0 to never look.
+    launch: how many processes train together; in the environment "processes=4 nodes=2 ...".
+    parallel: what they keep of the model: all of it (ddp), a share (fsdp), or whichever fits (auto).
+    """
+
+    device: str = param(choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = param(min=0, max=1024)
+    workers: int = param(min=0, max=1024)
+    executor: str = param(choices=("processes", "ray"))
+    micro_batch_tokens: int = param(min=0)
+    attention: str = param(choices=("auto", "flash", "efficient", "cudnn", "math"))
+    compile: str = param(choices=("auto", "on", "off"))
+    checkpointing: str = param(choices=("auto", "on", "off"))
+    log_every_steps: int = param(min=1)
+    save_every_seconds: float = param(min=1)
+    max_minutes: float = param(min=0)
+    min_free_gib: float = param(min=0)
+    hang_seconds: float = param(min=-1)
+    launch: Launch
+    parallel: str = param(choices=("auto", "ddp", "fsdp"))
+
+
+DEFAULTS = {
+    "device": "auto",
+    "threads": 0,
+    "workers": 0,
+    "executor": "processes",
+    "micro_batch_tokens": 0,
+    "attention": "auto",
+    "compile": "auto",
+    "checkpointing": "auto",
+    "log_every_steps": 10,
+    "save_every_seconds": 60.0,
+    "max_minutes": 0.0,
+    "min_free_gib": 1.0,
+    "hang_seconds": -1.0,
+    "launch": {},
+    "parallel": "auto",
+}
+
+
+def anchor() -> Path:
+    """The main checkout, also from inside DVC's temporary experiment directories.
+
+    DVC exports DVC_ROOT to every stage; it names the main repository even when
+    the stage runs in a clone under `.dvc/tmp`, so slots, journals and the
+    tracking database that hang off it are shared by all experiments.
+    """
+    return Path(os.environ.get("DVC_ROOT") or Path.cwd()).resolve()
+
+
+def cores() -> int:
+    """Cores this process may use; respects taskset and containers' cpusets."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory_bytes() -> int:
+    """Memory that is free now, the limit of a container respected."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    for limit, used, stat, idle in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
+        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used, stat)]
+        texts = [path.read_text().strip() if path.is_file() else "" for path in paths]
+        if texts[0].isdigit() and texts[1].isdigit():
+            # Files that were read once count as used there; the kernel gives their pages up for the asking.
+            rows = dict(line.split(None, 1) for line in texts[2].splitlines())
+            free = min(free, int(texts[0]) - int(texts[1]) + int(rows.get(idle, 0)))
+    return max(free, 0)
+
+
+def machine() -> Machine:
+    """Settings from ATHANOR_<NAME> variables, else machine.yaml, else the defaults."""
+    path = anchor() / "machine.yaml"
+    values = dict(DEFAULTS)
+    if path.is_file():
+        values |= read_yaml(path)
+    for field in dataclasses.fields(Machine):
+        text = os.environ.get(f"ATHANOR_{field.name.upper()}")
+        if text is None:
+            continue
+        kind: Any = type(DEFAULTS[field.name])
+        try:
+            if kind is dict:
+                pairs = [part.split("=", 1) for part in shlex.split(text)]
+                values[field.name] = {key: int(value) if value.isdigit() else value for key, value in pairs}
+            else:
+                values[field.name] = kind(text)
+        except ValueError:
+            what = f"expected {'key=value ...' if kind is dict else kind.__name__}, found {text!r}"
+            raise ParamsError(what, where=f"environment ATHANOR_{field.name.upper()}") from None
+    settings = build(Machine, values, "machine")
+    return dataclasses.replace(settings, threads=settings.threads or cores(), workers=settings.workers or cores())

@@ -1,0 +1,161 @@
+"""A stage as a process: its run opened and closed, errors told in one line.
+
+    def run(run: Run) -> None: ...
+
+    if __name__ == "__main__":
+        stage_main("clean", run)
+
+Exit status: 0 done, 1 an error the user can act on, 75 stopped on request with
+its state saved (DVC records nothing for a non-zero exit, so nothing half-done
+can be cached).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from athanor.base.artifacts import read_json
+from athanor.base.errors import AthanorError, InputError, Interrupted, ParamsError
+from athanor.runtime import facts, launch
+from athanor.runtime.disk_errors import in_words
+from athanor.runtime.journal import finished
+from athanor.runtime.lifetime import LEANER, at_work, died
+from athanor.runtime.machine import anchor
+from athanor.runtime.redact import excepthook
+from athanor.runtime.run import PARAMS, Run
+from athanor.runtime.terminal import say, stop_signals
+
+
+def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False) -> None:
+    """Run a stage's body as a process: check params.yaml whole, open the run, map errors to exit codes.
+
+    With `several`, as many processes run the body as machine setting `launch` asks for.
+    """
+    if several and launch.is_member():
+        status = launch.CRASHED
+        try:
+            status = execute(stage, body)
+        finally:
+            status = launch.leave(status)
+        launch.end(status)
+    with at_work(stage) as waited:
+        status = _alone(stage, body, several, waited)
+    sys.exit(status)
+
+
+def _alone(stage: str, body: Callable[[Run], None], several: bool, waited: bool) -> int:
+    module, launched = f"stages.{_module_name(body)}", None
+    if waited and _done_meanwhile(stage, module):
+        return 0
+    try:
+        launched = launch.launch(stage, module) if several else None
+    except AthanorError as error:
+        return _report(None, stage, "FAILED", str(error), 1)
+    return execute(stage, body) if launched is None else launched
+
+
+def _done_meanwhile(stage: str, module: str) -> bool:
+    """Whether the process that was waited for did this very work, and all of its results lie here.
+
+    DVC removed earlier results when it started this process.
+    """
+    try:
+        run = Run(stage, module)
+        graph, leaf = facts.Graph(run.root), run.root / "metrics" / "runs" / f"{run.name}.json"
+        if not leaf.is_file() or not all((run.root / path).exists() for path in graph.results(stage)):
+            return False
+        told, sources = read_json(leaf), [run.root / path for path in graph.dependencies(stage)]
+        folder = run.anchor / ".athanor" / "runs" / told["run"]
+        meta = read_json(folder / "meta.json") if finished(folder) else {}
+        if not meta or meta != {**meta, **run.subject()} or told["code"] != run.code:
+            return False
+    except AthanorError:  # told by who does the work
+        return False
+    if facts.newest_ms(sources) >= meta["started_ms"]:
+        return False
+    say(f"{stage}: that process has done this very work; its results are taken")
+    return True
+
+
+def execute(stage: str, body: Callable[[Run], None]) -> int:
+    from athanor.runtime.schema import check_file, check_stage, memory_notes
+
+    run = None
+    sys.excepthook = excepthook
+    try:
+        sections = check_file(PARAMS)
+        check_stage(stage, sections)
+        run = _kind()(stage, f"stages.{_module_name(body)}")
+        for number in stop_signals():
+            signal.signal(number, run.on_signal)
+        launch.enter()
+        run.begin()
+        for text in memory_notes(sections) if stage == "download" else ():
+            run.note(text)
+        _ship()
+        body(run)
+        run.check_unchanged()
+        run.finish()
+        return 0
+    except Interrupted as error:
+        return _report(run, stage, "KILLED", run.why(error) if run else str(error), 75)
+    except AthanorError as error:
+        return _report(run, stage, "FAILED", f"{error}{_way_back(error)}", 1)
+    except OSError as error:
+        told = in_words(error)
+        code = _report(run, stage, "FAILED", told or repr(error), 1)
+        if told is None:
+            raise
+        return code
+    except BaseException as error:
+        words = str(error)
+        torchs = isinstance(error, RuntimeError) and re.search("out of memory|not enough memory", words)
+        if not (isinstance(error, MemoryError) or torchs):
+            _report(run, stage, "FAILED", repr(error), 1)
+            raise
+        text = str(InputError(f"out of memory{f' ({words.splitlines()[0]})' if words else ''}", where=stage, fix=LEANER))
+        died(text)
+        return _report(run, stage, "FAILED", text, 1)
+    finally:
+        _ship()
+
+
+def _way_back(error: AthanorError) -> str:
+    """What a user of plain `dvc repro` needs besides: DVC removes a stage's outputs before it asks the stage."""
+    if not isinstance(error, ParamsError) or "DVC_ROOT" not in os.environ:
+        return ""
+    return ". Once params.yaml is right, dvc repro brings back what DVC has removed"
+
+
+def _report(run: Run | None, stage: str, status: str, message: str, code: int) -> int:
+    if run is not None:
+        return run.report(status, message, code)
+    say(f"{stage}: {message}")
+    return code
+
+
+def _kind() -> type[Run]:
+    if launch.is_main():
+        return Run
+    from athanor.runtime.follower import Follower
+
+    return Follower
+
+
+def _ship() -> None:
+    """Start the shipper in the background if none runs; tracking trouble never stops a stage."""
+    if not launch.is_main():
+        return
+    from athanor.runtime.ship import start_detached
+
+    start_detached(anchor())
+
+
+def _module_name(body: Callable[[Run], None]) -> str:
+    file = sys.modules[body.__module__].__file__ or ""
+    return Path(file).stem

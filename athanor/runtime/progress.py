@@ -1,0 +1,90 @@
+"""Progress on long work: a bar on a terminal, a line every half minute elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from athanor.runtime.terminal import say
+
+T = TypeVar("T")
+QUIET_SECONDS = 30.0
+
+
+class Progress:
+    """A counter with rate and time left. Use as a context manager, or iterate with `track`."""
+
+    def __init__(self, total: float | None, desc: str, unit: str) -> None:
+        self.total, self.desc, self.unit = total, desc, unit
+        self.done = self.start_done = 0.0
+        self.started = self.spoken = time.monotonic()
+        self.bar = None
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=total, desc=desc, unit=unit, unit_scale=True, leave=False, dynamic_ncols=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def resume_at(self, done: float) -> None:
+        """Count `done` as finished before this process began, so that the rate stays honest."""
+        self.done = self.start_done = done
+        say(f"{self.desc}: goes on from {self._amount(done)}")
+        if self.bar is not None:
+            self.bar.initial = self.bar.n = done
+            self.bar.refresh()
+
+    def expect(self, amount: float) -> None:
+        """Add to the total, where it becomes known piece by piece."""
+        self.total = (self.total or 0.0) + amount
+        if self.bar is not None:
+            self.bar.total = self.total
+            self.bar.refresh()
+
+    def update(self, amount: float, note: str = "") -> None:
+        self.done += amount
+        if self.bar is not None:
+            if note:
+                self.bar.set_postfix_str(note, refresh=False)
+            self.bar.update(amount)
+            return
+        now = time.monotonic()
+        if now - self.spoken >= QUIET_SECONDS:
+            self.spoken = now
+            say(self.line(now, note))
+
+    def line(self, now: float, note: str = "") -> str:
+        rate = (self.done - self.start_done) / max(now - self.started, 1e-9)
+        text = f"{self.desc}: {self._amount(self.done)}"
+        if self.total:
+            left = (self.total - self.done) / rate if rate > 0 else float("inf")
+            text += f" of {self._amount(self.total)} ({self.done / self.total:.0%}), {duration(left)} left"
+        return f"{text}, {self._amount(rate)}/s{', ' + note if note else ''}"
+
+    def _amount(self, value: float) -> str:
+        return f"{value / 1e6:,.1f} MB" if self.unit == "B" else f"{value:,.0f} {self.unit}"
+
+    def track(self, items: Iterable[T]) -> Iterator[T]:
+        with self:
+            for item in items:
+                yield item
+                self.update(1)
+
+
+def duration(seconds: float) -> str:
+    """4.2 s, 3 min 05 s, 2 h 10 min: the largest two units that say something."""
+    if seconds == float("inf"):
+        return "unknown time"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(round(seconds)), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

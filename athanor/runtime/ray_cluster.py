@@ -1,0 +1,127 @@
+"""Work on shards as tasks of a Ray cluster: the one of RAY_ADDRESS, or one that is started on this machine.
+
+Plain tasks, because Ray gives a task whose worker or machine died to another.
+joblib's Ray backend holds its workers as actors; with it the first that died
+ended the whole run (ActorDiedError of Ray 2.60, joblib 1.6).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from athanor.base.errors import InputError
+from athanor.runtime.executor import KILLS, ONE_THREAD, SHARED_FS_WAIT, Answers, Call, killed
+
+POLL = 0.2  # s
+STORE_BYTES = 100_000_000  # answers are small and go past the store; the default takes a third of the memory
+
+
+def in_ray(calls: Mapping[str, Call], workers: int, folder: Path) -> Answers:
+    """`workers` counts on a local cluster only; another has the cores that its machines offer."""
+    with _own_signals():
+        try:
+            import ray
+        except ImportError:
+            what = "machine.yaml asks for Ray, which is not installed"
+            raise InputError(what, fix="pip install -r requirements-cluster.txt, or executor: processes") from None
+        if not ray.is_initialized():
+            _connect(ray, workers)
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f".probe-{uuid.uuid4().hex}"
+    probe.touch()
+
+    @ray.remote(num_cpus=1, max_retries=KILLS - 1)
+    def task(call: tuple, probe: str, patience: float) -> dict | BaseException:  # sent as it stands: its machine may not see the checkout
+        import os
+        import socket
+        import time
+
+        deadline = time.monotonic() + patience
+        while not os.path.exists(probe):
+            if time.monotonic() > deadline:
+                return {"unseen": socket.gethostname()}
+            if os.path.isdir(os.path.dirname(probe)):
+                os.listdir(os.path.dirname(probe))  # makes NFS look again
+            else:
+                deadline = min(deadline, time.monotonic() + 5)
+            time.sleep(0.1)
+        from athanor.runtime.executor import Call, run_call
+
+        return run_call(Call(*call))
+
+    # As a plain tuple, which can be read where athanor cannot be imported.
+    running = {task.remote(tuple(call), str(probe), SHARED_FS_WAIT): name for name, call in calls.items()}
+    try:
+        while running:
+            ended, _ = ray.wait(list(running), num_returns=len(running), timeout=POLL)
+            for ref in ended:
+                name = running.pop(ref)
+                try:
+                    answer = ray.get(ref)
+                except ray.exceptions.RayTaskError:
+                    raise  # of our own function above; the work's errors are answers
+                except ray.exceptions.RayError as error:
+                    raise killed(f"shard '{name}' on the Ray cluster ({type(error).__name__})") from None
+                if isinstance(answer, dict) and "unseen" in answer:
+                    raise InputError(
+                        f"machine '{answer['unseen']}' of the Ray cluster does not see this folder",
+                        where=str(folder),
+                        fix="put the checkout on a file system that all machines share, under the same path",
+                    )
+                yield name, answer
+            yield None
+    except BaseException:
+        with _own_signals():
+            ray.shutdown()  # ends the tasks that run
+        raise
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _connect(ray: Any, workers: int) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # tells nobody
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        try:  # Ray itself would try for seven minutes
+            socket.create_connection((host, int(port)), timeout=30).close()
+        except OSError as error:
+            raise _no_cluster(address, error) from None
+    path = os.pathsep.join(part for part in (str(Path.cwd()), os.environ.get("PYTHONPATH")) if part)
+    try:
+        ray.init(
+            address=address,
+            num_cpus=workers if address == "local" else None,
+            include_dashboard=False if address == "local" else None,
+            object_store_memory=STORE_BYTES if address == "local" else None,
+            runtime_env={"env_vars": {**ONE_THREAD, "PYTHONPATH": path}},
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level="error",
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise _no_cluster(address, error) from None
+
+
+def _no_cluster(address: str, error: Exception) -> InputError:
+    what = f"no Ray cluster answers ({str(error).splitlines()[0]})"
+    return InputError(what, where=f"RAY_ADDRESS={address}", fix="start one: ray start --head, see docs/cluster.md")
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, and would end the stage without saving."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            with contextlib.suppress(ValueError):  # not in the main thread, where Ray cannot either
+                signal.signal(number, handler)

@@ -1,0 +1,400 @@
+"""A stage's run: parameters in, journal and metrics out.
+
+Stages get one from `stage_main` (athanor/runtime/process.py).
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import io
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from athanor.base.artifacts import read_json, rounded, write_json, write_text
+from athanor.base.work import Work
+from athanor.base.errors import Interrupted, ParamsError
+from athanor.base.strict import build, read_yaml
+from athanor.runtime import dvc_lock, facts, intact
+from athanor.runtime.beginning import Beginning
+from athanor.runtime.closure import file_digests
+from athanor.runtime.executor import from_machine
+from athanor.runtime.guards import Guards
+from athanor.runtime.journal import Journal, finished, now_ms
+from athanor.runtime.lifetime import died
+from athanor.runtime.machine import anchor, machine
+from athanor.runtime.progress import Progress, duration
+from athanor.runtime.redact import redact, redact_params
+from athanor.runtime.slots import Code, Slot
+from athanor.runtime.terminal import say
+from athanor.runtime.watchdog import Watch
+
+if TYPE_CHECKING:
+    from athanor.runtime.watch import Health
+
+T = TypeVar("T")
+SPREAD_BYTES = 4_000_000
+PARAMS = Path("params.yaml")
+GO_ON = "The same command goes on from the last checkpoint"
+
+
+class Run:
+    """What a stage body gets to work with. Created by `stage_main`."""
+
+    main = True  # False in processes that only help this one
+    _slot_kind = Slot
+
+    def __init__(self, stage: str, module: str) -> None:
+        self.stage, self.module = stage, module
+        self.name = stage.replace("-", "_")  # file names and metric prefixes
+        self.root, self.anchor = Path.cwd(), anchor()
+        self.started, self.started_ms = time.monotonic(), now_ms()
+        self._stop, self._why = False, ""
+        self._values = read_yaml(PARAMS)
+        self._graph = facts.Graph(self.root)
+        self._facts: dict[str, Any] = {}
+        self._metrics: dict[str, float] = {}
+        self._journal: Journal | None = None
+        self._notes: list[str] = []  # of the time before the journal is open
+        self._slots: list[Slot] = []
+        self._beginning: Beginning | None = None
+        self._health: Health | None = None
+        local = machine()
+        self._guards = Guards(self.anchor / ".athanor", self.root, local, main=self.main)
+        end = self.give_up if self.main else None
+        self._watch = Watch(local.hang_seconds, self._guards.slots, self._hangs, end)
+
+    # -- parameters ---------------------------------------------------------
+
+    def params(self, section: str, schema: type[T]) -> T:
+        """One declared section of params.yaml as its dataclass."""
+        declared = self._graph.sections(self.stage)
+        if declared is not None and section not in declared:
+            raise ParamsError(
+                f"stage {self.stage} reads section '{section}' but does not declare it", where="dvc.yaml"
+            )
+        if section not in self._values:
+            raise ParamsError(f"section '{section}' is missing", where=str(PARAMS), fix="copy it from presets/default.yaml")
+        return build(schema, self._values[section], section)
+
+    def param(self, name: str) -> Any:
+        """One declared value of params.yaml, as `section.key`, for a stage that depends on no more of its section."""
+        declared = self._graph.sections(self.stage)
+        section, _, key = name.partition(".")
+        if declared is not None and name not in declared and section not in declared:
+            raise ParamsError(f"stage {self.stage} reads '{name}' but does not declare it", where="dvc.yaml")
+        from athanor.runtime.schema import schemas
+
+        return getattr(build(schemas()[section], self._values[section], section), key)
+
+    # -- results ------------------------------------------------------------
+
+    def metrics(self, values: Mapping[str, Any]) -> None:
+        """Write metrics/<stage>.json. Facts that repeat exactly only: DVC hashes the file."""
+        clean = rounded(values)
+        write_json(self.root / "metrics" / f"{self.name}.json", clean)
+        self._metrics = dict(facts.flatten(clean))
+
+    def plot(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write plots/<name>.tsv from rows with equal keys, in the given order."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, list(rows[0]), delimiter="\t", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rounded(dict(row)) for row in rows)
+        path = self.root / "plots" / f"{name}.tsv"
+        write_text(path, out.getvalue())
+        self.attach(path)
+
+    def fact(self, **values: Any) -> None:
+        """Add to metrics/runs/<stage>.json, the leaf file for timings, hosts and other things that vary."""
+        self._facts |= values
+
+    def attach(self, path: str | os.PathLike[str]) -> None:
+        """Keep a copy of a small file with the run; it becomes a tracking artifact."""
+        shutil.copyfile(path, self.journal.folder / "files" / Path(path).name)
+
+    # -- while working ------------------------------------------------------
+
+    def log(self, step: int, **values: float) -> None:
+        """Append numbers at a step to the journal; they become curves in the tracking UI."""
+        self._watch.step_number = step
+        fresh = self.journal.scalars(step, {**values, **self._guards.scalars()})
+        if fresh and self._health is not None:
+            self._health.see(step, fresh)
+
+    def watch_health(
+        self,
+        schedule: Any,
+        batch_tokens: int,
+        vocab_size: int,
+        cooldown_data: bool = False,
+        precision: str | None = None,
+    ) -> None:
+        """Let the health monitor look at what is logged from here on; a stage that trains says so, within its slot.
+
+        `cooldown_data`: the cooldown trains on a mixture of its own, so its loss says nothing about the one before.
+        """
+        from athanor.monitor.thresholds import load
+        from athanor.runtime.watch import Health, plan
+
+        told = plan(self.stage, schedule, batch_tokens, vocab_size, cooldown_data, precision)
+        self._health = Health(self.journal, self._say, load(self.root, self.anchor), told)
+
+    def rewind(self, step: int, bar: Progress, amount: float, **facts: Any) -> None:
+        """The work went back to a step, each of `amount`: its numbers and the bar's place are to follow."""
+        self.journal.rewind(step, **facts)
+        bar.resume_at(step * amount)
+
+    def note(self, text: str) -> None:
+        """Tell the user something worth knowing, on the terminal and in the journal."""
+        self._say(text)
+        if self._journal is None:  # a slot may hold the one to continue
+            self._notes.append(text)
+        else:
+            self._journal.event("note", text=text)
+
+    def _say(self, text: str) -> None:
+        say(f"{self.stage}: {text}")
+
+    def progress(self, total: float | None, desc: str = "", unit: str = "") -> Progress:
+        self._watch.bar = Progress(total, desc or self.stage, unit)
+        return self._watch.bar
+
+    def stop_requested(self) -> bool:
+        """True once a signal arrived or a guard says so: save and raise `Interrupted`. Cheap, to be asked often."""
+        self._watch.beat()
+        for slot in self._slots:
+            slot.tick()
+        if not self._stop and (stop := self._guards.stop()):
+            if not stop.save:
+                raise Interrupted(f"{stop.why}; stopped without saving, for which there is no room. {GO_ON}")
+            self._stop_because(stop.why)
+        return self._stop
+
+    def save_requested(self) -> bool:
+        """True when a checkpoint is wanted now. Asked after each step of training, it is a sign of life, too."""
+        self._watch.step()
+        return self._guards.save()
+
+    def lasting(self, phase: str, work: Callable[..., T]) -> Callable[..., T]:
+        """`work` as something that may take much longer than a step, for the watchdog and the heartbeat."""
+        return self._watch.lasting(phase, work)
+
+    def slot(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
+        """The checkpoint slot for these result-deciding parameters and digests of inputs.
+
+        A resumed slot continues the journal it was begun with, so that the
+        tracking UI shows one run however often it was interrupted. Its lock is
+        held until the run has ended, journal and leaf file included: a process
+        that waits for it must not find them half-written.
+        """
+        settings = {"held": True, "before_done": self.check_unchanged}
+        slot = self._slot(params, inputs, on_enter=self._adopt_journal, **settings)
+        self._guards.slots.append(slot.path)
+        self.fact(slot=slot.fingerprint)
+        return slot
+
+    def trunk(self, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
+        """A slot for the part of the work that runs with other parameters share; pruning leaves it alone."""
+        slot = self._slot(params, inputs, "trunk", pinned=True, shared=True)
+        self._guards.slots.append(slot.path)
+        self.fact(trunk=slot.fingerprint)
+        return slot
+
+    def part(self, name: str, module: str, params: Mapping[str, Any], inputs: Mapping[str, str]) -> Slot:
+        """A slot for a part of the work that depends on less than the whole stage: these parameters, this module."""
+        code = self._code if module == self.module else Code(module, file_digests(self.root, module))
+        slot = self._slot(params, inputs, name, code=code, shared=True)
+        self.fact(**{f"slot_{name}": slot.fingerprint})
+        return slot
+
+    def codes(self) -> dict[str, Any]:
+        """For a manifest: the digests of all code that worked in a slot of this run, where it was more than one."""
+        several = {slot.fingerprint: list(slot.digests) for slot in self._slots if len(slot.digests) > 1}
+        return {"codes": several} if several else {}
+
+    def map_shards(
+        self, work: Work, tasks: Mapping[str, Any], folder: Path, *, desc: str = "", sizes: Mapping[str, int] | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Do work on shards as this machine does it (a `MapShards`), with its progress shown."""
+        total, local = sum(sizes.values()) if sizes else len(tasks), machine()
+        if sizes and local.executor == "processes":
+            # Starting a process costs a second or two: nothing is gained for less than that of work.
+            local = dataclasses.replace(local, workers=min(local.workers, 1 + total // SPREAD_BYTES))
+        with self.progress(total, f"{self.stage}: {desc}", "B" if sizes else "shards") as bar:
+            run_shards = from_machine(local, bar.update, self.stop_requested, resumed=bar.resume_at)
+            return run_shards(work, tasks, folder, desc=desc, sizes=sizes or dict.fromkeys(tasks, 1))
+
+    def _slot(
+        self, params: Mapping[str, Any], inputs: Mapping[str, str], part: str = "", code: Code | None = None, **settings: Any
+    ) -> Slot:
+        # Apart, so that a parameter section and an input of one name cannot hide each other.
+        facts = {"params": dict(params), "inputs": dict(inputs), **({"part": part} if part else {})}
+        folder = self.anchor / ".athanor" / "slots" / self.name
+        slot = self._slot_kind(folder, facts, code=code or self._code, note=self.note, **settings)
+        self._slots.append(slot)
+        return slot
+
+    @functools.cached_property
+    def _code(self) -> Code:
+        """The stage's code as it was when first asked for."""
+        return Code(self.module, file_digests(self.root, self.module))
+
+    @property
+    def code(self) -> str:
+        return self._code.digest
+
+    def _adopt_journal(self, slot: Slot) -> None:
+        marker = slot.path / "run.json"
+        if marker.is_file() and self._journal is None:
+            earlier = self.anchor / ".athanor" / "runs" / read_json(marker)["run"]
+            if not finished(earlier):
+                begun = (earlier / "meta.json").is_file()
+                (earlier / "end.json").unlink(missing_ok=True)
+                self._open_journal(earlier.name)
+                if begun:
+                    self.journal.event("resumed", pid=os.getpid())
+                return
+        # The name comes to the disk before the run: killed in between, the next process begins the run of that name,
+        # and no empty one is left.
+        write_json(marker, {"run": self._run_id if self._journal is None else self.journal.folder.name})
+        if self._journal is None:
+            self._open_journal(self._run_id)
+
+    # -- life cycle ---------------------------------------------------------
+
+    @property
+    def journal(self) -> Journal:
+        """Opened at first use, because a slot may hold an earlier journal to continue."""
+        if self._journal is None:
+            self._open_journal(self._run_id)
+        return self._journal
+
+    @property
+    def _run_id(self) -> str:
+        return f"{self.name}-{self.started_ms}-{os.getpid()}"
+
+    def _open_journal(self, run_id: str) -> None:
+        self._journal = Journal(self.anchor / ".athanor" / "runs" / run_id)
+        meta_path = self.journal.folder / "meta.json"
+        meta = read_json(meta_path) if meta_path.is_file() else {
+            "run": run_id,
+            "stage": self.stage,
+            "started_ms": self.started_ms,
+            "resumed": -1,
+            **self.subject(),
+            "made_by": self._made_by(),
+            "hardware": facts.hardware(),
+            **facts.provenance(self.root, facts.params_digest(self._values)),
+        }
+        write_json(meta_path, {**meta, "pid": os.getpid(), "resumed": meta["resumed"] + 1})
+        self._watch.into(self._journal.folder)
+        while self._notes:
+            self._journal.event("note", text=self._notes.pop(0))
+
+    def subject(self) -> dict[str, Any]:
+        """What the work is about, as far as DVC has written it down."""
+        sections = self._graph.sections(self.stage) or list(self._values)
+        values = {name: self._values[name] for name in sections if name in self._values}
+        return {"params": redact_params(dict(facts.flatten(values))), "inputs": self._graph.input_hashes(self.stage)}
+
+    def _made_by(self) -> dict[str, str]:
+        """Upstream stage to the run that made the bytes in the workspace, cached or not."""
+        makers = {}
+        for stage in self._graph.upstream(self.stage):
+            path = self.root / "metrics" / "runs" / f"{stage.replace('-', '_')}.json"
+            if path.is_file():
+                makers[stage] = read_json(path)["run"]
+        return makers
+
+    def on_signal(self, *_: object) -> None:
+        if not self._stop:
+            self._stop_because("")
+
+    def _stop_because(self, why: str) -> None:
+        self._stop, self._why = True, why
+        self._say(f"{f'{why}: ' if why else ''}stopping after this step, progress is kept")
+
+    def _hangs(self, text: str, facts: Mapping[str, Any]) -> None:
+        self._say(text)
+        if self._journal is not None:
+            self._journal.event("hang", text=text, **facts)
+
+    def give_up(self, text: str) -> None:
+        """What is left to do for the watchdog before it ends the process."""
+        died(text)
+        self.report("KILLED", text, 75)
+
+    def why(self, error: Interrupted) -> str:
+        """What ended a run that saved and stopped."""
+        return f"{self._why}: {error}" if self._why else str(error)
+
+    def begin(self) -> None:
+        """Remember the code and parameters that this process runs with, and watch over it."""
+        self._watch.begin()
+        for text in self._guards.stale():
+            self._say(text)
+        if self.main and self.root == self.anchor:  # a temporary checkout has a dvc.lock that nobody will miss
+            dvc_lock.keep(self.root)
+            dvc_lock.watch(self.root)
+        if self.main:
+            self.fact(**intact.check(self._graph, self.stage, self._say))
+        self._beginning = Beginning.now(self.root, self.module)
+        self._code = Code(self.module, self._beginning.code)
+
+    def check_unchanged(self) -> None:
+        """InputError when code or parameters of the stage were edited while it ran."""
+        if self._beginning is not None:
+            sections = self._graph.sections(self.stage) or ()
+            self._beginning.check(self._values, read_yaml(PARAMS), sections)
+
+    def finish(self) -> None:
+        self._watch.close()  # it may have last words for the journal
+        seconds = time.monotonic() - self.started
+        told = redact(self._facts)
+        leaf = {"run": self.journal.folder.name, "seconds": round(seconds, 2), "ended_ms": now_ms(), "facts": told}
+        hardware = read_json(self.journal.folder / "meta.json")["hardware"]
+        write_json(
+            self.root / "metrics" / "runs" / f"{self.name}.json",
+            {
+                **leaf,
+                "code": self.code,
+                **self.codes(),
+                "host": hardware["host"],
+                "cpu": hardware["cpu"],
+                "python": hardware["python"],
+            },
+        )
+        self.journal.close("FINISHED", metrics=self._metrics, facts=facts.scalars(self._facts), seconds=seconds)
+        self._release()
+        self._say(f"done in {duration(seconds)}")
+
+    def report(self, status: str, message: str, code: int) -> int:
+        """End the run with a message to the journal and the terminal; returns the exit status `code`."""
+        trouble = ""
+        try:
+            self.fail(status, redact(message))
+        except OSError as error:  # the disk may be full; the message is what matters
+            trouble = f" (and the journal could not be closed: {error})"
+        if self.main or code != 75:
+            self._say(message + trouble)
+        return code
+
+    def fail(self, status: str, message: str) -> None:
+        try:
+            self._watch.close()
+            self.journal.event("error", text=message)
+            self.journal.close(status, metrics=self._metrics, error=message, seconds=time.monotonic() - self.started)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._guards.close()
+        self._watch.close()
+        for slot in self._slots:
+            slot.release()

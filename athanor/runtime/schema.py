@@ -1,0 +1,150 @@
+"""Every section of params.yaml and its schema, to check the whole file before the first costly stage.
+
+Lives on the infrastructure side on purpose: stages depend only on the sections
+they read, so a new evaluation parameter does not make the download stale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from athanor.base.errors import ParamsError, suggest
+from athanor.training.sft_params import SCRATCH
+from athanor.base.strict import build, read_yaml
+from athanor.tokenizer_training.params import MEMORY_FACTOR
+from athanor.runtime.machine import free_memory_bytes
+from athanor.runtime.redact import redact
+
+FOREIGN_STAGES = ("lora-data", "lora", "lora-export")
+
+
+def schemas() -> dict[str, type]:
+    """Section name to dataclass, in the order of params.yaml."""
+    from athanor.sources.battery_params import BatteryParams
+    from athanor.classifiers.params import ClassifiersParams
+    from athanor.cleaning.params import CleanParams
+    from athanor.sources.params import DownloadParams
+    from athanor.evaluation.params import EvalParams
+    from athanor.export.params import ExportParams
+    from athanor.sources.instruct_params import InstructParams
+    from athanor.adapters.params import LoraParams
+    from athanor.data.mixture_params import MixtureParams
+    from athanor.training.model_params import ModelParams
+    from athanor.training.pretrain_params import PretrainParams
+    from athanor.training.probe_params import ProbeLrParams
+    from athanor.training.sft_params import SftParams
+    from athanor.chat_data.params import SftDataParams
+    from athanor.sharding.params import ShardParams
+    from athanor.synthesis.params import SyntheticParams
+    from athanor.tokenizer_training.params import TokenizerParams
+
+    return {
+        "download": DownloadParams,
+        "instruct": InstructParams,
+        "battery": BatteryParams,
+        "classifiers": ClassifiersParams,
+        "clean": CleanParams,
+        "mixture": MixtureParams,
+        "tokenizer": TokenizerParams,
+        "shard": ShardParams,
+        "sft_data": SftDataParams,
+        "model": ModelParams,
+        "pretrain": PretrainParams,
+        "probe_lr": ProbeLrParams,
+        "sft": SftParams,
+        "lora": LoraParams,
+        "eval": EvalParams,
+        "export": ExportParams,
+        "synthetic": SyntheticParams,
+    }
+
+
+def check_file(path: str | Path) -> dict[str, Any]:
+    """Validate a whole params file; returns its sections built. ParamsError names the first bad key."""
+    return check_values(read_yaml(path))
+
+
+def check_values(data: Mapping[str, Any]) -> dict[str, Any]:
+    """`check_file` for what such a file holds."""
+    known = schemas()
+    for section in data:
+        if section not in known:
+            raise ParamsError("unknown section", where=str(section), fix=suggest(section, known))
+    missing = [name for name in known if name not in data]
+    if missing:
+        raise ParamsError("section is missing", where=missing[0], fix="copy it from presets/default.yaml")
+    built = {name: build(schema, data[name], name) for name, schema in known.items()}
+    check_together(built)
+    return built
+
+
+def filled(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections as they stand in a params file, with what holds for the keys that it leaves out."""
+    known = schemas()
+    whole = {name: value for name, value in sections.items() if name in known and isinstance(value, Mapping)}
+    return {**sections, **{name: dataclasses.asdict(build(known[name], value, name)) for name, value in whole.items()}}
+
+
+def check_together(sections: Mapping[str, Any]) -> None:
+    """ParamsError when sections do not fit each other; a stage would find it, but after hours of others."""
+    mixture, sft = sections["mixture"], sections["sft"]
+    if sft.base != SCRATCH and sft.optimizer != "adamw":
+        raise ParamsError("a LoRA is trained by adamw", where="sft.optimizer", fix="set it to adamw")
+    if sft.base != SCRATCH and sections["sft_data"].replay_share:
+        fix = "set it to 0: the text that a foreign base was trained on is not here"
+        raise ParamsError("a foreign base has no pretraining text to replay", where="sft_data.replay_share", fix=fix)
+    given = [name for source in sections["download"].sources for name in source.names]
+    for number, source in enumerate(sections["download"].sources):
+        for place, file in enumerate(getattr(source, "urls", ())):
+            if redact(file.url) != file.url:
+                where, fix = f"download.sources[{number}].urls[{place}].url", "fetch the file by hand and use a source of type files"
+                raise ParamsError("holds a signature, key or password", where=where, fix=fix)
+    for section in ("download", "instruct"):
+        for number, source in enumerate(sections[section].sources):
+            text = getattr(source, "license", "")
+            if redact(text) != text:  # it goes into every document and into the model card
+                where, fix = f"{section}.sources[{number}].license", "name the licence, or an address that everybody may have"
+                raise ParamsError("holds a signature, key or password", where=where, fix=fix)
+    _same("mixture.sources", mixture.sources, "download.sources", given, "add it, with share 0 to leave it out")
+    for wanted in sections["clean"].source_priority:
+        if wanted not in given:
+            fix = f"use some of: {', '.join(sorted(given))}"
+            raise ParamsError(f"no source is named '{wanted}'", where="clean.source_priority", fix=fix)
+    chats = [source.name for source in sections["instruct"].sources]
+    _same("sft_data.sources", sections["sft_data"].sources, "instruct.sources", chats, "add it, with repeats 0 to leave it out")
+    sections["sft_data"].check_named("sft_data")
+    if mixture.cooldown is not None and sections["pretrain"].schedule != "wsd":
+        fix = "set pretrain.schedule to wsd, or mixture.cooldown to null"
+        raise ParamsError(f"schedule {sections['pretrain'].schedule} has no cooldown", where="mixture.cooldown", fix=fix)
+
+
+def memory_notes(sections: Mapping[str, Any]) -> list[str]:
+    """What will not fit the memory that is free here now, to be known before hours of other stages."""
+    sample, free = sections["tokenizer"].sample_bytes, free_memory_bytes()
+    if (needed := MEMORY_FACTOR * sample) <= free:
+        return []
+    return [
+        f"train-tokenizer will want up to {needed / 1e9:,.1f} GB of memory, {free / 1e9:,.1f} GB are free:"
+        f" lower tokenizer.sample_bytes (now {sample}), unless there is less text"
+    ]
+
+
+def check_stage(stage: str, sections: Mapping[str, Any]) -> None:
+    """ParamsError for a stage that has no part in fine-tuning the base which sft.base names."""
+    base, foreign = sections["sft"].base, stage in FOREIGN_STAGES
+    if foreign and base == SCRATCH:
+        raise ParamsError("no foreign base is named", where="sft.base", fix="name a Hugging Face directory")
+    if not foreign and base != SCRATCH and stage not in ("download", "synthesize"):
+        fix = "athanor repro, which runs what has; or set it to scratch"
+        raise ParamsError(f"stage {stage} has no part in tuning '{base}'", where="sft.base", fix=fix)
+
+
+def _same(where: str, named: Iterable[str], other: str, given: Iterable[str], add: str) -> None:
+    for name in sorted(set(given) - set(named)):
+        raise ParamsError(f"'{name}' of {other} is missing", where=where, fix=add)
+    for name in sorted(set(named) - set(given)):
+        fix = suggest(name, given, f"remove it, or add it to {other}", cutoff=0.6)
+        raise ParamsError(f"{other} has no '{name}'", where=f"{where}.{name}", fix=fix)

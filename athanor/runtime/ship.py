@@ -1,0 +1,296 @@
+"""The shipper: turns journals into MLflow runs, in its own process, as often as needed.
+
+    python -m athanor ship              deliver what is left, then stop
+    python -m athanor ship --wait 60    only wait for the shipper in the background
+    python -m athanor ship --rebuild    replace this checkout's runs in MLflow by new ones made from its journals
+
+One shipper per checkout (flock), started by each stage and detached from it.
+It follows the journals of live stages, gives up after a while when the
+tracking server does not answer, and leaves what is not shipped for the next
+one. Training therefore never imports mlflow and never waits for it.
+
+State per run is `ship.json` in the run's directory: the MLflow run id and the
+journal offset that arrived. MLflow drops exact duplicates of (key, timestamp,
+step, value), so a batch that is sent twice after a crash does no harm. A store
+that was deleted and begun anew gets every run again with the next stage.
+
+The MLflow store is therefore disposable: after `rm mlflow.db`, or with another
+MLFLOW_TRACKING_URI, --rebuild makes the same view again. Runs of other
+checkouts in the store stay. Runs that --rebuild replaces go to MLflow's trash,
+which `mlflow gc` empties.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from athanor.base.artifacts import read_json
+from athanor.base.errors import AthanorError, InputError
+from athanor.hardware.priority import step_back
+from athanor.runtime import redact
+from athanor.runtime.disk_errors import in_words
+from athanor.runtime.journal import alive
+from athanor.runtime.locks import try_lock
+from athanor.runtime.store import StoreReplaced, delivery, identity, tracking_uri
+from athanor.runtime.terminal import say
+
+if TYPE_CHECKING:
+    from athanor.runtime.tracking import Tracker
+
+IDLE_SECONDS = 6.0
+POLL_SECONDS = 1.0
+LIVE_SECONDS = 5.0  # between deliveries of a run that still writes: each costs the training a little
+GIVE_UP_SECONDS = 60.0
+LOCK_SECONDS = 60.0
+KEPT = "the journal is kept, and this shipper, the next stage's or `athanor ship` delivers it"
+SQL_NOISE = ("[SQL:", "[parameters:", "(Background on", "(raised as a result")  # lines of SQLAlchemy beside what happened
+
+
+def start_detached(root: Path) -> None:
+    """Start a shipper unless one holds the lock. ATHANOR_TRACKING=off switches tracking off.
+
+    A stage calls this, so a machine that cannot start it (no memory, no space) gets one line and no error.
+    """
+    if os.environ.get("ATHANOR_TRACKING") == "off":
+        return
+    try:
+        _start(root)
+    except OSError as error:
+        say(f"tracking is not started, the journal is kept: {error}")
+
+
+def _start(root: Path) -> None:
+    state = root / ".athanor"
+    state.mkdir(exist_ok=True)
+    with try_lock(state / "ship.lock") as free:
+        if not free:
+            return
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_RUN_ID"}
+    # The main checkout outlives the temporary directories that DVC runs experiments in.
+    home = root if (root / "athanor").is_dir() else Path(__file__).resolve().parents[2]
+    with open(state / "ship.log", "ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "athanor.runtime.ship", "--root", str(root)],
+            cwd=home,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def run_folders(root: Path) -> list[Path]:
+    return sorted(path.parent for path in (root / ".athanor" / "runs").glob("*/meta.json"))
+
+
+def by_start(folders: Iterable[Path]) -> list[Path]:
+    """The oldest first: a store that is built again then says what it said before."""
+    return [folder for _, folder in sorted((_started(folder), folder) for folder in folders)]
+
+
+def _started(folder: Path) -> int:
+    try:
+        return read_json(folder / "meta.json")["started_ms"]
+    except AthanorError:  # told when it is shipped
+        return 0
+
+
+def shipped(folder: Path) -> bool:
+    """True when the run is closed and everything it left has arrived."""
+    return (folder / "end.json").is_file() and delivery(folder).get("closed", False)
+
+
+def unshipped(root: Path) -> list[Path]:
+    """Runs that are open, or closed and not delivered; all of them when the database they were delivered to is gone."""
+    uri = tracking_uri(root)
+    gone = redact.redact(uri) if identity(uri) == (0, 0) else ""
+    return [folder for folder in run_folders(root) if not shipped(folder) or gone and delivery(folder).get("uri") == gone]
+
+
+def ship_all(root: Path) -> set[Path] | None:
+    """Ship until every journal is delivered and no stage has written for a while.
+
+    Returns the runs that cannot be shipped, or None when the store did not
+    answer. A run whose process died without closing its journal (SIGKILL,
+    power loss) is shipped as KILLED; resuming its slot opens it again.
+    """
+    tracker: Tracker | None = None
+    retry: dict[Path, tuple[int, float]] = {}  # failures of a run alone, and when to try it again
+    last_work = last_success = time.monotonic()
+    failures, live_due = 0, 0.0
+    live: set[Path] = set()
+    while failures or time.monotonic() - last_work < IDLE_SECONDS:
+        try:
+            pending = unshipped(root)
+            live = {folder for folder in pending if _alive(folder)}
+            if pending and tracker is None:
+                tracker = _connect(root)
+                pending += [folder for folder in run_folders(root) if tracker.lacks(folder) and folder not in pending]
+            if tracker is not None:
+                due = time.monotonic() >= live_due
+                _ship_each(tracker, [folder for folder in pending if due or folder not in live], live, retry)
+                live_due = time.monotonic() + LIVE_SECONDS if due else live_due
+            failures, last_success = 0, time.monotonic()
+        except Exception as error:  # any tracking failure: the journal keeps everything, try again
+            if isinstance(error, StoreReplaced):
+                raise
+            failures += 1
+            if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th ... of a long outage
+                disk = isinstance(error, OSError) and in_words(error)
+                what = "nothing is shipped" if disk else f"the tracking store {redact.redact(tracking_uri(root))} is not reachable"
+                say(f"{what}; {KEPT}: {_told(error)}")
+            tracker, last_work = None, time.monotonic()
+            if last_work - last_success >= GIVE_UP_SECONDS and not live:
+                return None
+            time.sleep(5 * POLL_SECONDS)
+        if live:
+            last_work = time.monotonic()
+        time.sleep(POLL_SECONDS)
+    return set(retry)
+
+
+def _connect(root: Path) -> Tracker:
+    from athanor.runtime.tracking import Tracker
+
+    return Tracker(root, tracking_uri(root))
+
+
+def _ship_each(
+    tracker: Tracker, folders: Iterable[Path], live: Collection[Path], retry: dict[Path, tuple[int, float]]
+) -> None:
+    """Ship every run; one that cannot be shipped (deleted by the user, a broken file) does not hold up the others."""
+    tracker.check()
+    for folder in by_start(folders):
+        failures, due = retry.get(folder, (0, 0.0))
+        if time.monotonic() < due:
+            continue
+        try:
+            tracker.ship(folder, live=folder in live)
+            retry.pop(folder, None)
+        except Exception as error:
+            tracker.check()
+            if not tracker.explained(folder):
+                retry[folder] = failures + 1, time.monotonic() + 2.0**failures
+                say(f"{folder.name} is not shipped to {tracker.name}; {KEPT}: {_told(error)}")
+
+
+def _alive(folder: Path) -> bool:
+    try:
+        return alive(folder)
+    except AthanorError:  # an unreadable meta.json: told when it is shipped
+        return False
+
+
+def _told(error: Exception) -> str:
+    """What happened, in one line; MLflow hands on SQLAlchemy's errors with their statements."""
+    if told := str(error) if isinstance(error, AthanorError) else isinstance(error, OSError) and in_words(error):
+        return redact.redact(told)
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(SQL_NOISE)]
+    return redact.redact(": ".join([type(error).__name__, *lines[:1]]))
+
+
+def rebuild(root: Path) -> int:
+    """Make every run of this checkout's journals anew in the configured store; returns how many failed."""
+    lock, deadline = root / ".athanor" / "ship.lock", time.monotonic() + LOCK_SECONDS
+    while True:
+        with try_lock(lock) as free:
+            if free:
+                failed = _rebuild(root)
+                break
+        if time.monotonic() > deadline:
+            what = f"a stage or its shipper is at work (process {lock.read_text().strip() or 'unknown'})"
+            raise InputError(what, where=str(lock), fix="run it again when it is done")
+        time.sleep(0.2)
+    if any(_alive(folder) for folder in run_folders(root)):
+        start_detached(root)
+    return failed
+
+
+def _rebuild(root: Path) -> int:
+    folders, retry = by_start(run_folders(root)), {}
+    name = redact.redact(tracking_uri(root))
+    try:
+        tracker = _connect(root)
+        for folder in folders:
+            (folder / "ship.json").unlink(missing_ok=True)
+        tracker.forget(folder.name for folder in folders)
+        _ship_each(tracker, folders, {folder for folder in folders if _alive(folder)}, retry)
+    except Exception as error:
+        what = f"the tracking store failed: {_told(error)}"
+        raise AthanorError(what, where=name, fix="see that it runs, then use ship --rebuild again") from error
+    print(f"{len(folders) - len(retry)} of {len(folders)} runs are in {name}")
+    return len(retry)
+
+
+def wait(root: Path, seconds: float) -> int:
+    """Wait until closed runs are shipped; returns the number that is not. Nothing to wait for with tracking off."""
+    if os.environ.get("ATHANOR_TRACKING") == "off":
+        return 0
+    deadline = time.monotonic() + seconds
+    while True:
+        left = [folder for folder in unshipped(root) if (folder / "end.json").is_file()]
+        if not left or time.monotonic() > deadline:
+            return len(left)
+        start_detached(root)
+        time.sleep(0.3)
+
+
+def main() -> int:
+    what, _, how = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="athanor ship", description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: here)")
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help="only wait for the shipper in the background")
+    parser.add_argument("--rebuild", action="store_true", help="make this checkout's runs anew from its journals")
+    args = parser.parse_args()
+    root = args.root.resolve()
+    sys.excepthook = redact.excepthook
+    with redact.streams():  # what libraries print to the log may hold the store's address
+        try:
+            if args.rebuild:
+                return 1 if rebuild(root) else 0
+            return _wait(root, args.wait) if args.wait is not None else _serve(root)
+        except AthanorError as error:
+            print(error, file=sys.stderr)
+            return 1
+        except OSError as error:
+            say(f"nothing is shipped; {KEPT}: {_told(error)}")
+            return 1
+
+
+def _wait(root: Path, seconds: float) -> int:
+    left = wait(root, seconds)
+    if left:
+        print(f"{left} runs are not shipped yet; see {root / '.athanor' / 'ship.log'}", file=sys.stderr)
+    return 1 if left else 0
+
+
+def _serve(root: Path) -> int:
+    """Ship as the one shipper of this checkout; status 1 when something could not be delivered."""
+    step_back()
+    (root / ".athanor").mkdir(exist_ok=True)
+    while True:
+        with try_lock(root / ".athanor" / "ship.lock") as free:
+            if not free:
+                return 0
+            (root / ".athanor" / "ship.lock").write_text(f"{os.getpid()}\n")
+            try:
+                given_up = ship_all(root)
+            except StoreReplaced:
+                os.execv(sys.executable, [sys.executable, "-m", "athanor.runtime.ship", "--root", str(root)])
+        # A stage that ended between the last look and the release of the lock started no shipper.
+        if given_up is None or not any((f / "end.json").is_file() and f not in given_up for f in unshipped(root)):
+            return 0 if given_up == set() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,353 @@
+"""MLflow as a view of the journals: one parent run per configuration, one child per executed stage.
+
+Every step can be repeated after a crash at any moment: runs are found again by
+their tags, MLflow drops exact duplicates of (key, timestamp, step, value), and
+a parent's parameters, numbers, status and makers are those of its children.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from athanor.base.artifacts import naming, read_json, write_json
+from athanor.runtime.journal import has_more, last_ms, rows
+from athanor.runtime.redact import redact
+from athanor.runtime.store import EXPERIMENT, StoreReplaced, artifacts_of, database, delivery, identity, make_tables, store_lock
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+BATCH = 800
+CHUNK_BYTES = 2**20
+PARAM_CHARS = 6000
+TAG_CHARS = 5000
+HEALTH = ("", "ok", "info", "warning", "critical")  # of a run that the health monitor watched, better first
+# No retries inside the client: a request whose answer was lost may have made a run, so an attempt begins with a search.
+HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+class Tracker:
+    """A connection to one tracking store. Import of mlflow takes seconds, so it happens here and not before."""
+
+    def __init__(self, root: Path, uri: str) -> None:
+        for name, value in HTTP.items():
+            os.environ.setdefault(name, value)
+        os.environ.pop("MLFLOW_RUN_ID", None)  # it would turn every new run into that one
+        # The address without its secrets names the store: a new password does not make it another store.
+        self.root, self.uri, self.name = root, uri, redact(uri)
+        # Two first constructions at once crash while both create the tables.
+        with store_lock(uri):
+            from mlflow.tracking import MlflowClient
+
+            logging.getLogger("mlflow.store.db.utils").addFilter(_without_traceback)
+            path = database(uri)
+            if path is not None and not path.exists():
+                make_tables(path)
+            self.client = MlflowClient(tracking_uri=uri)
+            found = self.client.get_experiment_by_name(EXPERIMENT)
+            if found is None:
+                artifacts = None if uri.startswith("http") else artifacts_of(path or root / "mlflow.db").as_uri()
+                made = self.client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+                found = self.client.get_experiment(made)
+            elif found.lifecycle_stage == "deleted":  # its name cannot be used again, and runs need a place
+                self.client.restore_experiment(found.experiment_id)
+        self.experiment = found.experiment_id
+        self.store = f"{found.experiment_id}@{found.creation_time}"  # another after the database was deleted
+        self._file = identity(uri)
+
+    def check(self) -> None:
+        """Fail when the database file was deleted or replaced under this connection."""
+        if identity(self.uri) != self._file:
+            raise StoreReplaced
+
+    def lacks(self, folder: Path) -> bool:
+        """True when a run was delivered to this address, but the store there has begun anew since."""
+        state = delivery(folder)
+        return state.get("uri") == self.name and state.get("store") != self.store
+
+    def ship(self, folder: Path, live: bool) -> None:
+        """Bring one run up to date; idempotent."""
+        meta = read_json(folder / "meta.json")
+        path = folder / "ship.json"
+        state = delivery(folder)
+        if (state.get("uri"), state.get("store")) != (self.name, self.store):
+            state = {"uri": self.name, "store": self.store, "offset": 0}  # another store: tell it everything
+        elif not live and state.get("dead") and state.get("resumed") == meta["resumed"]:
+            if not (folder / "end.json").is_file() and not has_more(folder, state["offset"]):
+                return
+        if "mlflow_run" not in state:
+            state["mlflow_run"] = self._open(meta)
+            write_json(path, state)
+        run_id = state["mlflow_run"]
+        if state.get("resumed", 0) != meta["resumed"]:
+            self.client.set_tag(run_id, "athanor.resumed", str(meta["resumed"]))
+            self.client.update_run(run_id, status="RUNNING")
+        elif state.get("closed") or (live and state.get("dead")):
+            self.client.update_run(run_id, status="RUNNING")
+        state |= {"closed": False, "dead": False, "resumed": meta["resumed"]}
+        for offset, health in self._metrics(run_id, folder / "journal.jsonl", state["offset"]):
+            worst = max(health, state.get("health", ""), key=HEALTH.index)
+            if worst != state.get("health", ""):
+                self.client.set_tag(run_id, "health", worst)
+            state |= {"offset": offset, "health": worst}
+            write_json(path, state)
+        if not live:
+            ended = (folder / "end.json").is_file()
+            self._close(run_id, meta, folder)
+            state |= {"closed": ended, "dead": not ended}
+        write_json(path, state)
+
+    def explained(self, folder: Path) -> bool:
+        """After a failure with one run: True when its user deleted it in the UI. It stays deleted until --rebuild.
+
+        Raises when the store itself does not answer.
+        """
+        from mlflow.exceptions import MlflowException
+
+        self.client.get_experiment(self.experiment)
+        state = delivery(folder)
+        if "mlflow_run" not in state:
+            return False
+        try:
+            run = self.client.get_run(state["mlflow_run"])
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # an older copy of the store came back
+                (folder / "ship.json").unlink()
+            return False
+        if run.info.lifecycle_stage == "deleted":
+            write_json(folder / "ship.json", {**state, "closed": True})
+        return run.info.lifecycle_stage == "deleted"
+
+    def forget(self, run_ids: Iterable[str]) -> None:
+        """Delete the runs of these journals, and their parents unless other checkouts have runs there."""
+        ours = set(run_ids)
+        with store_lock(self.uri):
+            parents = set()
+            for run in self._search("tags.`athanor.run` LIKE '%'"):
+                if run.data.tags["athanor.run"] in ours:
+                    self.client.delete_run(run.info.run_id)
+                    parents.add(run.data.tags.get("mlflow.parentRunId"))
+            for run in self._search("tags.`athanor.key` LIKE '%'"):
+                if run.info.run_id in parents and not self._by_tag("mlflow.parentRunId", run.info.run_id):
+                    self.client.delete_run(run.info.run_id)
+
+    def _search(self, query: str) -> list[Run]:
+        found: list[Run] = []
+        token: str | None = None
+        while True:
+            page = self.client.search_runs([self.experiment], query, max_results=1000, page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                return found
+
+    def _by_tag(self, tag: str, value: str) -> list[Run]:
+        """Active runs with a tag, the oldest first. The query language cannot quote a quote, so it gets a wildcard."""
+        found = self._search(f"tags.`{tag}` LIKE '{value.replace(chr(39), '_')}'")
+        same = [run for run in found if run.data.tags.get(tag) == value]
+        return sorted(same, key=lambda run: (run.info.start_time, run.info.run_id))
+
+    def _parent(self, meta: dict[str, Any]) -> str:
+        """The run that groups all stages of one (experiment or branch, commit, params). Call with the store locked.
+
+        Two of one key are merged into the older: every shipper chooses alike.
+        """
+        found = self._by_tag("athanor.key", meta["key"])
+        for other in found[1:]:
+            for child in self._by_tag("mlflow.parentRunId", other.info.run_id):
+                self.client.set_tag(child.info.run_id, "mlflow.parentRunId", found[0].info.run_id)
+            self.client.delete_run(other.info.run_id)
+        if found:
+            if found[1:]:
+                self._settle(found[0].info.run_id)
+            return found[0].info.run_id
+        # The end tells runs of one commit with other parameters apart, and is short: the UI cuts names at 18 letters.
+        name = meta["experiment"] or re.sub(r"@([^@]*)/(.{4}).*$", r"-\1-\2", meta["key"])
+        tags = {"athanor.key": meta["key"], "mlflow.source.git.commit": meta["commit"], "athanor.dirty": meta["dirty"]}
+        return self._new(meta, name, tags)
+
+    def _new(self, meta: dict[str, Any], name: str, tags: dict[str, Any]) -> str:
+        texts = {key: str(value)[:TAG_CHARS] for key, value in tags.items()}
+        run = self.client.create_run(self.experiment, start_time=meta["started_ms"], run_name=name, tags=texts)
+        return run.info.run_id
+
+    def _open(self, meta: dict[str, Any]) -> str:
+        """The MLflow run of a journal, with its parameters and inputs; made if need be."""
+        with store_lock(self.uri):
+            parent = self._parent(meta)
+            # A crash between creating the run and noting its id must not make a second one.
+            found = self._by_tag("athanor.run", meta["run"])
+            for other in found[1:]:
+                self.client.delete_run(other.info.run_id)
+            run_id = found[0].info.run_id if found else self._new(meta, meta["stage"], _tags(meta, parent))
+            params = {_key(key): str(value)[:PARAM_CHARS] for key, value in meta["params"].items()}
+            for each in (run_id, parent):
+                self._add_params(each, params)
+            self._add_inputs(run_id, meta)
+        return run_id
+
+    def _add_inputs(self, run_id: str, meta: dict[str, Any]) -> None:
+        """Inputs that a run has not yet. Call with the store locked.
+
+        MLflow 3.17 loses those of a run when another one logs a dataset of the same
+        name and digest for the first time at the same moment.
+        """
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = {path: digest.removesuffix(".dir")[:36] for path, digest in meta["inputs"].items()}
+        if not inputs:
+            return
+        known = {(each.dataset.name, each.dataset.digest) for each in self.client.get_run(run_id).inputs.dataset_inputs}
+        new = [
+            DatasetInput(
+                Dataset(path, digest, "dvc", json.dumps({"path": path, "md5": meta["inputs"][path]})),
+                [InputTag("mlflow.data.context", meta["stage"])],
+            )
+            for path, digest in inputs.items()
+            if (path, digest) not in known
+        ]
+        if new:
+            self.client.log_inputs(run_id, new)
+
+    def _add_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        """Parameters that a run has not yet; MLflow refuses to change one."""
+        from mlflow.entities import Param
+
+        known = self.client.get_run(run_id).data.params
+        new = [Param(key, value) for key, value in params.items() if key not in known]
+        for start in range(0, len(new), 100):
+            self.client.log_batch(run_id, params=new[start : start + 100])
+
+    def _metrics(self, run_id: str, path: Path, offset: int) -> Iterator[tuple[int, str]]:
+        """Send the whole journal lines after `offset`, in parts.
+
+        Yields, for each part that arrived, the offset after it and the health that it tells (empty: nothing).
+        """
+        from mlflow.entities import Metric
+
+        if not path.is_file():
+            return
+        with open(path, "rb") as file:
+            while True:
+                with naming(path):
+                    file.seek(offset)
+                    data = file.read(CHUNK_BYTES)
+                    data = data[: data.rfind(b"\n") + 1] or data + file.readline()  # one line may be longer than a part
+                if not data.endswith(b"\n"):
+                    return
+                part = list(rows(data))
+                batch = [
+                    Metric(_key(name), float(value), row["t"], row["s"])
+                    for row in part
+                    for name, value in row.get("m", {}).items()
+                ]
+                told = [row for row in part if row.get("event") == "finding"]
+                batch += [Metric(_key(f"health.{r['rule']}"), HEALTH.index(r["level"]), r["t"], r["step"]) for r in told]
+                for start in range(0, len(batch), BATCH):
+                    self.client.log_batch(run_id, metrics=batch[start : start + BATCH])
+                offset += len(data)
+                watched = ["ok"] if told or any(row.get("event") == "training" for row in part) else [""]
+                # Information is no trouble: the tag says ok, warning or critical.
+                levels = [row["level"] for row in told if row["level"] != "info"]
+                yield offset, max(watched + levels, key=HEALTH.index)
+
+    def _close(self, run_id: str, meta: dict[str, Any], folder: Path) -> None:
+        """Status, files and, of a finished run, final numbers: an unfinished one may resume and end with others."""
+        from mlflow.entities import Metric, RunTag
+
+        path = folder / "end.json"
+        killed = {"status": "KILLED", "ended_ms": last_ms(folder, meta["started_ms"])}
+        end: dict[str, Any] = read_json(path) if path.is_file() else killed
+        status = end["status"] if end["status"] in ("FINISHED", "FAILED", "KILLED") else "FAILED"
+        numbers = {name: float(value) for name, value in end.get("metrics", {}).items() if _is_number(value)}
+        if end.get("seconds") is not None:
+            numbers["seconds"] = float(end["seconds"])
+        stamp = end["ended_ms"]
+        final = [Metric(_key(f"final.{k}"), v, stamp, 0) for k, v in numbers.items() if status == "FINISHED"]
+        for start in range(0, len(final), BATCH):
+            self.client.log_batch(run_id, metrics=final[start : start + BATCH])
+        texts = {f"athanor.{_key(name)}": str(value)[:TAG_CHARS] for name, value in end.get("facts", {}).items()}
+        if end.get("error"):
+            texts["athanor.error"] = end["error"][:TAG_CHARS]
+        if status != "FINISHED" and "seconds" in numbers:
+            texts["athanor.seconds"] = str(numbers["seconds"])
+        tags = [RunTag(key, value) for key, value in texts.items()]
+        for start in range(0, len(tags), 100):
+            self.client.log_batch(run_id, tags=tags[start : start + 100])
+        if (folder / "files").is_dir() and any((folder / "files").iterdir()):
+            self.client.log_artifacts(run_id, str(folder / "files"))
+        self.client.set_terminated(run_id, status=status, end_time=stamp)
+        with store_lock(self.uri):
+            parent = self._parent(meta)
+            self._add_inputs(run_id, meta)  # again, for shippers of another machine share no lock
+            child = self.client.get_run(run_id)
+            for stale in {"athanor.error", "athanor.seconds"} & set(child.data.tags) - set(texts):
+                self.client.delete_tag(run_id, stale)  # of an earlier attempt
+            if child.data.tags["mlflow.parentRunId"] != parent:
+                self.client.set_tag(run_id, "mlflow.parentRunId", parent)
+            self._settle(parent, run_id)
+
+    def _settle(self, parent: str, only: str = "") -> None:
+        """Make a parent say what its children say; its numbers only for the child `only`, when given."""
+        from mlflow.entities import Metric, RunTag
+
+        children = [run for run in self._by_tag("mlflow.parentRunId", parent) if "athanor.run" in run.data.tags]
+        children.sort(key=lambda run: (run.info.start_time, run.data.tags["athanor.run"]))
+        finished = [run for run in children if run.info.status == "FINISHED"]
+        for run in (run for run in finished if only in ("", run.info.run_id)):
+            stage = run.data.tags["athanor.stage"].replace("-", "_")
+            numbers = [(k.removeprefix("final."), v) for k, v in run.data.metrics.items() if k.startswith("final.")]
+            batch = [Metric(_key(f"{stage}.{name}"), value, run.info.end_time, 0) for name, value in numbers]
+            for start in range(0, len(batch), BATCH):
+                self.client.log_batch(parent, metrics=batch[start : start + BATCH])
+        self._add_params(parent, {key: value for run in children for key, value in run.data.params.items()})
+        makers: dict[str, str] = {}
+        for run in finished:
+            makers |= {key: value for key, value in run.data.tags.items() if key.startswith("athanor.made_by.")}
+            makers[f"athanor.made_by.{run.data.tags['athanor.stage']}"] = run.data.tags["athanor.run"]
+        if makers:
+            self.client.log_batch(parent, tags=[RunTag(key, value) for key, value in makers.items()])
+        if any(run.info.status == "RUNNING" for run in children):
+            self.client.update_run(parent, status="RUNNING")
+        elif children:
+            last = max(children, key=lambda run: run.info.end_time or 0)
+            self.client.set_terminated(parent, status=last.info.status, end_time=last.info.end_time)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """MLflow logs each error of its database with the traceback, then raises it: the shipper tells it in a line."""
+    return not record.exc_info
+
+
+def _tags(meta: dict[str, Any], parent: str) -> dict[str, Any]:
+    hardware = meta["hardware"]
+    return {
+        "mlflow.parentRunId": parent,
+        "mlflow.source.git.commit": meta["commit"],
+        "athanor.run": meta["run"],
+        "athanor.stage": meta["stage"],
+        "athanor.experiment": meta["experiment"],
+        "athanor.dirty": meta["dirty"],
+        "athanor.host": hardware["host"],
+        "athanor.cpu": hardware["cpu"],
+        **{f"athanor.version.{name}": version for name, version in hardware["versions"].items()},
+        **{f"athanor.made_by.{stage}": maker for stage, maker in meta["made_by"].items()},
+    }
+
+
+def _key(name: str) -> str:
+    """A name MLflow accepts: letters, digits, and _ - . space : /, and no path that stands for another."""
+    name = re.sub(r"[^\w\-. :/]", "_", name)[:250]
+    path = posixpath.normpath(name)
+    return name if path == name and not path.startswith(("..", "/")) and path != "." else re.sub(r"[/.]", "_", name)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,69 @@
+"""The health monitor beside a run that trains: each finding goes to the terminal, the journal and a file.
+
+The monitor reads what the journal reads, so a resumed run first goes through
+its journal again and then knows what it would know without the interruption.
+A finding that the journal holds is not told twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from athanor.base.artifacts import write_json
+from athanor.monitor.finding import Finding, status
+from athanor.monitor.reader import Reader, plan_facts
+from athanor.monitor.thresholds import Thresholds
+from athanor.runtime.journal import Journal, rows
+from athanor.runtime.redact import redact
+
+FILE = "health.json"
+
+
+class Health:
+    """Feeds one journal's rows to the monitor as they are written. `say` shows a line to the user."""
+
+    def __init__(
+        self, journal: Journal, say: Callable[[str], None], thresholds: Thresholds, plan: Mapping[str, Any]
+    ) -> None:
+        self.journal, self.say, self.broken = journal, say, False
+        self.reader = Reader(plan["phase"], thresholds)
+        for row in rows(journal.path.read_bytes()):
+            self.reader.line(row)
+        told = {(finding.rule, finding.step, finding.level) for finding in self.reader.recorded}
+        if self.reader.monitor is None:
+            journal.event("training", **plan)
+            self.reader.line({"event": "training", **plan})
+        self._tell([each for each in self.reader.findings if (each.rule, each.step, each.level) not in told])
+
+    def see(self, step: int, values: Mapping[str, float]) -> None:
+        """Look at numbers that the journal has just taken. Trouble of the monitor's own never stops a training."""
+        if self.broken:
+            return
+        try:
+            found = self.reader.line({"s": step, "m": values})
+        except Exception as error:
+            self.broken = True
+            self.say(f"the health monitor stopped at step {step} ({error!r}); the training goes on")
+            return
+        if found:
+            self._tell(found)
+
+    def _tell(self, found: list[Finding]) -> None:
+        for finding in found:
+            self.say(str(finding))
+            self.journal.event("finding", **finding.to_dict())
+        told = {"status": status(self.reader.findings), "findings": [each.to_dict() for each in self.reader.findings]}
+        write_json(self.journal.folder / "files" / FILE, redact(told))
+
+
+def plan(
+    stage: str, schedule: Any, batch_tokens: int, vocab_size: int, cooldown_data: bool, precision: str | None
+) -> dict[str, Any]:
+    """What the journal tells of a training's plan, and of the memory of the machine it runs on."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):  # a system that does not say
+        memory = None
+    return plan_facts(stage, schedule, batch_tokens, vocab_size, memory, cooldown_data, precision)

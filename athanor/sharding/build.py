@@ -1,0 +1,214 @@
+"""Build the shards artifact from the spool: write a planned stream, check what was written, describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from athanor.base.artifacts import rounded
+from athanor.sharding import shard_gate
+from athanor.data.mixture import MixSource, Plan, weights
+from athanor.data.shards import TRAIN, ShardWriter, token_dtype
+from athanor.sharding.spool import Tokens
+
+GATHERED = 1 << 14  # documents between two looks at the outside world
+
+
+class Vocabulary(Protocol):
+    """What is used of a tokenizer."""
+
+    vocab_size: int
+    bos: int
+    eos: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """The artifact's folder, and what holds for all that is written there."""
+
+    folder: Path
+    vocabulary: Vocabulary
+    shard_tokens: int
+    tolerance: float
+
+    @property
+    def dtype(self) -> np.dtype:
+        return token_dtype(self.vocabulary.vocab_size)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A written stream: facts for the manifest, metrics, and int64 [vocab] how often each id occurs in it."""
+
+    facts: dict[str, Any]
+    metrics: dict[str, Any]
+    histogram: np.ndarray
+
+
+def write_stream(
+    target: Target,
+    part: str,
+    sources: Sequence[MixSource],
+    plan: Plan,
+    tokens: Mapping[str, Tokens],
+    advance: Callable[[int], None] = lambda tokens: None,
+) -> None:
+    """Gather the planned documents from the spool into shards; `advance` gets the tokens written since its last call.
+
+    Memory: 8 bytes for each document of the spool, and 50 for each of one shard.
+    """
+    streams = [tokens[source.name].stream(target.dtype) for source in sources]
+    writer = ShardWriter(target.folder / part, target.dtype, target.shard_tokens, sources=True)
+    for start in range(0, len(plan.sources), GATHERED):
+        numbers, documents = (column[start : start + GATHERED].tolist() for column in (plan.sources, plan.documents))
+        written = 0
+        for source, document in zip(numbers, documents, strict=True):
+            ids = streams[source].document(document)
+            writer.add(ids, source)
+            written += len(ids)
+        advance(written)
+    writer.close()
+
+
+def write_val(target: Target, tokens: Mapping[str, Tokens], names: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Write and check each source's held-out documents in their own order; returns what there is, 0 where nothing."""
+    rows = {}
+    for name in names:
+        found = tokens.get(name, Tokens((), np.zeros(0, np.int64), 0))
+        total = int(found.lengths.sum())
+        if found.documents:
+            folder = target.folder / "val" / name
+            stream = found.stream(target.dtype)
+            writer = ShardWriter(folder, target.dtype, target.shard_tokens, sources=False)
+            for number in range(stream.documents):
+                writer.add(stream.document(number))
+            writer.close()
+            counted = _check_files(target, folder, 1)
+            shard_gate.check_counts({name: int(counted["shards"].sum())}, {name: total}, f"val/{name}")
+        rows[name] = {"tokens": total, "documents": found.documents, "text_bytes": found.text_bytes}
+    return rows
+
+
+def check_stream(
+    target: Target,
+    part: str,
+    sources: Sequence[MixSource],
+    plan: Plan,
+    tokens: Mapping[str, Tokens],
+    asked: int | None,
+) -> Stream:
+    """Run the gates on the written files of a stream, and describe it by what is in them."""
+    counted = _check_files(target, target.folder / part, len(sources))
+    names = [source.name for source in sources]
+    taken = dict(zip(names, counted["shards"].sum(axis=0).tolist(), strict=True))
+    shard_gate.check_counts(taken, dict(zip(names, plan.taken, strict=True)), part)
+    shard_gate.check_shares(counted["shards"], names, _targets(sources), target.tolerance, counted["longest"])
+    shard_gate.check_epochs(taken, {s.name: s.total for s in sources}, {s.name: s.max_epochs for s in sources})
+    facts = rounded(_describe(sources, tokens, counted))
+    metrics = {
+        **facts["counts"],
+        "sources": facts["sources"],
+        "shards": len(counted["shards"]),
+        "asked_tokens": asked,
+        "allowed_tokens": plan.allowed,
+        "limited_by": plan.limited_by,
+        "longest_document_tokens": counted["longest"],
+    }
+    return Stream(facts, metrics, counted["histogram"])
+
+
+def _check_files(target: Target, folder: Path, sources: int) -> dict[str, Any]:
+    vocabulary = target.vocabulary
+    return shard_gate.check_files(
+        folder, target.dtype, vocabulary.vocab_size, vocabulary.bos, vocabulary.eos, sources
+    )
+
+
+def _describe(sources: Sequence[MixSource], tokens: Mapping[str, Tokens], counted: Mapping[str, Any]) -> dict[str, Any]:
+    """Totals, a table by source, and the tokens of each source in each shard."""
+    by_source = counted["shards"].sum(axis=0).tolist()
+    total = sum(by_source)
+    rows = {}
+    for number, (source, share) in enumerate(zip(sources, _targets(sources), strict=True)):
+        text_bytes = tokens[source.name].text_bytes
+        rows[source.name] = {
+            "tokens": by_source[number],
+            "documents": int(counted["documents"][number]),
+            "unique_tokens": source.total,
+            "unique_documents": len(source.lengths),
+            "text_bytes": text_bytes,
+            "bytes_per_token": text_bytes / (source.total - 2 * len(source.lengths)),
+            "epochs": by_source[number] / source.total,
+            "target_share": share,
+            "share": by_source[number] / total,
+        }
+    return {
+        "counts": {"tokens": total, "documents": int(counted["documents"].sum())},
+        "sources": rows,
+        "per_shard": {s.name: counted["shards"][:, number].tolist() for number, s in enumerate(sources)},
+    }
+
+
+def id_statistics(tokenizer: Any, histogram: np.ndarray) -> dict[str, Any]:
+    """Learned ids the training stream never or hardly uses, and the share of tokens spelled as bytes."""
+    is_byte = np.array([tokenizer.processor.is_byte(i) for i in range(tokenizer.vocab_size)])
+    learned = (tokenizer.token_bytes > 0) & ~is_byte
+    return {
+        "dead_ids": int((learned & (histogram == 0)).sum()),
+        "rare_ids": int((learned & (histogram < 100)).sum()),
+        "byte_fallback_share": float(histogram[is_byte].sum() / histogram.sum()),
+    }
+
+
+# Streams by name, main one first, as the rows of plots; a name of its own for each bar and shard.
+
+
+def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "source": name if part == TRAIN else f"{name} ({part})",
+            **{key: row[key] for key in ("tokens", "share", "target_share", "epochs")},
+        }
+        for part, facts in streams.items()
+        for name, row in sorted(facts["sources"].items())
+    ]
+
+
+def shares_by_shard(streams: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Shards are counted through all streams."""
+    rows, before = [], 0
+    for part, facts in streams.items():
+        names = sorted(facts["per_shard"])
+        table = np.array([facts["per_shard"][name] for name in names]).T.tolist()
+        for number, tokens in enumerate(table, before):
+            rows += [
+                {"stream": part, "shard": number, "source": name, "share": count / sum(tokens)}
+                for name, count in zip(names, tokens, strict=True)
+            ]
+        before += len(table)
+    return rows
+
+
+def mixture_table(sources: Sequence[MixSource], plan: Plan, asked: int | None) -> str:
+    """A plan in words: one line for each source, and what ends the stream."""
+    head = f"{'source':<20} {'documents':>12} {'tokens':>15} {'share':>7} {'cap':>7} {'epochs':>7} {'in stream':>15}"
+    lines = [head]
+    for source, share, taken in zip(sources, _targets(sources), plan.taken, strict=True):
+        lines.append(
+            f"{source.name:<20} {len(source.lengths):>12,} {source.total:>15,} {share:>7.3f} {source.max_epochs:>7g}"
+            f" {taken / source.total:>7.2f} {taken:>15,}"
+        )
+    if asked is None or asked > plan.allowed:
+        end = f"the epoch cap of source '{plan.limited_by}' ends the stream"
+    else:
+        end = f"{asked:,} asked; the caps allow {plan.allowed:,}, by source '{plan.limited_by}'"
+    return "\n".join([*lines, f"{plan.total:,} tokens: {end}"])
+
+
+def _targets(sources: Sequence[MixSource]) -> list[float]:
+    weight = weights(sources)
+    return [w / sum(weight) for w in weight]

@@ -1,0 +1,146 @@
+"""Training conversations and battery items from the same generators, divided by content key before anything else."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from athanor.base.artifacts import digest
+from athanor.text.conversations import Conversation, Item, Message
+from athanor.text.documents import split_of
+from athanor.sources.exercises import code, facts, lists, numbers  # noqa: F401  (they register their categories)
+from athanor.sources.exercises.exercise import CATEGORIES, MADE_HERE, ONLY_ASKED, TEXTS, Exercise, Side, wording
+from athanor.sources.exercises.written import read_written
+from athanor.base.errors import ParamsError, suggest
+from athanor.sources.battery_params import BatteryParams
+from athanor.sources.instruct_params import ExercisesSource
+
+MAX_MISSES = 20_000  # draws in a row without a new exercise before a category counts as exhausted
+MAX_PARTS = 3  # exercises in one multi-turn conversation
+MAX_MULTI_TURN_CHARS = 500  # keeps joined conversations inside a context of 256 tokens
+
+
+def is_held_out(exercise: Exercise, battery: BatteryParams) -> bool:
+    """Whether an exercise belongs to the battery; a pure function of its key, the seed and the fraction."""
+    if exercise.held_out is not None:
+        return exercise.held_out
+    return split_of(f"battery/{battery.seed}/{exercise.key}", battery.held_out_fraction) == "val"
+
+
+def draw_exercises(category: str, count: int, seed: str, held_out: bool, battery: BatteryParams) -> list[Exercise]:
+    """`count` exercises of one side of the line; battery ones have distinct prompts.
+
+    ParamsError when the category does not hold so many.
+    """
+    draws = {**CATEGORIES, **ONLY_ASKED} if held_out else CATEGORIES
+    if category in ONLY_ASKED and not held_out:
+        raise ParamsError("only the battery asks this", where=f"categories.{category}", fix="remove it from instruct")
+    if category not in draws:
+        raise ParamsError("unknown exercise category", where=f"categories.{category}", fix=suggest(category, draws))
+    rng = random.Random(f"{seed}/{category}/{'battery' if held_out else 'training'}")
+    made: list[Exercise] = []
+    seen: set[tuple[object, ...]] = set()
+    side = Side(held_out, battery.seed)
+    number = misses = 0
+    while len(made) < count and misses < MAX_MISSES:
+        exercise = draws[category](rng, number, side)
+        number += 1
+        # Facts are few and meant to repeat in training; everything else is asked once.
+        repeats = exercise.held_out is False
+        asked = (exercise.prompt, tuple(sorted(exercise.choices)))
+        if is_held_out(exercise, battery) == held_out and (repeats or asked not in seen):
+            seen.add(asked)
+            made.append(exercise)
+            misses = 0
+        else:
+            misses += 1
+    if len(made) == count:
+        return made
+    raise ParamsError(
+        f"only {len(made)} different exercises, {count} wanted", where=f"categories.{category}", fix="lower the count"
+    )
+
+
+def training_conversations(
+    source: ExercisesSource, seed: int, val_fraction: float, battery: BatteryParams
+) -> list[Conversation]:
+    """All conversations of an exercises source, in a seeded order, none of them held out for the battery.
+
+    Train and validation are divided by exercise key; the parts of a
+    multi-turn conversation all lie on one side.
+    """
+    rng = random.Random(f"{seed}/{source.name}/build")
+    pool = [
+        exercise
+        for category, count in sorted(source.categories.items())
+        for exercise in draw_exercises(category, count, f"{seed}/{source.name}", False, battery)
+    ]
+
+    def split(exercise: Exercise) -> str:
+        return split_of(f"validation/{seed}/{exercise.key}", val_fraction)
+
+    made = [_conversation([exercise], split(exercise), source, rng) for exercise in pool]
+    sides = {"train": [], "val": []}
+    for exercise in pool:
+        sides[split(exercise)].append(exercise)
+    for _ in range(source.multi_turn_rows):
+        side = "val" if len(sides["val"]) >= MAX_PARTS and rng.random() < val_fraction else "train"
+        parts, room = [], MAX_MULTI_TURN_CHARS
+        for exercise in rng.sample(sides[side], min(rng.choice((1, 2, 2, MAX_PARTS)), len(sides[side]))):
+            size = sum(len(message.content) for message in exercise.prompt) + len(exercise.reply)
+            if not parts or size <= room:
+                parts.append(exercise)
+                room -= size
+        made.append(_conversation(parts, side, source, rng, chatty=True))
+    rng.shuffle(made)
+    return made
+
+
+def _conversation(
+    parts: list[Exercise], split: str, source: ExercisesSource, rng: random.Random, chatty: bool = False
+) -> Conversation:
+    messages: list[Message] = []
+    if rng.random() < source.system_fraction:
+        messages.append(Message("system", wording(rng, "system")))
+    if chatty and rng.random() < 0.2:
+        messages += _small_talk(rng, 1)
+    for part in parts:
+        messages += [*part.prompt, Message("assistant", part.reply)]
+    if chatty and (len(parts) == 1 or rng.random() < 0.5):
+        messages += _small_talk(rng, 0 if rng.random() < 0.7 else 2)
+    licenses = sorted({part.license for part in parts} | {MADE_HERE})
+    key = " | ".join(part.key for part in parts)
+    return Conversation(tuple(messages), source.name, " AND ".join(licenses), split, key)
+
+
+def _small_talk(rng: random.Random, kind: int) -> tuple[Message, Message]:
+    """One small exchange; `kind` 0 thanks, 1 greets, 2 says goodbye."""
+    talk = TEXTS["small_talk"][kind]
+    return Message("user", rng.choice(talk["questions"])), Message("assistant", talk["reply"])
+
+
+def battery_items(battery: BatteryParams) -> list[Item]:
+    """The held-out items, generated and written, sorted by category and id."""
+    items = [
+        Item(category, e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests, e.checks, e.choices, e.difficulty)
+        for category, count in sorted(battery.categories.items())
+        for e in draw_exercises(category, count, str(battery.seed), True, battery)
+    ]
+    if battery.written is not None:
+        items += read_written(battery.written, battery.seed)
+    return divide(sorted(items, key=lambda item: (item.category, item.id)), battery)
+
+
+def divide(items: list[Item], battery: BatteryParams) -> list[Item]:
+    """The items with their split: the same share of every category, chosen by seed and question, is for development."""
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.category, []).append(item)
+    chosen = {
+        item.question
+        for group in groups.values()
+        for item in sorted(group, key=lambda item: digest([battery.seed, item.id]))[
+            : min(round(len(group) * battery.development_fraction), len(group) - 1)
+        ]
+    }
+    return [replace(item, split="development" if item.question in chosen else "test") for item in items]

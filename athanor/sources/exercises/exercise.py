@@ -1,0 +1,100 @@
+"""The exercise: one question with its model answer, its content key and what a scorer must take or refuse."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from athanor.text.conversations import Message
+from athanor.text.recipes import recipe
+
+MADE_HERE = "CC0-1.0"  # generated from templates of this project
+TEXTS = recipe("exercises")
+WORDS: dict[str, tuple[str, ...]] = {name: tuple(words.split()) for name, words in TEXTS["words"].items()}
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One question and answer.
+
+    `key` is the content that must not stand on both sides of the line between
+    training and battery; it is canonical (an unordered pair is sorted), and
+    categories that ask about the same content share its name space, so that a
+    sum held out in one of them is held out in all. `held_out` is set where the
+    held-out thing is the wording and not the content, and for what only the
+    battery asks. `difficulty` follows a rule of the generator: easy is what its
+    smallest form needs, each step up adds length or one more thing to watch.
+    """
+
+    prompt: tuple[Message, ...]  # ends with a user message
+    reply: str
+    key: str
+    kind: str  # one of ITEM_KINDS
+    answer: str  # what the scorer compares with
+    accepted: tuple[str, ...]
+    rejected: tuple[str, ...]
+    tests: tuple[str, ...] = ()
+    held_out: bool | None = None
+    license: str = MADE_HERE
+    difficulty: str = "medium"  # one of DIFFICULTIES
+    checks: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Side:
+    """Which side of the line an exercise is drawn for, and the seed that drew the line."""
+
+    battery: bool
+    seed: int
+
+
+# (rng, number of the draw, side) -> Exercise
+Draw = Callable[[random.Random, int, Side], Exercise]
+CATEGORIES: dict[str, Draw] = {}
+ONLY_ASKED: dict[str, Draw] = {}  # never trained on: they show what pretraining taught
+
+
+def category(draw: Draw) -> Draw:
+    """Registers a generator of exercises for training and battery under its name."""
+    CATEGORIES[draw.__name__] = draw
+    return draw
+
+
+def only_asked(draw: Draw) -> Draw:
+    """Registers a generator of battery items under its name."""
+    ONLY_ASKED[draw.__name__] = draw
+    return draw
+
+
+def wording(rng: random.Random, name: str, /, **values: object) -> str:
+    """One of the wordings of this name, filled in."""
+    return rng.choice(TEXTS["wordings"][name]).format(**values)
+
+
+def level(size: int, medium: int, hard: int) -> str:
+    """The difficulty of a size: easy below `medium`, hard from `hard` on."""
+    return "hard" if size >= hard else "medium" if size >= medium else "easy"
+
+
+def ask(
+    prompt: str | tuple[Message, ...], reply: str, key: str, difficulty: str, wrong: tuple[str, ...] = (), *,
+    kind: str = "exact", accepted: tuple[str, ...] = (), answer: str | None = None, **more: Any,
+) -> Exercise:  # fmt: skip
+    """An exercise whose reply is accepted; `wrong` lists answers that are nearly right."""
+    messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+    if kind in ("exact", "numeric"):
+        wrong = tuple(dict.fromkeys((*wrong, "I don't know.")))
+    rejected = tuple(text for text in wrong if text and text != reply)
+    accepted = tuple(dict.fromkeys((reply, *accepted)))
+    return Exercise(
+        messages, reply, key, kind, answer or reply, accepted, rejected, difficulty=difficulty, **more
+    )  # fmt: skip
+
+
+def ask_number(prompt: str, reply: str, key: str, difficulty: str, answer: int) -> Exercise:
+    """An exercise whose last number counts; the reply may show its steps."""
+    wrong, text = (str(answer + 1), f"The answer is {answer + 10}."), str(answer)
+    return ask(prompt, reply, key, difficulty, wrong, kind="numeric", accepted=(text,), answer=text)

@@ -1,0 +1,161 @@
+"""Exercises on facts of the running Python interpreter: the facts are trained, the wording of the question is held out.
+
+Every fact stands in training in several wordings; the battery asks in
+wordings that no training row uses, chosen by the battery's seed. Answers are short enough (at most
+MAX_WORDS words) that no 13-gram can join an item to a document.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import http
+import math
+import random
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from athanor.base.artifacts import digest
+from athanor.sources.exercises.exercise import TEXTS, Exercise, Side, ask, category, level
+from athanor.base.errors import InputError
+
+Facts = tuple[tuple[str, str], ...]  # name and answer
+
+FROM_PYTHON = "PSF-2.0"  # wording taken from the running interpreter
+WORDINGS: dict[str, tuple[str, ...]] = TEXTS["facts"]
+MAX_WORDS = 11
+MIN_FACTS = 20
+STDLIB = Path(sysconfig.get_path("stdlib"))
+HELD_OUT_WORDINGS = 2  # of each kind; the battery's seed says which
+
+
+def summary(docstring: str | None) -> str | None:
+    """The first sentence of a docstring as one line, or None if it is no plain short sentence."""
+    if not docstring:
+        return None
+    first = " ".join(docstring.strip().split("\n\n")[0].split())
+    first = re.sub(r"^[\w.]+(\.py)?\s*(--?|:|\u2013)\s+", "", first)
+    first = re.split(r"(?<=[a-z)])\.\s", first, maxsplit=1)[0].rstrip(".")
+    usable = 2 <= len(first.split()) <= MAX_WORDS and len(first) <= 90 and first.isascii() and first[0].isalpha()
+    signature = re.match(r"\w+\(", first)
+    if not usable or signature or "->" in first or "==" in first or ">>>" in first or "~" in first:
+        return None
+    return first[0].upper() + first[1:] + "."
+
+
+def _docstrings_of(path: Path) -> Iterator[tuple[str, str | None]]:
+    """("", module docstring) and (name, docstring) of the public top-level functions in a source file."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"not readable as Python source ({error})", where=str(path)) from None
+    yield "", ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node.name, ast.get_docstring(node)
+
+
+def _source(module: str) -> Path | None:
+    for path in (STDLIB / f"{module}.py", STDLIB / module / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+@functools.cache
+def status_facts() -> Facts:
+    return tuple((str(status.value), f"{status.value} {status.phrase}") for status in sorted(http.HTTPStatus))
+
+
+@functools.cache
+def error_facts() -> Facts:
+    """Built-in exceptions and warnings with their docstrings."""
+    facts = {}
+    for name, value in sorted(vars(builtins).items()):
+        if isinstance(value, type) and issubclass(value, BaseException) and value.__name__ == name:
+            facts[name] = summary(value.__doc__)
+    return _usable(facts, "errors")
+
+
+@functools.cache
+def module_facts() -> Facts:
+    facts = {}
+    for name in sorted(sys.stdlib_module_names):
+        path = None if name.startswith("_") or name in {"this", "antigravity", "idlelib"} else _source(name)
+        if path is not None:
+            text = summary(next(_docstrings_of(path))[1])
+            facts[name] = None if text is None or text.startswith(name.capitalize() + " ") else text
+    return _usable(facts, "modules")
+
+
+@functools.cache
+def docstring_facts() -> Facts:
+    """Summaries of built-in functions, methods of built-in types, math, and functions of the library's source."""
+    facts = {}
+    owners = {"": builtins, "str.": str, "list.": list, "dict.": dict, "set.": set, "math.": math}
+    for prefix, owner in owners.items():
+        for name, value in sorted(vars(owner).items()):
+            if not name.startswith("_") and callable(value) and not isinstance(value, type):
+                facts[prefix + name] = summary(value.__doc__)
+    for module in TEXTS["facts"]["function_modules"].split():
+        path = _source(module)
+        for name, docstring in _docstrings_of(path) if path else ():
+            if name:
+                facts[f"{module}.{name}"] = summary(docstring)
+    return _usable(facts, "docstrings")
+
+
+def _usable(facts: dict[str, str | None], what: str) -> Facts:
+    """Facts with an answer of their own (an answer shared by several names tells nothing apart)."""
+    answers = [answer for answer in facts.values() if answer]
+    kept = tuple((name, answer) for name, answer in sorted(facts.items()) if answer and answers.count(answer) == 1)
+    if len(kept) < MIN_FACTS:
+        raise InputError(
+            f"only {len(kept)} usable {what} in this interpreter's standard library",
+            where=str(STDLIB),
+            fix="use a full CPython installation with sources, and do not run Python with -OO",
+        )
+    return kept
+
+
+@functools.cache
+def held_out_wordings(kind: str, seed: int) -> tuple[str, ...]:
+    """The wordings that only the battery uses; a fresh seed holds out other ones."""
+    able = [wording for wording in WORDINGS[kind] if wording not in WORDINGS["asked_elsewhere"]]
+    chosen = sorted(able, key=lambda wording: digest([seed, wording]))[:HELD_OUT_WORDINGS]
+    return tuple(wording for wording in WORDINGS[kind] if wording in chosen)
+
+
+def _fact(facts: Facts, kind: str, rng: random.Random, number: int, side: Side) -> Exercise:
+    # Training goes round the facts, so that each one is seen equally often; the battery draws a sample.
+    name, answer = rng.choice(facts) if side.battery else facts[number % len(facts)]
+    wordings, held = WORDINGS[kind], held_out_wordings(kind, side.seed)
+    wording = rng.choice(held if side.battery else [wording for wording in wordings if wording not in held])
+    position = facts.index((name, answer))
+    near = (facts[position - 1][1], facts[(position + 1) % len(facts)][1], answer.rsplit(" ", 1)[0])
+    key, difficulty = f"{kind}:{name}:{wordings.index(wording)}", level(len(answer.split()), 5, 8)
+    return ask(wording.format(name=name), answer, key, difficulty, near, held_out=side.battery, license=FROM_PYTHON)
+
+
+@category
+def http_status(rng: random.Random, number: int, side: Side) -> Exercise:
+    return _fact(status_facts(), "status", rng, number, side)
+
+
+@category
+def error_meaning(rng: random.Random, number: int, side: Side) -> Exercise:
+    return _fact(error_facts(), "error", rng, number, side)
+
+
+@category
+def module_recall(rng: random.Random, number: int, side: Side) -> Exercise:
+    return _fact(module_facts(), "module", rng, number, side)
+
+
+@category
+def docstring_recall(rng: random.Random, number: int, side: Side) -> Exercise:
+    return _fact(docstring_facts(), "docstring", rng, number, side)

@@ -1,0 +1,188 @@
+"""Exercises with short lists (copying, counting, order, picking) and with forms that an answer has to keep.
+
+Those on lists of words share one key, the sorted items, so a list held out for
+one request is held out for every other.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+
+from athanor.text.conversations import Message
+from athanor.sources.exercises.exercise import (
+    TEXTS,
+    WORDS,
+    Exercise,
+    Side,
+    ask,
+    ask_number,
+    category,
+    level,
+    wording,
+)  # fmt: skip
+
+ORDINALS = ("first", "second", "third", "last")
+YES_NO = ("Yes, Yes", "Yes, No", "No, Yes", "No, No")
+FIELDS = {"name": "names", "city": "cities", "job": "jobs", "pet": "pets", "colour": "colours"}
+# Four equal lines are still no run of four equal n-grams with the line break after each, so no answer counts as stuck.
+COUNTS = {2: "two", 3: "three", 4: "four"}
+
+
+def _words(rng: random.Random, low: int, high: int) -> list[str]:
+    return rng.sample(WORDS["list"], rng.randint(low, high))
+
+
+def list_key(items: list[str]) -> str:
+    return "list:" + ",".join(sorted(items))
+
+
+@category
+def copying(rng: random.Random, number: int, side: Side) -> Exercise:
+    """A list of words, or a part of it; all of it, its first two words and so on are asked equally often."""
+    words, parts = _words(rng, 3, 6), TEXTS["copying"]
+    chosen = rng.choice(parts)
+    copied = words[slice(*chosen["part"])]
+    wrong = (*(" ".join(words[slice(*other["part"])]) for other in parts), " ".join(reversed(copied)))
+    prompt = rng.choice(chosen["wordings"]).format(text=" ".join(words))
+    return ask(prompt, " ".join(copied), list_key(words), level(len(words), 4, 6), wrong)
+
+
+@category
+def counting(rng: random.Random, number: int, side: Side) -> Exercise:
+    """How many words there are. One number has to be said: counting aloud, as a numbered list does, is no answer."""
+    words = _words(rng, 2, 7)
+    together, count = ", ".join(words), len(words)
+    return ask(
+        wording(rng, "counting", list=together), str(count), list_key(words), level(count, 4, 6),
+        (str(count + 1), f"There are {count + 10}.", _numbered(words), together),
+        kind="format", accepted=(f"There are {count} words.",), checks=(f"one_number {count}",),
+    )  # fmt: skip
+
+
+def _numbered(words: list[str]) -> str:
+    return "\n".join(f"{place}. {word}" for place, word in enumerate(words, 1))
+
+
+@category
+def list_format(rng: random.Random, number: int, side: Side) -> Exercise:
+    words = _words(rng, 3, 5)
+    forms = {
+        "bullets": "\n".join(f"- {word}" for word in words),
+        "numbers": _numbered(words),
+        "commas": ", ".join(words),
+        "lines": "\n".join(words),
+    }
+    form = rng.choice(sorted(forms))
+    listed = ", ".join(words[:-1]) + " and " + words[-1]
+    prompt = wording(rng, form, listed=listed, list=forms["commas"], spaced=" ".join(words))
+    reply = forms.pop(form)
+    accepted = (reply.replace("- ", "* "),) if form == "bullets" else ()
+    wrong = (*forms.values(), reply + reply[-1], " ".join(words[1:]))
+    return ask(prompt, reply, list_key(words), level(len(words), 4, 5), wrong, kind="list", accepted=accepted)
+
+
+@category
+def list_reverse(rng: random.Random, number: int, side: Side) -> Exercise:
+    words = _words(rng, 3, 4)
+    listed, backwards = ", ".join(words), words[::-1]
+    prompt = wording(rng, "list_reverse", list=listed)
+    wrong = (listed, ", ".join(backwards[:-1]))
+    return ask(prompt, ", ".join(backwards), list_key(words), level(len(words), 4, 5), wrong, kind="list")
+
+
+@category
+def list_pick(rng: random.Random, number: int, side: Side) -> Exercise:
+    words = _words(rng, 4, 6)  # of three, the third is the last
+    which = rng.choice(ORDINALS)
+    answer = words[-1] if which == "last" else words[ORDINALS.index(which)]
+    prompt = wording(rng, "list_pick", which=which, list=", ".join(words))
+    others = [word for word in words if word != answer]
+    wrong = (others[0], others[-1], " ".join(words))
+    return ask(prompt, answer, list_key(words), level(len(words), 5, 6), wrong)
+
+
+@category
+def sorting(rng: random.Random, number: int, side: Side) -> Exercise:
+    numbers = rng.sample(range(1, 100), 3)
+    if numbers == sorted(numbers):
+        numbers.reverse()  # a sorted list would let copying pass
+    shown, rising, falling = (
+        ", ".join(map(str, row)) for row in (numbers, sorted(numbers), sorted(numbers, reverse=True))
+    )
+    inversions = sum(a > b for place, a in enumerate(numbers) for b in numbers[place + 1 :])
+    prompt, key = wording(rng, "sorting", list=shown), list_key(list(map(str, numbers)))
+    return ask(prompt, rising, key, level(inversions, 2, 3), (falling, shown, str(min(numbers))), kind="list")
+
+
+@category
+def yes_no(rng: random.Random, number: int, side: Side) -> Exercise:
+    """Whether each of two words is in a list: the four answers are equally often right. Harder with longer lists."""
+    words = _words(rng, 3, 6)
+    inside, outside = rng.sample(words, 2), rng.sample([word for word in WORDS["list"] if word not in words], 2)
+    (a, first), (b, second) = (rng.choice(((yes, "Yes"), (no, "No"))) for yes, no in zip(inside, outside, strict=True))
+    reply = f"{first}, {second}"
+    prompt = wording(rng, "yes_no", a=a, b=b, list=", ".join(words))
+    wrong = (*YES_NO, f"{reply}, as you see.", first, f"{a}, {b}")
+    difficulty = level(len(words), 4, 6)
+    return ask(prompt, reply, list_key(words), difficulty, wrong, kind="format", checks=(f"yes_no {reply}",))
+
+
+@category
+def json_object(rng: random.Random, number: int, side: Side) -> Exercise:
+    """One to three fields as a JSON object. Harder with more fields."""
+    names = rng.sample(sorted(FIELDS), rng.randint(1, 3))
+    record = {name: rng.choice(WORDS[FIELDS[name]]) for name in names}
+    pairs = ", ".join(f"{name} {value}" for name, value in record.items())
+    reply, last = json.dumps(record), names[-1]
+    other = rng.choice([value for value in WORDS[FIELDS[last]] if value != record[last]])
+    wrong = (json.dumps(record | {last: other}), reply[:-1], json.dumps(list(record.values())), f"JSON: {reply}", pairs)
+    prompt, key = wording(rng, "json_object", pairs=pairs), f"record:{json.dumps(record, sort_keys=True)}"
+    return ask(prompt, reply, key, level(len(names), 2, 3), wrong, kind="format", checks=(f"json {reply}",))
+
+
+@category
+def line_count(rng: random.Random, number: int, side: Side) -> Exercise:
+    """A word on two, three or four lines, at times with another that is not to be written. Harder with more lines."""
+    words = WORDS["list"]
+    word, n = rng.choice(words), rng.choice(sorted(COUNTS))
+    other = words[(words.index(word) + 1) % len(words)]
+    lines = [word] * n
+    wrong = ("\n".join(lines[1:]), "\n".join([*lines, word]), "\n".join([*lines[1:], other]), " ".join(lines))
+    template = rng.choice(TEXTS["wordings"]["line_count"])
+    prompt = template.format(word=word, other=other, n=rng.choice((str(n), COUNTS[n])))
+    checks = (f"lines {n}", f"each_line {word}")
+    return ask(prompt, "\n".join(lines), f"lines:{word}:{n}", level(n, 3, 4), wrong, kind="format", checks=checks)
+
+
+@category
+def lookup(rng: random.Random, number: int, side: Side) -> Exercise:
+    """The number beside a name in a short table. Harder with longer tables."""
+    names = rng.sample(WORDS["names"], rng.randint(3, 6))
+    values = rng.sample(range(2, 100), len(names))
+    place = rng.randrange(len(names))
+    table = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+    prompt = wording(rng, "lookup", table=table, name=names[place])
+    return ask_number(prompt, str(values[place]), f"table:{table}", level(len(names), 4, 6), values[place])
+
+
+@category
+def memory(rng: random.Random, number: int, side: Side) -> Exercise:
+    """The user tells a name and one more thing, and later asks for one of the two."""
+    names = WORDS["names"]
+    name, told = rng.choice(names), rng.choice(TEXTS["memories"])
+    values = WORDS[told["values"]]
+    value = rng.choice(values)
+    history = (
+        Message("user", f"{wording(rng, 'greetings', name=name)} {told['tell'].format(v=value)}"),
+        # Short, so that no 13 words in a row leave out the name or the value: those would be a twin in training.
+        Message("assistant", f"Hello {name}!"),
+    )
+    if rng.random() < 0.25:  # the name stands in every conversation, so "the name" may not answer most questions
+        other = rng.choice([other for other in names if other != name])
+        question, reply, difficulty = wording(rng, "name_questions"), f"Your name is {name}.", "easy"
+        wrong = (f"Your name is {other}.", "Your name is Athanor.", value)
+    else:
+        question, reply, difficulty = rng.choice(told["questions"]), told["answer"].format(v=value), "medium"
+        wrong = (told["answer"].format(v=rng.choice([other for other in values if other != value])), name)
+    return ask((*history, Message("user", question)), reply, f"person:{name}:{value}", difficulty, wrong)

@@ -1,0 +1,326 @@
+"""Fetch any source of documents into its shards, counted and held to what was promised of it.
+
+What a stage gives (progress, a place for progress) comes in.
+
+Before the first source is fetched, `check_sources` opens all of them, so that
+a slip in the ninth is told now and not after hours: a data set is opened and
+its first rows are read as they will be, a server is asked for the size of its
+files, globs are matched, and what all of it will take on the disk is compared
+with the room there is. All problems are one error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from athanor.base.artifacts import digest
+from athanor.text.documents import Document, ShardWriter
+from athanor.sources import docstrings, messages
+from athanor.sources import huggingface, packages, python_documents, select, stdlib, web
+from athanor.text import rows
+from athanor.sources.huggingface import UNREACHABLE
+from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.sources.params import (
+    DocumentSource,
+    DownloadParams,
+    FilesSource,
+    HttpSource,
+    HuggingFaceSource,
+    PackagesSource,
+    PythonSource,
+    is_local,
+    without_query,
+)
+from athanor.sources.instruct_params import InstructParams, MessagesSource
+
+Facts = dict[str, Any]
+PACKED = 0.4  # bytes on the disk of a byte of text; English prose takes 0.36
+# What may change without what was fetched becoming another: gates, and how often progress is saved.
+GATES = frozenset(("min_documents", "min_bytes", "checkpoint_documents", "max_malformed_fraction"))
+
+
+class Place(Protocol):
+    """A folder for progress, locked while it is entered."""
+
+    path: Path
+
+    def __enter__(self) -> Place: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def mark_done(self) -> None: ...
+
+
+class Bar(Protocol):
+    def update(self, amount: float) -> None: ...
+
+    def expect(self, amount: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """`progress(total, what, unit)` shows a bar; `place(module, inputs)` is a folder that outlives the process.
+
+    The folder belongs to the inputs, and asks when the code of `module` is
+    another: progress is kept under any change of other sources and of the stage.
+    `fact` writes down what may differ between runs that give the same.
+    """
+
+    raw: Path
+    val_fraction: float
+    progress: Callable[[float | None, str, str], AbstractContextManager[Bar]]
+    stop: Callable[[], bool]
+    place: Callable[[str, Facts], Place]
+    fact: Callable[..., None]
+
+    def fetch(self, source: DocumentSource, pairs: list[docstrings.Pair] | None) -> dict[str, tuple[Tally, Facts]]:
+        """Write the source's documents; returns tally and provenance of each name it feeds.
+
+        `pairs`, if given, is filled by a scan of the standard library.
+        """
+        if isinstance(source, PythonSource):
+            return self.python(source, pairs)
+        if isinstance(source, PackagesSource):
+            return self._packages(source)
+        if isinstance(source, FilesSource):
+            return {source.name: self._files(source)}
+        if isinstance(source, HttpSource):
+            return {source.name: self._http(source)}
+        return {source.name: self._hub(source)}
+
+    def look(self, source: DocumentSource) -> float:
+        """Open a source without fetching it; returns the bytes that it will take on the disk from now on."""
+        if isinstance(source, HuggingFaceSource):
+            text, there = huggingface.look(source, self.place(huggingface.__name__, self._hub_inputs(source)).path)
+            return PACKED * (2 * text - there)  # the parts it comes in, and the shards made of them
+        if isinstance(source, HttpSource):
+            return (1 + PACKED) * web.probe(source, self.place(web.__name__, _http_inputs(source)).path)
+        if isinstance(source, FilesSource):
+            return PACKED * sum(path.stat().st_size for _, path in rows.find(source.globs))
+        return 0.0
+
+    def python(
+        self, source: PythonSource | None, pairs: list[docstrings.Pair] | None
+    ) -> dict[str, tuple[Tally, Facts]]:
+        base = stdlib.root()
+        total = sum(path.stat().st_size for path in stdlib.source_files(base))
+        with self.progress(total, "standard library", "B") as bar:
+            visit = docstrings.collector(pairs)
+            documents = python_documents.read(source, self.val_fraction, base, bar.update, visit)
+            tallies = self._write(source.names if source else (), source, documents)
+        if pairs is not None:
+            pairs.extend(docstrings.topic_pairs(stdlib.topics(base)))
+        provenance = stdlib.provenance(stdlib.source_files(base), base)
+        return {name: (tally, provenance) for name, tally in tallies.items()}
+
+    def _packages(self, source: PackagesSource) -> dict[str, tuple[Tally, Facts]]:
+        facts: Facts = {}
+        with self.progress(None, "installed packages", "B") as bar:
+            base = packages.root()
+            documents = packages.read(source, self.val_fraction, base, facts, bar.update, bar.expect)
+            tallies = self._write(source.names, source, documents)
+        return {name: (tally, facts) for name, tally in tallies.items()}
+
+    def _write(
+        self, names: Iterable[str], source: PythonSource | PackagesSource | None, documents: Iterable[Document]
+    ) -> dict[str, Tally]:
+        """Write documents of several names, each to its own."""
+        with ExitStack() as stack:
+            writers = {name: stack.enter_context(self._writer(name, source)) for name in names}
+            for document in documents:
+                self._check_stop()
+                writers[document.source].add(document)
+        return {name: writer.tally for name, writer in writers.items()}
+
+    def _files(self, source: FilesSource) -> tuple[Tally, Facts]:
+        found = rows.find(source.globs)
+        facts = {"files": len(found), "files_sha256": rows.digest_of(found), "license": source.license}
+        unreadable = select.Unreadable()
+        with self.progress(sum(path.stat().st_size for _, path in found), source.name, "B") as bar:
+            tally = self._write_files(source, found, bar, unreadable)
+        return tally, facts | ({"unreadable": unreadable.counts} if unreadable.errors else {})
+
+    def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
+        with self._slot(web.__name__, _http_inputs(source)) as folder:
+            with self.progress(None, source.name, "B") as bar:
+                found = web.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
+            with self.progress(sum(path.stat().st_size for _, path in found), f"{source.name}, reading", "B") as bar:
+                tally = self._write_files(source, found, bar)
+            if ends := web.final_addresses(found):  # mirrors come and go: no part of the result
+                self.fact(**{f"{source.name}_redirected_to": ends})
+            return tally, web.facts(source, found)
+
+    def _write_files(
+        self,
+        source: FilesSource | HttpSource,
+        found: list[tuple[str, Path]],
+        bar: Bar,
+        unreadable: select.Unreadable | None = None,
+    ) -> Tally:
+        with self._writer(source.name, source) as writer:
+            take = (bar.update, writer.tally.leave_out, unreadable)
+            for document in select.documents(source, found, self.val_fraction, *take):
+                self._check_stop()
+                writer.add(document)
+        return writer.tally
+
+    def _hub_inputs(self, source: HuggingFaceSource) -> Facts:
+        inputs = {key: value for key, value in asdict(source).items() if key not in GATES}
+        return inputs | {"val_fraction": self.val_fraction, "local": huggingface.local_digest(source.dataset)}
+
+    def _hub(self, source: HuggingFaceSource) -> tuple[Tally, Facts]:
+        inputs = self._hub_inputs(source)
+        local = inputs["local"]
+        with self._slot(huggingface.__name__, inputs) as folder:
+            with self.progress(source.max_bytes, source.name, "B") as bar:
+                read = huggingface.fetch(source, folder, self.val_fraction, tick=bar.update, stop=self.stop)
+            with self._writer(source.name, source) as writer:
+                writer.tally.left_out.update(read["left_out"])
+                for document in huggingface.documents(folder):
+                    writer.add(document)
+        where = {"local_sha256": local} if local else {"dataset": source.dataset, "revision": source.revision}
+        return writer.tally, {**where, "license": source.license, "rows_read": read["rows"]}
+
+    def _writer(self, name: str, source: DocumentSource) -> SourceWriter:
+        least = {"min_documents": source.min_documents, "min_bytes": source.min_bytes}
+        return SourceWriter(self.raw, name, min_chars=source.min_chars, **least)
+
+    @contextmanager
+    def _slot(self, module: str, inputs: Facts) -> Iterator[Path]:
+        with self.place(module, inputs) as held:
+            yield held.path
+            held.mark_done()
+
+    def _check_stop(self) -> None:
+        if self.stop():
+            raise Interrupted("stopped; what was downloaded is kept, run again to continue")
+
+
+def _http_inputs(source: HttpSource) -> Facts:
+    urls = [file.url for file in source.urls]
+    return {"type": source.type, "urls": [without_query(url) for url in urls], "digest": digest(urls)}
+
+
+def check_pinned(download: DownloadParams, instruct: InstructParams) -> None:
+    """ParamsError naming the first hub data set without a commit: asked before any work, not after hours of it."""
+    for where, dataset, revision in hub_revisions(download, instruct):
+        if revision is None:
+            fix = "run `python -m athanor pin`"
+            raise ParamsError(f"the hub data set {dataset} is not pinned", where=f"{where}.revision", fix=fix)
+
+
+def hub_revisions(download: DownloadParams, instruct: InstructParams) -> Iterator[tuple[str, str, str | None]]:
+    """(place in params.yaml, data set, revision) of every source that is fetched from the hub."""
+    for number, source in enumerate(download.sources):
+        if isinstance(source, HuggingFaceSource) and not is_local(source.dataset):
+            yield f"download.sources[{number}]", source.dataset, source.revision
+    for number, chats in enumerate(instruct.sources):
+        if isinstance(chats, MessagesSource) and chats.hub_id is not None:
+            yield f"instruct.sources[{number}]", chats.hub_id, chats.revision
+
+
+@dataclass
+class Tally:
+    """Counts of one source. `left_out` counts rows and documents that were read and not taken, by reason."""
+
+    documents: int = 0
+    bytes: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    train: dict[str, int] = field(default_factory=lambda: {"documents": 0, "bytes": 0})
+    val: dict[str, int] = field(default_factory=lambda: {"documents": 0, "bytes": 0})
+
+    def add(self, document: Document) -> None:
+        size = len(document.text.encode())
+        side = self.val if document.split == "val" else self.train
+        self.documents += 1
+        self.bytes += size
+        side["documents"] += 1
+        side["bytes"] += size
+
+    def leave_out(self, reason: str) -> None:
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
+
+class SourceWriter:
+    """The shards of one source below `raw`; leaving the block without an error checks the source's minimum."""
+
+    def __init__(self, raw: Path, name: str, *, min_chars: int, min_documents: int, min_bytes: int) -> None:
+        self.name, self.min_chars = name, min_chars
+        self.minimum = {"documents": min_documents, "bytes": min_bytes}
+        self.tally = Tally()
+        self._shards = ShardWriter(raw / name)
+
+    def add(self, document: Document) -> None:
+        if len(document.text) < self.min_chars or not document.text.strip():
+            self.tally.leave_out("short")
+        else:
+            self.tally.add(document)
+            self._shards.add(document)
+
+    def __enter__(self) -> SourceWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._shards.close()
+        if kind is None:
+            self._check()
+
+    def _check(self) -> None:
+        for unit, least in self.minimum.items():
+            if (found := getattr(self.tally, unit)) < least:
+                reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.tally.left_out.items()))
+                raise GateError(
+                    "source size",
+                    f"source '{self.name}' gave {found:,} {unit}, its minimum is {least:,}"
+                    + (f" (left out: {reasons})" if reasons else ""),
+                    where=f"download.sources ({self.name})",
+                    fix=f"find out why the source shrank, or lower its min_{unit} in params.yaml",
+                )
+
+
+def check_sources(
+    download: DownloadParams,
+    instruct: InstructParams,
+    look: Callable[[DocumentSource], float],
+    free_bytes: int,
+    *,
+    tick: Callable[[int], None] = lambda sources: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> float:
+    """Open every source; returns the bytes that they will take on the disk. InputError with all that is wrong.
+
+    `look` opens a source of documents and returns its bytes.
+    """
+    checks: list[tuple[str, Callable[[], float]]] = [
+        (f"download.sources[{number}] ({source.names[0]})", lambda source=source: look(source))  # type: ignore[misc]
+        for number, source in enumerate(download.sources)
+    ] + [
+        (f"instruct.sources[{number}] ({chats.name})", lambda chats=chats: messages.look(chats))  # type: ignore[misc]
+        for number, chats in enumerate(instruct.sources)
+        if isinstance(chats, MessagesSource)
+    ]
+    needed, problems = 0.0, []
+    for where, opened in checks:
+        if stop():
+            raise Interrupted("stopped while the sources were being opened; nothing was fetched")
+        try:
+            needed += opened()
+        except InputError as error:
+            if error.what.startswith(UNREACHABLE):
+                raise  # of the others too
+            problems.append((where, error))
+        tick(1)
+    if needed > free_bytes:
+        what = f"the sources will take about {needed / 1e9:,.1f} GB on the disk, which has room for {free_bytes / 1e9:,.1f} GB"
+        problems.append(("", InputError(what, where="download.sources", fix="free some space, or lower their max_bytes")))
+    if len(problems) == 1:
+        where, error = problems[0]
+        raise InputError(error.what, where=": ".join(part for part in (where, error.where) if part), fix=error.fix)
+    if problems:
+        told = "; ".join(f"{where}: {error}" if where else str(error) for where, error in problems)
+        raise InputError(f"{len(problems)} things are wrong with the sources; nothing was fetched: {told}")
+    return needed

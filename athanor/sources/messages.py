@@ -1,0 +1,217 @@
+"""Conversations of other people's instruction sets, from local files or the hub, in the shapes they come in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from athanor.text.conversations import ROLES, Conversation, Message, check_messages
+from athanor.text.documents import split_of
+from athanor.sources import huggingface, select
+from athanor.text import rows
+from athanor.text.rows import MalformedRow
+from athanor.base.errors import InputError
+from athanor.sources.instruct_params import ChatSelection, MessagesSource
+
+MAX_ROW_BYTES = 64 << 20
+SHAPE = 'use [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
+# Names of the two keys of an item, and what roles are called.
+KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}
+SPEAKERS = {"human": "user", "user": "user", "prompter": "user", "gpt": "assistant", "assistant": "assistant"}
+SPEAKERS |= {"chatgpt": "assistant", "bot": "assistant", "system": "system"}
+
+Row = tuple[str, Mapping[str, Any]]  # where it is, and its columns
+
+
+def conversations(
+    source: MessagesSource,
+    val_fraction: float,
+    tick: Callable[[int], None] = lambda rows_taken: None,
+    leave_out: Callable[[str], None] = lambda reason: None,
+) -> Iterator[Conversation]:
+    """The first `max_rows` conversations that the source takes, in the data's order.
+
+    `leave_out` gets the reason for each one not taken. InputError when more rows are
+    malformed than the source tolerates, told with the first. The split follows
+    the conversation's content, so that a repeated one stays on one side.
+    """
+    taken = seen = malformed = 0
+    first = ""
+    fraction = source.max_malformed_fraction
+    for where, row in _trees(source) if source.shape == "tree" else _rows(source):
+        seen += 1
+        try:
+            found = _take(source, row, where)
+        except MalformedRow as error:
+            malformed, first, found = malformed + 1, first or str(error), "malformed"
+            select.check_malformed(source.name, malformed, seen, fraction, first, ended=False)
+        if isinstance(found, str):
+            leave_out(found)
+            continue
+        key = Conversation(found, "", "", "", "").id
+        yield Conversation(found, source.name, source.license, split_of(key, val_fraction), key)
+        tick(1)
+        taken += 1
+        if taken == source.max_rows:
+            break
+    select.check_malformed(source.name, malformed, seen, fraction, first, ended=True)
+
+
+def find(source: MessagesSource) -> list[tuple[str, Path]]:
+    """The local files, empty for a hub data set. `files` may name a directory: then all data files below it."""
+    if source.files is None:
+        return []
+    path = Path(source.files).expanduser()
+    if not path.is_dir():
+        return rows.find([source.files])
+    tails = [f"**/*{suffix}" for suffix in (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")]
+    present = [tail for tail in tails if any(path.glob(tail))] or tails[:1]
+    return rows.find([str(path / tail) for tail in present])
+
+
+def look(source: MessagesSource) -> float:
+    """Open the source and read its first rows; InputError where none of them can be used. It takes next to no disk: 0."""
+    unusable, first = 0, ""
+    rows_ = list(itertools.islice(_rows(source), huggingface.FIRST_ROWS))
+    for where, row in rows_ if source.shape != "tree" else ():
+        try:
+            _take(source, row, where)
+        except MalformedRow as error:
+            unusable, first = unusable + 1, first or str(error)
+    if rows_ and unusable == len(rows_):
+        what = f"none of the first {unusable} rows can be read, the first: {first}"
+        raise InputError(what, where=source.hub_id or source.files or "", fix="correct shape and columns in params.yaml")
+    return 0.0
+
+
+def _take(source: MessagesSource, row: Mapping[str, Any], where: str) -> tuple[Message, ...] | str:
+    """The messages of a row, or the reason for leaving it out."""
+    chosen = source.select
+    # The rows of a tree have met their filters one by one.
+    if chosen is not None and source.shape != "tree" and not select.passes(chosen.filters, row):
+        return "filters"
+    messages = tuple(parse(source, row, where))
+    if not messages:
+        return "empty"
+    if chosen is not None:
+        messages = _shortened(messages, chosen)
+    try:
+        check_messages(messages, where)
+    except InputError as error:
+        raise MalformedRow(error.what, where=error.where, fix=error.fix) from None
+    return (chosen and _refused(messages, chosen)) or messages
+
+
+def _shortened(messages: tuple[Message, ...], chosen: ChatSelection) -> tuple[Message, ...]:
+    system = tuple(message for message in messages[:1] if message.role == "system")
+    turns = messages[len(system) :]
+    if chosen.max_pairs is not None:
+        turns = turns[: 2 * chosen.max_pairs]
+    return turns if chosen.drop_system else (*system, *turns)
+
+
+def _refused(messages: tuple[Message, ...], chosen: ChatSelection) -> str | None:
+    if chosen.max_chars is not None and sum(len(message.content) for message in messages) > chosen.max_chars:
+        return "long"
+    answers = [message.content.casefold() for message in messages if message.role == "assistant"]
+    phrases = [phrase.casefold() for phrase in chosen.drop_phrases]
+    return "phrase" if any(phrase in answer for phrase in phrases for answer in answers) else None
+
+
+def parse(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterator[Message]:
+    """Messages of one row; none where a question or its answer is empty. MalformedRow names the column."""
+    if source.shape == "prompt":
+        yield from _prompt(source, row, where)
+        return
+    column = source.columns[0]
+    if source.shape == "tree":
+        yield from (_reply(source, reply, reply_where) for reply_where, reply in row[column])
+        return
+    value = row.get(column)
+    # How some readers return a list of mappings.
+    if isinstance(value, Mapping) and all(isinstance(items, list) for items in value.values()):
+        value = [dict(zip(value, items, strict=False)) for items in zip(*value.values(), strict=False)]
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        what = f"column '{column}' is not a list of messages but {type(value).__name__}"
+        raise MalformedRow(what, where=where, fix=SHAPE)
+    for item in value:
+        if source.shape == "turns":
+            yield Message("user", _content(item.get("input"), "input", where))
+            yield Message("assistant", _content(item.get("output"), "output", where))
+        else:
+            role, content = (item.get(key) for key in KEYS[source.shape])
+            yield Message(_role(role, source.shape, where), _content(content, KEYS[source.shape][1], where))
+
+
+def _role(role: Any, shape: str, where: str) -> str:
+    known = dict.fromkeys(ROLES) if shape == "messages" else SPEAKERS
+    if not isinstance(role, str) or role not in known:
+        raise MalformedRow(f"a message has the role {role!r}", where=where, fix=f"use {', '.join(known)}")
+    return known[role] or role
+
+
+def _content(value: Any, key: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise MalformedRow(f"the {key} of a message is {type(value).__name__}, not text", where=where, fix=SHAPE)
+    return rows.check_text(value, where, key, MAX_ROW_BYTES)
+
+
+def _reply(source: MessagesSource, row: Mapping[str, Any], where: str) -> Message:
+    _, _, role, text, _ = source.columns
+    content = _content(row[text], text, where) if row[text] is not None else ""
+    return Message(_role(row[role], source.shape, where), content)
+
+
+def _prompt(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterator[Message]:
+    *question, answer = (rows.check_text(row.get(name), where, name, MAX_ROW_BYTES) for name in source.columns)
+    asked = "\n\n".join(part.strip() for part in question if part.strip())
+    if question[0].strip() and answer.strip():
+        yield Message("user", asked)
+        yield Message("assistant", answer)
+
+
+def _columns(source: MessagesSource) -> list[str]:
+    filters = source.select.filters if source.select is not None else ()
+    return list(dict.fromkeys([*source.columns, *(rule.column for rule in filters)]))
+
+
+def _rows(source: MessagesSource) -> Iterator[Row]:
+    columns = _columns(source)
+    if source.hub_id is None:
+        for _, path in find(source):
+            yield from rows.read_rows(path, columns, MAX_ROW_BYTES)
+        return
+    stream = huggingface.open_stream(source.hub_id, source.hub_config, source.hub_split, source.revision, columns)
+    number = 0
+    for row in huggingface.rows_of(stream, source.hub_id, lambda: number):
+        number += 1
+        yield f"{source.hub_id} row {number}", row
+
+
+def _trees(source: MessagesSource) -> Iterator[Row]:
+    """The best path of each tree as one row whose first column holds its rows; roots in the data's order.
+
+    A message's replies may come anywhere after it, so all rows are held.
+    """
+    own, parent, _, _, rank = source.columns
+    filters = source.select.filters if source.select is not None else ()
+    replies: dict[Any, list[Row]] = {}
+    for where, row in _rows(source):
+        if select.passes(filters, row):
+            replies.setdefault(_id(row[parent]), []).append((where, row))
+
+    def best(rows_: Iterable[Row]) -> Row:
+        return min(rows_, key=lambda item: item[1][rank] if isinstance(item[1][rank], (int, float)) else 2**31)
+
+    for root in replies.pop(None, []):
+        path = [root]
+        while found := replies.pop(_id(path[-1][1][own]), None):  # taken out, or an id that comes twice makes a circle
+            path.append(best(found))
+        yield root[0], {own: path if len(path) % 2 == 0 else path[:-1]}
+
+
+def _id(value: Any) -> Any:
+    """A message's id as it is found by, whatever the data has for one."""
+    return value if value is None or isinstance(value, (str, int, float)) else repr(value)

@@ -1,0 +1,313 @@
+"""Parameters of the document sources: which texts the download stage fetches, and what it must get."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from athanor.base.errors import ParamsError
+from athanor.base.strict import param
+
+MAX = 2**62
+KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """A row is kept when the value of `column` is in a range, or one of the words of `one_of`.
+
+    A row without a value is left out. Words are compared with the value as
+    JSON writes it: `true`, `3`, but text without quotes.
+    """
+
+    column: str
+    min: float | None = None
+    max: float | None = None
+    one_of: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.one_of is None) == (self.min is None and self.max is None):
+            raise ParamsError("set min, max or both, or one_of alone", where="column", fix="set the others to null")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which rows of a data set become documents, and which columns besides the text are kept.
+
+    All `filters` must hold. `meta_columns` are stored in the document's meta
+    (labels and scores that classifiers learn from, addresses).
+    `license_column` holds the licence of each row, an SPDX expression or a
+    list of ids of which all apply; with `licenses`, a row under any other
+    licence, or none, is counted and left out; null takes all.
+    """
+
+    filters: tuple[Filter, ...] = ()
+    meta_columns: tuple[str, ...] = ()
+    license_column: str | None = None
+    licenses: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.licenses is not None and self.license_column is None:
+            raise ParamsError("needs a license_column", where="licenses", fix="name the column, or set it to null")
+        check_licenses(self.licenses)
+
+
+@dataclass(frozen=True)
+class PythonSource:
+    """The running interpreter's own standard library: its documentation as prose, its source as code.
+
+    One scan feeds two sources of documents, because they share the parse of
+    every file. `min_chars` leaves out scraps; `min_documents` and `min_bytes`
+    are gates on each of the two.
+    """
+
+    type: Literal["python"]
+    prose_name: str
+    code_name: str
+    max_prose_chars: int = param(min=500, max=1_000_000)
+    max_code_chars: int = param(min=500, max=1_000_000)
+    min_chars: int = param(min=1, max=100_000)
+    min_documents: int = param(min=1, max=MAX)
+    min_bytes: int = param(min=1, max=MAX)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.prose_name, self.code_name)
+
+
+@dataclass(frozen=True)
+class PackagesSource:
+    """The Python packages installed beside the interpreter: documentation and readmes as prose, source as code.
+
+    Only packages under one of `licenses` (SPDX ids; `LicenseRef-BSD` is a BSD
+    licence of unnamed version) are read; unknown licences never pass. `exclude`
+    names packages to leave out besides. Packages come in order of their names
+    until prose and code together reach `max_bytes`; null reads all. Limits and
+    gates are those of type python.
+    """
+
+    type: Literal["packages"]
+    prose_name: str
+    code_name: str
+    licenses: tuple[str, ...]
+    exclude: tuple[str, ...]
+    max_bytes: int | None = param(min=1, max=MAX)
+    max_prose_chars: int = param(min=500, max=1_000_000)
+    max_code_chars: int = param(min=500, max=1_000_000)
+    min_chars: int = param(min=1, max=100_000)
+    min_documents: int = param(min=1, max=MAX)
+    min_bytes: int = param(min=1, max=MAX)
+
+    def __post_init__(self) -> None:
+        if not self.licenses:
+            raise ParamsError("no licence is allowed", where="licenses", fix="name SPDX ids, for example MIT")
+        check_licenses(self.licenses)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.prose_name, self.code_name)
+
+
+@dataclass(frozen=True)
+class FilesSource:
+    """Local files found by `globs`: text, Markdown, source code, .html, .ipynb, .pdf, .jsonl (these also as .gz or .zst), .parquet.
+
+    A file is one document; of JSONL and Parquet each row is one, in
+    `text_column`, or in `text_template` filled in: `{question}` stands for the
+    column of that name, and a row where one is empty is left out. A document
+    larger than `max_document_bytes` is an error, so that nothing is cut
+    silently. One shorter than `min_chars` is counted and left out. `select`
+    null takes every row; other files have no columns to select by.
+    `on_unreadable`: files that cannot be read are told together and end the
+    stage (refuse), or are counted and left out, each as a whole (skip).
+    """
+
+    type: Literal["files"]
+    name: str
+    globs: tuple[str, ...]
+    kind: str = param(choices=KINDS, default="prose")
+    license: str = "unknown"
+    text_column: str = "text"  # does not count beside a template
+    text_template: str | None = None
+    select: Selection | None = None
+    max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
+    min_chars: int = param(min=1, max=100_000, default=1)
+    min_documents: int = param(min=1, max=MAX, default=1)
+    min_bytes: int = param(min=1, max=MAX, default=1)
+    on_unreadable: str = param(choices=("refuse", "skip"), default="refuse")
+
+    def __post_init__(self) -> None:
+        if not self.globs:
+            raise ParamsError("no glob is given", where="globs", fix="name the files, for example corpus/notes/**/*.md")
+        if self.text_template is not None and not template_columns(self.text_template):
+            raise ParamsError("names no column", where="text_template", fix="write a column in braces: {question}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file on a web server.
+
+    `sha256` null takes what the server sends and keeps it, whatever it sends
+    later; the manifest records what came, and the address without its query.
+    An address that holds a login, signature or key is refused, because
+    params.yaml, dvc.lock and Git would keep it.
+    """
+
+    url: str
+    sha256: str | None
+
+    def __post_init__(self) -> None:
+        if re.match(r"\w+://[^/]*@", self.url):
+            raise ParamsError("holds a login", where="url", fix="fetch the file by hand and use a source of type files")
+        if not re.match(r"https?://[^/\s]+/\S+$", self.url):
+            raise ParamsError(f"'{without_query(self.url)}' is no address of a file", where="url", fix="begin it with https://")
+        if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
+            raise ParamsError("not a SHA-256", where="sha256", fix="use 64 lower-case hex digits, or null")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSource:
+    """Files of web servers, fetched with resuming and retries, then read as those of type files are.
+
+    The end of the address says the format.
+    """
+
+    type: Literal["http"]
+    name: str
+    kind: str = param(choices=KINDS)
+    license: str
+    urls: tuple[RemoteFile, ...]
+    text_column: str = "text"
+    select: Selection | None = None
+    max_document_bytes: int = param(min=1, max=2**31 - 1, default=64_000_000)
+    min_chars: int = param(min=1, max=100_000)
+    min_documents: int = param(min=1, max=MAX)
+    min_bytes: int = param(min=1, max=MAX)
+
+    def __post_init__(self) -> None:
+        if not self.urls:
+            raise ParamsError("no file is given", where="urls", fix="add an entry with url and sha256")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceSource:
+    """A data set of the Hugging Face hub (or a local directory of data files), streamed in its own order.
+
+    The text is `text_column`, or `text_template` filled in: `{question}`
+    stands for the column of that name, and a row where one is empty is left
+    out. `json_lines` (a glob of files within the data set, for example
+    `**/*.jsonl.gz`; `split` and `config` then do not count) reads JSON lines
+    one by one, for sets whose other columns change type between files. The
+    budget ends the source at the first document that reaches `max_documents`
+    or `max_bytes` of text; null means all of it. Progress is saved every
+    `checkpoint_documents`. Rows without readable text are counted; more than
+    `max_malformed_fraction` of all rows is an error. `revision` null is filled
+    in by `python -m athanor pin`.
+    """
+
+    type: Literal["huggingface"]
+    name: str
+    kind: str = param(choices=KINDS)
+    license: str
+    dataset: str
+    config: str | None = None
+    split: str = "train"
+    revision: str | None
+    json_lines: str | None = None
+    text_column: str | None = None
+    text_template: str | None = None
+    select: Selection | None = None
+    max_document_bytes: int = param(min=1, max=2**31 - 1, default=200_000_000)
+    max_malformed_fraction: float = param(min=0.0, max=1.0, default=0.001)
+    skip_documents: int = param(min=0, max=MAX, default=0)
+    max_documents: int | None = param(min=1, max=MAX, default=None)
+    max_bytes: int | None = param(min=1, max=MAX, default=None)
+    checkpoint_documents: int = param(min=1, max=10_000_000, default=20_000)
+    min_chars: int = param(min=1, max=100_000)
+    min_documents: int = param(min=1, max=MAX)
+    min_bytes: int = param(min=1, max=MAX)
+
+    def __post_init__(self) -> None:
+        if not is_local(self.dataset):
+            check_revision(self.dataset, self.revision)
+        if (self.text_column is None) == (self.text_template is None):
+            where = "text_column"
+            raise ParamsError("set exactly one of text_column and text_template", where=where, fix="null the other")
+        if self.text_template is not None and not template_columns(self.text_template):
+            raise ParamsError("names no column", where="text_template", fix="write a column in braces: {question}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+
+RowSource = FilesSource | HttpSource | HuggingFaceSource
+DocumentSource = PythonSource | PackagesSource | FilesSource | HttpSource | HuggingFaceSource
+
+
+@dataclass(frozen=True)
+class DownloadParams:
+    """Section `download`. `val_fraction` of all modules or documents is kept for validation, chosen by hash."""
+
+    val_fraction: float = param(min=0.0, max=0.5)
+    sources: tuple[DocumentSource, ...]
+
+    def __post_init__(self) -> None:
+        names = [name for source in self.sources for name in source.names]
+        if not names:
+            raise ParamsError("no document source", where="sources", fix="add a source, for example of type python")
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+                fix = "use letters, digits, - and _"
+                raise ParamsError(f"'{name}' is no usable file name", where="sources", fix=fix)
+            if name == "all":
+                raise ParamsError("'all' means every source together", where="sources", fix="use another name")
+            if names.count(name) > 1:
+                raise ParamsError(f"two sources are named '{name}'", where="sources", fix="rename one")
+
+
+def template_columns(template: str) -> tuple[str, ...]:
+    """Columns that a `text_template` names, in order; ParamsError for anything but plain names in braces."""
+    columns = re.findall(r"\{([^{}]*)\}", template)
+    if not all(re.fullmatch(r"\w[\w.-]*", column) for column in columns) or "{" in re.sub(r"\{[^{}]*\}", "", template):
+        raise ParamsError("not a usable template", where="text_template", fix="only column names in braces: {question}")
+    return tuple(dict.fromkeys(columns))
+
+
+def without_query(url: str) -> str:
+    """The address without what follows its path: a query may hold a secret of any name."""
+    return url.partition("#")[0].partition("?")[0]
+
+
+def is_local(dataset: str) -> bool:
+    """True for a path (it starts with `/`, `./`, `../` or `~`), False for a hub id such as `owner/name`.
+
+    Told from the spelling alone: whether a directory of that name happens to
+    exist must not change what a params file means.
+    """
+    return dataset.startswith(("/", "./", "../", "~"))
+
+
+def check_revision(dataset: str, revision: str | None) -> None:
+    """ParamsError unless `revision` is a full commit hash or null: a branch or tag moves, and with it the corpus."""
+    if revision is not None and not re.fullmatch(r"[0-9a-f]{40}", revision):
+        raise ParamsError(
+            f"'{revision}' does not pin the hub data set {dataset}",
+            where="revision",
+            fix="use the 40 hex digits of a commit, or null and run `python -m athanor pin`",
+        )
+
+
+def check_licenses(licenses: tuple[str, ...] | None) -> None:
+    for license_ in licenses or ():
+        if not re.fullmatch(r"[A-Za-z0-9.+-]+( WITH [A-Za-z0-9.+-]+)?", license_):
+            raise ParamsError(f"'{license_}' is no SPDX id", where="licenses", fix="for example MIT or Apache-2.0")

@@ -1,0 +1,195 @@
+"""From the rows of a data set or of files to documents: their text, what is kept beside it, and which are taken."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from athanor.text.documents import Document, content_id, split_of
+from athanor.text import rows
+from athanor.sources.licences import permitted_value
+from athanor.text.rows import MalformedRow, check_text
+from athanor.base.errors import InputError
+from athanor.sources.params import FilesSource, Filter, HttpSource, RowSource, template_columns
+
+MALFORMED_BASIS = 10_000  # rows that the share is taken of while fewer are read: one odd row at the start is no share
+
+
+def text_columns(source: RowSource) -> tuple[str, ...]:
+    template = getattr(source, "text_template", None)
+    return template_columns(template) if template is not None else (str(source.text_column),)
+
+
+def columns(source: RowSource) -> tuple[str, ...]:
+    """Every column that the source reads, those of the text first."""
+    names = list(text_columns(source))
+    if (select := source.select) is not None:
+        names += [rule.column for rule in select.filters] + list(select.meta_columns)
+        names += [select.license_column] if select.license_column is not None else []
+    return tuple(dict.fromkeys(names))
+
+
+def document(
+    source: RowSource, row: Mapping[str, Any], where: str, meta: Mapping[str, Any], val_fraction: float
+) -> Document | str:
+    """The row as a document, or the reason for leaving it out: filters, license or short.
+
+    The split follows the content, so that equal texts fall on one side.
+    MalformedRow when the row cannot be read.
+    """
+    license_, kept = source.license, {}
+    if (select := source.select) is not None:
+        if not passes(select.filters, row):
+            return "filters"
+        if select.license_column is not None:
+            found = permitted_value(row.get(select.license_column), select.licenses)
+            if found is None:
+                return "license"
+            license_ = found
+        kept = {name: _plain(row.get(name), where, name) for name in select.meta_columns}
+    text = _text(source, row, where)
+    if len(text) < source.min_chars or not text.strip():
+        return "short"
+    split = split_of(content_id(text), val_fraction)
+    return Document(text, source.name, source.kind, license_, split, {**kept, **meta})
+
+
+def passes(filters: Sequence[Filter], row: Mapping[str, Any]) -> bool:
+    return all(_holds(rule, row.get(rule.column)) for rule in filters)
+
+
+def _holds(rule: Filter, value: Any) -> bool:
+    if rule.one_of is not None:
+        return (value if isinstance(value, str) else json.dumps(value, default=str)) in rule.one_of
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        return False
+    return (rule.min is None or value >= rule.min) and (rule.max is None or value <= rule.max)
+
+
+def _text(source: RowSource, row: Mapping[str, Any], where: str) -> str:
+    """"" when the text, or a part of a template, is empty."""
+    parts = {}
+    for column in text_columns(source):
+        if column not in row:
+            raise MalformedRow(f"column '{column}' is missing", where=where, fix=f"found: {', '.join(sorted(row))}")
+        parts[column] = check_text(row[column], where, column, source.max_document_bytes)
+        if not parts[column].strip():
+            return ""
+    template = getattr(source, "text_template", None)
+    if template is None:
+        return next(iter(parts.values()))
+    text = re.sub(r"\{([^{}]*)\}", lambda match: parts[match[1]], template)
+    return check_text(text, where, "text_template", source.max_document_bytes)
+
+
+def _plain(value: Any, where: str, column: str) -> Any:
+    """A value that JSON can hold, whatever the data set's type."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return check_text(value, where, column, 2**31)
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, where, column) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, where, column) for item in value]
+    return str(value)
+
+
+def json_object(line: Any, where: str) -> dict[str, Any]:
+    """The object of one line of JSON; {} for a blank line."""
+    try:
+        row = json.loads(line) if str(line).strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise MalformedRow(f"not valid JSON ({error})", where=where) from None
+    if not isinstance(row, dict):
+        raise MalformedRow("not a JSON object", where=where)
+    return row
+
+
+def check_malformed(name: str, count: int, rows: int, fraction: float, first: str, *, ended: bool) -> None:
+    """InputError when more rows than the tolerated share cannot be read; told with the first of them."""
+    if count > fraction * (rows if ended else max(rows, MALFORMED_BASIS)):
+        raise InputError(
+            f"{count:,} of {rows:,} rows are malformed, the first: {first}",
+            where=f"source '{name}'",
+            fix=f"correct the data or its columns in params.yaml, or raise max_malformed_fraction ({fraction:g})",
+        )
+
+
+NAMED_FILES = 5  # of each reason, in a message
+
+
+class Unreadable:
+    """Files that could not be read, by reason: the error's words up to the first bracket."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, list[InputError]] = {}
+
+    def add(self, error: InputError) -> None:
+        self.errors.setdefault(error.what.partition(" (")[0], []).append(error)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {reason: len(errors) for reason, errors in sorted(self.errors.items())}
+
+    def error(self, files: int, otherwise: str) -> InputError:
+        """One error for all: itself where it is alone, else a count, and for each reason the first places and what helps."""
+        found = sorted(self.errors.items(), key=lambda item: (-len(item[1]), item[0]))
+        first = found[0][1][0]
+        if (count := sum(self.counts.values())) == 1:
+            return InputError(first.what, where=first.where, fix=f"{first.fix or 'repair the file'}{otherwise}")
+        parts = []
+        for reason, errors in found:
+            places = ", ".join(error.where for error in errors[:NAMED_FILES]) + (", …" if errors[NAMED_FILES:] else "")
+            parts.append(f"{len(errors):,} {reason} ({places}; {errors[0].fix})")
+        return InputError(f"{count:,} of {files:,} files cannot be read: {'; '.join(parts)}", fix=f"as named{otherwise}")
+
+
+def documents(
+    source: FilesSource | HttpSource,
+    files: list[tuple[str, Path]],
+    val_fraction: float,
+    tick: Callable[[int], None] = lambda file_bytes: None,
+    leave_out: Callable[[str], None] = lambda reason: None,
+    unreadable: Unreadable | None = None,
+) -> Iterator[Document]:
+    """Every document of the files, given as (name for provenance, path), in their order.
+
+    `tick` is called with the size of each finished file, `leave_out` with the
+    reason why a row or file is not taken. Files that cannot be read are
+    collected in `unreadable`, and are one InputError at the end, unless the
+    source skips them: then each is taken whole or not at all.
+    """
+    bad = Unreadable() if unreadable is None else unreadable
+    skip = getattr(source, "on_unreadable", "refuse") == "skip"
+    for name, path in files:
+        try:
+            if skip and rows.of_rows(path):  # read to the end first: what follows gives documents as it goes
+                deque(_documents(source, name, path, val_fraction, lambda reason: None), maxlen=0)
+            yield from _documents(source, name, path, val_fraction, leave_out)
+        except InputError as error:
+            bad.add(error)
+            if skip:
+                leave_out("unreadable")
+        tick(path.stat().st_size)
+    if bad.errors and not skip:
+        otherwise = ", or leave such files out with on_unreadable: skip" if isinstance(source, FilesSource) else ""
+        raise bad.error(len(files), otherwise)
+
+
+def _documents(
+    source: FilesSource | HttpSource, name: str, path: Path, val_fraction: float, leave_out: Callable[[str], None]
+) -> Iterator[Document]:
+    for number, (where, row) in enumerate(rows.read_rows(path, columns(source), source.max_document_bytes)):
+        found = document(source, row, where, {"file": name, "row": number}, val_fraction)
+        if isinstance(found, str):
+            leave_out(found)
+        else:
+            yield found

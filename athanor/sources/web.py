@@ -1,0 +1,349 @@
+"""Files of web servers: resumed by range, retried, checked, and in place only when whole.
+
+A file grows as `NAME.part` with what the server said of it in `NAME.json`. A
+part is continued only under the same ETag (or time of change), which the
+server is asked to confirm with If-Range; one that ignores the range, or whose
+file has changed, sends all of it and the part begins again. Retries are ours:
+the client library's own would hide what was received before a cut.
+
+A query may hold a signature that opens the file to everyone, so addresses are
+named without theirs wherever one is written down or told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import functools
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+from athanor.base.artifacts import naming, read_json, sha256_bytes, sha256_file, write_json
+from athanor.base.errors import InputError, Interrupted
+from athanor.sources.params import HttpSource, RemoteFile, without_query
+
+TRIES = 6  # in a row without one new byte
+PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 300.0
+TIMEOUT_SECONDS = (30, 120)  # to connect; between two pieces
+HEADERS = {"Accept-Encoding": "identity", "User-Agent": "athanor"}
+PIECE_BYTES = 1 << 16  # what a cut may cost; larger pieces lost the tail of each connection
+RESERVE_BYTES = 1 << 30  # of the disk, or a twentieth of a small one: what a body of unknown length leaves free
+LOOK_BYTES = 1 << 24  # how often such a body is compared with it
+AGAIN = frozenset((408, 425, 429, 500, 502, 503, 504))
+ADVICE = {
+    401: "the server wants a login; fetch the file by hand and use a source of type files",
+    403: "the server refuses the file; check its terms, or fetch it by hand and use a source of type files",
+    410: "the file is gone; correct the url in params.yaml",
+}
+
+
+class Retry(Exception):
+    """Worth another try; `after` is what the server asked for, in seconds."""
+
+    def __init__(self, why: str, after: float | None = None) -> None:
+        super().__init__(why)
+        self.why, self.after = why, after
+
+
+def fetch(
+    source: HttpSource,
+    folder: Path,
+    *,
+    tick: Callable[[int], None] = lambda received: None,
+    expect: Callable[[int], None] = lambda total_bytes: None,
+    stop: Callable[[], bool] = lambda: False,
+    wait: Callable[[float], None] = time.sleep,
+) -> list[tuple[str, Path]]:
+    """Bring every file of the source into `folder`; returns (name for provenance, path) in the source's order.
+
+    `tick` gets the bytes as they come, those of earlier calls in one sum;
+    `expect` the sizes that servers announce, file by file. Raises
+    Interrupted, with everything so far kept, once `stop()` is true.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, path in _paths(source, folder):
+        if not _whole(path, file):
+            _File(file, path, tick, expect, stop, wait).fetch()
+        else:
+            expect(path.stat().st_size)
+            tick(path.stat().st_size)
+    return [(without_query(file.url), path) for file, path in _paths(source, folder)]
+
+
+def probe(source: HttpSource, folder: Path) -> int:
+    """Bytes that the servers announce of files that are not in `folder` yet; InputError for one that is refused.
+
+    A server that is busy or cannot be reached now may be there when the file is fetched.
+    """
+    return sum(_File(file, path).announced() for file, path in _paths(source, folder) if not path.is_file())
+
+
+def _paths(source: HttpSource, folder: Path) -> list[tuple[RemoteFile, Path]]:
+    return [(file, folder / f"{number:05d}-{file_name(file.url)}") for number, file in enumerate(source.urls)]
+
+
+def file_name(url: str) -> str:
+    """The last part of the address, without its query, as a name for a file here."""
+    name = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[-100:] or "file"
+
+
+def final_addresses(found: list[tuple[str, Path]]) -> dict[str, str]:
+    """Where each file came from in the end, for those that a redirect led elsewhere."""
+    ends = {name: read_json(_notes(path)).get("from", name) for name, path in found}
+    return {name: end for name, end in ends.items() if end != name}
+
+
+def facts(source: HttpSource, found: list[tuple[str, Path]]) -> dict[str, Any]:
+    """Provenance: address, size and hash of every file."""
+    sizes = [{"url": url, "bytes": path.stat().st_size, "sha256": sha256_file(path)} for url, path in found]
+    return {"urls": sizes, "license": source.license}
+
+
+def _whole(path: Path, file: RemoteFile) -> bool:
+    """Whether a finished file is still what was fetched and what is asked for."""
+    if not path.is_file() or not _notes(path).is_file():
+        return False
+    fetched = read_json(_notes(path)).get("sha256")
+    return fetched is not None and fetched == sha256_file(path) and file.sha256 in (None, fetched)
+
+
+def _notes(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+@dataclass
+class _File:
+    """One file on its way."""
+
+    file: RemoteFile
+    path: Path
+    tick: Callable[[int], None] = lambda received: None
+    expect: Callable[[int], None] = lambda total_bytes: None
+    stop: Callable[[], bool] = lambda: False
+    wait: Callable[[float], None] = time.sleep
+    told: int = 0  # bytes that `tick` knows of
+    total: int | None = None
+    continued: bool = False
+
+    def __post_init__(self) -> None:
+        self.name = self.end = without_query(self.file.url)  # the address, and the one that redirects lead to
+        self.part = self.path.with_name(self.path.name + ".part")
+
+    def fetch(self) -> None:
+        try:
+            self._until_whole()
+            if not self._publish():  # a part of older content, which its server did not tell apart
+                self._begin_again()
+                self._until_whole()
+                self._publish()
+        finally:
+            self.session.close()
+
+    @functools.cached_property
+    def session(self) -> Any:
+        import requests
+
+        session = requests.Session()
+        session.hooks["response"].append(self._check_redirect)
+        return session
+
+    def _check_redirect(self, reply: Any, *_: Any, **__: Any) -> None:
+        target = urljoin(reply.url, reply.headers.get("Location", "")) if reply.is_redirect else reply.url
+        if reply.url.startswith("https:") and not target.lower().startswith("https:"):
+            what = f"the server leads from https to {without_query(target)}, where anyone on the way can change the file"
+            raise InputError(what, where=self.name, fix="fetch the file by hand and use a source of type files")
+
+    def _until_whole(self) -> None:
+        tries = 0
+        while True:
+            before = self._size()
+            try:
+                self._receive()
+                return
+            except Retry as error:
+                tries = 0 if self._size() > before else tries + 1
+                if tries >= TRIES:
+                    what = f"{tries} tries in a row failed, the last: {error.why}"
+                    fix = "check the network and the server; what was received is kept, run dvc repro again"
+                    raise InputError(what, where=self.name, fix=fix) from None
+                pause = error.after if error.after is not None else PAUSE_SECONDS * 2 ** max(tries - 1, 0)
+                self._pause(min(pause, MAX_PAUSE_SECONDS))
+
+    def _pause(self, seconds: float) -> None:
+        """Wait in steps of a second, so that a stop is heard."""
+        while seconds > 0:
+            self._check_stop()
+            self.wait(min(seconds, 1.0))
+            seconds -= 1.0
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        if self.stop():
+            raise Interrupted(f"stopped at {self.told:,} bytes of {self.name}; run again to continue")
+
+    def _size(self) -> int:
+        return self.part.stat().st_size if self.part.is_file() else 0
+
+    def _receive(self) -> None:
+        """One request, from where the part ends; Retry when it did not bring the whole rest."""
+        start, known = self._size(), self._known()
+        with self._get({"Range": f"bytes={start}-", "If-Range": known} if start and known else {}) as reply:
+            self._store(reply, start)
+
+    def announced(self) -> int:
+        """Bytes that the server says it would send; 0 where it does not say, or cannot be asked now."""
+        with contextlib.closing(self.session), contextlib.suppress(Retry), self._get({}) as reply:
+            return count(reply.headers.get("Content-Length")) or 0
+        return 0
+
+    @contextlib.contextmanager
+    def _get(self, headers: dict[str, str]) -> Iterator[Any]:
+        import requests
+
+        options = {"headers": HEADERS | headers, "stream": True, "timeout": TIMEOUT_SECONDS}
+        try:
+            with self.session.get(self.file.url, **options) as reply:
+                self._check_status(reply)
+                self.end = without_query(reply.url)
+                yield reply
+        except requests.exceptions.InvalidURL:
+            raise InputError("no usable address", where=self.name, fix="correct the url") from None
+        except (requests.exceptions.RequestException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+                raise  # of our own disk
+            raise _retry(error) from None
+
+    def _known(self) -> str | None:
+        """What identifies the part's content to its server, if anything does."""
+        return read_json(_notes(self.path)).get("validator") if _notes(self.path).is_file() else None
+
+    def _check_status(self, reply: Any) -> None:
+        code = reply.status_code
+        if code in AGAIN:
+            raise Retry(f"HTTP {code} {reply.reason}", retry_after(reply.headers.get("Retry-After")))
+        if code == 416:  # the part is longer than the file is now
+            self._begin_again()
+            raise Retry("HTTP 416: the file has become shorter", 0.0)
+        if code not in (200, 206):
+            fix = ADVICE.get(code, "correct the url in params.yaml")
+            raise InputError(f"HTTP {code} {reply.reason}", where=self.name, fix=fix)
+
+    def _store(self, reply: Any, start: int) -> None:
+        """Append what comes, or begin again where the server sends the whole."""
+        if reply.status_code == 206:
+            match = re.match(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18}|\*)$", reply.headers.get("Content-Range", ""))
+            if match is None or int(match[1]) != start or validator(reply.headers) not in (None, self._known()):
+                self._begin_again()
+                raise Retry("the server sent another range than was asked for", 0.0)
+            total = None if match[2] == "*" else int(match[2])
+            self.continued = True
+        else:
+            start, total = 0, count(reply.headers.get("Content-Length"))
+            # Before the bytes: a part without its notes is never continued, one with the notes of another would be.
+            self.part.unlink(missing_ok=True)
+            write_json(_notes(self.path), {"url": self.name, "validator": validator(reply.headers)})
+        self._announce(total, start)
+        self._tell(start)
+        with naming(self.part), open(self.part, "ab") as out:
+            while piece := self._piece(reply):
+                out.write(piece)
+                self._tell(self.told + len(piece))
+                if total is None and self.told // LOOK_BYTES > (self.told - len(piece)) // LOOK_BYTES:
+                    self._check_reserve()
+                elif total is not None and self.told > total:
+                    break  # for ever, perhaps
+                self._check_stop()
+        if total is not None and (size := self._size()) != total:
+            if size > total:
+                self._begin_again()
+            raise Retry(f"{size:,} of {total:,} bytes came")
+
+    def _piece(self, reply: Any) -> bytes:
+        """The next bytes as they are sent: no unpacking, which ranges do not count in."""
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return reply.raw.read1(PIECE_BYTES, decode_content=False)
+        except HTTPError as error:
+            raise _retry(error) from None
+
+    def _check_reserve(self) -> None:
+        disk, told = shutil.disk_usage(self.part.parent), self.told
+        if disk.free < min(RESERVE_BYTES, disk.total // 20):
+            self._begin_again()  # nobody knows how much was to come, so it would not be whole next time either
+            what = f"{told:,} bytes came without their number being announced, and {disk.free:,} are free on the disk"
+            raise InputError(what, where=self.name, fix="see what the server sends, and free some space")
+
+    def _announce(self, total: int | None, start: int) -> None:
+        if total is None:
+            return
+        if self.total is None:
+            self.expect(total)
+        self.total = total
+        free = shutil.disk_usage(self.part.parent).free
+        if total - start > free:
+            what = f"{total - start:,} bytes are to come, the disk has room for {free:,}"
+            raise InputError(what, where=self.name, fix="free some space, then run dvc repro again")
+
+    def _begin_again(self) -> None:
+        self.part.unlink(missing_ok=True)
+        self._tell(0)
+
+    def _tell(self, size: int) -> None:
+        if size != self.told:
+            self.tick(size - self.told)
+        self.told = size
+
+    def _publish(self) -> bool:
+        """Check the part and put it in place; False for a checksum that a fresh start may mend."""
+        found = sha256_file(self.part) if self.part.is_file() else sha256_bytes(b"")
+        if self.file.sha256 not in (None, found):
+            if self.continued:
+                self.continued = False
+                return False
+            self.part.unlink(missing_ok=True)
+            what = f"the file has SHA-256 {found}, params.yaml says {self.file.sha256}"
+            fix = "if the publisher changed the file on purpose, look at it and put the new hash there"
+            raise InputError(what, where=self.name, fix=fix)
+        self.part.touch()
+        with open(self.part, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(self.part, self.path)
+        write_json(_notes(self.path), {"url": self.name, "from": self.end, "sha256": found})
+        return True
+
+
+def _retry(error: Exception) -> Retry:
+    text = re.sub(r"\?[^\s'\")]+", "?...", " ".join(str(error).split()))  # the client library's words hold the query
+    return Retry(f"{type(error).__name__}: {text[:200]}")
+
+
+def validator(headers: Any) -> str | None:
+    """A strong ETag, or the time of the last change; weak ETags promise no equal bytes."""
+    tag = headers.get("ETag", "")
+    return tag if tag.startswith('"') else (headers.get("Last-Modified") if not tag else None)
+
+
+def count(value: str | None) -> int | None:
+    """A number of a header; digits of other scripts, which int() refuses or reads, are none."""
+    return int(value) if value is not None and re.fullmatch(r"\s*[0-9]{1,18}\s*", value) else None
+
+
+def retry_after(value: str | None) -> float | None:
+    """Seconds that a server asks to wait: a number or a date."""
+    if value is None:
+        return None
+    if (seconds := count(value)) is not None:
+        return float(seconds)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None

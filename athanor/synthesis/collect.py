@@ -1,0 +1,186 @@
+"""Sends the requests that are not answered yet, several at a time, and keeps every answer."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from athanor.synthesis.endpoint import Again, Answer, Rejected
+from athanor.synthesis.ledger import Ledger
+from athanor.synthesis.material import rank
+from athanor.synthesis.requests import Request
+from athanor.base.errors import AthanorError, InputError, Interrupted
+
+LOOK_SECONDS = 0.1
+FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # s between tries, doubling; a server may ask for longer ones
+MAX_ASKED_PAUSE = 900.0  # a server that asks for more is better tried another day
+FAILURES = 5  # in a row, before the server is left alone
+
+
+@dataclass(frozen=True)
+class Collected:
+    """How it ended: the limit of the budget that stopped it, if any, and why requests have no answer."""
+
+    limit: str | None
+    failed: dict[str, str]  # request -> reason
+
+
+class Collector:
+    """`tick(request, answer)` hears of every new answer and may raise an AthanorError, which ends the sending.
+
+    Requests in flight are always waited for: they are paid for.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[Request], Answer],
+        ledger: Ledger,
+        *,
+        concurrency: int,
+        max_tries: int,
+        tick: Callable[[Request, Answer], None],
+        stop: Callable[[], bool],
+        first_pause: float = FIRST_PAUSE,
+    ) -> None:
+        self._ask, self._ledger, self._tick, self._stop = ask, ledger, tick, stop
+        self._concurrency, self._max_tries, self._first_pause = concurrency, max_tries, first_pause
+        self._halt = threading.Event()
+        self._not_before = 0.0  # by time.monotonic: what one request is told to wait, all of them do
+        self._lock = threading.Lock()
+        self._failed: dict[str, str] = {}
+        self._in_a_row = 0
+        self._limit: str | None = None
+        self._error: BaseException | None = None
+        self._stopped = False
+
+    def collect(self, requests: Sequence[Request]) -> Collected:
+        """Raises what ended it early, once nothing is in flight: Interrupted when `stop()` was true."""
+        waiting = collections.deque(request for request in requests if request.identity not in self._ledger.answers)
+        flying: dict[concurrent.futures.Future[Answer | str], Request] = {}
+        with concurrent.futures.ThreadPoolExecutor(self._concurrency) as pool:
+            while flying or (waiting and not self._halt.is_set()):
+                if self._stop():
+                    self._stopped = True
+                    self._halt.set()
+                held = self._launch(pool, waiting, flying)
+                if not flying and held:
+                    time.sleep(LOOK_SECONDS)
+                done, _ = concurrent.futures.wait(flying, LOOK_SECONDS, concurrent.futures.FIRST_COMPLETED)
+                # In the order of the list, whichever thread was first.
+                for future in sorted(done, key=lambda item: list(flying).index(item)):
+                    self._landed(flying.pop(future), future)
+        if self._error is not None:
+            raise self._error
+        if self._stopped:
+            raise Interrupted("stopped; every answer is kept, the same command asks for the rest")
+        return Collected(self._limit, self._failed)
+
+    def _launch(
+        self,
+        pool: concurrent.futures.ThreadPoolExecutor,
+        waiting: collections.deque[Request],
+        flying: dict[concurrent.futures.Future[Answer | str], Request],
+    ) -> bool:
+        """Start what may start; True while a pause that the server asked for holds everything."""
+        while waiting and len(flying) < self._concurrency and not self._halt.is_set():
+            if time.monotonic() < self._not_before:
+                return True
+            try:
+                beyond = self._ledger.reserve(waiting[0])
+            except (AthanorError, OSError) as error:
+                self._end(error)
+                return False
+            if beyond == "wait":
+                return False
+            if beyond is not None:
+                self._limit = beyond
+                self._halt.set()
+                return False
+            request = waiting.popleft()
+            flying[pool.submit(self._answer, request)] = request
+        return False
+
+    def _landed(self, request: Request, future: concurrent.futures.Future[Answer | str]) -> None:
+        """Take note of what became of a request."""
+        try:
+            answer = future.result()
+            if isinstance(answer, Answer):
+                self._in_a_row = 0
+                self._tick(request, answer)
+            elif answer:
+                self._failed[request.identity] = answer
+                self._in_a_row += 1
+                if self._in_a_row >= FAILURES:
+                    what = f"{self._in_a_row} requests in a row got no answer, the last: {answer}"
+                    fix = "check synthetic.base_url, the model's name and the server; answers so far are kept"
+                    raise InputError(what, where="synthetic", fix=fix)
+        except BaseException as error:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        """The first error counts; the others are its echoes."""
+        self._error = self._error or error
+        self._halt.set()
+
+    def _answer(self, request: Request) -> Answer | str:
+        """The answer, or why there is none ("" when it was asked to stop). In a thread of its own; reserved before."""
+        why, ledger = "", self._ledger
+        for attempt in range(self._max_tries):
+            if attempt and not self._pause(request, attempt):
+                ledger.free(request, why)
+                return ""
+            try:
+                answer = self._ask(request)
+            except Again as error:
+                why = error.why
+                self._wait_for(error.after)
+                if error.charged:
+                    ledger.lost(request, why)
+                    if attempt + 1 == self._max_tries:
+                        return why
+                    if not self._reserved(request):
+                        return ""
+            except Rejected as error:
+                ledger.free(request, str(error))
+                return str(error)
+            except AthanorError as error:
+                ledger.free(request, str(error))
+                raise
+            else:
+                ledger.answered(request, answer)
+                return answer
+        ledger.free(request, why)
+        return f"{why} ({self._max_tries} tries)"
+
+    def _reserved(self, request: Request) -> bool:
+        """Pay for another try of a request that broke off; False when the budget or a stop ends it."""
+        while not self._halt.is_set():
+            beyond = self._ledger.reserve(request)
+            if beyond is None:
+                return True
+            if beyond != "wait":
+                self._limit = beyond
+                self._halt.set()
+            self._halt.wait(LOOK_SECONDS)
+        return False
+
+    def _wait_for(self, seconds: float | None) -> None:
+        if seconds is None:
+            return
+        if seconds > MAX_ASKED_PAUSE:
+            what = f"the server asks to wait for {seconds:,.0f} s"
+            self._end(InputError(what, where="synthetic", fix="run this again then; answers so far are kept"))
+        with self._lock:
+            self._not_before = max(self._not_before, time.monotonic() + seconds)
+
+    def _pause(self, request: Request, attempt: int) -> bool:
+        """Wait before another try; False when the sending ends meanwhile."""
+        # Up to half as long again, by the request's own hash: those that failed together come back apart.
+        jitter = 1 + rank(attempt, request.identity)[0] / 512
+        asked = self._not_before - time.monotonic()
+        pause = min(self._first_pause * 2 ** (attempt - 1), MAX_PAUSE) * jitter
+        return not self._halt.wait(max(asked, 0.0) if asked > 0 else pause)

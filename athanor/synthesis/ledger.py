@@ -1,0 +1,188 @@
+"""What was sent, answered and spent: an append-only file that outlives everything but its own deletion.
+
+A line is on the disk before its request leaves and another one before its
+answer counts, so a process that dies at any moment loses at most the answers
+to the requests in flight, and a later one counts those with the most they may
+have cost. Lines:
+
+    sent    a request leaves; input and output are the most tokens it may use, prices those of then
+    answer  its answer, with the tokens that the server says were used
+    free    it was refused and cost nothing
+    lost    it broke off; the server may charge for it, so `sent` counts in full
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from athanor.base.artifacts import fsync_dir, naming
+from athanor.synthesis.endpoint import Answer
+from athanor.synthesis.requests import Request
+from athanor.base.errors import InputError
+from athanor.synthesis.params import SyntheticBudget
+
+FILE = "requests.jsonl"
+Prices = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Requests that may be charged, their tokens read and written, and their money where prices are known."""
+
+    requests: int = 0
+    tokens: int = 0
+    money: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.requests + other.requests, self.tokens + other.tokens, self.money + other.money)
+
+    def beyond(self, budget: SyntheticBudget) -> str | None:
+        """The first limit that is passed, or None."""
+        if self.requests > budget.requests:
+            return "requests"
+        if self.tokens > budget.tokens:
+            return "tokens"
+        # A millionth of a limit in money is what adding up in floating point may miss.
+        return "money" if budget.money is not None and self.money > budget.money * (1 + 1e-9) else None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An answer as it stands in the file."""
+
+    answer: Answer
+    day: str  # UTC
+
+
+def prices(budget: SyntheticBudget) -> Prices | None:
+    if budget.input_price is None or budget.output_price is None:
+        return None
+    return budget.input_price, budget.output_price
+
+
+def cost(read: int, written: int, at: Prices | None) -> Spent:
+    return Spent(1, read + written, (read * at[0] + written * at[1]) / 1e6 if at else 0.0)
+
+
+class Ledger:
+    """The file, held by this process alone, and the budget that goes with it. Threads may share it."""
+
+    def __init__(self, folder: Path, name: str, budget: SyntheticBudget, max_output_tokens: int) -> None:
+        self.path = folder / FILE
+        self.answers: dict[str, Kept] = {}
+        self.spent = Spent()
+        self._name, self._budget, self._most = name, budget, max_output_tokens
+        self._prices = prices(budget)
+        self._lock = threading.Lock()
+        self._open: dict[str, Spent] = {}  # requests in flight, at their most
+        self._handle: int | None = None
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Ledger:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as held:
+            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            held.callback(os.close, self._handle)
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                what = "another process is sending requests"
+                raise InputError(what, where=str(self.path), fix="wait for it") from None
+            fsync_dir(self.path.parent)
+            data = self.path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):  # a process was killed within a write; what it was about counts as in flight
+                os.ftruncate(self._handle, whole)
+                os.fsync(self._handle)
+            self._read(data[:whole])
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle = None
+        self._held.close()
+
+    def look(self) -> Ledger:
+        """Only read what is there, whoever holds it: for showing."""
+        data = self.path.read_bytes() if self.path.is_file() else b""
+        self._read(data[: data.rfind(b"\n") + 1])
+        return self
+
+    def reserve(self, request: Request) -> str | None:
+        """Enter a request that is about to leave. Otherwise the limit that it might pass; "wait" while others fly."""
+        with self._lock:
+            read = request.worst_input_tokens
+            beyond = sum(self._open.values(), self.spent + cost(read, self._most, self._prices)).beyond(self._budget)
+            if beyond is not None:
+                return "wait" if self._open else beyond
+            most = {"input": read, "output": self._most, "prices": self._prices}
+            # With what was asked: an answer that was paid for can be read without the corpus of that day.
+            self._write("sent", request, category=request.category, user=request.user, **most)
+            return None
+
+    def answered(self, request: Request, answer: Answer) -> None:
+        with self._lock:
+            self._write("answer", request, **asdict(answer), prices=self._prices)
+
+    def free(self, request: Request, why: str) -> None:
+        with self._lock:
+            self._write("free", request, why=why)
+
+    def lost(self, request: Request, why: str) -> None:
+        with self._lock:
+            self._write("lost", request, why=why)
+
+    def _write(self, kind: str, request: Request, **facts: Any) -> None:
+        """One line, on the disk when it counts. After a failure nothing follows: a torn line must be the last."""
+        if self._handle is None:
+            raise InputError("closed after an error", where=str(self.path), fix="run this again")
+        line = {"type": kind, "request": request.identity, **facts, "name": self._name, "t": round(time.time(), 3)}
+        data = json.dumps(line, ensure_ascii=True, sort_keys=True).encode() + b"\n"
+        try:
+            with naming(self.path):
+                while data:
+                    data = data[os.write(self._handle, data) :]
+                os.fsync(self._handle)
+        except OSError:
+            self.__exit__()
+            raise
+        self._count(line)
+
+    def _read(self, data: bytes) -> None:
+        for number, line in enumerate(data.splitlines(), 1):
+            try:
+                self._count(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                what, fix = f"not a line of this file ({error})", "put the file back as it was, or move it away"
+                raise InputError(what, where=f"{self.path}:{number}", fix=fix) from None
+        self.spent = sum(self._open.values(), self.spent)  # in flight when their process died
+        self._open.clear()
+
+    def _count(self, line: Mapping[str, Any]) -> None:
+        """What a line says of answers and of what was spent under this name."""
+        kind, request, mine = line["type"], line["request"], line["name"] == self._name
+        at = tuple(line["prices"]) if line.get("prices") else self._prices
+        most = self._open.pop(request, Spent()) if mine else Spent()
+        if kind == "sent":
+            self.spent += most  # of one whose process died
+            if mine:
+                self._open[request] = cost(line["input"], line["output"], at)
+        elif kind == "answer":
+            answer = Answer(**{name: line[name] for name in Answer.__dataclass_fields__})
+            self.answers[request] = Kept(answer, time.strftime("%Y-%m-%d", time.gmtime(line["t"])))
+            read, written = answer.input_tokens, answer.output_tokens
+            if mine:
+                self.spent += most if read is None or written is None else cost(read, written, at)
+        elif kind == "lost":
+            self.spent += most
+        elif kind != "free":
+            raise ValueError(f"type {kind!r}")

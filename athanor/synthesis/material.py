@@ -1,0 +1,134 @@
+"""What requests show the other model: passages of training documents, and example conversations.
+
+Both are ranked by a hash of the seed and their own content, so a request
+depends on what it shows and not on how much else there is: a corpus that grows
+changes few requests, and those that were paid for stay answered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from athanor.text.conversations import Conversation, Message
+from athanor.text.documents import Document, read_documents, shard_files
+from athanor.sources import messages
+from athanor.base.errors import InputError
+from athanor.sources.instruct_params import MessagesSource
+
+SEED_FILES = "*.jsonl*"
+# Where a passage may end, the best first; what is left of the text is searched for one in its last part.
+BREAKS = ("\n\n", "\n", ". ", " ")
+LEAST_FILLED = 0.6
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A stretch of a document, with where it comes from."""
+
+    text: str
+    document: str  # id
+    source: str
+    license: str
+
+
+def rank(seed: int, key: str) -> bytes:
+    return hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=16).digest()
+
+
+def passages(
+    folder: Path, count: int, *, seed: int, sources: Collection[str] | None, chars: int, min_chars: int
+) -> list[Passage]:
+    """The first `count` passages of the documents below `folder`, by rank; fewer if there are fewer.
+
+    One passage of every document comes before the second of any.
+    """
+    shards = chosen(folder, sources)
+    wanted = count
+    while True:
+        ids = _smallest(shards, wanted, seed)
+        found = _divided(_read(shards, ids), seed, chars, min_chars)
+        deepest = max((len(pieces) for pieces in found), default=0) if len(ids) < wanted else 1
+        unlike: dict[str, Passage] = {}  # two documents may share a passage, such as the head of a licence
+        for pieces, turn in ((pieces, turn) for turn in range(deepest) for pieces in found):
+            if turn < len(pieces):
+                unlike.setdefault(pieces[turn].text, pieces[turn])
+        if len(unlike) >= count or len(ids) < wanted:
+            return list(unlike.values())[:count]
+        wanted *= 2  # some were too short
+
+
+def chosen(folder: Path, sources: Collection[str] | None) -> dict[str, list[Path]]:
+    """The shards of the wanted sources; InputError for a source that is not there."""
+    shards = shard_files(folder)
+    if not shards:
+        raise InputError("no documents", where=str(folder), fix="run dvc repro clean")
+    missing = sorted(set(sources or ()) - set(shards))
+    if missing:
+        fix = f"use some of: {', '.join(shards)}"
+        raise InputError(f"there are no documents of '{missing[0]}'", where="synthetic.sources", fix=fix)
+    return {name: paths for name, paths in shards.items() if sources is None or name in sources}
+
+
+def _smallest(shards: dict[str, list[Path]], count: int, seed: int) -> set[str]:
+    """Ids of the `count` documents of smallest rank; reads nothing but ids."""
+
+    def ids() -> Iterator[str]:
+        for paths in shards.values():
+            for path in paths:
+                for batch in pq.ParquetFile(path).iter_batches(columns=["id"]):
+                    yield from batch.column(0).to_pylist()
+
+    return set(heapq.nsmallest(count, ids(), key=lambda key: rank(seed, key)))
+
+
+def _read(shards: dict[str, list[Path]], ids: set[str]) -> Iterator[Document]:
+    for paths in shards.values():
+        for path in paths:
+            yield from (document for document in read_documents(path) if document.id in ids)
+
+
+def _divided(documents: Iterable[Document], seed: int, chars: int, min_chars: int) -> list[list[Passage]]:
+    """The passages of each document in the order they are used, the documents by rank."""
+    found = {}
+    for document in documents:
+        texts = [text for text in cut(document.text, chars) if len(text) >= min_chars]
+        texts.sort(key=lambda text: rank(seed, f"{document.id}:{text}"))
+        found[document.id] = [Passage(text, document.id, document.source, document.license) for text in texts]
+    return [found[key] for key in sorted(found, key=lambda key: rank(seed, key))]
+
+
+def cut(text: str, chars: int) -> list[str]:
+    """A text in pieces of at most `chars` characters, ended at a paragraph, line, sentence or word if there is one."""
+    pieces, start = [], 0
+    while len(text) - start > chars:
+        low, high = start + int(LEAST_FILLED * chars), start + chars
+        places = ((mark, text.rfind(mark, low, high)) for mark in BREAKS)
+        end = next((place + len(mark) for mark, place in places if place >= 0), high)
+        pieces.append(text[start:end].strip("\n"))
+        start = end
+    return [piece for piece in (*pieces, text[start:].strip("\n")) if piece.strip()]
+
+
+def examples(folder: Path, seed: int) -> list[tuple[Message, ...]]:
+    """The conversations of the files in `folder`, each once, in order of their rank."""
+    if not any(folder.glob(SEED_FILES)):
+        return []
+    found: dict[str, tuple[Message, ...]] = {}
+    for conversation in _conversations(folder):
+        found.setdefault(conversation.id, conversation.messages)
+    return [found[key] for key in sorted(found, key=lambda key: rank(seed, key))]
+
+
+def _conversations(folder: Path) -> Iterator[Conversation]:
+    source = MessagesSource(
+        type="messages", name="seeds", files=str(folder / SEED_FILES), hub_id=None, hub_config=None, revision=None,
+        hub_split="train", shape="messages", columns=("messages",), select=None, max_malformed_fraction=0.0,
+        max_rows=10**9, min_rows=1, license="",
+    )  # fmt: skip
+    yield from messages.conversations(source, 0.0)

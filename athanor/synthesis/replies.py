@@ -1,0 +1,141 @@
+"""An answer as conversations (the JSON that was asked for, or a reason why it is not), and how they are written down."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from athanor.text.conversations import Message, check_messages
+from athanor.synthesis.endpoint import Answer
+from athanor.synthesis.requests import Request
+from athanor.synthesis.sift import Row
+from athanor.base.errors import GateError, InputError
+from athanor.synthesis.params import SyntheticParams
+
+Conversation = tuple[Message, ...]
+# Some models put every JSON into a code fence, whatever they are told; around the whole answer it changes nothing.
+FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<inside>.*)\n```\s*", re.S)
+
+
+class Malformed(Exception):
+    """Nothing of an answer is taken; the text is the reason, one of few, for counting."""
+
+
+def parse(answer: Answer, conversations: int, pairs: int) -> list[Conversation]:
+    """One to `conversations` conversations of one to `pairs` questions and answers each."""
+    if answer.text is None:
+        raise Malformed(answer.why)
+    if answer.cut:
+        raise Malformed("cut off at max_output_tokens")
+    try:
+        fenced = FENCE.fullmatch(answer.text)
+        text = fenced["inside"] if fenced else answer.text
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except (ValueError, RecursionError):
+        raise Malformed("not JSON") from None
+    good = isinstance(value, dict) and set(value) == {"conversations"} and isinstance(value["conversations"], list)
+    if not good:
+        raise Malformed("not an object with 'conversations'")
+    found = [_conversation(row) for row in value["conversations"]]
+    if not 1 <= len(found) <= conversations:
+        raise Malformed("more conversations than asked for" if found else "no conversation")
+    if any(len(messages) > 2 * pairs for messages in found):
+        raise Malformed("more turns than asked for")
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key stands twice")
+    return value
+
+
+def _constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _conversation(row: Any) -> Conversation:
+    if not isinstance(row, dict) or set(row) != {"messages"} or not isinstance(row["messages"], list):
+        raise Malformed("not an object with 'messages'")
+    messages = tuple(_message(item) for item in row["messages"])
+    try:
+        check_messages(messages, "")
+    except InputError:
+        raise Malformed("roles out of turn, or an empty message") from None
+    return messages
+
+
+def _message(item: Any) -> Message:
+    if not isinstance(item, dict) or set(item) != {"role", "content"}:
+        raise Malformed("not a message of role and content")
+    role, content = item["role"], item["content"]
+    if role not in ("user", "assistant") or not isinstance(content, str):
+        raise Malformed("another role than user and assistant, or content that is no text")
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        raise Malformed("a lone surrogate") from None
+    return Message(role, content)
+
+
+EARLY = 10  # answers without one good among them are enough to stop paying
+
+
+def understood(
+    params: SyntheticParams, answered: Sequence[tuple[Request, Answer]], failed: Mapping[str, str]
+) -> tuple[list[Row], Counter[str]]:
+    """The conversations of all answers, in the order of the requests, and the reasons for answers that hold none."""
+    rows: list[Row] = []
+    malformed = Counter({"no answer": len(failed)} if failed else {})
+    for request, answer in answered:
+        try:
+            found = parse(answer, params.conversations_per_request, request.pairs)
+        except Malformed as error:
+            malformed[str(error)] += 1
+        else:
+            rows += [Row(messages, request) for messages in found]
+    return rows, malformed
+
+
+@dataclass
+class Judge:
+    """Looks at answers as they come: GateError as soon as paying for more cannot help."""
+
+    params: SyntheticParams
+    requests: int
+    good: int = 0
+    bad: int = 0
+
+    def see(self, request: Request, answer: Answer) -> None:
+        try:
+            parse(answer, self.params.conversations_per_request, request.pairs)
+        except Malformed as error:
+            self.bad += 1
+            allowed = self.params.gates.max_malformed_share * self.requests
+            if self.bad > allowed or (self.bad >= EARLY and not self.good):
+                what = f"{self.bad} of {self.bad + self.good} answers are malformed, the last: {error}"
+                fix = "look at the answers, which are kept, before paying for more; then change the task or the model"
+                raise GateError("malformed answers", what, where="synthetic", fix=fix) from None
+        else:
+            self.good += 1
+
+
+def told(row: Row) -> dict[str, Any]:
+    """A line of the result: `messages` for training, the rest says where they come from."""
+    shown = row.request.shown
+    return {
+        "messages": [{"role": message.role, "content": message.content} for message in row.messages],
+        "category": row.request.category,
+        "request": row.request.identity,
+        "document": shown and shown.document,
+        "document_license": shown and shown.license,
+    }
+
+
+def lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows)

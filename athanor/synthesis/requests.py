@@ -1,0 +1,170 @@
+"""The list of requests: decided by parameters and material alone, and a longer list begins with the shorter one."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from athanor.base.artifacts import digest
+from athanor.text.conversations import Message
+from athanor.synthesis.material import Passage, examples, passages, rank
+from athanor.base.errors import InputError, ParamsError
+from athanor.synthesis.params import SyntheticCategory, SyntheticParams
+
+# Chat templates add roles and separators to what is sent: this many tokens at most, for two messages.
+TEMPLATE_TOKENS = 64
+TURN = '{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}'
+SYSTEM = """You write training conversations for a small language model.
+Answer with JSON and nothing else: no word before it or after it, no code fence.
+Its form: {{"conversations": [{{"messages": [{turn}]}}]}}
+Write {conversations}, each with {pairs}. Roles are user and assistant in turn, user first, and no content is empty.
+Conversations differ in what is asked and how it is put: length, tone, form, level. Do not open them alike.
+A user's message must make sense to somebody who sees nothing else: quote or paste what it is about.
+Answers are direct, correct and complete. No apologies, no disclaimers, no talk of what the assistant is."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question to the other model."""
+
+    category: str
+    system: str
+    user: str
+    pairs: int
+    shown: Passage | None
+    identity: str  # of everything that decides the answer; an answered request is never sent again
+
+    @property
+    def worst_input_tokens(self) -> int:
+        """No byte-level tokenizer makes more tokens than bytes."""
+        return len(self.system.encode()) + len(self.user.encode()) + TEMPLATE_TOKENS
+
+
+def planned(params: SyntheticParams, documents: Path, seeds: Path) -> list[Request]:
+    """All requests, in the order they are sent."""
+    order = categories(params)
+    counts = {name: order.count(name) for name in params.categories}
+    used = {name: category for name, category in params.categories.items() if counts[name]}
+    wanted = sum(counts[name] for name, category in used.items() if category.passage)
+    shown = iter(_passages(params, documents, wanted))
+    pools = _pools(used, counts, seeds, params.seed)
+    turns = dict.fromkeys(used, 0)
+    made = []
+    for name in order:
+        category = used[name]
+        passage = next(shown) if category.passage else None
+        picked = _picked(pools.get(name, []), category.examples, params.seed, name, turns[name], passage)
+        turns[name] += 1
+        made.append(_request(params, name, category, passage, picked))
+    return _distinct(made)
+
+
+def categories(params: SyntheticParams) -> list[str]:
+    """The category of each request: at every length as near to the shares as whole requests can be."""
+    counts = dict.fromkeys(params.categories, 0)
+    order = []
+    for number in range(1, params.requests + 1):
+        behind = {name: category.share * number - counts[name] for name, category in params.categories.items()}
+        name = max(behind, key=lambda key: (round(behind[key], 9), key))
+        counts[name] += 1
+        order.append(name)
+    return order
+
+
+def _passages(params: SyntheticParams, documents: Path, wanted: int) -> list[Passage]:
+    if not wanted:
+        return []
+    found = passages(
+        documents, wanted, seed=params.seed, sources=params.sources, chars=params.passage_chars,
+        min_chars=params.min_passage_chars,
+    )  # fmt: skip
+    if len(found) < wanted:
+        what = f"{wanted:,} requests want a passage each, and the documents have {len(found):,}"
+        fix = "lower requests, passage_chars or min_passage_chars, or add documents"
+        raise InputError(what, where="synthetic.requests", fix=fix)
+    return found
+
+
+def _pools(
+    used: Mapping[str, SyntheticCategory], counts: Mapping[str, int], seeds: Path, seed: int
+) -> dict[str, list[tuple[Message, ...]]]:
+    """The example conversations for each category that shows some."""
+    wanting = {name: category for name, category in used.items() if category.examples}
+    pool = examples(seeds, seed) if wanting else []
+    for name, category in wanting.items():
+        different = math.comb(len(pool), category.examples)
+        if len(pool) < category.examples or (not category.passage and different < counts[name]):
+            what = f"{counts[name]:,} requests want {category.examples} examples each, {seeds} has {len(pool):,}"
+            fix = "add conversations there, or set passage to true"
+            raise InputError(what, where=f"synthetic.categories.{name}.examples", fix=fix)
+    return dict.fromkeys(wanting, pool)
+
+
+def _picked(
+    pool: Sequence[tuple[Message, ...]], count: int, seed: int, name: str, turn: int, passage: Passage | None
+) -> list[tuple[Message, ...]]:
+    """Examples for one request: with a passage any by chance, alone the next combination that was not used yet."""
+    if not count:
+        return []
+    if passage is not None:
+        key = f"{name}:{passage.document}:{passage.text}"
+        best = sorted(range(len(pool)), key=lambda number: rank(seed, f"{key}:{number}"))[:count]
+        return [pool[number] for number in best]
+    return [pool[number] for number in _combination(len(pool), count, turn)]
+
+
+@functools.cache
+def _combination(size: int, count: int, turn: int) -> tuple[int, ...]:
+    """The combination that comes at `turn`, each of `math.comb(size, count)` once, neighbours far apart."""
+    total = math.comb(size, count)
+    step = max(1, int(total * 0.6180339887))
+    while math.gcd(step, total) > 1:
+        step += 1
+    place = turn * step % total
+    picked, first = [], 0
+    for left in range(count, 0, -1):
+        while (block := math.comb(size - first - 1, left - 1)) <= place:
+            place, first = place - block, first + 1
+        picked.append(first)
+        first += 1
+    return tuple(picked)
+
+
+def _request(
+    params: SyntheticParams, name: str, category: SyntheticCategory, passage: Passage | None,
+    shown: Iterable[tuple[Message, ...]],
+) -> Request:
+    conversations = _many(params.conversations_per_request, "conversation")
+    pairs = f"{_many(category.pairs, 'question')} and {'its answer' if category.pairs == 1 else 'their answers'}"
+    system = SYSTEM.format(turn=TURN, conversations=conversations, pairs=pairs)
+    parts = [category.task.strip()]
+    for messages in shown:
+        told = json.dumps({"messages": [{"role": m.role, "content": m.content} for m in messages]}, ensure_ascii=False)
+        parts.append(f"An example of the kind, not to be repeated:\n{told}")
+    if passage is not None:
+        parts.append(f"The text it is about:\n<text>\n{passage.text}\n</text>")
+    user = "\n\n".join(parts)
+    asked = {
+        "api": params.api, "base_url": params.base_url.rstrip("/"), "model": params.model, "system": system,
+        "user": user, "max_output_tokens": params.max_output_tokens, "temperature": params.temperature,
+    }  # fmt: skip
+    return Request(name, system, user, category.pairs, passage, digest(asked)[:32])
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _distinct(made: list[Request]) -> list[Request]:
+    """ParamsError for a request that stands twice in the list: its answer would be paid for once and counted twice."""
+    seen: set[str] = set()
+    for request in made:
+        if request.identity in seen:
+            fix = "documents repeat each other: lower requests, or make the categories' tasks different"
+            raise ParamsError("two requests are the same", where=f"synthetic.categories.{request.category}", fix=fix)
+        seen.add(request.identity)
+    return made

@@ -1,0 +1,215 @@
+"""The document: one schema from download to clean, in Parquet with zstd.
+
+A document is never joined with others by blank lines: that shredded the
+predecessors' code and split questions from their answers.
+
+A source is a folder of numbered shards, `<source>/00000.parquet` and so on, so
+that work on it can be spread over processes and machines and be resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from athanor.base.errors import InputError
+
+T = TypeVar("T")
+ROW_GROUP_DOCUMENTS = 4096
+READ_DOCUMENTS = 256
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),  # content hash of text, 32 hex digits
+        ("text", pa.large_string()),
+        ("source", pa.string()),  # name of the source in params.yaml
+        ("kind", pa.string()),  # one of KINDS
+        ("license", pa.string()),  # SPDX expression, or "unknown"
+        ("split", pa.string()),  # train or val, decided once, at download
+        ("meta", pa.string()),  # JSON object
+    ]
+)
+KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
+# Of text; about 12 MB on disk. A shard is the unit of parallel work and of what an interruption costs.
+SHARD_BYTES = 32_000_000
+
+
+def content_id(text: str) -> str:
+    """128-bit BLAKE2b of the UTF-8 text, in hex. Lone surrogates are an error (ValueError)."""
+    return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
+
+
+def split_of(key: str, val_fraction: float) -> str:
+    """The split of a group of documents: "val" for a fixed `val_fraction` of keys, else "train".
+
+    Depends on the key alone, so adding or removing other data moves nothing
+    across the line. The key is what must not be divided: a module, a
+    conversation, or a document's own content id.
+    """
+    bucket = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
+    return "val" if bucket < val_fraction else "train"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text with its provenance. `id` follows from `text`."""
+
+    text: str
+    source: str
+    kind: str
+    license: str
+    split: str
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return content_id(self.text)
+
+
+def write_documents(path: str | Path, documents: Iterable[Document]) -> int:
+    """Write documents in the given order to one file; returns their number.
+
+    Byte-deterministic: explicit schema, fixed row groups, no pandas metadata.
+    """
+    count = 0
+    with DocumentWriter(path) as writer:
+        for document in documents:
+            writer.add(document)
+            count += 1
+    return count
+
+
+def in_batches(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Consecutive runs of items; a run ends with the item that brings its sizes to the limit."""
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= limit:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
+
+
+class DocumentWriter:
+    """Writes one Parquet file of documents, row group by row group. `extra` are further columns, of numbers."""
+
+    def __init__(self, path: str | Path, extra: Sequence[pa.Field] = ()) -> None:
+        self._extra = tuple(extra)
+        self._schema = pa.schema([*SCHEMA, *self._extra])
+        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd", compression_level=3)
+        self._batch: list[Document] = []
+        self._values: list[Sequence[Any]] = []
+
+    def add(self, document: Document, values: Sequence[Any] = ()) -> None:
+        self._batch.append(document)
+        self._values.append(values)
+        if len(self._batch) == ROW_GROUP_DOCUMENTS:
+            self._flush()
+
+    def _flush(self) -> None:
+        columns = _columns(self._batch)
+        for number, field_ in enumerate(self._extra):
+            columns[field_.name] = [values[number] for values in self._values]
+        self._writer.write_table(pa.table(columns, schema=self._schema), row_group_size=ROW_GROUP_DOCUMENTS)
+        self._batch, self._values = [], []
+
+    def __enter__(self) -> DocumentWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._batch:
+            self._flush()
+        self._writer.close()
+
+
+class ShardWriter:
+    """Writes documents in the given order as numbered shards of about `shard_bytes` of text.
+
+    A shard is closed by the document that reaches the limit.
+    """
+
+    def __init__(self, folder: str | Path, shard_bytes: int = SHARD_BYTES) -> None:
+        self.folder, self.shard_bytes = Path(folder), shard_bytes
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.count = self._shards = self._size = 0
+        self._writer: DocumentWriter | None = None
+
+    def add(self, document: Document) -> None:
+        if self._writer is None:
+            self._writer = DocumentWriter(self.folder / f"{self._shards:05d}.parquet")
+        self._writer.add(document)
+        self.count += 1
+        self._size += len(document.text.encode())
+        if self._size >= self.shard_bytes:
+            self.close()
+
+    def close(self) -> None:
+        """Finish the shard that is open; the next document begins another."""
+        if self._writer is not None:
+            self._writer.__exit__(None)
+            self._writer, self._shards, self._size = None, self._shards + 1, 0
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def write_shards(folder: str | Path, documents: Iterable[Document], shard_bytes: int = SHARD_BYTES) -> int:
+    """Write documents as the shards of a source (see ShardWriter); returns their number."""
+    with ShardWriter(folder, shard_bytes) as writer:
+        for document in documents:
+            writer.add(document)
+    return writer.count
+
+
+def shard_files(folder: str | Path) -> dict[str, list[Path]]:
+    """Source name to its shards in order, of a folder of sources; sources without a shard are left out."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(Path(folder).glob("*/*.parquet")):
+        found.setdefault(path.parent.name, []).append(path)
+    return found
+
+
+def read_sources(folder: str | Path) -> Iterator[Document]:
+    """Every document below a folder of sources: by name of the source, in the source's order."""
+    for paths in shard_files(folder).values():
+        for path in paths:
+            yield from read_documents(path)
+
+
+def _columns(batch: list[Document]) -> dict[str, list[Any]]:
+    return {
+        "id": [d.id for d in batch],
+        "text": [d.text for d in batch],
+        "source": [d.source for d in batch],
+        "kind": [d.kind for d in batch],
+        "license": [d.license for d in batch],
+        "split": [d.split for d in batch],
+        "meta": [json.dumps(d.meta, sort_keys=True, ensure_ascii=False) for d in batch],
+    }
+
+
+def read_documents(path: str | Path) -> Iterator[Document]:
+    """Stream the documents of one Parquet file, row group by row group; further columns are not read."""
+    try:
+        file = pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"not a readable Parquet file ({error})", where=str(path)) from None
+    if file.schema_arrow.names[: len(SCHEMA.names)] != SCHEMA.names:
+        raise InputError(f"columns {file.schema_arrow.names}, expected {SCHEMA.names}", where=str(path))
+    for batch in file.iter_batches(batch_size=READ_DOCUMENTS, columns=SCHEMA.names):
+        for row in batch.to_pylist():
+            yield Document(
+                row["text"], row["source"], row["kind"], row["license"], row["split"], json.loads(row["meta"])
+            )

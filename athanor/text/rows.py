@@ -1,0 +1,302 @@
+"""Rows of local data files: text, source code, pages, notebooks, PDF, JSON lines and Parquet, plain or compressed.
+
+Reads bytes and decodes strictly: what cannot be read is an InputError that
+names the file and the line or row, never a row less.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from glob import has_magic
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from athanor.base.artifacts import sha256_bytes, sha256_file
+from athanor.text import convert
+from athanor.base.errors import InputError
+
+TEXT = frozenset(".txt .text .md .markdown .rst .adoc .org .tex".split())
+CODE = frozenset(
+    ".py .pyi .pyx .ipy .c .h .cc .cpp .cxx .hh .hpp .hxx .cu .cuh .m .mm .rs .go .java .kt .kts .scala .groovy .clj"
+    " .cs .fs .vb .js .mjs .cjs .jsx .ts .tsx .vue .svelte .css .scss .less .php .rb .pl .pm .lua .r .jl .swift .dart"
+    " .hs .ml .mli .elm .ex .exs .erl .lisp .el .scm .rkt .nim .zig .d .pas .f .f90 .f95 .asm .s .v .sv .vhd .vhdl"
+    " .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql .cmake .mk .gradle .tf .nix .yaml .yml .toml .ini .cfg".split()
+)
+NAMED = frozenset(("makefile", "dockerfile", "readme", "license", "changelog"))  # text files that have no ending
+JSON_LINES = (".jsonl", ".ndjson")
+PARQUET = ".parquet"
+COMPRESSED = (".gz", ".zst")
+NOT_WALKED = frozenset(("node_modules", "__pycache__", "site-packages"))
+VIRTUAL_ENVIRONMENT = "pyvenv.cfg"  # a folder that holds this is one
+BATCH_ROWS, BATCH_BYTES = 256, 64 << 20
+# A column that unpacks to more than both is no text: that of books repeated a hundred times packs 300 to 1.
+UNPACKED_BYTES, UNPACKED_FACTOR = 256 << 20, 1000
+JSON_ESCAPE_BYTES = 6  # a byte of text takes at most this many in a JSON string: \u0000
+
+
+class MalformedRow(InputError):
+    """One row that cannot be used; big data sets of others hold a few, and the source says how many it tolerates."""
+
+
+def find(globs: Sequence[str]) -> list[tuple[str, Path]]:
+    """Files matched by the globs as (name for provenance, path), each file once, in a fixed order.
+
+    The name is relative to the part of the glob before its first wildcard, so
+    that an absolute glob leaves no trace of the machine. Wildcards match no
+    hidden names, follow no links to folders, and enter no virtual environment
+    and none of NOT_WALKED. InputError for a glob that matches nothing, and for
+    a link that leads to files which no one else would see change.
+    """
+    found: list[tuple[str, Path]] = []
+    seen: set[Path] = set()
+    for pattern in globs:
+        path = Path(pattern).expanduser()
+        base = _fixed_part(path)
+        matches = sorted(set(_matches(base, path.parts[len(base.parts) :], base.resolve())))
+        if not matches:
+            fix = "correct the glob in params.yaml or add the files"
+            if path.is_dir():
+                fix = f"it is a folder; name the files in it, for example {pattern.rstrip('/')}/**/*.md"
+            raise InputError("no file matches", where=pattern, fix=fix)
+        for match in matches:
+            if match.resolve() not in seen:
+                seen.add(match.resolve())
+                found.append((match.relative_to(base).as_posix(), match))
+    return found
+
+
+def digest_of(files: Sequence[tuple[str, Path]]) -> str:
+    """One digest over names and contents."""
+    return sha256_bytes("".join(f"{name}\0{sha256_file(path)}\n" for name, path in files).encode())
+
+
+def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of one file as (where, row). `where` is `file:line`, or `file row N` for Parquet.
+
+    A file that is not of rows is one row, its text under `columns[0]`. Only
+    `columns` are read; one that is missing is an InputError.
+    """
+    kind = _kind(path)
+    try:
+        if kind == PARQUET:
+            yield from _parquet_rows(path, columns, max_document_bytes)
+            return
+        with _open(path) as file:
+            if kind in JSON_LINES:
+                yield from _json_rows(file, path, columns, max_document_bytes)
+            else:
+                yield str(path), {columns[0]: _text(file, path, kind, max_document_bytes)}
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+        raise InputError(f"cannot be read ({error})", where=str(path), fix="repair or replace the file") from None
+
+
+def of_rows(path: Path) -> bool:
+    """Whether a file holds one document on each row, and is not one document itself."""
+    return _kind(path) in (*JSON_LINES, PARQUET)
+
+
+def check_text(value: Any, where: str, column: str, max_document_bytes: int) -> str:
+    """The text of a row; null counts as empty.
+
+    MalformedRow for other types and lone surrogates, InputError for excessive size.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise MalformedRow(f"column '{column}' holds {type(value).__name__}, not text", where=where)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        code = f"U+{ord(value[error.start]):04X}"
+        what = f"column '{column}' holds a lone surrogate ({code})"
+        raise MalformedRow(what, where=where, fix="repair the row") from None
+    if size > max_document_bytes:
+        raise too_large(where, max_document_bytes)
+    return value
+
+
+def too_large(where: str, max_document_bytes: int) -> InputError:
+    return InputError(
+        f"a document is larger than max_document_bytes ({max_document_bytes:,})",
+        where=where,
+        fix="split the document, or raise max_document_bytes",
+    )
+
+
+def _fixed_part(pattern: Path) -> Path:
+    parts = pattern.parts
+    plain = next((number for number, part in enumerate(parts) if has_magic(part)), len(parts) - 1)
+    return Path(*parts[:plain])
+
+
+def _matches(folder: Path, parts: Sequence[str], base: Path) -> Iterator[Path]:
+    """Files below `folder` that the remaining parts of a glob match; `base` is where the search began, resolved."""
+    part, rest = parts[0], parts[1:]
+    if not has_magic(part):
+        path = folder / part
+        if rest and path.is_dir():
+            yield from _matches(path, rest, base)
+        elif not rest and path.is_file():
+            yield path
+        return
+    if part == "**":
+        yield from _matches(folder, rest or ("*",), base)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", where=str(folder), fix="allow reading it") from None
+    for entry in entries:
+        path = folder / entry.name
+        wanted = part == "**" or fnmatchcase(entry.name, part)
+        if not wanted or (entry.name.startswith(".") and not part.startswith(".")):
+            continue
+        if not entry.is_dir():
+            if part != "**" and not rest and entry.is_file():
+                yield path
+        elif part == "**" or rest:
+            if part in ("*", "**") and (entry.name in NOT_WALKED or (path / VIRTUAL_ENVIRONMENT).exists()):
+                continue
+            if not entry.is_symlink():
+                yield from _matches(path, parts if part == "**" else rest, base)
+            elif part != "**" or not path.resolve().is_relative_to(base):  # else its files are found where they lie
+                raise InputError(
+                    "a link to a folder: DVC would not see what changes behind it",
+                    where=str(path),
+                    fix="move the folder here, copy it, or remove the link",
+                )
+
+
+def _kind(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED and suffixes[-2:-1] != [PARQUET]:
+        suffixes.pop()
+    kind = suffixes[-1] if suffixes else ".txt" if path.name.lower() in NAMED else ""
+    if kind not in (TEXT | CODE) and kind not in (*convert.RAW_FACTOR, *JSON_LINES, PARQUET):
+        fix = "use text, source code, .html, .ipynb, .pdf, .jsonl (these also .gz or .zst) or .parquet; or narrow the glob"
+        if kind in (".json", ".csv"):
+            fix = "write its rows as JSON lines (.jsonl): one JSON object on each line"
+        raise InputError(f"unknown file type '{kind}'", where=str(path), fix=fix)
+    return kind
+
+
+def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix.lower() == ".zst":  # the reader of zstandard takes a cut file for a shorter one
+        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"), 1 << 20)
+    return open(path, "rb")
+
+
+def _text(file: IO[bytes], path: Path, kind: str, max_document_bytes: int) -> str:
+    limit = max_document_bytes * convert.RAW_FACTOR.get(kind, 1)
+    data = file.read(limit + 4)  # a byte order mark does not count
+    if kind in convert.RAW_FACTOR and len(data) > limit:
+        raise too_large(str(path), max_document_bytes)
+    if kind == ".pdf":
+        text = convert.to_text(kind, data, str(path), max_document_bytes)
+    else:
+        if (place := data.find(0)) >= 0:  # UTF-16 of English text is valid UTF-8
+            where = f"{path}:{1 + data.count(10, 0, place)}"
+            what = "holds zero bytes: UTF-16, or no text at all"
+            raise InputError(what, where=where, fix="convert it (iconv -f UTF-16 -t UTF-8) or leave it out of the glob")
+        text = _decode(data.removeprefix(b"\xef\xbb\xbf"), str(path), 1)
+        if kind in convert.RAW_FACTOR:
+            text = convert.to_text(kind, text, str(path), max_document_bytes)
+    return check_text(text, str(path), "text", max_document_bytes)
+
+
+def _decode(data: bytes, where: str, line: int | None = None) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if line is not None:
+            where = f"{where}:{line + data.count(10, 0, error.start)}"
+        old = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+        raise InputError(
+            f"not valid UTF-8 (byte 0x{data[error.start]:02x})",
+            where=where,
+            fix=f"convert the file, for example with iconv -f {old} -t UTF-8",
+        ) from None
+
+
+def _json_rows(
+    file: IO[bytes], path: Path, columns: Sequence[str], max_document_bytes: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    limit = JSON_ESCAPE_BYTES * max_document_bytes + (1 << 20)
+    number = 0
+    while line := file.readline(limit):
+        number += 1
+        where = f"{path}:{number}"
+        if len(line) == limit:
+            raise too_large(where, max_document_bytes)
+        text = _decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
+        if not text.strip():
+            continue  # a blank line at the end, as editors leave it
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"not valid JSON ({error})", where=where, fix="one JSON object on each line") from None
+        if not isinstance(row, dict):
+            raise InputError("not a JSON object", where=where, fix="one JSON object on each line")
+        for column in columns:
+            if column not in row:
+                raise _no_column(column, list(row), where)
+        yield where, {column: row[column] for column in columns}
+
+
+def _parquet_rows(
+    path: Path, columns: Sequence[str], max_document_bytes: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    file = pq.ParquetFile(path)
+    for column in columns:
+        if column not in file.schema_arrow.names:
+            raise _no_column(column, file.schema_arrow.names, str(path))
+    number = 0
+    for group in range(file.num_row_groups):
+        size = _batch_rows(file.metadata.row_group(group), columns, f"{path} row group {group}", max_document_bytes)
+        for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=list(columns)):
+            held = dict(zip(batch.schema.names, batch.columns, strict=True))
+            for place in range(batch.num_rows):
+                number += 1
+                where = f"{path} row {number}"
+                try:
+                    yield where, {column: held[column][place].as_py() for column in columns}
+                except UnicodeDecodeError as error:
+                    raise InputError(f"not valid UTF-8 ({error})", where=where, fix="write the file again") from None
+
+
+def _batch_rows(group: Any, columns: Sequence[str], where: str, max_document_bytes: int) -> int:
+    """How many rows of a row group may be read at once, by what its header says; InputError for one that is a bomb.
+
+    A dictionary's value may come back in each row, so there the whole column stands for one value.
+    """
+    row_bytes = 1
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.path_in_schema.split(".")[0] not in columns:
+            continue
+        size, packed = column.total_uncompressed_size, column.total_compressed_size
+        if size > max(UNPACKED_BYTES, UNPACKED_FACTOR * packed):
+            what = f"{packed:,} bytes of a column unpack to {size:,}"
+            raise InputError(what, where=where, fix="look at what wrote the file; no text is packed like that")
+        if size > group.num_rows * max_document_bytes + (1 << 20):
+            raise too_large(where, max_document_bytes)
+        row_bytes += size if column.has_dictionary_page else -(-size // max(group.num_rows, 1))
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
+
+
+def _no_column(column: str, present: Sequence[str], where: str) -> InputError:
+    names = ", ".join(sorted(present)) or "none"
+    fix = f"name one that exists in params.yaml; found: {names}"
+    return InputError(f"column '{column}' is missing", where=where, fix=fix)

@@ -1,0 +1,324 @@
+"""Finding evaluation items in training text.
+
+What counts as the item
+    The words of its prompt (system message left out), followed by the words of
+    an accepted answer; one sequence for each accepted answer. Case and
+    punctuation do not count, digits do.
+
+Two ways to be found
+    n-gram. The text shares `ngram_words` (13) consecutive words with an item,
+    and the n-gram is *item specific*: it is not one of more than
+    `max_ngram_items` items and not in more than `max_ngram_documents` of the
+    texts searched. Otherwise it is a template, a licence header or
+    boilerplate. Exercises from one template share long stretches of words by
+    design and differ in their numbers, so these counts are taken over the
+    n-gram's family: n-grams with at most one number that agree in all else are
+    one family, since a single number is shared by chance all the time; an
+    n-gram with two numbers or more is a family of its own. In an item of a
+    fact category (recall of what the corpus teaches) only n-grams inside the
+    prompt count: the answer is the fact and not the item, and so is the name
+    it follows.
+    whole. The text contains an item's sequence from end to end. Frequency does
+    not matter: an item copied a thousand times is still leaked. For documents
+    this means prompt with answer, or the prompt alone if it has at least
+    `ngram_words` words (a short prompt alone, "What is a list?", proves
+    nothing). For conversations (`prompts_alone`) it means the prompt alone,
+    inside the text from `MIN_PROMPT_WORDS` words on, and any prompt that makes
+    up a whole text or, in `conversation_matches`, a whole user message.
+    Here arithmetic operators before a number are words too ("7 - 5" is not
+    "7 + 5"), because the n-gram hashes, which lack them, are only used to find
+    the place and the texts are then compared.
+
+Dropping texts lowers document frequencies, which may make another n-gram item
+specific; the search is repeated until nothing more is found, so that a second
+search of what is left finds nothing.
+
+Limits: a paraphrase is not found, nor an item shorter than 13 words with the
+answer changed, in documents; text without spaces between words (Chinese,
+Japanese) counts as one word per run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from athanor.text.conversations import Item, Message
+from athanor.text.documents import in_batches
+from athanor.words.words import (
+    WORD_PATTERN,
+    Tokens,
+    Words,
+    closed,
+    fold,
+    opened,
+    rolling,
+    rolling_at,
+    stream,
+    tokenise,
+)
+
+NGRAM_WORDS = 13
+MAX_NGRAM_DOCUMENTS = 10
+MAX_NGRAM_ITEMS = 1
+MIN_PROMPT_WORDS = 4
+LEAD_WORDS = 3  # whole sequences are looked for where their first words stand
+BATCH_CHARS = 1_000_000
+
+_NUMBER = stream(31, 1)[0]  # stands for any number
+_COMPARED = re.compile(WORD_PATTERN.pattern + r"|[-+*/=<>%^](?=[ \t(]*[0-9])")
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What a search found in one text, before frequencies are known."""
+
+    ngrams: np.ndarray  # int64, distinct numbers of n-grams of the index
+    families: np.ndarray  # int64, distinct numbers of families of the index
+    whole: int  # number of the item contained whole, or -1
+
+    def __bool__(self) -> bool:
+        return self.whole >= 0 or len(self.ngrams) > 0 or len(self.families) > 0
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """A word sequence to be found from end to end."""
+
+    item: int
+    text: str  # compared words, each with a space on both sides
+    words: int
+    prompt_alone: bool
+
+
+@dataclass(frozen=True)
+class _Grams:
+    """The item-specific n-grams."""
+
+    hashes: np.ndarray  # uint64 [n-grams], sorted
+    owners: np.ndarray  # int64 [n-grams], number of an item that has it
+    family: np.ndarray  # int64 [n-grams], place in `families`
+    families: np.ndarray  # uint64 [families], sorted
+    shared: int  # families left out because several items have them
+
+
+class _Marks:
+    """Says quickly, and at times wrongly, that a 64-bit value is in a set; never that it is not, when it is.
+
+    A table over the leading bits, at least 64 places for each value.
+    """
+
+    def __init__(self, values: np.ndarray) -> None:
+        bits = min(max(6 + len(values).bit_length(), 14), 24)
+        self._shift = np.uint64(64 - bits)
+        self._table = np.zeros(1 << bits, bool)
+        self._table[values >> self._shift] = True
+
+    def places(self, values: np.ndarray) -> np.ndarray:
+        """int64, ascending: where in `values` one of the set may stand."""
+        return np.flatnonzero(self._table[(values >> self._shift).view(np.int64)])
+
+
+class ItemIndex:
+    """The battery's items, ready to be searched for. Build it with `from_items`."""
+
+    def __init__(
+        self, items: Sequence[Item], grams: _Grams, anchors: dict[int, dict[int, list[_Sequence]]],
+        leads: dict[int, set[int]], ngram_words: int,
+    ) -> None:
+        self.items = items
+        self.ngram_words = ngram_words
+        self.shared_ngrams = grams.shared
+        self._grams = grams
+        self._anchors = anchors  # number of words -> hash of a sequence's first words -> sequences
+        self._anchor_hashes = {size: np.array(sorted(table), np.uint64) for size, table in anchors.items()}
+        # The tables hold rolling sums, so that a scan mixes the few sums that pass them and no others.
+        self._gram_marks = _Marks(opened(grams.hashes, ngram_words))
+        self._family_marks = _Marks(opened(grams.families, ngram_words))
+        self._lead_marks = {
+            size: _Marks(opened(np.array(sorted(hashes), np.uint64), size)) for size, hashes in leads.items()
+        }
+
+    @classmethod
+    def from_items(
+        cls, items: Iterable[Item], *, ngram_words: int = NGRAM_WORDS, max_ngram_items: int = MAX_NGRAM_ITEMS,
+        fact_categories: Collection[str] = (),
+    ) -> ItemIndex:
+        items = list(items)
+        found: dict[int, tuple[int, int]] = {}  # n-gram -> its family and an item
+        owners: dict[int, set[int]] = {}  # family -> items
+        anchors: dict[int, dict[int, list[_Sequence]]] = {}
+        leads: dict[int, set[int]] = {}  # number of words -> hashes of the first words of anchors
+        rows = []  # item, whether the prompt alone, text
+        for number, item in enumerate(items):
+            prompt = prompt_text(item.prompt)
+            rows += [(number, True, prompt), *((number, False, f"{prompt}\n{answer}") for answer in item.accepted)]
+        tokens = tokenise([text for _, _, text in rows])
+        words, starts = tokens.words.hashes, tokens.words.offsets
+        grams, masked = (closed(sums, ngram_words) for sums in _windows(tokens, ngram_words))
+        asked = 0
+        for row, (number, alone, text) in enumerate(rows):
+            first, count = int(starts[row]), int(starts[row + 1] - starts[row])
+            inside = max(count - ngram_words + 1, 0)
+            asked = inside if alone else asked
+            last = first + (asked if items[number].category in fact_categories else inside)
+            for gram, family in zip(grams[first:last].tolist(), masked[first:last].tolist(), strict=True):
+                found.setdefault(gram, (family, number))
+                owners.setdefault(family, set()).add(number)
+            size = min(count, ngram_words)
+            if size:
+                anchor, lead = (_hash_at(words, first, min(size, most)) for most in (size, LEAD_WORDS))
+                sequence = _Sequence(number, compared(text), count, alone)
+                anchors.setdefault(size, {}).setdefault(anchor, []).append(sequence)
+                leads.setdefault(min(size, LEAD_WORDS), set()).add(lead)
+        families = sorted(family for family, having in owners.items() if len(having) <= max_ngram_items)
+        place = {family: n for n, family in enumerate(families)}
+        specific = sorted((gram, place[family], item) for gram, (family, item) in found.items() if family in place)
+        columns = [[row[n] for row in specific] for n in range(3)]
+        grams = _Grams(
+            np.array(columns[0], np.uint64), np.array(columns[2], np.int64), np.array(columns[1], np.int64),
+            np.array(families, np.uint64), len(owners) - len(families),
+        )
+        return cls(items, grams, anchors, leads, ngram_words)
+
+    def matches(
+        self, texts: Sequence[str], *, max_ngram_documents: int = MAX_NGRAM_DOCUMENTS, prompts_alone: bool = True
+    ) -> list[str | None]:
+        """For each text the id of an item it contains, or None.
+
+        Pass the whole training set at once: document frequencies are counted
+        over `texts`. `prompts_alone` is meant for conversations (see above).
+        """
+        hits = [hit for batch in in_batches(texts, len, BATCH_CHARS) for hit in self.scan(batch, prompts_alone=prompts_alone)]
+        found = self.resolve(hits, max_ngram_documents=max_ngram_documents)
+        return [None if number is None else self.items[number].id for number in found]
+
+    def conversation_matches(
+        self, conversations: Sequence[Sequence[Message]], *, max_ngram_documents: int = MAX_NGRAM_DOCUMENTS
+    ) -> list[str | None]:
+        """Like `matches`, for conversations given as messages; also finds a short prompt as a whole user message."""
+        found = self.matches(
+            ["\n".join(m.content for m in messages) for messages in conversations],
+            max_ngram_documents=max_ngram_documents,
+        )
+        prompts: dict[str, str] = {}
+        for item in self.items:
+            prompts.setdefault(compared(prompt_text(item.prompt)), item.id)
+        for number, messages in enumerate(conversations):
+            if found[number] is None:
+                asked = (prompts.get(compared(m.content)) for m in messages if m.role == "user")
+                found[number] = next((item for item in asked if item is not None), None)
+        return found
+
+    def scan(self, texts: Sequence[str], tokens: Tokens | None = None, *, prompts_alone: bool) -> list[Hits]:
+        """Search each text of a batch; `tokens` are `tokenise(texts)` if at hand."""
+        tokens = tokenise(texts) if tokens is None else tokens
+        size = self.ngram_words
+        found = []
+        windows = _windows(tokens, size)
+        for sums, marks, known in zip(
+            windows, (self._gram_marks, self._family_marks), (self._grams.hashes, self._grams.families), strict=True
+        ):
+            places, owners = _inside(marks.places(sums), size, tokens.words)
+            found.append(_by_text(owners, _find(closed(sums[places], size), known), len(texts)))
+        whole = self._whole(texts, tokens.words, prompts_alone)
+        return [Hits(*hits) for hits in zip(*found, whole, strict=True)]
+
+    def _whole(self, texts: Sequence[str], words: Words, prompts_alone: bool) -> list[int]:
+        found = [-1] * len(texts)
+        folded: dict[int, str] = {}
+        leads = {size: marks.places(rolling(words.hashes, size)) for size, marks in self._lead_marks.items()}
+        for size, hashes in self._anchor_hashes.items():
+            starts, owners = _inside(leads[min(size, LEAD_WORDS)], size, words)
+            place = _find(closed(rolling_at(words.hashes, starts, size), size), hashes)
+            hit = np.flatnonzero(place >= 0)
+            for text, anchor in sorted(set(zip(owners[hit].tolist(), place[hit].tolist(), strict=True))):
+                for sequence in self._anchors[size][int(hashes[anchor])] if found[text] < 0 else ():
+                    inside = folded.setdefault(text, compared(texts[text]))
+                    enough = MIN_PROMPT_WORDS if prompts_alone else self.ngram_words
+                    if sequence.prompt_alone and sequence.words < enough:
+                        same = prompts_alone and sequence.text == inside
+                    else:
+                        same = sequence.text in inside
+                    if same:
+                        found[text] = sequence.item
+                        break
+        return found
+
+    def resolve(self, hits: Sequence[Hits], *, max_ngram_documents: int) -> list[int | None]:
+        """For each text the number of an item it contains, or None, with frequencies counted over all of `hits`."""
+        found: list[int | None] = [hit.whole if hit.whole >= 0 else None for hit in hits]
+        frequency = np.zeros(len(self._grams.families), np.int64)
+        suspects = []
+        for number, hit in enumerate(hits):
+            if found[number] is None:
+                frequency[hit.families] += 1
+                if len(hit.ngrams):
+                    suspects.append(number)
+        while True:
+            guilty = []
+            for number in suspects:
+                mine = hits[number].ngrams
+                rare = mine[frequency[self._grams.family[mine]] <= max_ngram_documents]
+                if len(rare):
+                    found[number] = int(self._grams.owners[rare].min())
+                    guilty.append(number)
+            if not guilty:
+                return found
+            for number in guilty:
+                frequency[hits[number].families] -= 1
+            suspects = [number for number in suspects if found[number] is None]
+
+
+def prompt_text(prompt: Sequence[Message]) -> str:
+    """What an item asks, without its system message."""
+    return "\n".join(message.content for message in prompt if message.role != "system")
+
+
+def compared(text: str) -> str:
+    """The words and operators of a text, lower-cased, with one space on each side."""
+    return " " + " ".join(_COMPARED.findall(fold(text))) + " "
+
+
+def _hash_at(hashes: np.ndarray, place: int, size: int) -> int:
+    """The hash of the n-gram of `size` words from `place` on."""
+    return int(closed(rolling_at(hashes, np.array([place]), size), size)[0])
+
+
+def _windows(tokens: Tokens, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rolling sums of the n-grams from each word on and of their families, text ends ignored.
+
+    A family is the n-gram itself, or the n-gram with its only number made anonymous.
+    """
+    sums = rolling(tokens.words.hashes, size)
+    numbers = np.zeros(len(sums), np.uint8)
+    for step in range(size if len(sums) else 0):
+        numbers += tokens.numeric[step : step + len(sums)]
+    masked = rolling(np.where(tokens.numeric, _NUMBER, tokens.words.hashes), size)
+    return sums, np.where(numbers > 1, sums, masked)
+
+
+def _inside(places: np.ndarray, size: int, words: Words) -> tuple[np.ndarray, np.ndarray]:
+    """Those of ascending places from which `size` words lie inside one text, and that text of each."""
+    owners = np.searchsorted(words.offsets, places, "right") - 1
+    inside = places + size <= words.offsets[owners + 1]
+    return places[inside], owners[inside]
+
+
+def _by_text(owner: np.ndarray, place: np.ndarray, texts: int) -> list[np.ndarray]:
+    """The distinct places found in each text; -1 is none."""
+    hit = np.flatnonzero(place >= 0)
+    pairs = np.unique(np.stack([owner[hit], place[hit]], axis=1), axis=0)
+    cuts = np.searchsorted(pairs[:, 0], np.arange(texts + 1)).tolist()
+    return [pairs[cuts[text] : cuts[text + 1], 1] for text in range(texts)]
+
+
+def _find(hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """int64 [hashes]: place of each in a sorted array, -1 where it is not."""
+    if not len(ordered) or not len(hashes):
+        return np.full(len(hashes), -1, np.int64)
+    place = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
+    return np.where(ordered[place] == hashes, place, -1)

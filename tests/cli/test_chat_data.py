@@ -1,0 +1,255 @@
+"""From a corrected answer to a training row, or to a question of the battery; read by the pipeline's own readers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from athanor.cli import cli
+from athanor.text.conversations import Message, check_messages
+from athanor.words.decontaminate import ItemIndex
+from athanor.sources.exercises.build import battery_items
+from athanor.sources.exercises.written import read_written
+from athanor.sources import messages
+from athanor.evaluation.item_gate import check_items
+from athanor.base import strict
+from athanor.sources.battery_params import BatteryParams
+from athanor.sources.instruct_params import MessagesSource
+from athanor.chat_data.params import SftSource
+from athanor.serving.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+STATS = {"tokens": 3, "seconds": 0.1, "reason": "stop", "prompt_tokens": 5, "forgotten": 0}
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    opened = Store(".athanor/chat.sqlite3")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def athanor(store, monkeypatch, capsys):
+    """Run `athanor chat ...` on the checkout's chats; returns the status and what was printed."""
+
+    def run(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["athanor", "chat", *map(str, words)])
+        status = cli.main()
+        told = capsys.readouterr()
+        return status, told.out + told.err
+
+    return run
+
+
+def corrected(
+    store: Store, question: str, answer: str, correction: str, *, system: str = "", others=(), after=None
+) -> int:
+    """A chat in which an answer was corrected, with `others` to the same question. Returns the answer's id."""
+    if after is None:
+        chat, parent = store.create(system=system)["id"], None
+    else:
+        chat, parent = after
+    asked, made = store.answer(chat, (parent, question), answer, model="small-1", stats=STATS)
+    for other in others:
+        store.answer(chat, asked["id"], other, model="small-2", stats=STATS)
+    store.feedback(made["id"], "down", correction)
+    return made["id"]
+
+
+def test_accepted_corrections_become_rows_that_the_real_source_reads(store, athanor):
+    plain = corrected(store, "What is 3 + 4?", "8", "7")
+    chat, asked = store.correction(plain)["chat"], store.chat(store.correction(plain)["chat"])["messages"][0]["id"]
+    right = store.answer(chat, asked, "Seven.", model="small-1", stats=STATS)[1]["id"]
+    deeper = corrected(store, "And 4 + 4?", "9", "8", after=(chat, right))
+    brief = corrected(store, "Capital of Italy?", "Paris", "Rome.\n\u2028Nothing else.", system="Be brief.")
+    corrected(store, "Capital of Spain?", "Paris", "Madrid")  # waits
+    refused = corrected(store, "Capital of Malta?", "Paris", "Rome")
+    twin = corrected(store, "What is 3 + 4?", "9", "7")
+    assert athanor("accept", plain, deeper, brief, twin, deeper)[1].startswith(f"accepted 4: {plain}, {deeper}, ")
+    assert athanor("reject", refused)[0] == 0
+    status, told = athanor("export", "corpus/corrections.jsonl")
+    assert status == 0 and "corpus/corrections.jsonl: 3 rows, 1 accepted corrections say the same" in told
+    assert "DVC watches" not in told
+
+    # What it says to put into params.yaml is what the schemas take, and the source reads the rows.
+    text = told.partition("under instruct.sources:\n")[2]
+    source, _, sizes = text.partition("under sft_data.sources:\n")
+    (values,) = YAML(typ="safe").load(source)
+    made = strict.build(MessagesSource, values, "instruct.sources.0")
+    sizes = YAML(typ="safe").load(sizes)
+    assert strict.build(SftSource, sizes[made.name], "sft_data") == SftSource(1, 1, None)
+    left_out = []
+    rows = list(messages.conversations(made, 0.1, leave_out=left_out.append))
+    assert len(rows) == 3 and not left_out
+    for row in rows:
+        check_messages(row.messages, "row")
+    assert [[(m.role, m.content) for m in row.messages] for row in rows] == [
+        [("user", "What is 3 + 4?"), ("assistant", "7")],
+        [("user", "What is 3 + 4?"), ("assistant", "Seven."), ("user", "And 4 + 4?"), ("assistant", "8")],
+        [("system", "Be brief."), ("user", "Capital of Italy?"), ("assistant", "Rome.\n\u2028Nothing else.")],
+    ]
+
+
+def test_the_same_corrections_give_the_same_bytes_and_a_file_of_other_rows_is_not_lost(store, athanor):
+    for number in range(5):
+        corrected(store, f"Say {number}.", "no", str(number))
+    athanor("accept", "--all")
+    athanor("export", "corpus/a.jsonl")
+    athanor("export", "corpus/b.jsonl")
+    assert Path("corpus/a.jsonl").read_bytes() == Path("corpus/b.jsonl").read_bytes()
+    assert athanor("export", "corpus/a.jsonl")[0] == 0  # its own it replaces
+    Path("corpus/qa.jsonl").write_text('{"question": "x", "answer": "y"}\n')
+    for name, words in (("corpus/qa.jsonl", "would be lost"), ("corpus/rows.txt", "end in .jsonl")):
+        status, told = athanor("export", name)
+        assert status == 1 and words in told
+    assert Path("corpus/qa.jsonl").read_text() == '{"question": "x", "answer": "y"}\n'
+    assert "DVC watches corpus/" in athanor("export", "rows.jsonl")[1]
+
+
+@pytest.mark.parametrize(("answer", "why"), [("", "a message is empty"), ("Go away!", "has a thumb down")])
+def test_a_row_that_would_train_on_a_wrong_or_empty_answer_is_left_out_and_told(store, athanor, answer, why):
+    first = corrected(store, "Hello?", answer, "Hello!")
+    deeper = corrected(store, "Well?", "no", "yes", after=(store.correction(first)["chat"], first))
+    athanor("accept", "--all")
+    status, told = athanor("export", "corpus/rows.jsonl")
+    assert status == 0 and "1 rows" in told and f"left out: correction {deeper}: " in told and why in told
+
+
+def test_nothing_is_written_without_an_accepted_correction(store, athanor):
+    corrected(store, "Say one.", "no", "one")
+    status, told = athanor("export", "corpus/rows.jsonl")
+    assert status == 1 and "no correction is accepted" in told and not Path("corpus").exists()
+
+
+def test_the_list_shows_what_waits_and_nothing_that_steers_a_terminal(store, athanor):
+    one = corrected(store, "Say \x1b[2Jone.", "n\u202eo " * 80, "one")
+    two = corrected(store, "Say two.", "no", "two")
+    athanor("accept", two)
+    status, told = athanor("list")
+    assert status == 0 and told.startswith(f"{one}  candidate, small-1") and "1 corrections that wait" in told
+    assert "\x1b" not in told and "\u202e" not in told and max(map(len, told.split("\n"))) < 120
+    assert f"{two}  accepted" in athanor("list", "--all")[1]
+
+
+def test_an_unknown_id_settles_nothing(store, athanor):
+    one = corrected(store, "Say one.", "no", "one")
+    status, told = athanor("accept", one, 999)
+    assert status == 1 and "no correction 999" in told and store.correction(one)["status"] == "candidate"
+    with pytest.raises(SystemExit):
+        athanor("accept", one, "--all")
+    with pytest.raises(SystemExit):
+        athanor("accept")
+
+
+def test_without_chats_the_next_step_is_told(tmp_path, athanor):
+    status, told = athanor("list", "--store", tmp_path / "none.sqlite3")
+    assert status == 1 and "athanor serve" in told and not (tmp_path / "none.sqlite3").exists()
+
+
+def test_without_a_subcommand_it_is_the_terminal_chat() -> None:
+    command = [sys.executable, "-m", "athanor", "chat", "--model", "nothing-here"]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("chat: ") and "nothing-here" in done.stderr
+
+
+def test_a_correction_becomes_an_item_that_the_battery_reads_and_training_loses(store, athanor):
+    question = "Which of the two seas is the saltier one, the Baltic or the Dead Sea?"
+    number = corrected(store, question, "The Baltic", "The Dead Sea", others=["Both", "The Dead Sea "])
+    status, told = athanor("item", number, "--category", "seas", "--difficulty", "easy")
+    assert status == 0 and "battery/chat.jsonl: 1 items" in told and "battery.written: battery/chat.jsonl" in told
+    params = BatteryParams(1, 0.1, 0.25, "battery/chat.jsonl", {"addition": 2})
+    (item,) = [item for item in battery_items(params) if item.category == "seas"]
+    assert (item.kind, item.difficulty, item.origin) == ("exact", "easy", "written")
+    assert (item.prompt, item.accepted) == ((Message("user", question),), ("The Dead Sea",))
+    assert item.rejected == ("The Baltic", "Both")  # a variant that is right is no wrong answer
+    check_items([item])
+    found = ItemIndex.from_items(battery_items(params)).conversation_matches(
+        [
+            (Message("user", question), Message("assistant", "The Dead Sea")),
+            (Message("system", "Be kind."), Message("user", question.upper()), Message("assistant", "Guess!")),
+            (Message("user", "Which sea is warm?"), Message("assistant", "The Red Sea")),
+        ]
+    )
+    assert found == [item.id, item.id, None]
+
+
+def test_items_are_added_to_a_file_and_none_twice(store, athanor):
+    Path("battery").mkdir()
+    line = {"category": "own", "kind": "exact", "prompt": "Say yes.", "accepted": ["yes"], "rejected": ["no", "maybe"],
+            "difficulty": "easy"}
+    Path("battery/own.jsonl").write_text(json.dumps(line))  # without a newline at its end
+    Path("params.yaml").write_text("battery: {written: battery/own.jsonl}\n")
+    number = corrected(store, "What is 3 + 4?", "It is 8.", "It is 7.", system="Be brief.")
+    status, told = athanor("item", number, "--kind", "numeric", "--reject", "9", "--out", "battery/own.jsonl")
+    assert status == 0 and "2 items" in told and "params.yaml names the file" in told
+    old, new = read_written("battery/own.jsonl", 0)
+    assert old.answer == "yes" and (new.answer, new.accepted) == ("7", ("7", "It is 7."))
+    assert new.prompt == (Message("system", "Be brief."), Message("user", "What is 3 + 4?"))
+    before = Path("battery/own.jsonl").read_bytes()
+    status, told = athanor("item", number, "--kind", "numeric", "--reject", "9", "--out", "battery/own.jsonl")
+    assert status == 1 and "asks the same already" in told and Path("battery/own.jsonl").read_bytes() == before
+    assert "That names one file, now battery/own.jsonl" in athanor("item", number, "--reject", "9")[1]
+
+
+def test_conversations_of_ones_own_are_not_overwritten(store, athanor):
+    number = corrected(store, "Is water wet?", "no", "yes")
+    athanor("accept", number)
+    Path("corpus").mkdir()
+    mine = Path("corpus/mine.jsonl")
+    mine.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    before = mine.read_text()
+    status, told = athanor("export", "corpus/mine.jsonl")
+    assert status == 1 and "would be lost" in told and mine.read_text() == before
+    for _ in range(2):  # its own file it writes again
+        assert athanor("export", "corpus/own.jsonl")[0] == 0
+
+
+def test_when_all_are_left_out_the_reason_is_told(store, athanor):
+    first = corrected(store, "What is 3 + 4?", "8", "7")
+    second = corrected(store, "And 4 + 4?", "9", "8", after=(store.correction(first)["chat"], first))
+    athanor("accept", second)
+    status, told = athanor("export", "corpus/corrections.jsonl")
+    assert status == 1 and "left out" in told and "thumb down" in told
+
+
+def test_a_chat_of_several_turns_is_a_prompt_but_not_for_a_choice(store, athanor):
+    first = corrected(store, "My number is four. What is yours?", "I have none.", "Five.")
+    number = corrected(store, "And mine?", "five", "four", after=(store.correction(first)["chat"], first))
+    status, told = athanor("item", number, "--kind", "likelihood")
+    assert status == 1 and "3 messages" in told
+    assert athanor("item", number, "--reject", "none")[0] == 0
+    (item,) = read_written("battery/chat.jsonl", 0)
+    assert [message.role for message in item.prompt] == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "correction", "words", "told"),
+    [
+        ("no", "yes", [], "needs 2 wrong answers"),
+        ("It is 7.", "7", ["--kind", "numeric", "--reject", "5"], "takes a rejected"),
+        ("no", "none at all", ["--kind", "numeric", "--reject", "5"], "is not a number"),
+        ("no", "yes", ["--kind", "format", "--reject", "maybe"], "--check goes with"),
+        ("no", "yes", ["--kind", "format", "--reject", "maybe", "--check", "rhymes"], "unknown check"),
+        ("no", "yes", ["--kind", "format", "--reject", "maybe", "--check", "one_line"], ""),
+    ],
+)
+def test_an_item_that_cannot_prove_its_scorer_is_not_added(store, athanor, answer, correction, words, told):
+    number = corrected(store, "Is water wet?", answer, correction)
+    status, said = athanor("item", number, *words)
+    assert status == 1 and told in said and not Path("battery").exists()
+
+
+def test_a_form_is_an_item_where_a_wrong_answer_fails_its_check_alone(store, athanor):
+    number = corrected(store, "Is water wet? Yes or no.", "Yes, it is very wet.", "Yes")
+    assert athanor("item", number, "--kind", "format", "--check", "yes_no Yes", "--reject", "No")[0] == 0
+    (item,) = read_written("battery/chat.jsonl", 0)
+    assert item.checks == ("yes_no Yes",)
+    check_items([item])

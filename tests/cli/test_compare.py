@@ -1,0 +1,239 @@
+"""athanor compare on a small repository with real experiments."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from athanor.cli.compare import judge
+from tests.e2e.clone import Clone, commit
+
+ROOT = Path(__file__).resolve().parents[2]
+GRAPH = """
+stages:
+  sft:
+    cmd: mkdir -p models/sft && grep lr params.yaml > models/sft/model.txt
+    deps: [measure.py]
+    params: [sft]
+    outs: [models/sft]
+  export:
+    cmd: mkdir -p models && echo packed > models/export.txt
+    deps: [models/sft]
+    params: [export]
+    outs: [models/export.txt]
+  eval:
+    cmd: python measure.py
+    deps: [measure.py, data/clean/val.parquet, data/battery, models/sft/model.txt]
+    params: [eval]
+    metrics:
+      - metrics/eval.json: {cache: false}
+      - metrics/runs/eval.json: {cache: false}
+"""
+PARAMS = "sft: {lr: 0.004, sources: [a, b]}\neval: {seed: 1}\nmodel: {layers: 2}\nexport: {name: one}\n"
+MEASURE = """
+import json, pathlib
+from ruamel.yaml import YAML
+lr = YAML(typ="safe").load(open("params.yaml"))["sft"]["lr"]
+pathlib.Path("metrics/runs").mkdir(parents=True, exist_ok=True)
+big, small = lr * 100, lr * 10
+scores = {
+    "bpb": {"all": {"base": {"bpb": 3.0, "stderr": 0.1}, "sft": {"bpb": 2.0 + big, "stderr": 0.06}}},
+    "battery": {"copying": {"score": 0.5 + small, "stderr": 0.07, "n": 48, "correct": 24 + round(48 * small)}},
+    "speed": {"words": 7 + lr},
+}
+json.dump(scores, open("metrics/eval.json", "w"))
+json.dump({"run": f"eval-{lr}", "code": "c1"}, open("metrics/runs/eval.json", "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory) -> Clone:
+    """A commit with results, and the experiment `lower` on it."""
+    clone = Clone(tmp_path_factory.mktemp("compare"))
+    for name, text in {
+        "dvc.yaml": GRAPH,
+        "params.yaml": PARAMS,
+        "measure.py": MEASURE,
+        "data/clean/val.parquet": "held out",
+        "data/battery/items.jsonl": "questions",
+        "athanor/model.py": "WIDTH = 1\n",
+        ".gitignore": "/.athanor\n",
+    }.items():
+        (clone.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone.path / name).write_text(text)
+    clone.run("git", "init", "-q", "-b", "main")
+    clone.run("git", "config", "user.name", "t")
+    clone.run("git", "config", "user.email", "t@localhost")
+    clone.dvc("init", "-q")
+    clone.dvc("repro", "-q")
+    commit(clone, "first")
+    clone.run("git", "tag", "first")
+    clone.dvc("exp", "run", "-q", "-n", "lower", "-S", "sft.lr=0.001")
+    reset(clone)
+    return clone
+
+
+def reset(clone: Clone) -> None:
+    clone.run("git", "checkout", "-q", "--force", "main")
+    clone.run("git", "clean", "-qfd")
+
+
+RUN = """
+import sys
+sys.argv = ["athanor", "compare", *sys.argv[1:]]
+from athanor.cli.cli import main
+status = main()
+heavy = {"torch", "mlflow", "pandas", "numpy"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else status)
+"""
+
+
+def compare(clone: Clone, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """This checkout's command in the small repository, which has a folder athanor of its own, hence -P."""
+    return clone.run(sys.executable, "-P", "-c", RUN, *words, check=check, PYTHONPATH=str(ROOT))
+
+
+def facts(clone: Clone, *words: str) -> dict:
+    return json.loads(compare(clone, *words, "--json").stdout)
+
+
+def test_experiment_against_commit(repo):
+    found = facts(repo, "first", "lower")
+    assert found["params"] == {"sft.lr": [0.004, 0.001]}
+    rows = {row["name"]: row for row in found["measures"]}
+    assert set(rows) == {"eval.bpb.all.base", "eval.bpb.all.sft", "eval.battery.copying"}
+    bpb = rows["eval.bpb.all.sft"]  # 2.4 against 2.1 with 2 * sqrt(2) * 0.06 = 0.17
+    assert bpb["beyond_noise"] is True and bpb["better"] is True
+    assert math.isclose(bpb["difference"], -0.3) and math.isclose(bpb["noise"], 2 * math.sqrt(2) * 0.06)
+    assert rows["eval.battery.copying"]["beyond_noise"] is False  # 0.54 against 0.51 with 0.2
+    assert rows["eval.bpb.all.base"]["difference"] == 0
+    assert found["metrics"] == {"eval.speed.words": [7.004, 7.001]}  # and not the number of correct answers
+    assert found["warnings"] == [] and found["code"] == {"files": [], "stages": []}
+
+    text = compare(repo, "first", "lower").stdout
+    assert "sft.lr  0.004 -> 0.001" in text and "1 others are equal" in text
+    line = next(line for line in text.splitlines() if "eval.bpb.all.sft" in line)
+    assert line.split()[1:8] == ["2.400", "±", "0.060", "2.100", "±", "0.060", "-0.300"]
+    assert line.endswith("yes, better")
+    assert next(line for line in text.splitlines() if "copying" in line).endswith("within noise")
+
+
+def test_without_names_the_last_commit_is_compared_with_the_workspace(repo):
+    repo.dvc("exp", "apply", "lower")
+    try:
+        assert facts(repo)["params"] == {"sft.lr": [0.004, 0.001]}
+        assert facts(repo, "lower")["params"] == {}
+        (repo.path / "params.yaml").write_text(PARAMS.replace("0.004", "0.002").replace("layers: 2", "layers: 3"))
+        found = facts(repo)
+        assert found["params"] == {"sft.lr": [0.004, 0.002], "model.layers": [2, 3]}
+        # No stage used model here, so only sft.lr makes the results old.
+        assert found["warnings"] == ["workspace: the results are older than the parameters (sft.lr); run dvc repro"]
+    finally:
+        reset(repo)
+
+
+def test_a_model_that_was_not_exported_again_has_no_old_scores(repo):
+    try:
+        (repo.path / "params.yaml").write_text(PARAMS.replace("name: one", "name: two"))
+        assert facts(repo)["warnings"] == []
+        # `eval` does not read sft.sources; the stage before it does, through a file in its output folder.
+        (repo.path / "params.yaml").write_text(PARAMS.replace("[a, b]", "[a]"))
+        assert "sft.sources" in facts(repo)["warnings"][0]
+    finally:
+        reset(repo)
+
+
+def test_other_held_out_items_and_another_way_of_measuring_are_said(repo):
+    try:
+        (repo.path / "data/battery/items.jsonl").write_text("other questions")
+        (repo.path / "params.yaml").write_text(PARAMS.replace("seed: 1", "seed: 2"))
+        repo.dvc("repro", "-q")
+        said = facts(repo)["warnings"]
+        assert said == [
+            "the battery: measured on other held-out items (data/battery differs)",
+            "the section eval differs: part of the difference is the way of measuring",
+        ]
+    finally:
+        reset(repo)
+
+
+def test_code_is_counted_and_stages_named(repo):
+    try:
+        (repo.path / "athanor/model.py").write_text("WIDTH = 2\n")
+        (repo.path / "athanor/new.py").write_text("")
+        (repo.path / "metrics/runs/eval.json").write_text('{"run": "eval-0.004", "code": "c2"}')
+        found = facts(repo, "lower", "workspace")
+        assert found["code"] == {"files": ["athanor/model.py", "athanor/new.py"], "stages": ["eval"]}
+        said = compare(repo, "lower").stdout
+        assert "2 files under athanor/ and stages/ differ; stages that ran other code: eval" in said
+        commit(repo, "other code")
+        (repo.path / "athanor/untracked.py").write_text("")
+        assert facts(repo, "HEAD", "lower")["code"]["files"] == ["athanor/model.py", "athanor/new.py"]
+    finally:
+        repo.run("git", "reset", "-q", "--hard", "first")
+        reset(repo)
+
+
+def test_links_of_runs_or_why_there_is_none(repo):
+    assert facts(repo, "first", "lower")["runs"]["eval"]["a"]["why"].startswith("made in another checkout")
+    delivered = {"uri": "http://***@host/", "store": "3@9", "mlflow_run": "abc"}
+    for run, state in (("eval-0.004", None), ("eval-0.001", delivered)):
+        folder = repo.path / ".athanor" / "runs" / run
+        folder.mkdir(parents=True)
+        if state:
+            (folder / "ship.json").write_text(json.dumps(state))
+    runs = facts(repo, "first", "lower")["runs"]["eval"]
+    assert "athanor ship --wait" in runs["a"]["why"]
+    assert runs["b"]["link"] == "http://host/#/experiments/3/runs/abc?workflowType=machine_learning"
+    assert facts(repo, "first", "first")["runs"] == {}
+
+
+@pytest.mark.parametrize(
+    "name, near", [("lowr", "lower"), ("mian", "main"), ("worspace", "workspace"), ("frist", "first"), ("--x", "")]
+)
+def test_unknown_name_is_one_line_with_the_nearest(repo, name, near):
+    done = compare(repo, "HEAD", name, check=False)
+    if near:
+        assert done.returncode == 1 and f"did you mean '{near}'?" in done.stderr
+        assert done.stderr.count("\n") == 1
+    else:
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_a_name_on_two_baselines_asks_which(repo):
+    try:
+        repo.dvc("exp", "save", "-n", "same")
+        (repo.path / "athanor/model.py").write_text("WIDTH = 3\n")
+        commit(repo, "second")
+        repo.dvc("exp", "save", "-n", "same")
+        repo.run("git", "commit", "-q", "--allow-empty", "-m", "third")
+        done = compare(repo, "same", check=False)
+        assert done.returncode == 1 and done.stderr.count("refs/exps/") == 2
+        exact = done.stderr.split("use ")[1].split()[0]
+        assert facts(repo, exact, "workspace")["a"]["commit"]
+    finally:
+        repo.run("git", "reset", "-q", "--hard", "first")
+
+
+def test_a_commit_without_results_says_what_to_commit(repo):
+    try:
+        repo.run("git", "rm", "-rq", "metrics")
+        commit(repo, "no metrics")
+        done = compare(repo, "HEAD", "lower", check=False)
+        assert done.returncode == 1 and "git add params.yaml dvc.lock metrics plots" in done.stderr
+    finally:
+        repo.run("git", "reset", "-q", "--hard", "first")
+
+
+def test_judgement():
+    assert judge("x", "bpb", 1.0, 1.2, 0.1, None).beyond_noise is None
+    assert judge("x", "bpb", 1.0, 1.0, None, None).beyond_noise is False
+    worse = judge("x", "score", 0.5, 0.2, 0.05, 0.05)
+    assert worse.beyond_noise and worse.better is False
+    assert judge("x", "rate", 0.5, 0.1, 0.05, 0.05).better is None
+    assert not judge("x", "score", 0.5, 0.36, 0.05, 0.05).beyond_noise  # 0.14 against 2 * 0.0707

@@ -1,0 +1,158 @@
+"""Ctrl-C on `make repro`: everything gets the signal, and the stage must have the time to save."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from athanor.base.strict import read_yaml
+from athanor.runtime import presets
+from tests.e2e.clone import Clone, environment
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGE = '''
+import time
+from athanor.base.errors import Interrupted
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
+
+def run(run: Run) -> None:
+    with run.slot({"lr": 1}, {}) as slot:
+        (slot.path / "started").touch()
+        while not run.stop_requested():
+            time.sleep(0.05)
+        time.sleep(1.5)  # saving takes a while
+        (slot.path / "saved").touch()
+        raise Interrupted("stopped, checkpoint saved")
+
+if __name__ == "__main__":
+    stage_main("toy", run)
+'''
+
+
+def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
+    """The wrapper once died of the signal before dvc and the stage; in a container that killed both in mid-save."""
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "__init__.py").touch()
+    (tmp_path / "stages" / "toy.py").write_text(STAGE)
+    (tmp_path / "params.yaml").write_text(presets.complete(ROOT / "presets" / "micro.yaml"))
+    (tmp_path / "dvc.yaml").write_text(
+        "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [stages/toy.py]\n    outs: [o]\n"
+    )
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**clean, "PYTHONPATH": str(ROOT), "PATH": path, "ATHANOR_TRACKING": "off"}
+    for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
+        subprocess.run(command, cwd=tmp_path, env=env, check=True)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "athanor", "repro"],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".athanor/slots/toy/*/started")):
+        assert child.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(child.pid, signal.SIGINT)
+    output, _ = child.communicate(timeout=90)
+    assert child.returncode not in (0, -signal.SIGINT) and "Traceback" not in output, output
+    assert list(tmp_path.glob(".athanor/slots/toy/*/saved")) and "stopped, checkpoint saved" in output
+    end = json.loads(next(tmp_path.glob(".athanor/runs/*/end.json")).read_text())
+    assert end["status"] == "KILLED" and "did not finish" in output
+
+
+def test_a_slip_in_params_is_told_before_dvc_deletes_anything(tmp_path):
+    """DVC removes a stage's outputs and only then starts it, so the stage's own check came too late for them."""
+    text = presets.complete(ROOT / "presets" / "micro.yaml")
+    (tmp_path / "params.yaml").write_text(text.replace("\npretrain:\n", "\npretrain:\n  learning_rat: 1\n"))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
+    done = subprocess.run(
+        [sys.executable, "-m", "athanor", "repro"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "pretrain.learning_rat: unknown key" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
+
+
+# -- a foreign base --------------------------------------------------------------------------------------------------
+
+HELD = """
+import pathlib, time
+pathlib.Path("at_work").touch()
+while not pathlib.Path("end").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path) -> Clone:
+    """A checkout whose params.yaml names a base, with graphs of the real stages' names that only copy files."""
+    values = presets.values(ROOT / "presets" / "micro.yaml")
+    values["sft"]["base"], values["sft_data"]["replay_share"] = "base", 0.0
+    YAML().dump(values, tmp_path / "params.yaml")
+    for name in ("base", "foreign"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    (tmp_path / "source").write_text("s")
+
+    def stages(*rows: tuple[str, str, str]) -> dict[str, object]:
+        return {name: {"cmd": f"cp {dep} {out}", "deps": [dep], "outs": [out]} for name, dep, out in rows}
+
+    main = stages(("download", "source", "raw"), ("pretrain", "raw", "model"))
+    tuned = stages(("lora-data", "raw", "rows"), ("lora", "rows", "tuned"), ("lora-export", "tuned", "out"))
+    (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": main}))
+    graph = {"stages": {name: {"wdir": "..", **stage} for name, stage in tuned.items()}}
+    (tmp_path / "foreign/lora.yaml").write_text(json.dumps(graph))
+    clone = Clone(tmp_path)
+    clone.run("git", "init", "-q")
+    clone.dvc("init", "-q")
+    return clone
+
+
+QUIET = {"PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
+REPRO = (sys.executable, "-m", "athanor", "repro")
+
+
+def test_repro_targets_of_a_foreign_base(foreign):
+    """`athanor repro download` once trained as well, and `athanor repro lora` was an unknown target."""
+
+    def ran(*words: str) -> list[str]:
+        said = foreign.run(*REPRO, *words, **QUIET).stdout
+        assert not (foreign.path / "foreign/dvc.yaml").exists()
+        return [name.removeprefix("foreign/dvc.yaml:") for name in re.findall(r"Running stage '([^']+)'", said)]
+
+    assert ran("download") == ["download"]
+    assert ran("lora") == ["lora-data", "lora"]
+    assert ran() == ["lora-export"]
+    assert ran("--force", "--single-item", "lora") == ["lora"]
+
+
+def test_a_sigterm_leaves_no_graph_of_the_base_behind(foreign):
+    """`dvc status` and plain `dvc repro` read a graph that is left lying there."""
+    (foreign.path / "held.py").write_text(HELD)
+    graph = read_yaml(foreign.path / "foreign/lora.yaml")
+    graph["stages"]["lora"]["cmd"] = "python held.py && cp rows tuned"
+    (foreign.path / "foreign/lora.yaml").write_text(json.dumps(graph))
+    child = subprocess.Popen(REPRO, cwd=foreign.path, env=environment(**QUIET), stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (foreign.path / "at_work").exists():
+            assert child.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        assert (foreign.path / "foreign/dvc.yaml").exists()
+        child.terminate()
+        assert child.wait(60) != 0 and not (foreign.path / "foreign/dvc.yaml").exists()
+    finally:
+        (foreign.path / "end").touch()

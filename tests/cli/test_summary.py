@@ -1,0 +1,76 @@
+"""The last lines of `make repro`: what ran, and how long that took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from athanor.base.artifacts import write_json
+from athanor.cli import summary
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "dvc.yaml").write_text("stages:\n  clean: {cmd: x}\n  shard: {cmd: x}\n  sft: {cmd: x}\n")
+    for stage, started, seconds in (("clean", 1, 100.0), ("shard", 2, 20.0), ("sft", 3, 3.0)):
+        facts = {"run": f"{stage}-{started:013}-1", "seconds": seconds, "ended_ms": started}
+        write_json(tmp_path / "metrics" / "runs" / f"{stage}.json", facts)
+    return tmp_path
+
+
+def rows(text: str) -> dict[str, str]:
+    lines = [line.split() for line in text.splitlines() if line.startswith("  ")]
+    return {" ".join(words[:-2]): " ".join(words[-2:]) for words in lines}
+
+
+def test_what_was_cached_or_restored_does_not_count_as_time_of_this_run(root: Path) -> None:
+    before = {"clean": "clean-0000000000001-1", "shard": "shard-0000000000000-1", "sft": "sft-0000000000000-1"}
+    told = rows(summary.text(root, before, since_ms=3))
+    assert told["clean kept 1 min"] == "40 s" and told["shard restored"] == "20.0 s" and told["sft ran"] == "3.0 s"
+    assert told["all that ran"] == "3.0 s"
+
+
+def test_all_is_the_sum_when_all_ran(root: Path) -> None:
+    text = summary.text(root, {}, since_ms=1)
+    assert text.splitlines()[-1].split() == ["all", "2", "min", "03", "s"]
+    alone = summary.text(root)  # `athanor summary` knows nothing of what ran
+    assert alone.splitlines()[-1].split() == ["all", "2", "min", "03", "s"] and "kept" not in alone
+
+
+def test_the_health_of_each_training_is_told_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    assert "Health" not in summary.text(root)  # it ran on another machine
+    journal = root / ".athanor" / "runs" / "sft-0000000000003-1" / "files" / "health.json"
+    for status, line in (("ok", "Health    sft ok"), ("critical", "Health    sft critical   (why: athanor health sft)")):
+        write_json(journal, {"status": status, "findings": []})
+        assert summary.text(root).splitlines()[-1] == line
+
+
+def scored(score: float, floor: float = 0.0) -> dict[str, float]:
+    spread = {"low": max(0.0, score - 0.1), "high": min(1.0, score + 0.1)}
+    return {"n": 36, "score": score, **spread, "floor": floor, "floor_answer": "x" * 56}
+
+
+def test_the_battery_has_a_line_for_each_category_with_its_floor_and_what_reaches_it(root: Path) -> None:
+    source = {"base": {"bpb": 1.8, "stderr": 0.1}, "sft": {"bpb": 1.9, "stderr": None}, "gzip": 2.3, "xz": 2.4}
+    scores = {f"category_{n:02}": scored(n / 30, 0.4) for n in range(28)} | {"all": scored(0.5)}
+    share = {"n": 800, "count": 792, "rate": 0.99, "stderr": 0.01}
+    pair = {"difference": 0.4, "low": 0.35, "high": 0.45, "wins": 330, "losses": 10, "p": 1e-40, "resolves_similar": 0.031}
+    metrics = {
+        "bpb": {"sources": {"code": source}, "all": source, "beats_xz": {"base": True}},
+        "battery": {"sft": scores},
+        "paired": {"sft_minus_base": {"all": pair}},
+        "gold": {model: {"all": {"bpb": 1.5}} for model in ("base", "sft")},
+        "health": {"sft": {name: share for name in ("stop", "fake_turn", "repetition", "hedge", "identity_leak")}},
+    }
+    write_json(root / "metrics" / "eval.json", metrics)
+    told = summary.text(root).partition("Battery")[2]
+    lines = told.splitlines()
+    assert len(lines) < 36 and max(map(len, lines)) <= 120
+    assert all(f"category_{n:02}" in told for n in range(28))
+    assert f"90 % [ 80, 100] n 36   floor  40   {'x' * 56}" in told
+    assert "category_00" in lines[28] and f"floor  40 < {'x' * 56}" in lines[28]
+    assert "sft minus base: +40.0 points [+35.0, +45.0], 330 won, 10 lost, p 1e-40" in told
+    assert "two similar models: 3.1 points can be resolved" in told and "99.0% end by themselves" in told

@@ -1,0 +1,496 @@
+"""Each rule finds its planted fault, once, and no other rule takes it for its own. About 10 s.
+
+Healthy runs of more lengths and noises: test_false_alarms.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+from tests.monitor.curves import BATCH, GIB, Rows, change, findings, healthy, schedule, trouble
+
+from athanor.monitor.finding import LEVELS, Finding, events
+from athanor.monitor.rules import RULES
+
+
+def names(found: list[Finding]) -> list[str]:
+    return [finding.rule for finding in found]
+
+
+def nan(step: int, value: float) -> float:
+    return math.nan
+
+
+# A fault takes the rows of a healthy run and the step of its first quarter.
+def initial_high(rows: Rows, at: int) -> Rows:
+    return change(rows, "loss", lambda step, value: 1.5 * value, last=1)
+
+
+def initial_low(rows: Rows, at: int) -> Rows:
+    return change(rows, "loss", lambda step, value: 0.9 * value, last=1)
+
+
+def chance(rows: Rows, at: int) -> Rows:
+    return change(rows, "loss", lambda step, value: math.log(4096) - 0.05 + 0.001 * (step % 7))
+
+
+def above_chance(rows: Rows, at: int) -> Rows:
+    return change(rows, "loss", lambda step, value: 9.5, last=1)
+
+
+def nan_loss(rows: Rows, at: int) -> Rows:
+    return change(rows, "loss", nan, at, at + 3)
+
+
+def nan_everything(rows: Rows, at: int) -> Rows:
+    return change(change(nan_loss(rows, at), "grad_norm", nan, at, at + 3), "skipped", lambda s, v: 1.0, at, at + 3)
+
+
+def zero_loss(rows: Rows, at: int) -> Rows:
+    return change(rows, "loss", lambda step, value: 0.0, at)
+
+
+def constant_loss(rows: Rows, at: int) -> Rows:
+    value = next(row["loss"] for row in rows if row["step"] == at)
+    return change(rows, "loss", lambda step, _: value, at)
+
+
+def spike_of_three(rows: Rows, at: int) -> Rows:
+    return change(rows, "loss", lambda step, value: 1.3 * value, at, at + 2)
+
+
+def spike_of_one(rows: Rows, at: int) -> Rows:
+    return change(rows, "loss", lambda step, value: 2.5 * value, at, at)
+
+
+def drift(rows: Rows, at: int) -> Rows:
+    last = int(rows[-1]["step"])
+    return change(rows, "loss", lambda step, value: value * (1 + 0.8 * (step - at) / (last - at)), at)
+
+
+def overfitting(rows: Rows, at: int) -> Rows:
+    last = int(rows[-1]["step"])
+    best = next(row["val_loss"] for row in rows if "val_loss" in row and row["step"] >= at)
+    return change(rows, "val_loss", lambda step, value: best * (1 + 0.025 * (step - at) / (last - at)), at)
+
+
+def skipped_once(rows: Rows, at: int) -> Rows:
+    return change(change(rows, "grad_norm", lambda s, v: math.inf, at, at), "skipped", lambda s, v: 1.0, at, at)
+
+
+def skipped_in_a_row(rows: Rows, at: int) -> Rows:
+    return change(change(rows, "grad_norm", nan, at, at + 4), "skipped", lambda s, v: 1.0, at, at + 4)
+
+
+def refused_often(rows: Rows, at: int) -> Rows:
+    return change(rows, "skipped", lambda step, value: 1.0, at, at + 6)
+
+
+def gradient_burst(rows: Rows, at: int) -> Rows:
+    return change(rows, "grad_norm", lambda step, value: 150.0, at, at)
+
+
+def gradient_twenty(rows: Rows, at: int) -> Rows:
+    return change(rows, "grad_norm", lambda step, value: 20 * value, at, at)
+
+
+def gradient_high(rows: Rows, at: int) -> Rows:
+    return change(rows, "grad_norm", lambda step, value: 40 * value)
+
+
+def gradient_low(rows: Rows, at: int) -> Rows:
+    return change(rows, "grad_norm", lambda step, value: 1e-3 * value)
+
+
+def vanished(rows: Rows, at: int) -> Rows:
+    return change(rows, "grad_norm", lambda step, value: 1e-9 * value, at)
+
+
+def dead(rows: Rows, at: int) -> Rows:
+    return change(rows, "grad_norm", lambda step, value: 0.0, at)
+
+
+def scaled(rows: Rows, scale: float) -> Rows:
+    return [{**row, "loss_scale": scale} if "loss" in row else row for row in rows]
+
+
+def scale_gone(rows: Rows, at: int) -> Rows:
+    return change(scaled(rows, 1024.0), "loss_scale", lambda step, value: 0.5, at)
+
+
+def scale_skips(rows: Rows, at: int) -> Rows:
+    skipping = change(scaled(rows, 1024.0), "skipped", lambda step, value: float(step % 25 == 0), at)
+    return [{**row, "grad_norm": math.inf} if row.get("skipped") else row for row in skipping]
+
+
+def logits_large(rows: Rows, at: int) -> Rows:
+    return change(rows, "vitals.attention_logit_max", lambda step, value: 120.0, at)
+
+
+def logits_double(rows: Rows, at: int) -> Rows:
+    return change(rows, "vitals.attention_logit_max", lambda step, value: value + 40.0, at)
+
+
+def spread(rows: Rows, at: int) -> Rows:
+    return change(rows, "vitals.embedding_spread", lambda step, value: 3.0, at)
+
+
+def gain(rows: Rows, at: int) -> Rows:
+    return change(rows, "vitals.final_norm_gain", lambda step, value: 5.0, at)
+
+
+def half_rate(rows: Rows, at: int) -> Rows:
+    return change(rows, "lr", lambda step, value: 0.5 * value, at)
+
+
+def rate_of_steps(rows: Rows, at: int) -> Rows:
+    rate = schedule(int(rows[-1]["step"])).rate
+    return change(rows, "lr", lambda step, value: rate(step))
+
+
+def slow(rows: Rows, at: int) -> Rows:
+    return change(rows, "tokens_per_second", lambda step, value: 0.7 * value, 2 * at)
+
+
+def very_slow(rows: Rows, at: int) -> Rows:
+    return change(rows, "tokens_per_second", lambda step, value: 0.2 * value, 2 * at)
+
+
+def waiting(rows: Rows, at: int) -> Rows:
+    return change(rows, "time.data_s", lambda step, value: 0.2 * BATCH / 8000, at)
+
+
+def starving(rows: Rows, at: int) -> Rows:
+    return change(rows, "time.data_s", lambda step, value: BATCH / 8000)
+
+
+def leak(name: str, share: float):  # of what is there at the start, over the whole run
+    return lambda rows, at: change(rows, name, lambda step, value: value * (1 + share * step / rows[-1]["step"]))
+
+
+def slow_saves(rows: Rows, at: int) -> Rows:
+    slower = change(rows, "tokens_per_second", lambda step, value: value / 100)
+    return change(slower, "time.checkpoint_s", lambda step, value: 10.0)
+
+
+def disk_fills(rows: Rows, at: int) -> Rows:
+    return change(rows, "disk.free_bytes", lambda step, value: GIB * max(0.3, 1 - 0.6 * step / (2 * at)))
+
+
+def disk_full(rows: Rows, at: int) -> Rows:
+    return change(rows, "disk.free_bytes", lambda step, value: GIB * (3.2 - (step > at) - 0.9 * (step // 5 % 2)))
+
+
+FAULTS = [
+    (initial_high, "pretrain", "initial_loss", "critical"),
+    (initial_low, "pretrain", "initial_loss", "warning"),
+    (above_chance, "sft", "initial_loss", "warning"),
+    (chance, "pretrain", "not_learning", "critical"),
+    (nan_loss, "pretrain", "nan_loss", "critical"),
+    (nan_everything, "pretrain", "nan_loss", "critical"),
+    (zero_loss, "sft", "zero_loss", "critical"),
+    (constant_loss, "pretrain", "constant_loss", "critical"),
+    (spike_of_three, "pretrain", "loss_spike", "warning"),
+    (spike_of_one, "sft", "loss_spike", "critical"),
+    (overfitting, "sft", "overfitting", "warning"),
+    (skipped_once, "pretrain", "skipped_steps", "warning"),
+    (refused_often, "pretrain", "refused_steps", "warning"),
+    (gradient_burst, "sft", "gradient_spike", "critical"),
+    (gradient_twenty, "pretrain", "gradient_spike", "warning"),
+    (gradient_high, "sft", "gradient_band", "warning"),
+    (gradient_low, "pretrain", "gradient_band", "warning"),
+    (vanished, "pretrain", "vanishing_gradient", "warning"),
+    (dead, "sft", "vanishing_gradient", "critical"),
+    (scale_gone, "pretrain", "loss_scale", "critical"),
+    (scale_skips, "pretrain", "loss_scale", "warning"),
+    (logits_large, "pretrain", "attention_logits", "warning"),
+    (logits_double, "pretrain", "attention_logits", "warning"),
+    (spread, "pretrain", "embedding_spread", "warning"),
+    (gain, "sft", "final_norm_gain", "warning"),
+    (half_rate, "pretrain", "learning_rate", "warning"),
+    (rate_of_steps, "pretrain", "learning_rate", "critical"),
+    (slow, "pretrain", "throughput", "warning"),
+    (waiting, "pretrain", "data_wait", "warning"),
+    (starving, "sft", "data_wait", "critical"),
+    (leak("memory.bytes", 0.5), "pretrain", "device_memory", "warning"),
+    (leak("memory.host_bytes", 0.8), "sft", "host_memory", "warning"),
+    (leak("memory.host_bytes", 20.0), "sft", "host_memory", "critical"),
+    (slow_saves, "pretrain", "checkpoint_cost", "warning"),
+    (disk_fills, "pretrain", "disk_runway", "warning"),
+    (disk_full, "pretrain", "disk_runway", "critical"),
+]
+
+
+@pytest.mark.parametrize("steps", [490, 1200])
+@pytest.mark.parametrize(("fault", "phase", "rule", "level"), FAULTS)
+def test_planted_fault_is_found_once_and_by_its_rule(fault, phase, rule, level, steps):
+    at = steps // 4
+    clean = healthy(steps, seed=3, phase=phase)
+    found = trouble(findings(fault(clean, at), steps, phase))
+    assert names(found) == [rule], "\n".join(map(str, found))
+    assert found[0].level == level and found[0].diagnosis.endswith(".") and found[0].fix.endswith(".")
+
+
+def test_every_fix_and_diagnosis_is_a_sentence():
+    """Of all planted faults, with what is only information: no words run together, none cut off."""
+    told: dict[str, set[str]] = {}
+    steps = 490
+    cases = [(fault(healthy(steps, seed=3, phase=phase), steps // 4), phase) for fault, phase, _, _ in FAULTS]
+    cases += [(fault(healthy(steps, seed=4), steps // 3), "pretrain") for fault in (drift, skipped_once)]
+    refused_once = change(healthy(steps, seed=4), "skipped", lambda step, value: 1.0, 200, 200)
+    lasting = [change(healthy(steps, seed=8), "loss", lambda step, value: 1.6 * value, 200, 200 + n) for n in (40, 400)]
+    flat = change(healthy(1500, seed=10), "loss", lambda step, value: 2.8 + 0.01 * math.sin(step**2), 300)
+    cases += [(rows, "pretrain") for rows in (refused_once, flat, *lasting)]
+    for rows, phase in cases:
+        for finding in findings(rows, int(rows[-1]["step"]), phase):
+            told.setdefault(finding.rule, set()).update((finding.diagnosis, finding.fix))
+    assert set(told) >= set(RULES) - {"resume_spike", "resume_under_report"}
+    dotted = {"pretrain", "sft", "model", "tokenizer", "sft_data", "machine"}  # parameters, and machine.yaml
+    for text in sorted(text for texts in told.values() for text in texts):
+        assert text.endswith(".") and "  " not in text and text.count("(") == text.count(")"), text
+        joined = [first for first, _ in re.findall(r"([A-Za-z_]+)\.([A-Za-z_]+)", text) if first not in dotted]
+        assert not joined, text
+        assert not re.search(r"[A-Za-z][,;:][A-Za-z]", text), text
+
+
+@pytest.mark.parametrize("phase", ["pretrain", "sft"])
+@pytest.mark.parametrize("steps", [490, 1200])
+def test_nothing_is_found_where_nothing_is_planted(phase, steps):
+    assert trouble(findings(healthy(steps, seed=3, phase=phase), steps, phase)) == []
+
+
+@pytest.mark.parametrize("steps", [490, 2000])
+def test_silent_divergence_warns_and_then_gets_critical(steps):
+    rows = drift(healthy(steps, seed=4), steps // 3)
+    found = trouble(findings(rows, steps))
+    assert names(found) == ["divergence", "divergence"]
+    assert [finding.level for finding in found] == ["warning", "critical"]
+
+
+def test_worse_throughput_is_told_again():
+    found = trouble(findings(very_slow(healthy(1200, seed=5), 300), 1200))
+    assert names(found) in (["throughput"], ["throughput"] * 2) and found[-1].level == "critical"
+    assert "0.2" not in found[-1].diagnosis and "20% of the" in found[-1].diagnosis
+
+
+def test_throughput_names_the_part_that_grew():
+    rows = change(healthy(1200, seed=5), "tokens_per_second", lambda step, value: 0.7 * value, 600)
+    rows = change(rows, "time.optimizer_s", lambda step, value: value + 0.1, 600)
+    assert "time.optimizer_s grew most" in trouble(findings(rows, 1200))[0].diagnosis
+
+
+def test_memory_that_a_validation_takes_once_is_no_leak():
+    """MiB in the stretches of a default run: a heap that creeps, and then the first validation."""
+    mib = (466, 473, 483, 492, 651, 651, 652)
+
+    def held(step: int, value: float) -> float:
+        return mib[min(len(mib) - 1, (step - 1) // 60)] * 2.0**20
+
+    rows = change(change(healthy(1200, seed=5), "memory.bytes", held), "memory.host_bytes", held)
+    assert trouble(findings(rows, 1200)) == []
+
+
+@pytest.mark.parametrize(("waits", "level"), [(0.5, "info"), (0.0, "critical")])
+def test_a_busy_machine_is_no_fault_of_the_run(waits, level):
+    """The same slow steps, where other programs have the processors and where nothing else explains them."""
+    rows = [{**row, "cpu.wait_share": 0.02} if "time.data_s" in row else row for row in healthy(1200, seed=5)]
+    slow = very_slow(change(rows, "cpu.wait_share", lambda step, value: value + waits, 600), 300)
+    found = [finding for finding in findings(slow, 1200) if finding.rule == "throughput"]
+    assert found[-1].level == level and ("because other programs have it" in found[-1].diagnosis) == bool(waits)
+
+
+def sourced(
+    rows: Rows,
+    planted: Callable[[str, int, float], float] = lambda name, step, value: value,
+    text: Callable[[int], bool] = lambda step: step % 3 == 0,
+) -> Rows:
+    """Fine-tuning as it is: batches of answers known by heart, batches of text, and a total that is either."""
+    told = []
+    for row in rows:
+        if "loss" in row:
+            step, level = int(row["step"]), row["loss"] / 1.6
+            name, cost = ("text", 3.0) if text(step) else ("chat", 0.02)
+            loss = planted(name, step, cost * level)
+            row = {**row, f"loss.{name}": loss, "loss": loss}
+        told.append(row)
+    return told
+
+
+@pytest.mark.parametrize("steps", [490, 1200])
+def test_batches_of_other_sources_are_no_spike(steps):
+    """The total jumps from 0.02 to 3 whenever a batch is nothing but text, and no source ever jumps."""
+    clean = healthy(steps, seed=3, phase="sft")
+    assert trouble(findings(sourced(clean), steps, "sft")) == []
+    seldom = sourced(clean, text=lambda step: step % 40 < 2)
+    assert trouble(findings(seldom, steps, "sft")) == []
+    # To a monitor that knows the total alone they are spikes.
+    bare = [{key: value for key, value in row.items() if not key.startswith("loss.")} for row in seldom]
+    assert "loss_spike" in names(trouble(findings(bare, steps, "sft")))
+
+
+@pytest.mark.parametrize("name", ["chat", "text"])
+def test_a_spike_of_one_source_is_found_and_named_and_its_end_is_seen(name):
+    at, steps = 600, 1200
+    rows = sourced(
+        healthy(steps, seed=3, phase="sft"),
+        lambda source, step, value: value * (1.5 if source == name and at <= step < at + 12 else 1.0),
+    )
+    found = [each for each in findings(rows, steps, "sft") if each.rule != "plateau"]
+    assert [each.rule for each in found if each.rule == "loss_spike"] and at <= found[0].step <= at + 6
+    assert f"The loss of {name} jumped" in found[0].diagnosis
+    assert [(each.rule, each.level) for each in found][-1] == ("spike_recovery", "info")
+
+
+def test_steps_skipped_in_a_row_get_critical():
+    found = trouble(findings(skipped_in_a_row(healthy(490, seed=6), 120), 490))
+    assert [(finding.rule, finding.level) for finding in found] == [
+        ("skipped_steps", "warning"),
+        ("skipped_steps", "critical"),
+    ]
+
+
+def test_skips_of_a_loss_scale_that_settles_are_normal():
+    rows = scaled(healthy(490, seed=7), 1024.0)
+    rows = change(rows, "skipped", lambda step, value: 1.0, 1, 8)
+    rows = [{**row, "grad_norm": math.inf} if row.get("skipped") else row for row in rows]
+    assert trouble(findings(rows, 490)) == []
+
+
+@pytest.mark.parametrize(("lasts", "level"), [(3, "info"), (40, "warning"), (400, "critical")])
+def test_recovery_of_a_spike_has_a_class(lasts, level):
+    """490 steps: back within 24 is fast, never means 147."""
+    rows = change(healthy(490, seed=8), "loss", lambda step, value: 1.6 * value, 200, 200 + lasts)
+    found = findings(rows, 490)
+    assert [(f.rule, f.level) for f in found if f.rule != "plateau"] == [
+        ("loss_spike", "critical"),
+        ("spike_recovery", level),
+    ]
+
+
+def test_spikes_far_apart_are_told_each():
+    rows = healthy(1200, seed=9)
+    for at in (400, 900):
+        rows = change(rows, "loss", lambda step, value: 3.0 * value, at, at)
+    assert [f.step for f in trouble(findings(rows, 1200))] == [400, 900]
+
+
+def test_plateau_is_information_only():
+    rows = change(healthy(1500, seed=10), "loss", lambda step, value: 2.8 + 0.01 * math.sin(step**2), 300)
+    found = findings(rows, 1500)
+    assert names(found)[:1] == ["plateau"] and trouble(found) == []
+
+
+def test_plateau_late_in_the_cooldown_is_no_news():
+    rows = healthy(1500, seed=10)
+    flat = change(rows, "loss", lambda step, value: 2.0 + 0.01 * math.sin(step**2), 1300)
+    assert "plateau" not in names(findings(flat, 1500))
+
+
+@pytest.mark.parametrize("steps", [490, 2000])
+def test_resume_that_lost_state(steps):
+    half, later = steps // 2, steps // 2 + steps // 4
+    rows = change(healthy(steps, seed=11), "loss", lambda step, value: 1.25 * value, half + 1, later)
+    found = trouble(findings(rows, steps, resumes=[steps // 2]))
+    assert names(found) == ["resume_spike"]
+    # Without the interruption the same rows are a spike.
+    assert names(trouble(findings(rows, steps)))[0] == "loss_spike"
+
+
+def test_resume_that_saw_data_twice():
+    steps, at = 1200, 600
+    rows = change(healthy(steps, seed=12), "loss", lambda step, value: 0.9 * value, at + 1, at + 90)
+    found = trouble(findings(rows, steps, resumes=[at]))
+    assert names(found) == ["resume_under_report"]
+
+
+def test_resume_in_the_fast_fall_at_the_start_is_healthy():
+    for at in range(20, 120, 7):
+        assert trouble(findings(healthy(490, seed=at), 490, resumes=[at])) == []
+
+
+def test_other_mixture_in_the_cooldown_is_no_divergence():
+    rows = change(healthy(1200, seed=13), "loss", lambda step, value: 1.3 * value, 841)
+    assert trouble(findings(rows, 1200, cooldown_data=True)) == []
+    assert trouble(findings(rows, 1200))[0].rule == "loss_spike"
+
+
+def test_overfitting_needs_a_falling_training_loss():
+    """Both rise: that is not memorising."""
+    rows = overfitting(healthy(1200, seed=14, phase="sft"), 300)
+    rows = change(rows, "loss", lambda step, value: 2.0 + step / 1e4)
+    assert "overfitting" not in names(findings(rows, 1200, "sft"))
+
+
+def test_validations_that_arrive_late_are_compared_with_their_own_steps():
+    """A record that is filled up after a resume brings all steps first and the validations after them."""
+    rows = overfitting(healthy(1200, seed=15, phase="sft"), 300)
+    late = [row for row in rows if "val_loss" not in row] + [row for row in rows if "val_loss" in row]
+    assert names(trouble(findings(late, 1200, "sft"))) == ["overfitting"]
+
+
+def test_kept_and_pruned_checkpoints_are_no_loss_of_space():
+    rows = change(healthy(1200), "disk.free_bytes", lambda step, value: GIB * (9.9 - step // 5 % 8))
+    assert trouble(findings(rows, 1200)) == []
+
+
+def test_refused_step_is_information_and_no_spike():
+    rows = change(healthy(490, seed=16), "loss", lambda step, value: 3 * value, 200, 200)
+    rows = change(rows, "grad_norm", lambda step, value: 30 * value, 200, 200)
+    found = findings(change(rows, "skipped", lambda step, value: 1.0, 200, 200), 490)
+    assert [(each.rule, each.level) for each in found if each.rule != "plateau"] == [("refused_steps", "info")]
+    assert names(trouble(findings(rows, 490))) == ["loss_spike", "gradient_spike"]
+
+
+def test_run_that_goes_back_and_takes_another_way():
+    """The loss never came back from step 250 on; at 350 the run goes back to 230 and takes other data."""
+    clean = healthy(490, seed=17)
+    bad = change(clean, "loss", lambda step, value: 1.7 * value, 250)
+    rows = [row for row in bad if row["step"] <= 350] + [row for row in clean if row["step"] > 230]
+    found = findings(rows, 490)
+    # The old way did not recover: nothing is said of it any more.
+    assert [(each.rule, each.level) for each in found if each.rule != "plateau"] == [("loss_spike", "critical")]
+
+
+def test_readings_at_log_points_only():
+    """Parts of a step and memory come once in ten steps; the findings are the same."""
+    def sparse(rows: Rows) -> Rows:
+        seldom = ("time.", "memory.")
+        return [{k: v for k, v in row.items() if not k.startswith(seldom) or row["step"] % 10 == 0} for row in rows]
+
+    clean = healthy(1200, seed=18)
+    faults = {"data_wait": waiting, "device_memory": leak("memory.bytes", 0.5)}
+    for rule, fault in faults.items():
+        assert names(trouble(findings(sparse(fault(clean, 300)), 1200))) == [rule]
+    assert trouble(findings(sparse(clean), 1200)) == []
+
+
+BEGAN_WITH = (2.57, 1.44, 2.63, 2.59, 2.58, 1.48, 1.52, 2.57)  # fine-tuning in the default run, reading by reading
+
+
+@pytest.mark.parametrize(("later", "told"), [(1.0, []), (1.15, []), (1.3, ["embedding_spread"])])
+def test_a_spread_that_the_weights_began_with_is_not_of_this_run(later, told):
+    def spread_of(step: int, value: float) -> float:
+        return BEGAN_WITH[step // 5 % len(BEGAN_WITH)] * (later if step > 200 else 1.0)
+
+    rows = change(healthy(490, seed=3, phase="sft"), "vitals.embedding_spread", spread_of)
+    assert names(trouble(findings(rows, 490, "sft"))) == told
+
+
+def test_weights_that_begin_with_a_hopeless_spread_are_told():
+    rows = change(healthy(490, seed=3, phase="sft"), "vitals.embedding_spread", lambda step, value: 7.0)
+    assert names(trouble(findings(rows, 490, "sft"))) == ["embedding_spread"]
+
+
+def test_every_rule_has_a_planted_fault():
+    elsewhere = {"divergence", "spike_recovery", "plateau", "resume_spike", "resume_under_report"}
+    assert {rule for _, _, rule, _ in FAULTS} | elsewhere == set(RULES)
+
+
+def test_events_gather_findings_of_a_rule():
+    found = findings(drift(healthy(490, seed=4), 160), 490)
+    (event,) = [each for each in events(found) if each.first.rule == "divergence"]
+    assert (event.times, event.worst.level, event.first.level) == (2, "critical", "warning")
+    assert LEVELS.index(event.worst.level) == 3

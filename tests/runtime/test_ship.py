@@ -1,0 +1,199 @@
+"""The shipper against a real MLflow SQLite store: nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from athanor.base.artifacts import read_json, write_json
+from athanor.runtime import ship
+from athanor.runtime.journal import Journal
+from athanor.runtime.tracking import Tracker
+from tests.runtime.view import ROOT, assert_view, environment, meta
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    root = tmp_path_factory.mktemp("store")
+    (root / ".athanor" / "runs").mkdir(parents=True)
+    return root, Tracker(root, f"sqlite:///{root}/mlflow.db")
+
+
+def folder(root, run, stage, steps, **more):
+    path = root / ".athanor" / "runs" / run
+    journal = Journal(path)
+    write_json(path / "meta.json", meta(run, stage, **more))
+    for step in range(steps):
+        journal.scalars(step, {"train/loss": 1.0 / (step + 1)})
+    return path, journal
+
+
+def test_run_arrives_whole_under_its_parent_and_only_once(store):
+    root, tracker = store
+    path, journal = folder(root, "pretrain-1", "pretrain", 50)
+    tracker.ship(path, live=True)
+    for step in range(50, 60):
+        journal.scalars(step, {"train/loss": float("nan") if step == 55 else 0.1})
+    (path / "files" / "card.md").write_text("hello")
+    journal.close("FINISHED", metrics={"bpb": 1.5}, facts={"slot": "abc"}, seconds=2.0)
+    tracker.ship(path, live=False)
+    tracker.ship(path, live=False)
+    state = read_json(path / "ship.json")
+    run = tracker.client.get_run(state["mlflow_run"])
+    history = tracker.client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted(point.step for point in history) == list(range(60))
+    assert run.info.status == "FINISHED" and run.data.metrics["final.bpb"] == 1.5
+    assert run.data.params["pretrain.lr"] == "0.001" and run.data.tags["athanor.made_by.clean"] == "clean-1"
+    assert run.inputs.dataset_inputs[0].dataset.digest == "0123456789abcdef0123456789abcdef"
+    assert [file.path for file in tracker.client.list_artifacts(run.info.run_id)] == ["card.md"]
+    parent = tracker.client.get_run(run.data.tags["mlflow.parentRunId"])
+    assert parent.data.metrics["pretrain.bpb"] == 1.5 and parent.data.tags["athanor.made_by.pretrain"] == "pretrain-1"
+    assert ship.shipped(path)
+
+
+def test_health_of_a_run_is_a_tag_and_its_findings_are_points(store):
+    root, tracker = store
+    path, journal = folder(root, "watched-1", "pretrain", 3)
+    tracker.ship(path, live=True)
+    run_id = read_json(path / "ship.json")["mlflow_run"]
+    finding = {"value": 2.0, "threshold": 1.5, "diagnosis": "The loss jumped.", "fix": "a lower lr."}
+    seen = []
+    events = [("training", {}), ("finding", {"rule": "spike_recovery", "level": "info", "step": 3, **finding})]
+    events += [("finding", {"rule": "nan_loss", "level": level, "step": 5, **finding}) for level in ("critical", "warning")]
+    for name, facts in [("note", {"text": "x"}), *events]:
+        journal.event(name, **facts)
+        tracker.ship(path, live=True)
+        seen.append(tracker.client.get_run(run_id).data.tags.get("health"))
+    assert seen == [None, "ok", "ok", "critical", "critical"]  # the worst that was seen, not the last
+    points = {name: tracker.client.get_metric_history(run_id, f"health.{name}") for name in ("spike_recovery", "nan_loss")}
+    assert [(point.step, point.value) for point in points["spike_recovery"]] == [(3, 2.0)]
+    assert {(point.step, point.value) for point in points["nan_loss"]} == {(5, 4.0), (5, 3.0)}
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    tracker.client.set_tag(run_id, "health", "lost")
+    (path / "ship.json").unlink()  # told from nothing it comes out the same
+    tracker.ship(path, live=False)
+    assert tracker.client.get_run(run_id).data.tags["health"] == "critical"
+
+
+def test_lost_ship_state_does_not_double_points(store):
+    root, tracker = store
+    path, journal = folder(root, "sft-1", "sft", 30)
+    tracker.ship(path, live=True)
+    first = read_json(path / "ship.json")["mlflow_run"]
+    (path / "ship.json").unlink()
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    tracker.ship(path, live=False)
+    assert read_json(path / "ship.json")["mlflow_run"] == first
+    assert len(tracker.client.get_metric_history(first, "train/loss")) == 30
+
+
+def test_stages_of_one_configuration_share_a_parent_and_another_has_its_own(store):
+    root, tracker = store
+    parents = []
+    for run, key in (("a-1", "main@1111111/aaaaaaaa"), ("b-1", "main@1111111/aaaaaaaa"), ("c-1", "main@1111111/bbbbbbbb")):
+        path, journal = folder(root, run, run[0], 1, key=key)
+        journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+        tracker.ship(path, live=False)
+        child = tracker.client.get_run(read_json(path / "ship.json")["mlflow_run"])
+        parents.append(child.data.tags["mlflow.parentRunId"])
+    assert parents[0] == parents[1] != parents[2]
+
+
+def test_killed_then_resumed_run_is_one_run(store):
+    root, tracker = store
+    path, journal = folder(root, "kill-1", "pretrain", 10)
+    tracker.ship(path, live=False)  # the process is gone and left no end.json
+    run_id = read_json(path / "ship.json")["mlflow_run"]
+    assert tracker.client.get_run(run_id).info.status == "KILLED"
+    write_json(path / "meta.json", meta("kill-1", "pretrain", resumed=1))
+    journal = Journal(path)
+    for step in range(5, 20):
+        journal.scalars(step, {"train/loss": 1.0 / (step + 1)})
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    tracker.ship(path, live=False)
+    run = tracker.client.get_run(run_id)
+    assert run.info.status == "FINISHED" and run.data.tags["athanor.resumed"] == "1"
+    assert len(tracker.client.get_metric_history(run_id, "train/loss")) == 20
+
+
+def test_shipper_process_delivers_and_leaves(store, tmp_path):
+    root, tracker = store
+    path, journal = folder(root, "proc-1", "clean", 3)
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    command = [sys.executable, "-m", "athanor.runtime.ship", "--root", str(root), "--wait", "90"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ship.shipped(path)
+    assert_view(tracker.client, root)
+
+
+def test_a_record_of_a_delivery_that_cannot_be_read_costs_a_second_one(store, monkeypatch):
+    """It ended the shipper with a traceback, so that nothing else was delivered either."""
+    root, tracker = store
+    path, journal = folder(root, "unread-1", "clean", 5)
+    journal.close("FINISHED", metrics={"rows": 5}, facts={}, seconds=1.0)
+    tracker.ship(path, live=False)
+    before = read_json(path / "ship.json")
+
+    def broken(path, *_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("athanor.runtime.store._read", broken)
+        assert path in ship.unshipped(root)
+        tracker.ship(path, live=False)
+    assert read_json(path / "ship.json") == before and ship.shipped(path)
+
+
+def test_what_cannot_be_delivered_is_told_with_what_happens_now_and_has_status_1(store, monkeypatch):
+    root, _ = store
+    here = root / "twice"
+    path, journal = folder(here, "clean-1", "clean", 3)
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    said, failures = [], [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path / "ship.json"))] * 2
+    plain = Tracker.ship
+
+    def failing(self, *args, **how):
+        if failures:
+            raise failures.pop()
+        plain(self, *args, **how)
+
+    monkeypatch.setattr(Tracker, "ship", failing)
+    monkeypatch.setattr(Tracker, "explained", lambda *_: False)
+    monkeypatch.setattr(ship, "say", said.append)
+    monkeypatch.setattr(ship, "step_back", lambda: None)
+    monkeypatch.setattr(ship, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ship, "IDLE_SECONDS", 0.3)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root}/mlflow.db")
+    assert ship._serve(here) == 1 and not ship.shipped(path)
+    assert ship._serve(here) == 1 and not ship.shipped(path)
+    assert len(said) == 2 and all("clean-1 is not shipped" in line and "the disk is full" in line for line in said)
+    assert all("the journal is kept, and this shipper, the next stage's or `athanor ship` delivers it" in line for line in said)
+    monkeypatch.setattr(ship, "IDLE_SECONDS", 2.0)  # long enough to try again
+    failures.append(ValueError("once"))
+    assert ship._serve(here) == 0 and ship.shipped(path) and failures == [] and len(said) == 3
+
+
+def test_dead_server_keeps_the_journal(store, monkeypatch):
+    root, _ = store
+    dead = root / "dead"
+    (dead / ".athanor" / "runs").mkdir(parents=True)
+    path, journal = folder(dead, "clean-1", "clean", 3)
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setattr(ship, "GIVE_UP_SECONDS", 0.0)
+    monkeypatch.setattr(ship, "POLL_SECONDS", 0.01)
+    assert ship.ship_all(dead) is None
+    assert not ship.shipped(path) and len((path / "journal.jsonl").read_text().splitlines()) == 3
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    target = root / ".athanor" / "runs" / "late-1"
+    shutil.copytree(path, target)
+    write_json(target / "meta.json", meta("late-1", "clean"))
+    Tracker(root, f"sqlite:///{root}/mlflow.db").ship(target, live=False)
+    assert ship.shipped(target) and json.loads((target / "end.json").read_text())["status"] == "FINISHED"
