@@ -28,7 +28,7 @@ from athanor.cli.plan.simulate import Change, View
 from athanor.cli.summary import leaf
 from athanor.base.errors import AthanorError, InputError
 from athanor.runtime import dvc_view
-from athanor.runtime.closure import closure, code_digest, stage_module
+from athanor.runtime.closure import closure, code_digest, is_code, stage_module
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _judge(repo: Any, root: Path, stage: Any, *, asked: bool) -> Verdict | None:
     view = View(repo)
     files_now = {dep.def_path: view.future(dep) for dep in stage.deps if dep not in stage.params}
     changes = list(view.changes(stage, files_now))
-    files = tuple(change.name for change in changes if change.kind == "file" and change.name.endswith(".py"))
+    files = tuple(change.name for change in changes if change.kind == "file" and is_code(change.name))
     if not files and not (asked and changes):
         return Verdict(stage.addressing, ()) if asked else None
     return Verdict(stage.addressing, files, _refusal(root, stage, changes, files))
@@ -86,7 +86,7 @@ def _refusal(root: Path, stage: Any, changes: Sequence[Change], files: Sequence[
         return f"{path} has no digest of the code (made by an older version): dvc repro"
     try:
         module = stage_module(str(stage.cmd))
-        outside = sorted(set(files) - set(closure(root, module)))
+        outside = sorted({name for name in files if name.endswith(".py")} - set(closure(root, module)))
         now = code_digest(root, module)
     except SyntaxError as error:
         return f"one of {', '.join(files)} cannot be parsed ({error.msg})"

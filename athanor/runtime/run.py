@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SPREAD_BYTES = 4_000_000
 PARAMS = Path("params.yaml")
+CODE = "code.json"  # in a finished run's folder: the files of its code, each with the digest of its syntax tree
 GO_ON = "The same command goes on from the last checkpoint"
 
 
@@ -370,6 +371,7 @@ class Run:
                 "python": hardware["python"],
             },
         )
+        write_json(self.journal.folder / CODE, dict(self._code.files))
         self.journal.close("FINISHED", metrics=self._metrics, facts=facts.scalars(self._facts), seconds=seconds)
         self._release()
         self._say(f"done in {duration(seconds)}")

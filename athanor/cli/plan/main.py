@@ -45,7 +45,7 @@ from athanor.base.errors import AthanorError, GateError, ParamsError
 from athanor.hardware.shape import advice
 from athanor.training.sft_params import SCRATCH
 from athanor.runtime import dvc_lock, dvc_view
-from athanor.runtime.closure import code_digest, stage_module
+from athanor.runtime.closure import code_digest, is_code, stage_module
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
 from athanor.runtime.schema import check_file, memory_notes
@@ -150,7 +150,7 @@ def _shape(steps: Sequence[Step], built: Mapping[str, Any]) -> list[str]:
 
 def _only_comments(step: Step, root: Path) -> bool:
     """Whether a stage would run, and `athanor accept` would make it stay."""
-    code = [change for change in step.changes if change.kind == "file" and change.name.endswith(".py")]
+    code = [change for change in step.changes if change.kind == "file" and is_code(change.name)]
     facts = leaf(root, step.stage)
     if step.action != RUN or not code or code != list(step.changes) or not facts or not step.command:
         return False

@@ -11,13 +11,20 @@ so it works while another process runs `dvc repro`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from athanor.base.artifacts import read_json
+from athanor.base.errors import AthanorError
+from athanor.cli.summary import leaf
 from athanor.runtime import dvc_view
+from athanor.runtime.closure import file_digests, is_code, stage_module
 from athanor.runtime.facts import flatten
+from athanor.runtime.run import CODE
 
 KEEP, RESTORE, RUN, FOLLOWS = "keep", "restore", "run", "follows"
 ABSENT = "(absent)"
@@ -75,7 +82,7 @@ class Step:
         if self.unrecorded:
             lines = ["first run"] if self.runs else ["not in dvc.lock"]
         else:
-            code = [c for c in self.changes if c.kind == "file" and c.name.endswith(".py") and c.what == "changed"]
+            code = [c for c in self.changes if c.kind == "file" and is_code(c.name) and c.what == "changed"]
             others = sorted((c for c in self.changes if c not in code), key=lambda change: change.kind != "parameter")
             lines = [*map(str, others), *([f"code changed: {_names([c.name for c in code])}"] if code else [])]
         return lines + ([f"made anew before it: {_names(self.waits)}"] if self.waits else [])
@@ -103,7 +110,7 @@ class View:
     """The workspace as the stages looked at so far would leave it."""
 
     def __init__(self, repo: Any) -> None:
-        self.repo = repo
+        self.repo, self.root = repo, Path(repo.root_dir)
         self.made: dict[str, Any] = {}  # path of an output that changes, to the restored output or None
         self.makers = {out.fs_path for stage in repo.index.stages for out in stage.outs if stage.cmd}
 
@@ -175,7 +182,9 @@ class View:
             if dep in stage.params:
                 yield from param_changes(dep)
             else:
-                yield from self._dep_change(dep, future[dep.def_path])
+                edited = self._edited(stage, dep) if is_code(dep.def_path) else []
+                for change in self._dep_change(dep, future[dep.def_path]):
+                    yield from (dataclasses.replace(change, name=name) for name in edited or [change.name])
         for out in stage.outs:
             what = self._out_state(out)
             if what:
@@ -190,6 +199,20 @@ class View:
         elif new[0] != dep.hash_info:
             what = "is new" if not dep.hash_info else "changed"
             yield Change(kind, dep.def_path, what, dep.hash_info.value, new[0].value)
+
+    def _edited(self, stage: Any, folder: Any) -> list[str]:
+        """The files of a folder of code that differ from those of the run that made the outputs, as far as it is known.
+
+        None where only comments differ, or files that the stage does not use.
+        """
+        facts = leaf(self.root, stage.addressing)
+        try:
+            before = read_json(self.root / ".athanor" / "runs" / (facts or {})["run"] / CODE)
+            now = file_digests(self.root, stage_module(str(stage.cmd)))
+        except (AthanorError, SyntaxError, KeyError):
+            return []
+        inside = [name for name in {**before, **now} if name.startswith(f"{folder.def_path}/")]
+        return sorted(name for name in inside if before.get(name) != now.get(name))
 
     def _is_made(self, path: str) -> bool:
         return any(_inside(path, out) or _inside(out, path) for out in self.makers)
