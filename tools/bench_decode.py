@@ -122,7 +122,7 @@ class LlamaCpp:
 
 
 def llama(path: str, threads: str, context: str) -> None:
-    from athanor.gguf.llamacpp import Client, start_server
+    from athanor.export.llamacpp import Client, start_server
 
     server = start_server(path, context_tokens=int(context), threads=int(threads), exact=True)
     client = Client(server.listening_address)

@@ -18,7 +18,7 @@ import torch
 
 from athanor.text.documents import read_documents
 from athanor.base.errors import InputError
-from athanor.evaluation import standard
+from athanor.cli import standard
 from athanor.runtime.machine import anchor, machine
 from athanor.serving.loading import load_export
 

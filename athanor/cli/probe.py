@@ -24,7 +24,7 @@ from athanor.runtime.closure import SIDE
 from athanor.runtime.facts import flatten
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import check_file
-from athanor.training.recipe import Recipe, check, derive, table
+from athanor.cli.recipe import Recipe, check, derive, table
 
 LEFT, RIGHT, TOP, BOTTOM = 70, 620, 40, 345  # of the picture's frame, see templates/probe.svg.j2
 STAGE_FILE = Path(SIDE) / "lr.yaml"

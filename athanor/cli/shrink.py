@@ -9,13 +9,24 @@ folder. `athanor chat --model OUT`, transformers and lm_eval read OUT.
 from __future__ import annotations
 
 import argparse
+import torch
 from pathlib import Path
-
 from athanor.cli import slots
 from athanor.base.errors import InputError
 from athanor.export.huggingface import DTYPES
-from athanor.export.shrink import newest, shrink
 from athanor.runtime.machine import anchor
+from dataclasses import dataclass
+from typing import Any
+from safetensors import safe_open
+from athanor.base.artifacts import manifest_digest, new_dir, read_json, read_manifest, sha256_file
+from athanor.export.huggingface import write_huggingface
+from athanor.export.source import Source, TOKENIZER, make_source
+from athanor.export.vocabulary import Vocabulary
+from athanor.model.config import ModelConfig
+from athanor.model.transformer import Transformer
+from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
+from athanor.training import checkpoint
+from athanor.model.weights import fill, load_config
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -34,3 +45,83 @@ def run(args: argparse.Namespace) -> int:
     before, after = slots.size(made.before), slots.size(made.after)
     print(f"step {made.step:,}: {before} with optimiser state, {after} in {args.out} ({made.after / made.before:.0%})")
     return 0
+
+
+# A checkpoint's weights, checked against its slot and without what only training needs; as a Hugging Face directory.
+
+BASE = Path("models/base")
+_WEIGHTS = "model."  # of the names in a checkpoint; the rest is optimiser, history, guard and random states
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """Sizes in bytes of the checkpoint and of what was made of it."""
+
+    step: int
+    before: int
+    after: int
+
+
+def newest(slot: Path) -> Path:
+    """The newest checkpoint of a slot, not looked into."""
+    found = checkpoint.steps(slot)
+    if not found:
+        raise InputError("no checkpoint in it", where=str(slot), fix="athanor slots lists what there is")
+    return found[0]
+
+
+def shrink(source: Path, out: Path, dtype: str) -> Shrunk:
+    """Write the weights of one checkpoint (`SLOT/step_N`) to `out`; InputError if any byte of it is torn."""
+    source = source.resolve()
+    found = checkpoint_source(source, slot_of(source))[0]
+    with new_dir(out) as folder:
+        write_huggingface(folder, found, dtype)
+    return Shrunk(checkpoint.step_of(source), _size(source), _size(out))
+
+
+def checkpoint_source(folder: Path, slot: Path, tokenizer_dir: Path = TOKENIZER) -> tuple[Source, str]:
+    """The model of a checkpoint of a slot, and the hash of the checkpoint's tensors; InputError if any byte is torn.
+
+    The shape comes from the slot for pretraining and from models/base for
+    fine-tuning; that and the tokenizer must be those the slot was trained with.
+    """
+    facts = read_json(slot / "facts.json")
+    tokenizer = Tokenizer.load(tokenizer_dir)
+    if facts["inputs"].get("tokenizer") not in (tokenizer.digest, manifest_digest(tokenizer_dir)):
+        raise InputError("was trained with another tokenizer", where=str(slot), fix=f"dvc checkout {tokenizer_dir}")
+    config = _shape(facts, slot)
+    told, path = read_json(folder / checkpoint.STATE).get("tensors_sha256"), folder / checkpoint.TENSORS
+    if not path.is_file() or sha256_file(path) != told:
+        raise InputError("missing or damaged", where=str(path))
+    with safe_open(path, framework="pt") as file:  # the optimiser's tensors, two thirds of it, are not read
+        names = [name for name in file.keys() if name.startswith(_WEIGHTS)]
+        tensors = {name.removeprefix(_WEIGHTS): file.get_tensor(name).float() for name in names}
+    with torch.device("meta"):
+        model = Transformer(config)
+    fill(model, tensors, str(path))
+    vocabulary = Vocabulary.load(tokenizer_dir / MODEL_FILE)
+    name = f"{slot.parent.name}-step-{checkpoint.step_of(folder)}"
+    return make_source(name, model.eval(), tokenizer, vocabulary, {}), told
+
+
+def slot_of(source: Path) -> Path:
+    """The slot of a checkpoint; those from further back lie one folder deeper."""
+    source = source.resolve()
+    parent = source.parent
+    slot = parent.parent if parent.name == checkpoint.ANCHORS else parent
+    if source not in checkpoint.steps(parent) or not (slot / "facts.json").is_file():
+        raise InputError("not a checkpoint of a slot", where=str(source), fix="name .athanor/slots/STAGE/ID/step_N")
+    return slot
+
+
+def _shape(facts: dict[str, Any], slot: Path) -> ModelConfig:
+    if "model" in facts["params"]:
+        return ModelConfig.from_dict(facts["params"]["model"])
+    read_manifest(BASE, "model", 1)
+    if facts["inputs"].get("base") != manifest_digest(BASE):
+        raise InputError(f"was trained from another {BASE}", where=str(slot), fix=f"dvc checkout {BASE}")
+    return load_config(BASE)[0]
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -19,13 +19,13 @@ from athanor.base.artifacts import rounded
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
 from athanor.base.errors import GateError
-from athanor.evaluation.perplexity import load_directory
+from athanor.export.perplexity import load_directory
 from athanor.export.gguf import K_TYPES
 from athanor.export.huggingface import DTYPES
 from athanor.export.probes import Probe
 from athanor.export.source import Source
 from athanor.export.vocabulary import SPACE
-from athanor.gguf import llamacpp
+from athanor.export import llamacpp
 from athanor.model.transformer import Transformer
 from athanor.tokenizer.chat import prompt_ids
 from athanor.model.weights import fill

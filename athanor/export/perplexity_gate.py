@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from athanor.base.errors import GateError, InputError
-from athanor.evaluation.perplexity import HuggingFace, LlamaCpp, Ours, Scorer, TextScore
+from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, Scorer, TextScore
 from athanor.export.gguf import gguf_name
 from athanor.export.parity import FIX, FULL_SCALE, bound, rebuilt
 from athanor.export.publish import AGAIN, HF_DIR, exact_file
 from athanor.export.source import Source
-from athanor.gguf.llamacpp import INSTALL, NotInstalled
+from athanor.export.llamacpp import INSTALL, NotInstalled
 from athanor.export.params import ExportParams
 from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
 

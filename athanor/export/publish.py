@@ -16,7 +16,7 @@ from athanor.export.huggingface import write_huggingface
 from athanor.export.parity import Limits, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.probes import Probe
 from athanor.export.source import Source
-from athanor.gguf.llamacpp import NotInstalled
+from athanor.export.llamacpp import NotInstalled
 from athanor.export.params import ExportParams
 from athanor.tokenizer.tokenizer import ROLE_PIECES, STOP
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from athanor.base.artifacts import MANIFEST, manifest_digest, new_dir, read_json
 from athanor.base.errors import AthanorError, InputError, suggest
-from athanor.gguf.reader import read_header
+from athanor.export.gguf_reader import read_header
 from athanor.runtime.dvc_view import cache_folder
 from athanor.serving.experiments import EXPORT, HF_DIR, WEIGHTS_OF, cached, export_of, recorded, unexported
 from athanor.tokenizer.chat import template_hash

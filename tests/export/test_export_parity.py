@@ -17,7 +17,7 @@ from athanor.export import gguf, gguf_check
 from athanor.export.huggingface import DTYPES, write_huggingface
 from athanor.export.parity import Limits, bound, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.vocabulary import NORMAL
-from athanor.gguf import llamacpp
+from athanor.export import llamacpp
 from tests.export.conftest import unpermuted, write_altered
 
 LIMITS = Limits(logit_tolerance=1e-4, margin_logits=0.1)

@@ -11,7 +11,7 @@ from athanor.base.artifacts import sha256_file
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.export import gguf, gguf_check, kquants, publish
 from athanor.export.parity import Limits, check_llama_cpp
-from athanor.gguf.llamacpp import NotInstalled
+from athanor.export.llamacpp import NotInstalled
 from athanor.export.params import ExportParams, PerplexityTolerance
 
 PARAMS = ExportParams(

@@ -13,12 +13,12 @@ import pytest
 
 from athanor.cli.evaluate.sets import row_windows
 from athanor.base.errors import GateError
-from athanor.evaluation.perplexity import HuggingFace, LlamaCpp, Ours, TextScore, measured
+from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, TextScore, measured
 from athanor.export import gguf
 from athanor.export.huggingface import write_huggingface
 from athanor.export.parity import rebuilt
 from athanor.export.perplexity_gate import agree, held_out_text
-from athanor.gguf import llamacpp
+from athanor.export import llamacpp
 from athanor.tokenizer.chat import render
 from tests.export.conftest import CONTEXT, documents, question, reply, unpermuted, write_altered
 

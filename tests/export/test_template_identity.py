@@ -22,7 +22,7 @@ from athanor.export import gguf
 from athanor.export.huggingface import write_huggingface
 from athanor.export.probes import has_control
 from athanor.export.source import load_source
-from athanor.gguf import llamacpp
+from athanor.export import llamacpp
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.chat_data import gates as sft_gates

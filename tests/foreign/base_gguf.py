@@ -88,7 +88,7 @@ def main(job_path, result_path):
         import xllamacpp
     except ImportError:
         return 3
-    from athanor.gguf.llamacpp import Client
+    from athanor.export.llamacpp import Client
 
     job = json.loads(Path(job_path).read_text())
     signal.alarm(110)

@@ -14,7 +14,7 @@ from athanor.text.conversations import Message
 from athanor.base.errors import InputError
 from athanor.decoding.generate import generate
 from athanor.serving.backends.base import Request, Stops
-from athanor.gguf.reader import read_header
+from athanor.export.gguf_reader import read_header
 from athanor.tokenizer.chat import prompt_ids
 from athanor.decoding.prompting import end_ids, fit
 from athanor.tokenizer.tokenizer import Tokenizer

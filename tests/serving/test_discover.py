@@ -18,7 +18,7 @@ from athanor.base.artifacts import read_json, write_json, write_manifest
 from athanor.base.errors import InputError
 from athanor.serving.discover import discover, materialise, problem_of
 from athanor.serving.experiments import cached, unexported
-from athanor.gguf.reader import read_header
+from athanor.export.gguf_reader import read_header
 from athanor.serving.models import Models
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.models_tiny import write_export

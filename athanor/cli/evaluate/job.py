@@ -26,7 +26,7 @@ from athanor.hardware.priority import step_back
 
 if TYPE_CHECKING:
     from athanor.cli.evaluate.sets import EvalSet
-    from athanor.evaluation.perplexity import Scorer, Window
+    from athanor.export.perplexity import Scorer, Window
     from athanor.tokenizer.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -176,7 +176,7 @@ def _methods(
 ) -> Iterator[tuple[str, str, list[Window], Any]]:
     """(method, mask, windows, bytes of each token) of every way to score the data."""
     from athanor.cli.evaluate.sets import CONVERSATIONS, conversation_ids, document_rows, row_windows
-    from athanor.evaluation.perplexity import LlamaCpp, chunk_windows
+    from athanor.export.perplexity import LlamaCpp, chunk_windows
 
     if data.kind == CONVERSATIONS:
         if tokenizer is None:
@@ -192,11 +192,11 @@ def _methods(
 
 def _open(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokenizer | None]:
     """The model in its runtime, facts on it for the rows, and our tokenizer if it is the model's."""
-    from athanor.evaluation.perplexity import HuggingFace, LlamaCpp, Ours
+    from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours
     from athanor.export.gguf import write_gguf
     from athanor.export.huggingface import write_huggingface
     from athanor.export.parity import rebuilt
-    from athanor.export.shrink import checkpoint_source, slot_of
+    from athanor.cli.shrink import checkpoint_source, slot_of
     from athanor.export.source import load_source
     from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
     from athanor.model.weights import WEIGHTS

@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         return follow(args, recorder, place)
     model, kind, told = Path(args.model), kind_of(args.model), None
     if kind == CHECKPOINT:
-        from athanor.export.shrink import slot_of
+        from athanor.cli.shrink import slot_of
 
         told = about(slot_of(model), model.resolve())
     recorder.add(apart(job_of(args, model, kind, about=told), low_priority=False))

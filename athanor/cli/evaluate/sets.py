@@ -13,7 +13,7 @@ import numpy as np
 from athanor.base.artifacts import digest
 from athanor.text.conversations import Message
 from athanor.base.errors import InputError
-from athanor.evaluation.perplexity import Window
+from athanor.export.perplexity import Window
 from athanor.tokenizer.chat import render
 from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
 from athanor.model.validation import spans

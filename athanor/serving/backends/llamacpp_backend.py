@@ -24,8 +24,8 @@ from typing import Any
 from athanor.base.artifacts import read_json
 from athanor.text.conversations import Message
 from athanor.base.errors import AthanorError, InputError
-from athanor.gguf.llamacpp import INSTALL, Client, Refused, start_server
-from athanor.gguf.reader import read_header
+from athanor.export.llamacpp import INSTALL, Client, Refused, start_server
+from athanor.export.gguf_reader import read_header
 from athanor.serving.backends.base import HALF, Answer, Emit, Prompt, Request, fit_prompt, prepare, settings
 from athanor.serving.discover import gguf_problem, tokenizer_beside
 from athanor.decoding.prompting import end_ids

@@ -22,7 +22,7 @@ from athanor.cli.evaluate.job import Job, apart, kind_of
 from athanor.cli.evaluate.sets import document_rows, load_set, row_windows
 from athanor.text.documents import Document, write_documents
 from athanor.base.errors import GateError, InputError
-from athanor.evaluation.perplexity import Ours, chunk_windows, measured, scored_bytes
+from athanor.export.perplexity import Ours, chunk_windows, measured, scored_bytes
 from athanor.runtime.slots import Slot
 from athanor.training import checkpoint
 from athanor.model.validation import bits_per_byte

@@ -15,7 +15,8 @@ from athanor.base.artifacts import read_json
 from athanor.cli import cli
 from athanor.text.documents import Document, write_documents
 from athanor.base.errors import InputError
-from athanor.evaluation import battery, likelihood, scoring, standard
+from athanor.cli import standard
+from athanor.evaluation import battery, likelihood, scoring
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import make_source
 from athanor.export.vocabulary import Vocabulary

@@ -10,7 +10,7 @@ import torch
 from athanor.base.artifacts import manifest_digest, write_json
 from athanor.cli import cli
 from athanor.base.errors import InputError
-from athanor.export.shrink import newest, shrink
+from athanor.cli.shrink import newest, shrink
 from athanor.serving.loading import load_export
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer

@@ -3,7 +3,7 @@
 Serving keeps a server inside the process of its worker (`start_server`, `Client`). Export and evaluation give a file
 and a list of questions to `ask`, which runs this module in a process of its own, as llama.cpp may abort or hang:
 
-    python -P -m athanor.gguf.llamacpp JOB.json RESULT.json
+    python -P -m athanor.export.llamacpp JOB.json RESULT.json
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="athanor-llamacpp-") as folder:
         job_path, result_path, log_path = (Path(folder) / name for name in ("job.json", "result.json", "log.txt"))
         job_path.write_text(json.dumps(job), encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "athanor.gguf.llamacpp", str(job_path), str(result_path)]
+        command = [sys.executable, "-P", "-m", "athanor.export.llamacpp", str(job_path), str(result_path)]
         status = _run(command, log_path, timeout_seconds)
         lines = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last_words = " / ".join(line.strip(". ") for line in lines[-3:])[-400:] or "no message"

@@ -15,7 +15,7 @@ from athanor.cli import cli
 from athanor.base.errors import InputError
 from athanor.export import source as lineage
 from athanor.export.gguf_check import contents
-from athanor.export.verify import DIFFERS, MATCHES, UNCHECKED, verify
+from athanor.cli.verify import DIFFERS, MATCHES, UNCHECKED, verify
 from tests.stages.test_export_stage import build, execute
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from athanor.base.errors import GateError, InputError
-from athanor.gguf import llamacpp
-from athanor.gguf.reader import read_header
+from athanor.export import llamacpp
+from athanor.export.gguf_reader import read_header
 from athanor.tokenizer.tokenizer import MODEL_FILE, SPACE_MARK, Tokenizer
 from athanor.model.loss import Targets, token_losses
 
