@@ -125,7 +125,7 @@ def check_merged(
 def card(name: str, facts: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str]) -> str:
     """MODEL_CARD.md: what it was made from and how, and how to use it; nothing that differs between equal runs."""
     leaves = [(title, _leaves(values)) for title, values in facts.items()]
-    return markdown("athanor.export", "lora_card.md.j2").render(name=name, facts=leaves, digests=digests)
+    return markdown("athanor.adapters", "lora_card.md.j2").render(name=name, facts=leaves, digests=digests)
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ example domains, private and documentation addresses. Placeholders are the same
 everywhere, so the order of documents changes nothing.
 
 Measured. Recall of 300 planted per category, in the spellings of
-tests/corpus/test_pii.py: all found. Written otherwise they are missed: "ann at
+tests/cleaning/test_pii.py: all found. Written otherwise they are missed: "ann at
 kale dot com", national phone numbers without a word like "tel" before them
 (outside North America), cards without their usual grouping, passwords. False
 alarms, read one by one: in the 15 MB of code and prose of Python 3.11's

@@ -15,7 +15,7 @@ from athanor.text.conversations import Item, Message, write_rows
 from athanor.text.documents import Document, write_shards
 from athanor.runtime import presets
 from athanor.runtime.run import Run
-from tests.corpus.world import write_scorer
+from tests.cleaning.world import write_scorer
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = "How many <b>green</b> apples did the old farmer sell at the market on the third Sunday in May?"

@@ -8,10 +8,10 @@ modules that `athanor/runtime` imports (computed from the imports). There is no
 stage does not declare have another preset's values.
 
 What this cannot see: a stage that uses a library module which it does not
-declare but its infrastructure imports (`athanor/params/*` by way of
-pipeline/schema, `athanor/decoding/generate` by way of pipeline/observe). The
+declare but its infrastructure imports (`params.py` of other stages by way of
+runtime/schema, `decoding/generate` by way of runtime/observe). The
 static closure in test_closure.py sees it when the stage imports the module or
-takes a name of it from a pipeline module; only a value that a pipeline function
+takes a name of it from a module of the runtime; only a value that its function
 computes with it and returns could enter an output unseen.
 """
 

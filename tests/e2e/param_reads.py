@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 FOLDER = "PARAM_READS"  # environment variable: where each process leaves a file
-RECORDED = ("athanor.params.", "athanor.model.config")  # ModelParams is copied into a ModelConfig, which is then read
+CONFIG = "athanor.model.config"  # ModelParams is copied into a ModelConfig, which is then read
 BUILDING = ("dataclasses", "copy", "athanor.base.strict")
 
 reads: set[str] = set()
@@ -27,9 +27,14 @@ def dataclass(cls=None, /, **options):
     if cls is None:
         return lambda decorated: dataclass(decorated, **options)
     made = plain_dataclass(cls, **options)
-    if made.__module__.startswith(RECORDED):
+    if is_recorded(made.__module__):
         watch(made)
     return made
+
+
+def is_recorded(module):
+    """Whether a module holds classes of parameters: `params` or `…_params` in the folder that reads them."""
+    return module == CONFIG or (module.startswith("athanor.") and module.endswith("params"))
 
 
 def watch(cls):
@@ -50,7 +55,7 @@ def counts(frame):
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if module in BUILDING or code.co_name == "__post_init__" or code.co_filename == "<string>":
             return False
-        if not module.startswith(RECORDED):
+        if not is_recorded(module):
             return True
         frame = frame.f_back
     return False

@@ -70,9 +70,11 @@ def test_a_stage_may_name_files_of_a_folder_instead(repo):
 
 
 def test_stages_depend_on_few_folders():
+    """Seven in the pipeline; the side stages span what several of its stages do."""
     for path in closure.graphs(ROOT):
+        most = 7 if path.name == "dvc.yaml" else 9
         for name, stage in read_yaml(path)["stages"].items():
-            assert len([dep for dep in stage["deps"] if closure.is_code(dep)]) <= 7, name
+            assert len([dep for dep in stage["deps"] if closure.is_code(dep)]) <= most, name
 
 
 def test_dynamic_import_is_refused(repo):

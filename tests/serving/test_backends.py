@@ -22,7 +22,7 @@ from tests.evaluation.tiny import always_says
 from tests.export.conftest import question, train_model
 from tests.serving.models_tiny import write_export
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "foreign"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
 import base_gguf
 import tiny as foreign
 

@@ -244,7 +244,7 @@ def test_a_broken_model_hides_no_other(repo):
 
 
 def test_paths_are_told_apart_by_what_is_in_them(exports, tmp_path):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "foreign"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
     import tiny as foreign
 
     base = foreign.make_base(tmp_path / "some-base", "llama")

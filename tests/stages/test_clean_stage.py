@@ -24,7 +24,7 @@ from athanor.base.errors import GateError, InputError
 from athanor.runtime import presets, run
 from athanor.runtime.run import Run
 from stages import clean
-from tests.corpus.world import write_scorer
+from tests.cleaning.world import write_scorer
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"

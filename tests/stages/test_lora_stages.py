@@ -32,7 +32,7 @@ from athanor.training.schedule import Schedule
 from athanor.training.setup import Choices
 from stages import lora, lora_data, lora_export
 from tests.e2e.clone import environment, make_clone
-from tests.foreign import tiny
+from tests.adapters import tiny
 
 pytest.importorskip("peft")
 

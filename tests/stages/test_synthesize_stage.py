@@ -25,7 +25,7 @@ from athanor.runtime import presets
 from athanor.runtime.run import Run
 from athanor.runtime.schema import check_file
 from stages import download, synthesize
-from tests.corpus.model_server import Fault, model_server, talks, written
+from tests.synthesis.model_server import Fault, model_server, talks, written
 from tests.e2e.clone import Clone, environment
 from tests.stages.conftest import text_documents, write_clean
 
@@ -296,7 +296,7 @@ def test_every_parameter_is_read(server, tmp_path):
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     read = {name for path in (tmp_path / "reads").iterdir() for name in json.loads(path.read_text())}
-    # OpenAI's name of a limit is for that API alone: tests/corpus/test_synthetic.py.
+    # OpenAI's name of a limit is for that API alone: tests/synthesis/test_synthetic.py.
     assert fields(SyntheticParams) - read == {"SyntheticParams.output_limit"}
 
 

@@ -18,8 +18,8 @@ from athanor.synthesis.requests import categories, planned
 from athanor.synthesis.sift import Row, check, measure, sift
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.synthesis.params import SyntheticGates
-from tests.corpus.model_server import talks
-from tests.corpus.synthetic_world import params, requests
+from tests.synthesis.model_server import talks
+from tests.synthesis.synthetic_world import params, requests
 
 GATES = dataclasses.asdict(SyntheticGates())
 

@@ -175,7 +175,7 @@ def memory_of_reading(path, **limits):
     """(error or number of documents, MB that reading took at its peak), in a process of its own."""
     code = f"""
 import resource
-from athanor.corpus.sources import rows
+from athanor.text import rows
 from athanor.base.errors import InputError
 import pyarrow.parquet
 before, found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0

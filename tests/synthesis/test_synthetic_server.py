@@ -13,8 +13,8 @@ from athanor.synthesis.endpoint import Endpoint, address, key_from, local
 from athanor.synthesis.ledger import Ledger
 from athanor.synthesis.replies import parse
 from athanor.base.errors import InputError, Interrupted, ParamsError
-from tests.corpus.model_server import Fault, model_server, talks, written
-from tests.corpus.synthetic_world import KEY, params, requests, run
+from tests.synthesis.model_server import Fault, model_server, talks, written
+from tests.synthesis.synthetic_world import KEY, params, requests, run
 
 
 @pytest.fixture

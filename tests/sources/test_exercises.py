@@ -307,7 +307,7 @@ print(digest([c.id for c in build.training_conversations(s, {SEED}, 0.1, b)]))
 print(digest([i.id for i in build.battery_items(b)]))
 """
     run = [sys.executable, "-c", program]
-    env = {"PYTHONHASHSEED": "77", "PYTHONPATH": str(build.__file__).partition("/athanor/corpus")[0]}
+    env = {"PYTHONHASHSEED": "77", "PYTHONPATH": str(build.__file__).partition("/athanor/sources")[0]}
     found = subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout.split()
     assert found == [digest([row.id for row in rows]), digest([item.id for item in build.battery_items(battery())])]
 

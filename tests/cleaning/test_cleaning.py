@@ -23,7 +23,7 @@ from athanor.base.errors import GateError, ParamsError
 from athanor.cleaning.params import CleanParams
 from athanor.base.strict import build
 from athanor.runtime import presets
-from tests.corpus.world import Result, clean, write_scorer
+from tests.cleaning.world import Result, clean, write_scorer
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = build(CleanParams, presets.values(ROOT / "presets" / "micro.yaml")["clean"], "clean")

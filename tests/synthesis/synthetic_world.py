@@ -9,7 +9,7 @@ from athanor.synthesis.requests import Request
 from athanor.base.strict import build
 from athanor.synthesis.params import SyntheticParams
 from athanor.runtime import presets
-from tests.corpus.model_server import ModelServer
+from tests.synthesis.model_server import ModelServer
 from tests.e2e.clone import ROOT
 
 PARAMS = presets.values(ROOT / "presets/micro.yaml")["synthetic"]

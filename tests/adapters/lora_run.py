@@ -1,6 +1,6 @@
 """A LoRA run of a few seconds. As a program, one process of several that do it together, or one to be killed:
 
-    python tests/foreign/lora_run.py BASE FOLDER RESULT.json [step at which it kills itself]
+    python tests/adapters/lora_run.py BASE FOLDER RESULT.json [step at which it kills itself]
 """
 
 from __future__ import annotations

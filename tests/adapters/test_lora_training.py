@@ -100,7 +100,7 @@ def test_conversations_of_a_row_do_not_see_each_other(base):
 
 def test_a_killed_run_goes_on_to_the_same_bits(bases, tmp_path):
     """With dropout on, and killed between checkpoints' steps."""
-    base, words = bases["qwen2"], [sys.executable, str(ROOT / "tests/foreign/lora_run.py"), str(bases["qwen2"])]
+    base, words = bases["qwen2"], [sys.executable, str(ROOT / "tests/adapters/lora_run.py"), str(bases["qwen2"])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     whole = lora_run.run(base, tmp_path / "whole")
     words += [str(tmp_path / "cut"), str(tmp_path / "told.json")]
@@ -119,7 +119,7 @@ def test_two_processes_are_one(bases, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-    command = [sys.executable, str(ROOT / "tests/foreign/lora_run.py"), str(base), str(tmp_path / "two")]
+    command = [sys.executable, str(ROOT / "tests/adapters/lora_run.py"), str(base), str(tmp_path / "two")]
     both = [
         subprocess.Popen(
             [*command, str(tmp_path / "told")],
