@@ -11,15 +11,15 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from athanor.base.artifacts import manifest_digest, new_dir, read_manifest, write_manifest
-from athanor.cleaning.cleaning import IN, OUT, Cleaned, clean
-from athanor.text.conversations import read_items
-from athanor.text.documents import shard_files
-from athanor.cleaning.measuring import settings_of
-from athanor.cleaning.writing import BINS
 from athanor.base.errors import InputError
+from athanor.cleaning.cleaning import IN, OUT, Cleaned, clean
+from athanor.cleaning.measuring import settings_of
 from athanor.cleaning.params import CleanParams
+from athanor.cleaning.writing import BINS
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
+from athanor.text.conversations import read_items
+from athanor.text.documents import shard_files
 
 RAW, BATTERY, CLASSIFIERS, CLEAN = (Path(p) for p in ("data/raw", "data/battery", "models/classifiers", "data/clean"))
 ITEMS = BATTERY / "items.jsonl"
@@ -39,8 +39,14 @@ def run(run: Run) -> None:
             emit(folder, cleaned)
             funnel = cleaned.funnel.rows()
             write_manifest(
-                folder, kind="clean", version=1, counts=cleaned.counts, parents=parents, funnel=funnel,
-                contaminated_items=cleaned.items, **run.codes(),
+                folder,
+                kind="clean",
+                version=1,
+                counts=cleaned.counts,
+                parents=parents,
+                funnel=funnel,
+                contaminated_items=cleaned.items,
+                **run.codes(),
             )
         shutil.rmtree(work)
         measures.mark_done()
@@ -91,15 +97,20 @@ def join(path: Path, files: Iterable[Path]) -> None:
         if len(table):
             writer.write_table(table)
     if writer is None:
-        raise InputError("no validation document is left in any source", where=str(CLEAN), fix="raise download.val_fraction")
+        raise InputError(
+            "no validation document is left in any source", where=str(CLEAN), fix="raise download.val_fraction"
+        )
     writer.close()
 
 
 def score_rows(cleaned: Cleaned) -> list[dict[str, Any]]:
     """One row for each source and bin of quality; the other scores are in the data report."""
     return [
-        {"kept": quality["kept"][number], "dropped": quality["dropped"][number],
-         "score": f"{source}: quality {number / BINS:.2f}"}
+        {
+            "kept": quality["kept"][number],
+            "dropped": quality["dropped"][number],
+            "score": f"{source}: quality {number / BINS:.2f}",
+        }
         for source, quality in ((source, scores["quality"]) for source, scores in sorted(cleaned.scores.items()))
         for number in range(BINS)
     ]

@@ -11,17 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import new_dir, write_manifest
-from athanor.text.conversations import Conversation, check_messages, write_rows
-from athanor.sources.exercises.build import battery_items, training_conversations
-from athanor.sources import docstrings, identity, leaks, messages
-from athanor.sources.fetch import Fetcher, Tally, check_pinned, check_sources
 from athanor.base.errors import GateError, Interrupted
-from athanor.sources.battery_params import BatteryParams
-from athanor.sources.params import DownloadParams
-from athanor.sources.instruct_params import DocstringsSource, ExercisesSource, IdentitySource, InstructParams, InstructSource
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
+from athanor.sources import docstrings, identity, leaks, messages
+from athanor.sources.battery_params import BatteryParams
+from athanor.sources.exercises.build import battery_items, training_conversations
+from athanor.sources.fetch import Fetcher, Tally, check_pinned, check_sources
+from athanor.sources.instruct_params import (
+    DocstringsSource,
+    ExercisesSource,
+    IdentitySource,
+    InstructParams,
+    InstructSource,
+)
+from athanor.sources.params import DownloadParams
+from athanor.text.conversations import Conversation, check_messages, write_rows
 
 Facts = dict[str, Any]
 
@@ -87,7 +93,9 @@ def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -
     with run.progress(None, "opening the sources", "sources") as bar:
         needed = check_sources(download, instruct, look, free, tick=bar.update, stop=run.stop_requested)
     if needed > 1e8:
-        run.note(f"all sources can be read; about {needed / 1e9:,.1f} GB are to come, the disk has {free / 1e9:,.1f} GB free")
+        run.note(
+            f"all sources can be read; about {needed / 1e9:,.1f} GB are to come, the disk has {free / 1e9:,.1f} GB free"
+        )
 
 
 def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:

@@ -7,14 +7,16 @@ import time
 from pathlib import Path
 
 from athanor.base.artifacts import manifest_digest, new_dir, read_json, write_manifest, write_text
-from athanor.text.conversations import Item, read_items
-from athanor.text.documents import read_documents
 from athanor.base.errors import InputError, Interrupted
+from athanor.decoding.sampling import Sampling
 from athanor.evaluation.battery import ask
 from athanor.evaluation.compression import bpb_facts, choose, compression_rates, encode, model_rates
+from athanor.evaluation.item_gate import check_items
+from athanor.evaluation.pages import battery_markdown, left_out_line, samples_markdown
+from athanor.evaluation.params import EvalParams
 from athanor.evaluation.report import (
-    Answer,
     GREEDY_NAME,
+    Answer,
     answer_rows,
     battery_facts,
     chosen,
@@ -22,20 +24,18 @@ from athanor.evaluation.report import (
     findings,
     table_rows,
 )
-from athanor.decoding.sampling import Sampling
-from athanor.evaluation.item_gate import check_items
-from athanor.evaluation.pages import battery_markdown, left_out_line, samples_markdown
 from athanor.evaluation.sandbox import isolation
 from athanor.evaluation.scoring import scorable
+from athanor.model.device import prepare
 from athanor.model.transformer import Transformer
-from athanor.evaluation.params import EvalParams
+from athanor.model.weights import load_model
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
+from athanor.text.conversations import Item, read_items
+from athanor.text.documents import read_documents
 from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.model.device import prepare
-from athanor.model.weights import load_model
 
 CLEAN, BATTERY, TOKENIZER, OUT = Path("data/clean"), Path("data/battery"), Path("models/tokenizer"), Path("data/eval")
 SFT_DATA = Path("metrics/sft_data.json")  # a file of its own: one inside data/sft would have DVC pull all of that

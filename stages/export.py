@@ -17,17 +17,17 @@ from athanor.base.artifacts import (
     write_manifest,
     write_text,
 )
-from athanor.text.documents import read_documents
+from athanor.base.strict import read_yaml
 from athanor.export.card import CardInputs, model_card
-from athanor.export.source import MANIFESTS, METRICS, MODEL, TOKENIZER, load_source, locked, manifests, metrics
+from athanor.export.params import ExportParams
 from athanor.export.perplexity_gate import check_perplexity
 from athanor.export.probes import battery_prompts, make_probe
 from athanor.export.publish import check_files, write_files
-from athanor.export.params import ExportParams
-from athanor.base.strict import read_yaml
+from athanor.export.source import MANIFESTS, METRICS, MODEL, TOKENIZER, load_source, locked, manifests, metrics
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
+from athanor.text.documents import read_documents
 
 OUT = Path("models/export")
 VAL, BATTERY = Path("data/clean/val.parquet"), Path("data/eval/battery.jsonl")

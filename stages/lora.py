@@ -6,29 +6,29 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from athanor.adapters import foreign, lora
+from athanor.adapters.foreign import Foreign
+from athanor.adapters.foreign_files import base_digests
+from athanor.adapters.params import LoraParams
 from athanor.base.artifacts import digest, new_dir, read_manifest, write_manifest
+from athanor.base.errors import InputError
 from athanor.data import rows as packed
 from athanor.data.sampler import SftSampler
-from athanor.base.errors import InputError
-from athanor.adapters.params import LoraParams
-from athanor.training.sft_params import SftParams
+from athanor.model.validation import conversation_loss
 from athanor.runtime import choices
 from athanor.runtime.hooks import hooks
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.runtime.speed import with_rates
-from athanor.adapters import foreign, lora
 from athanor.training.best import by_stops_and_loss
-from athanor.adapters.foreign import Foreign
-from athanor.adapters.foreign_files import base_digests
 from athanor.training.loop import train
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.settings import LoopSettings
 from athanor.training.setup import Place, check_batch, place
+from athanor.training.sft_params import SftParams
 from athanor.training.step import probe_batch
-from athanor.model.validation import conversation_loss
 from athanor.training.world import join
 
 DATA, OUT = Path("data/lora"), Path("models/lora")

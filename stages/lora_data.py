@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from athanor.adapters.tokenizer import ForeignTokenizer
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.adapters.tokenizer import ForeignTokenizer
 from stages import sft_data
 
 OUT = Path("data/lora")

@@ -8,19 +8,26 @@ from typing import Any
 
 import torch
 
-from athanor.base.artifacts import digest, manifest_digest, new_dir, read_json, read_manifest, write_manifest, write_text
-from athanor.data import rows as packed
-from athanor.base.errors import InputError
 from athanor.adapters import export as export
-from athanor.adapters import gguf_lora
+from athanor.adapters import foreign, gguf_lora, lora
 from athanor.adapters.export import HF_DIR
+from athanor.adapters.foreign_files import base_digests, read_config, trained_in_bf16
+from athanor.adapters.tokenizer import ForeignTokenizer
+from athanor.base.artifacts import (
+    digest,
+    manifest_digest,
+    new_dir,
+    read_json,
+    read_manifest,
+    write_manifest,
+    write_text,
+)
+from athanor.base.errors import InputError
+from athanor.data import rows as packed
+from athanor.model.device import prepare
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.adapters.tokenizer import ForeignTokenizer
-from athanor.adapters import foreign, lora
-from athanor.model.device import prepare
-from athanor.adapters.foreign_files import base_digests, read_config, trained_in_bf16
 
 MODEL, DATA, OUT = Path("models/lora"), Path("data/lora"), Path("models/lora-export")
 METRICS = Path("metrics/lora.json")

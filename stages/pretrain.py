@@ -11,8 +11,7 @@ from athanor.data.sampler import PretrainSampler
 from athanor.data.shards import open_val, read_shards_manifest
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.training.model_params import ModelParams
-from athanor.training.pretrain_params import PretrainParams
+from athanor.model.weights import save_model
 from athanor.runtime import choices, observe
 from athanor.runtime.hooks import hooks
 from athanor.runtime.machine import machine
@@ -21,14 +20,15 @@ from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
 from athanor.runtime.speed import with_rates
 from athanor.training.loop import train
+from athanor.training.model_params import ModelParams
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.preflight import preflight
+from athanor.training.pretrain_params import PretrainParams
 from athanor.training.pretraining import HeldOut, Placed, Prepared
 from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.setup import tuned
 from athanor.training.step import probe_batch
 from athanor.training.vocabulary import check_same, load_vocabulary
-from athanor.model.weights import save_model
 from athanor.training.world import join
 
 SHARDS, TOKENIZER, OUT = Path("data/shards"), Path("models/tokenizer"), Path("models/base")
@@ -109,7 +109,14 @@ def run(run: Run) -> None:
             return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
         parents = {"shards": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
-        save_model(OUT, model, config, {**facts, "skipped_ranges": result.skipped_ranges}, parents=parents, history=result.trained_by)
+        save_model(
+            OUT,
+            model,
+            config,
+            {**facts, "skipped_ranges": result.skipped_ranges},
+            parents=parents,
+            history=result.trained_by,
+        )
         slot.mark_done()
     run.metrics({**result.metrics(config), **sampler.epochs(result.tokens)})
     run.plot("pretrain", result.curve)

@@ -9,8 +9,6 @@ from typing import Any
 from athanor.base.artifacts import read_json, write_json
 from athanor.base.errors import GateError, Interrupted, ParamsError
 from athanor.model.transformer import Transformer
-from athanor.training.pretrain_params import PretrainParams
-from athanor.training.probe_params import ProbeLrParams
 from athanor.runtime import choices
 from athanor.runtime.process import stage_main
 from athanor.runtime.progress import Progress
@@ -18,8 +16,10 @@ from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
 from athanor.training import checkpoint
 from athanor.training.loop import Hooks, train
+from athanor.training.pretrain_params import PretrainParams
 from athanor.training.pretraining import Prepared
 from athanor.training.probe import Point, diverged, fit, search, shortened
+from athanor.training.probe_params import ProbeLrParams
 from athanor.training.setup import tuned
 from stages.pretrain import NOT_IN_RESULT, placed, prepare
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import manifest_digest, read_manifest
+from athanor.base.errors import ParamsError
 from athanor.data import rows as packed
 from athanor.data.sampler import SftSampler
-from athanor.base.errors import ParamsError
 from athanor.model.transformer import Transformer
-from athanor.training.sft_params import SCRATCH, SftParams
+from athanor.model.validation import conversation_loss
+from athanor.model.weights import load_config, load_model, save_model
 from athanor.runtime import choices
 from athanor.runtime.hooks import hooks
 from athanor.runtime.machine import machine
@@ -25,10 +26,9 @@ from athanor.training.preflight import preflight
 from athanor.training.schedule import Schedule, whole_steps
 from athanor.training.settings import LoopSettings
 from athanor.training.setup import Place, place, tuned
+from athanor.training.sft_params import SCRATCH, SftParams
 from athanor.training.step import probe_batch
-from athanor.model.validation import conversation_loss
 from athanor.training.vocabulary import check_same, load_vocabulary
-from athanor.model.weights import load_config, load_model, save_model
 from athanor.training.world import join
 
 BASE, DATA, TOKENIZER, OUT = Path("models/base"), Path("data/sft"), Path("models/tokenizer"), Path("models/sft")
@@ -37,7 +37,9 @@ BASE, DATA, TOKENIZER, OUT = Path("models/base"), Path("data/sft"), Path("models
 def run(run: Run) -> None:
     params, vocabulary, local = run.params("sft", SftParams), load_vocabulary(TOKENIZER), machine()
     if params.base != SCRATCH:
-        raise ParamsError(f"'{params.base}' is not what this stage tunes", where="sft.base", fix="athanor repro runs what is")
+        raise ParamsError(
+            f"'{params.base}' is not what this stage tunes", where="sft.base", fix="athanor repro runs what is"
+        )
     check_same(vocabulary, read_manifest(DATA, packed.KIND, packed.VERSION), str(DATA), "sft-data", template=True)
     config, base_facts = load_config(BASE)
     check_same(vocabulary, base_facts, str(BASE), "pretrain", template=False)
@@ -99,12 +101,21 @@ def run(run: Run) -> None:
         if not world.main:
             return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
-        save_model(OUT, model, config, {**facts, "skipped_ranges": result.skipped_ranges}, parents=parents, history=result.trained_by)
+        save_model(
+            OUT,
+            model,
+            config,
+            {**facts, "skipped_ranges": result.skipped_ranges},
+            parents=parents,
+            history=result.trained_by,
+        )
         slot.mark_done()
     chosen = {"epochs": sampler.epoch(result.tokens), "chosen_step": result.chosen_step}
     run.metrics({**result.metrics(config), **chosen})
     run.plot("sft", result.curve)
-    run.plot("sft_validation", result.validation_rows(lambda score: {name: score[name] for name in ("loss", "stop_rate")}))
+    run.plot(
+        "sft_validation", result.validation_rows(lambda score: {name: score[name] for name in ("loss", "stop_rate")})
+    )
     run.fact(**result.trained_by, **with_rates(result.timings(config), device, load.precision))
 
 

@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import manifest_digest, new_dir, write_manifest
-from athanor.text.conversations import Conversation, read_conversations, read_items
-from athanor.words.decontaminate import ItemIndex
-from athanor.text.documents import shard_files
+from athanor.base.errors import InputError, ParamsError
+from athanor.chat_data import gates as sft_gates
+from athanor.chat_data import replay
+from athanor.chat_data import rows as sft_rows
+from athanor.chat_data.params import SftDataParams
+from athanor.data.mixture_params import MixtureParams
 from athanor.data.rows import KIND, VERSION, PackedRows, pack, write_split
 from athanor.data.shards import token_dtype
-from athanor.base.errors import InputError, ParamsError
-from athanor.data.mixture_params import MixtureParams
-from athanor.chat_data.params import SftDataParams
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.chat_data import gates as sft_gates, replay, rows as sft_rows
+from athanor.text.conversations import Conversation, read_conversations, read_items
+from athanor.text.documents import shard_files
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.words.decontaminate import ItemIndex
 
 INSTRUCT, BATTERY, CLEAN = Path("data/instruct"), Path("data/battery"), Path("data/clean")
 TOKENIZER, OUT = Path("models/tokenizer"), Path("data/sft")

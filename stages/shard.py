@@ -6,18 +6,18 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from athanor.base.artifacts import manifest_digest, new_dir, read_json, write_manifest
-from athanor.text.documents import shard_files
-from athanor.sharding import build, shard_gate
-from athanor.data.mixture import check_sources, mix_sources, plan_mixture
-from athanor.data.shards import COOLDOWN, KIND, TRAIN, VERSION
-from athanor.sharding.spool import Tokens
 from athanor.base.errors import InputError, Interrupted, ParamsError
+from athanor.data.mixture import check_sources, mix_sources, plan_mixture
 from athanor.data.mixture_params import MixtureParams, SourceShare
-from athanor.sharding.params import ShardParams
+from athanor.data.shards import COOLDOWN, KIND, TRAIN, VERSION
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.tokenizer.chat import template_hash
+from athanor.sharding import build, shard_gate
+from athanor.sharding.params import ShardParams
+from athanor.sharding.spool import Tokens
 from athanor.sharding.tokenise import tokenise
+from athanor.text.documents import shard_files
+from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 
 CLEAN, TOKENIZER, OUT = Path("data/clean"), Path("models/tokenizer"), Path("data/shards")
@@ -73,9 +73,7 @@ def run(run: Run) -> None:
     run.plot("shard_shares", build.shares_by_shard(facts))
 
 
-def tokenised(
-    run: Run, mixture: MixtureParams, used: Collection[str], folder: Path
-) -> dict[str, dict[str, Tokens]]:
+def tokenised(run: Run, mixture: MixtureParams, used: Collection[str], folder: Path) -> dict[str, dict[str, Tokens]]:
     """Split to the tokens of each source in `used`, taken from `folder` as far as they are there."""
     files = shard_files(CLEAN / "train")
     if not files:

@@ -9,20 +9,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 from athanor.base.artifacts import manifest_digest, new_dir, write_manifest, write_text
-from athanor.text.conversations import read_items
-from athanor.words.decontaminate import ItemIndex
+from athanor.base.errors import GateError, InputError, ParamsError
+from athanor.chat_data.params import SftDataParams, SftDecontaminationParams
+from athanor.runtime import redact
+from athanor.runtime.process import stage_main
+from athanor.runtime.run import Run
 from athanor.synthesis import replies
 from athanor.synthesis.collect import Collected, Collector
 from athanor.synthesis.endpoint import Answer, Endpoint, address, key_from
 from athanor.synthesis.ledger import Ledger
+from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request, planned
 from athanor.synthesis.sift import DROPS, Row, check, measure, sift
-from athanor.base.errors import GateError, InputError, ParamsError
-from athanor.chat_data.params import SftDataParams, SftDecontaminationParams
-from athanor.synthesis.params import SyntheticParams
-from athanor.runtime import redact
-from athanor.runtime.process import stage_main
-from athanor.runtime.run import Run
+from athanor.text.conversations import read_items
+from athanor.words.decontaminate import ItemIndex
 
 CLEAN, BATTERY, SEEDS, OUT = Path("data/clean"), Path("data/battery"), Path("corpus/seeds"), Path("data/synthetic")
 LOG = Path(".athanor/synthetic")  # no slot, for those are pruned, and no output, for DVC removes those: it was paid for

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import manifest_digest, new_dir, rounded, write_json, write_manifest, write_text
+from athanor.base.errors import InputError
 from athanor.classifiers import card
-from athanor.quality import model
+from athanor.classifiers.params import ClassifiersParams, QualityLabels, ToxicityLabels
 from athanor.classifiers.sample import TEST, Labeller, Sampled, sample, sample_rows
 from athanor.classifiers.train import Examples, other_source, quality_examples, toxicity_examples, train
-from athanor.text.documents import Document, shard_files
-from athanor.text import rows
-from athanor.base.errors import InputError
-from athanor.classifiers.params import ClassifiersParams, QualityLabels, ToxicityLabels
+from athanor.quality import model
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
+from athanor.text import rows
+from athanor.text.documents import Document, shard_files
 
 RAW, OUT = Path("data/raw"), Path("models/classifiers")
 MAX_ROW_BYTES = 16_000_000  # of a labelled text

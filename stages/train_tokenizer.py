@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from athanor.base.artifacts import manifest_digest, new_dir
-from athanor.text.documents import read_documents, shard_files
-from athanor.data.mixture import MixSource, Plan, check_sources, mix_sources, plan_mixture
 from athanor.base.errors import InputError
+from athanor.data.mixture import MixSource, Plan, check_sources, mix_sources, plan_mixture
 from athanor.data.mixture_params import MixtureParams
-from athanor.tokenizer_training.params import TokenizerParams
 from athanor.runtime.machine import free_memory_bytes
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
+from athanor.text.documents import read_documents, shard_files
 from athanor.tokenizer_training import gate
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import check_memory, train, write_tokenizer
 
 CLEAN, OUT = Path("data/clean"), Path("models/tokenizer")
@@ -33,9 +33,7 @@ def run(run: Run) -> None:
         raise InputError("no documents", where=str(CLEAN / "train"), fix="dvc repro clean")
     check_sources(mixture.sources, files)
     lengths = {
-        name: [text_lengths(path) for path in paths]
-        for name, paths in files.items()
-        if mixture.sources[name].share > 0
+        name: [text_lengths(path) for path in paths] for name, paths in files.items() if mixture.sources[name].share > 0
     }
     sources = mix_sources(mixture.sources, {name: np.concatenate(parts) for name, parts in lengths.items()})
     plan = plan_mixture(sources, params.sample_bytes, mixture.seed)

@@ -26,7 +26,9 @@ def context(root: Path) -> set[str]:
 
 
 def test_the_context_holds_the_repository_and_no_secret(tmp_path):
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )[:-1]
     for name in [*tracked, *SECRETS]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")

@@ -25,7 +25,9 @@ def test_the_launcher_of_a_checkout_with_such_a_path_starts_its_python(tmp_path,
     (tmp_path / ODD).mkdir()
     monkeypatch.setattr(install, "PYTHON", script(tmp_path / ODD / "python", 'echo "$@"\n'))
     install.write_launcher()
-    said = subprocess.run([str(tmp_path / ODD / "athanor"), "plan"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [str(tmp_path / ODD / "athanor"), "plan"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert said.stdout == "-m athanor plan\n" and not (tmp_path / "pwned").exists()
 
 

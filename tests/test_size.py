@@ -18,7 +18,9 @@ REACHED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["size"]
 @pytest.mark.parametrize(("name", "folders"), [("code", CODE), ("tests", TESTS)])
 def test_there_is_no_more_of_it(name: str, folders: tuple[str, ...]) -> None:
     tokens = total(sizes(ROOT, folders)).tokens
-    assert tokens <= SLACK * REACHED[name], f"make it smaller, or raise tool.size.{name} with a line in CHANGELOG.md that says for what"
+    assert tokens <= SLACK * REACHED[name], (
+        f"make it smaller, or raise tool.size.{name} with a line in CHANGELOG.md that says for what"
+    )
 
 
 def test_layout_comments_and_docstrings_do_not_count() -> None:

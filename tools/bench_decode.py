@@ -60,12 +60,12 @@ def battery(export: Path, items_path: Path, pairs: int, sample: int, threads: in
 
     import torch
 
-    from athanor.text.conversations import read_items
-    from athanor.decoding.generate import generate
     from athanor.decoding.folded import Folded
-    from athanor.serving.loading import load_export
-    from athanor.tokenizer.chat import prompt_ids
+    from athanor.decoding.generate import generate
     from athanor.decoding.prompting import end_ids
+    from athanor.serving.loading import load_export
+    from athanor.text.conversations import read_items
+    from athanor.tokenizer.chat import prompt_ids
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -107,7 +107,12 @@ class LlamaCpp:
         command = [sys.executable, "-P", "-c", code, str(ROOT), str(path), str(threads), str(context)]
         environment = os.environ | {"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive"}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
         )
         self.speed()  # the first one reads the file
 
@@ -136,11 +141,11 @@ def single(export: Path, pairs: int, threads: int) -> None:
     import torch
 
     from athanor.decoding.engine import Engine
+    from athanor.decoding.folded import Folded
     from athanor.decoding.sampling import GREEDY
     from athanor.export.gguf import write_gguf
     from athanor.export.source import make_source
     from athanor.export.vocabulary import Vocabulary
-    from athanor.decoding.folded import Folded
     from athanor.serving.loading import load_export
     from athanor.tokenizer.tokenizer import MODEL_FILE
 

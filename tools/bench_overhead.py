@@ -196,13 +196,18 @@ def main() -> int:
 
 def report(rows: dict[str, list[dict[str, Any]]], loading: dict[str, list[float]]) -> list[str]:
     """Print the table of stages; returns those above the limit."""
-    print("| stage | wall | body | loads | overhead beyond `import torch` | beyond all it loads |\n|---|---|---|---|---|---|")
+    print(
+        "| stage | wall | body | loads | overhead beyond `import torch` | beyond all it loads |\n|---|---|---|---|---|---|"
+    )
     exceeded = []
     for stage, runs in rows.items():
         loads = runs[0]["loads"]
         code = TRANSFORMERS if "transformers" in loads else TORCH
         beyond = {
-            name: [run["wall"] - run["body"] - (load if loads else 0.0) for run, load in zip(runs, loading[name], strict=True)]
+            name: [
+                run["wall"] - run["body"] - (load if loads else 0.0)
+                for run, load in zip(runs, loading[name], strict=True)
+            ]
             for name in (TORCH, code)
         }
         wall, body = (statistics.median(run[key] for run in runs) for key in ("wall", "body"))

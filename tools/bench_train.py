@@ -75,14 +75,16 @@ def rate(step: int) -> float:
 def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Callable[[np.ndarray, int], float]:
     from athanor.model.transformer import Transformer
     from athanor.training.lanes import Lanes
+    from athanor.training.loop import Hooks
     from athanor.training.optimizer import OptimizerSettings
     from athanor.training.settings import LoopSettings
-    from athanor.training.loop import Hooks
     from athanor.training.setup import Place, place, tuned
     from athanor.training.step import Stepper
 
     _, load = place(config, choices, Place("cpu", threads, "bench", seed), STEP_TOKENS, "adamw")
-    settings = LoopSettings(1, STEP_TOKENS, CLIP, 0.0, choices.precision, True, 0, 0, load.micro_batch_rows, threads, 1, 1e9)
+    settings = LoopSettings(
+        1, STEP_TOKENS, CLIP, 0.0, choices.precision, True, 0, 0, load.micro_batch_rows, threads, 1, 1e9
+    )
     model = Transformer.fresh(config, seed)
     hooks = Hooks(validate=lambda model: {}, on_note=lambda text: print(text, file=sys.stderr))
     cache = Path(tempfile.gettempdir()) / "athanor-bench-train"
@@ -130,10 +132,17 @@ def llama(shape: ModelConfig, seed: int, compiled: bool, micro_rows: int) -> Cal
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=shape.vocab_size, hidden_size=shape.dim, intermediate_size=shape.ffn_dim,
-            num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-            head_dim=shape.head_dim, max_position_embeddings=shape.context_tokens, tie_word_embeddings=True,
-            use_cache=False, attn_implementation="sdpa",
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.dim,
+            intermediate_size=shape.ffn_dim,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            max_position_embeddings=shape.context_tokens,
+            tie_word_embeddings=True,
+            use_cache=False,
+            attn_implementation="sdpa",
         )
     )
     run = torch.compile(model) if compiled else model
@@ -144,7 +153,9 @@ def llama(shape: ModelConfig, seed: int, compiled: bool, micro_rows: int) -> Cal
     return theirs(model, loss_of, micro_rows)
 
 
-def nanogpt(shape: ModelConfig, seed: int, compiled: bool, micro_rows: int, source: str) -> Callable[[np.ndarray, int], float]:
+def nanogpt(
+    shape: ModelConfig, seed: int, compiled: bool, micro_rows: int, source: str
+) -> Callable[[np.ndarray, int], float]:
     """GPT-2's shape with as many layers; its width is the multiple of the heads that comes nearest in parameters."""
     import torch
 
@@ -158,8 +169,13 @@ def nanogpt(shape: ModelConfig, seed: int, compiled: bool, micro_rows: int, sour
 
     def config(width: int) -> Any:
         return module.GPTConfig(
-            block_size=shape.context_tokens, vocab_size=shape.vocab_size, n_layer=shape.layers, n_head=shape.heads,
-            n_embd=width, dropout=0.0, bias=False,
+            block_size=shape.context_tokens,
+            vocab_size=shape.vocab_size,
+            n_layer=shape.layers,
+            n_head=shape.heads,
+            n_embd=width,
+            dropout=0.0,
+            bias=False,
         )
 
     widths = range(shape.heads * 8, 4 * shape.dim, shape.heads * 4)
@@ -289,10 +305,14 @@ def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, 
     others = sorted(set(seconds) - set(ours_here), key=lambda one: statistics.median(seconds[one]))
     for one in ours_here:
         if one == "athanor":  # the best step beside the best ceiling: what neither a neighbour nor a burst decides
-            told["athanor / fp32 ceiling"] = spread([STEP_TOKENS * gflop / value / max(ceilings) for value in seconds[one]])
+            told["athanor / fp32 ceiling"] = spread(
+                [STEP_TOKENS * gflop / value / max(ceilings) for value in seconds[one]]
+            )
         for other in others:
             pairs = zip(seconds[one], seconds[other], strict=True)
-            told[f"{one} / {other}"] = spread([theirs / mine for mine, theirs in pairs], min(seconds[other]) / min(seconds[one]))
+            told[f"{one} / {other}"] = spread(
+                [theirs / mine for mine, theirs in pairs], min(seconds[other]) / min(seconds[one])
+            )
         if others:
             told[f"{one} / fastest"] = told[f"{one} / {others[0]}"]
     return told
@@ -301,7 +321,12 @@ def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, 
 def spread(values: list[float], best: float | None = None) -> dict[str, float]:
     """Median and quartiles; `best`: the largest value, or what is given for it."""
     low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-    return {"median": statistics.median(values), "low": low, "high": high, "best": max(values) if best is None else best}
+    return {
+        "median": statistics.median(values),
+        "low": low,
+        "high": high,
+        "best": max(values) if best is None else best,
+    }
 
 
 def losses(name: str, contenders: list[str], args: argparse.Namespace) -> dict[str, Any]:
@@ -353,8 +378,10 @@ def main() -> None:
         if args.losses:
             found[name]["losses"] = losses(name, contenders, args)
             for contender, ends in found[name]["losses"].items():
-                print(f"  loss after {args.loss_steps * STEP_TOKENS:,} tokens, {contender:<16} "
-                      + "  ".join(f"{end:.3f}" for end in ends))
+                print(
+                    f"  loss after {args.loss_steps * STEP_TOKENS:,} tokens, {contender:<16} "
+                    + "  ".join(f"{end:.3f}" for end in ends)
+                )
         if args.json:
             Path(args.json).write_text(json.dumps(found, indent=1))
 

@@ -38,8 +38,8 @@ def load(words: list[str]) -> int:
     from athanor.hardware.priority import step_back
 
     step_back()
-    from athanor.cli.evaluate.main import follow, options
     from athanor.base.errors import AthanorError
+    from athanor.cli.evaluate.main import follow, options
 
     class Nothing:
         def add(self, rows: list[dict]) -> None:
@@ -70,7 +70,9 @@ def running() -> Path:
     """The journal of the training that works in this checkout."""
     from athanor.runtime.journal import alive
 
-    found = [p.parent for p in Path(".athanor/runs").glob("*/meta.json") if p.parent.name.startswith(("pretrain", "sft"))]
+    found = [
+        p.parent for p in Path(".athanor/runs").glob("*/meta.json") if p.parent.name.startswith(("pretrain", "sft"))
+    ]
     at_work = [folder for folder in found if alive(folder)]
     if not at_work:
         raise SystemExit("no training is at work in this folder")

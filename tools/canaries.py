@@ -38,7 +38,13 @@ from tools.scratch import MICRO, micro_clone
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "A secret is found where it was planted, or it is found nowhere; this is line {} of the text that says so. "
 # What the web server has, has not and breaks off, and sources whose address or licence are refused for what they hold.
-FILES = {"docs.jsonl": 0, "gone.jsonl": 1, "broken.jsonl": 1, "signed.jsonl": 1, "licence.jsonl": 1}  # status of a download
+FILES = {
+    "docs.jsonl": 0,
+    "gone.jsonl": 1,
+    "broken.jsonl": 1,
+    "signed.jsonl": 1,
+    "licence.jsonl": 1,
+}  # status of a download
 
 
 @dataclass
@@ -93,8 +99,13 @@ def plant_files(planted: Planted, folder: Path) -> None:
     home, checkout, new, write = folder / "home", folder / "checkout", planted.new, planted.write
     write(home / ".netrc", new("netrc", "machine 127.0.0.1 login me password {}\n"))
     write(home / ".cache/huggingface/token", new("token of the hub", "hf_{}"))
-    write(home / ".aws/credentials", new("AWS credentials", "[default]\naws_access_key_id = AKIAX\naws_secret_access_key = {}\n"))
-    write(home / ".config/pip/pip.conf", new("pip.conf", "[global]\nextra-index-url = https://me:{}@pip.example/simple\n"))
+    write(
+        home / ".aws/credentials",
+        new("AWS credentials", "[default]\naws_access_key_id = AKIAX\naws_secret_access_key = {}\n"),
+    )
+    write(
+        home / ".config/pip/pip.conf", new("pip.conf", "[global]\nextra-index-url = https://me:{}@pip.example/simple\n")
+    )
     write(home / ".git-credentials", new("credentials of Git", "https://me:{}@git.example\n"))
     write(home / ".pypirc", new(".pypirc", "[pypi]\npassword = pypi-{}\n"))
     write(home / ".ssh/id_ed25519", new("SSH key", "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n"))
@@ -102,13 +113,23 @@ def plant_files(planted: Planted, folder: Path) -> None:
     write(home / ".gitconfig", new("header of Git", header))
     write(checkout / ".env", new(".env", "API_TOKEN={}\n"))
     write(checkout / "server.key", new("TLS key", "-----BEGIN PRIVATE KEY-----\n{}\n"))
-    write(checkout / "machine.yaml", f"# {new('note in machine.yaml')}\nlaunch: {{args: [--env=API_TOKEN={new('launch.args')}]}}\n")
+    write(
+        checkout / "machine.yaml",
+        f"# {new('note in machine.yaml')}\nlaunch: {{args: [--env=API_TOKEN={new('launch.args')}]}}\n",
+    )
     remote = "['remote \"store\"']\n    url = s3://bucket/x\n    secret_access_key = {}\n"
     web = "['remote \"web\"']\n    url = https://me:{}@dvc.example/x\n    password = "
-    remotes = [new("secret of DVC's remote", remote), new("login of DVC's remote", web), new("password of DVC's remote")]
+    remotes = [
+        new("secret of DVC's remote", remote),
+        new("login of DVC's remote", web),
+        new("password of DVC's remote"),
+    ]
     write(checkout / ".dvc/config.local", "".join(remotes) + "\n")
     config = checkout / ".git" / "config"
-    write(config, config.read_text() + new("remote of Git", '[remote "origin"]\n\turl = https://me:{}@git.example/x.git\n'))
+    write(
+        config,
+        config.read_text() + new("remote of Git", '[remote "origin"]\n\turl = https://me:{}@git.example/x.git\n'),
+    )
 
 
 def make_checkout(planted: Planted, folder: Path, port: int) -> Path:
@@ -262,7 +283,11 @@ def image(world: World) -> Iterator[tuple[str, bytes]]:
     """The files of the image's context, planted ones among them if they come along."""
     from docker.utils.build import exclude_paths
 
-    patterns = [line for line in (world.checkout / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    patterns = [
+        line
+        for line in (world.checkout / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     for name in exclude_paths(str(world.checkout), patterns):
         if (path := world.checkout / name).is_file():
             yield f"image: {name}", path.read_bytes()

@@ -42,7 +42,10 @@ def contents(path: Path, data: bytes) -> Iterator[bytes]:
         for batch in file.iter_batches(1000):
             yield str(batch.to_pylist()).encode()
     if data[:15] == b"SQLite format 3":  # a long text is spread over pages
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db,
+        ):
             db.text_factory = bytes
             for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                 for row in db.execute(f'SELECT * FROM "{table.decode()}"'):

@@ -48,7 +48,7 @@ def has_torch(python: Path | str) -> bool:
 
 
 def gpu() -> str:
-    """"nvidia", "amd" or "" by the device files that their drivers create."""
+    """ "nvidia", "amd" or "" by the device files that their drivers create."""
     if Path("/dev/nvidiactl").exists():
         return "nvidia"
     return "amd" if Path("/dev/kfd").exists() else ""
@@ -92,7 +92,9 @@ def install_torch() -> None:
         if pip("install", f"torch=={TORCH_PIN}+cpu", check=False, index=True).returncode == 0:
             return
         plan = pip("install", "--dry-run", "--quiet", "--report", "-", TORCH_RANGE, check=False, index=True)
-        names = [item["metadata"]["name"] for item in json.loads(plan.stdout)["install"]] if plan.returncode == 0 else []
+        names = (
+            [item["metadata"]["name"] for item in json.loads(plan.stdout)["install"]] if plan.returncode == 0 else []
+        )
         if any(name.startswith(("nvidia", "cuda", "triton")) for name in names):
             say("no CPU build of torch is on offer here; taking the default build, several GB with CUDA packages")
             say("to avoid that: set TORCH_INDEX to the CPU index named on pytorch.org and run again")

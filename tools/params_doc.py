@@ -84,7 +84,9 @@ def table(schema: type, node: ast.ClassDef, lines: list[str], constants: dict[st
 def by_name(schema: type) -> list[str]:
     """A table of what holds where a file is silent, for a class whose fields are all of one class, side by side."""
     defaults = {field.name: field.default for field in dataclasses.fields(schema)}
-    if len({type(default) for default in defaults.values()}) > 1 or not dataclasses.is_dataclass(next(iter(defaults.values()))):
+    if len({type(default) for default in defaults.values()}) > 1 or not dataclasses.is_dataclass(
+        next(iter(defaults.values()))
+    ):
         return []
     rows = ["", f"| left out | {' | '.join(defaults)} |", "|---" * (len(defaults) + 1) + "|"]
     for name in vars(next(iter(defaults.values()))):

@@ -20,7 +20,20 @@ from athanor.runtime.closure import closure, graphs, stage_module
 
 def changes(root: Path, commits: int) -> Iterator[set[str]]:
     """Files of today whose text each commit changed, newest commit first."""
-    words = ["git", "-C", str(root), "log", "--no-merges", "-M", "--name-status", "--format=%x00", f"-n{commits}", "--", "athanor", "stages"]
+    words = [
+        "git",
+        "-C",
+        str(root),
+        "log",
+        "--no-merges",
+        "-M",
+        "--name-status",
+        "--format=%x00",
+        f"-n{commits}",
+        "--",
+        "athanor",
+        "stages",
+    ]
     text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     today: dict[str, str] = {}  # a path of the past -> of now
     for commit in text.split("\0")[1:]:
@@ -36,12 +49,17 @@ def changes(root: Path, commits: int) -> Iterator[set[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.replay_deps", description="the cost of folders as dependencies")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.replay_deps", description="the cost of folders as dependencies"
+    )
     parser.add_argument("--commits", type=int, default=100_000, help="the newest so many only")
     root, commits = Path.cwd(), parser.parse_args().commits
     stages = {name: stage for path in graphs(root) for name, stage in read_yaml(path)["stages"].items()}
     imported = {name: set(closure(root, stage_module(stage["cmd"]))) for name, stage in stages.items()}
-    listed = {name: tuple(f"{dep}/" if (root / dep).is_dir() else dep for dep in stage["deps"]) for name, stage in stages.items()}
+    listed = {
+        name: tuple(f"{dep}/" if (root / dep).is_dir() else dep for dep in stage["deps"])
+        for name, stage in stages.items()
+    }
     needed, superfluous = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
     history = list(changes(root, commits))
     for changed in history:

@@ -131,11 +131,17 @@ def main() -> int:
             if said != "done" and (status := clone.start().wait()):
                 problems.append(f"the last run ended with {status}: {clone.log.read_text(errors='replace')[-1000:]}")
             found, rounds = hashes(clone.path), rounds + 1
-            problems += [f"round {rounds}: {name} differs" for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)]
+            problems += [
+                f"round {rounds}: {name} differs"
+                for name in wanted.keys() | found.keys()
+                if wanted.get(name) != found.get(name)
+            ]
             clone.begin_anew()
         elif said:
             problems.append(f"after kill {kills} the command did not continue: {said}")
-    told = f"{args.command} repro, {stages} stages: {kills} kills of the process group, {torn} of them left dvc.lock torn,"
+    told = (
+        f"{args.command} repro, {stages} stages: {kills} kills of the process group, {torn} of them left dvc.lock torn,"
+    )
     compared = f"{rounds} rounds to the end, {len(wanted)} files compared in each, {len(problems)} problems"
     print(f"{told} {compared}, {time.monotonic() - started:.0f} s")
     for problem in problems:

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from athanor.base.artifacts import read_json, write_bytes, write_json, write_text
-from athanor.base.errors import GateError
-from athanor.base.templates import markdown
-from athanor.adapters.tokenizer import CONFIG as TOKENIZER_CONFIG
-from athanor.adapters.tokenizer import ForeignTokenizer
 from athanor.adapters import lora
 from athanor.adapters.foreign import load_foreign
 from athanor.adapters.foreign_files import COPIED, INDEX, files_of, weight_files
 from athanor.adapters.lora import LoraSettings
+from athanor.adapters.tokenizer import CONFIG as TOKENIZER_CONFIG
+from athanor.adapters.tokenizer import ForeignTokenizer
+from athanor.base.artifacts import read_json, write_bytes, write_json, write_text
+from athanor.base.errors import GateError
+from athanor.base.templates import markdown
 from athanor.model.tensorfile import read_tensors, write_tensors
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -132,5 +132,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
     rows: list[tuple[str, str]] = []
     for key, item in values.items():
         nested = isinstance(item, Mapping)
-        rows += _leaves(item, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", json.dumps(item, ensure_ascii=False))]
+        rows += (
+            _leaves(item, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", json.dumps(item, ensure_ascii=False))]
+        )
     return rows

@@ -13,24 +13,23 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from athanor.adapters import lora
+from athanor.adapters.foreign_files import read_config, trained_in_bf16
+from athanor.adapters.lora import LoraSettings
 from athanor.base.errors import GateError, InputError
 from athanor.model.config import ModelConfig
-from athanor.model.transformer import block_mask
-from athanor.adapters import lora
-from athanor.training.attention import attention
-from athanor.adapters.foreign_files import read_config, trained_in_bf16
-from athanor.training.heap import keep_heap
 from athanor.model.loss import Targets, token_losses
-from athanor.adapters.lora import LoraSettings
-from athanor.training.memory import Load, training_bytes
 from athanor.model.precision import AUTOCAST, autocast, rounds_products
+from athanor.model.transformer import block_mask
+from athanor.training.attention import attention
+from athanor.training.heap import keep_heap
+from athanor.training.memory import Load, training_bytes
 from athanor.training.preflight import check_accumulation, check_reach, check_targets, narrowed
 from athanor.training.setup import Choices
 

@@ -15,11 +15,11 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType
 from torch import Tensor
 
+from athanor.adapters import lora
 from athanor.base.errors import GateError
 from athanor.export.gguf import BLOCK, Value, interleave, write_raw
 from athanor.export.gguf_check import contents, differs, pair_order
 from athanor.model.config import ModelConfig
-from athanor.adapters import lora
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -51,9 +51,7 @@ def write_lora(
     write_raw(path, arch, values, tensors(adapters, arch, config), "f32")
 
 
-def check_lora(
-    path: str | Path, adapters: Mapping[str, Tensor], arch: str, config: ModelConfig, alpha: float
-) -> None:
+def check_lora(path: str | Path, adapters: Mapping[str, Tensor], arch: str, config: ModelConfig, alpha: float) -> None:
     """Read a file back and compare what it says with the adapter; the rotary order is undone row by row."""
     reader = GGUFReader(Path(path))
     told = contents(reader)

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from athanor.base.artifacts import digest, read_json, sha256_file
-from athanor.text.conversations import ROLES, Message
 from athanor.base.errors import GateError, InputError
+from athanor.text.conversations import ROLES, Message
 from athanor.tokenizer.chat import Layout, render
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"

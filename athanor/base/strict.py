@@ -117,7 +117,11 @@ def _build_dataclass(schema: Any, value: Any, where: str, usual: Any = None) -> 
         key = f"{where}.{name}"
         default = fields[name].default
         nested = dataclasses.is_dataclass(default) and isinstance(value[name], Mapping)
-        item = _build_dataclass(type(default), value[name], key, default) if nested else build(hints[name], value[name], key)
+        item = (
+            _build_dataclass(type(default), value[name], key, default)
+            if nested
+            else build(hints[name], value[name], key)
+        )
         _check_range(item, fields[name].metadata, key)
         built[name] = item
     try:

@@ -9,8 +9,11 @@ import jinja2
 
 
 def markdown(package: str, name: str) -> jinja2.Template:
-    """A template of a package. Filters: `comma`, `general`, `percent` and `signed` (a difference in percent) for numbers, `cell` for a text in a table,
-    `table` for nested facts as rows of a table."""
+    """A template of a package.
+
+    Filters: `comma`, `general`, `percent` and `signed` (a difference in percent) for numbers, `cell` for a text in a
+    table, `table` for nested facts as rows of a table.
+    """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(package, ""),
         trim_blocks=True,

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from athanor.text.conversations import Conversation, Message
-from athanor.words.decontaminate import ItemIndex
-from athanor.text.habits import hedge_opening, identity_leak
-from athanor.data.rows import PackedRows
 from athanor.base.errors import GateError
+from athanor.data.rows import PackedRows
+from athanor.text.conversations import Conversation, Message
+from athanor.text.habits import hedge_opening, identity_leak
 from athanor.tokenizer.chat import layout_of, prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.words.decontaminate import ItemIndex
 
 PAD_GATE_ROWS = 200  # with fewer rows the last, half-empty ones weigh too much to judge
 FIX = "run dvc repro --force sft-data; if it fails again, this is a bug"

@@ -12,9 +12,15 @@ from athanor.base.strict import param
 class SftSource:
     """How much of one conversation source is used."""
 
-    max_copies: int = param(min=1, max=1000, default=1)  # identical training conversations kept; 1 removes every duplicate
-    repeats: int = param(min=0, max=100, default=1)  # times each training conversation appears per epoch; 0 leaves the source out
-    max_supervised_tokens: int | None = param(min=1, default=None)  # of distinct training conversations, before repeats; null for all
+    max_copies: int = param(
+        min=1, max=1000, default=1
+    )  # identical training conversations kept; 1 removes every duplicate
+    repeats: int = param(
+        min=0, max=100, default=1
+    )  # times each training conversation appears per epoch; 0 leaves the source out
+    max_supervised_tokens: int | None = param(
+        min=1, default=None
+    )  # of distinct training conversations, before repeats; null for all
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from athanor.words.decontaminate import ItemIndex
-from athanor.text.documents import Document, read_documents
-from athanor.data.order import permutation
 from athanor.base.errors import InputError
 from athanor.chat_data.params import SftDataParams
+from athanor.data.order import permutation
+from athanor.text.documents import Document, read_documents
 from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.words.decontaminate import ItemIndex
 
 BATCH_DOCUMENTS = 64
 

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from athanor.text.conversations import Conversation
-from athanor.words.decontaminate import ItemIndex
-from athanor.text import habits
+from athanor.chat_data.gates import check_shares
+from athanor.chat_data.params import SftDataParams
 from athanor.data.order import permutation
 from athanor.data.rows import fit_turns
-from athanor.chat_data.params import SftDataParams
+from athanor.text import habits
+from athanor.text.conversations import Conversation
 from athanor.tokenizer.chat import render
-from athanor.chat_data.gates import check_shares
 from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.words.decontaminate import ItemIndex
 
 QUESTION_CHARS, ANSWER_CHARS = 150, 200  # of the first question and answer, by which copies are known
 TELLING_CHARS = 150  # a first question and answer shorter than this together, like a greeting, prove no copy alone
@@ -105,7 +105,8 @@ def drop_habits(
     """Leave out what a filter finds, of both splits, but not in the sources that are `exceptions[filter]`."""
     rows = list(conversations)
     reasons = (
-        next((f for f, finds in FILTERS.items() if row.source not in exceptions[f] and finds(row)), None) for row in rows
+        next((f for f, finds in FILTERS.items() if row.source not in exceptions[f] and finds(row)), None)
+        for row in rows
     )
     return _keep(rows, reasons, dropped, _itself)
 

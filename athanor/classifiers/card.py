@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from athanor.quality.model import CLASSIFIER_SHARE, HEURISTICS_SHARE, Linear, Scorer, sigmoid
+from athanor.base.errors import GateError
 from athanor.classifiers.sample import CALIBRATION, TEST, TRAIN, Sampled
 from athanor.classifiers.train import UNSEEN, WEAK, Examples, margins
+from athanor.quality.model import CLASSIFIER_SHARE, HEURISTICS_SHARE, Linear, Scorer, sigmoid
 from athanor.text.recipes import render
 from athanor.words.words import tokenise
-from athanor.base.errors import GateError
 
 BINS = 10
 CERTAIN = 100  # from so many documents on a correlation is taken as it is measured
@@ -159,7 +159,9 @@ def histogram(name: str, origin: str, held: Sequence[Sampled], scores: Mapping[s
         counts = np.bincount(np.minimum((values * BINS).astype(int), BINS - 1), minlength=BINS)
         for number, count in enumerate(counts):
             span = f"{number / BINS:.1f}-{(number + 1) / BINS:.1f}"
-            rows.append({"share": float(count / len(values)), "score": f"{source}: {name} ({said(origin)} labels) {span}"})
+            rows.append(
+                {"share": float(count / len(values)), "score": f"{source}: {name} ({said(origin)} labels) {span}"}
+            )
     return rows
 
 
@@ -183,7 +185,9 @@ def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> N
 
 def markdown(cards: Mapping[str, Facts]) -> str:
     """The cards for people."""
-    return render(Path(__file__).with_name("card.md.j2"), {"said": said, "figure": _figure}, cards=cards, quantiles=QUANTILES)
+    return render(
+        Path(__file__).with_name("card.md.j2"), {"said": said, "figure": _figure}, cards=cards, quantiles=QUANTILES
+    )
 
 
 def _figure(value: float | None) -> str:

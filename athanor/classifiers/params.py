@@ -56,4 +56,6 @@ class ClassifiersParams:
     toxicity_labels: ToxicityLabels | None = None
     inverse_l2: float = param(min=1e-4, max=1e6, default=1.0)
     min_auroc: float = param(min=0.5, max=1.0, default=0.8)  # gate, on documents held out
-    max_length_correlation: float = param(min=0.05, max=1.0, default=0.5)  # gate, of the score with the logarithm of the length
+    max_length_correlation: float = param(
+        min=0.05, max=1.0, default=0.5
+    )  # gate, of the score with the logarithm of the length

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from athanor.text.documents import Document, content_id, read_documents, shard_files
 from athanor.base.errors import InputError
+from athanor.text.documents import Document, content_id, read_documents, shard_files
 
 MAX_CHARS = 32_000  # of a document that are kept; more would say nothing new and cost other documents their place
 TRAIN, CALIBRATION, TEST = "train", "calibration", "test"

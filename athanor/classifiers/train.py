@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from athanor.base.errors import InputError
 from athanor.classifiers import weak
+from athanor.classifiers.sample import CALIBRATION, TEST, TRAIN, Sample, Sampled
 from athanor.quality import heuristics
 from athanor.quality.model import UNIT, Linear, features, matrix, sigmoid
-from athanor.classifiers.sample import CALIBRATION, TEST, TRAIN, Sample, Sampled
 from athanor.text.documents import in_batches
 from athanor.words.words import tokenise
-from athanor.base.errors import InputError
 
 BATCH_CHARS = 2_000_000
 WEAK, LABELLED = "weak", "labelled"
@@ -122,9 +122,7 @@ def _examples(pairs: Iterable[tuple[str, Tag]], origins: dict[str, str], name: s
     return Examples(vstack(blocks, format="csr"), positive, side, source, how, np.concatenate(rules), origins)
 
 
-def fit(
-    rows: Any, positive: np.ndarray, inverse_l2: float, least_share: float = 0.0
-) -> tuple[np.ndarray, float]:
+def fit(rows: Any, positive: np.ndarray, inverse_l2: float, least_share: float = 0.0) -> tuple[np.ndarray, float]:
     """Weights float64 [BUCKETS] and bias, by L-BFGS.
 
     Features of few examples get none: they tell nothing about other documents,

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from athanor.base.errors import GateError, ParamsError
+from athanor.base.work import MapShards
 from athanor.cleaning import dedup, minhash, rules, writing
-from athanor.words.decontaminate import ItemIndex
 from athanor.cleaning.measuring import cached_tools, measure_shard, tools_text
+from athanor.cleaning.params import CleanParams
 from athanor.cleaning.table import (
     EXACT,
     EXACT_VAL,
@@ -36,9 +38,7 @@ from athanor.cleaning.table import (
     read_all_hits,
     read_table,
 )
-from athanor.base.work import MapShards
-from athanor.base.errors import GateError, ParamsError
-from athanor.cleaning.params import CleanParams
+from athanor.words.decontaminate import ItemIndex
 
 IN, NORMALISED, REDACTED, OUT = "in", "normalised", "redacted", "out"
 NO_RULE = (IN, NORMALISED, REDACTED, OUT)
@@ -131,8 +131,14 @@ class Cleaned:
 
 
 def clean(
-    raw: Mapping[str, Sequence[Path]], items: Path, classifiers: Path, params: CleanParams,
-    measures: Path, work: Path, map_shards: MapShards, text_bytes: Mapping[str, int],
+    raw: Mapping[str, Sequence[Path]],
+    items: Path,
+    classifiers: Path,
+    params: CleanParams,
+    measures: Path,
+    work: Path,
+    map_shards: MapShards,
+    text_bytes: Mapping[str, int],
 ) -> Cleaned:
     """Clean the sources of `raw` (name to shards); `text_bytes` of each are for the progress shown.
 
@@ -254,8 +260,10 @@ def write_task(
     """What `writing.write_shard` needs to know of a shard."""
     rows = slice(shard.rows.start, shard.rows.stop)
     twins = [table.hex(twin, raw=True) if twin >= 0 else "" for twin in table.twin[rows].tolist()]
-    details = [index.items[items_found[row]].id if row in items_found else twin
-               for row, twin in zip(shard.rows, twins, strict=True)]
+    details = [
+        index.items[items_found[row]].id if row in items_found else twin
+        for row, twin in zip(shard.rows, twins, strict=True)
+    ]
     path = work / "decisions" / f"{shard.name}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     decisions = {"reason": table.reason[rows], "value": table.value[rows]}
@@ -264,9 +272,7 @@ def write_task(
     return {"shard": str(shard.folder.absolute()), "decisions": str(path.absolute()), **place}
 
 
-def funnel_of(
-    table: Table, measured: Mapping[str, dict[str, Any]], written: Mapping[str, dict[str, Any]]
-) -> Funnel:
+def funnel_of(table: Table, measured: Mapping[str, dict[str, Any]], written: Mapping[str, dict[str, Any]]) -> Funnel:
     """What came in and was dropped, from the decisions; what went out, from the files."""
     funnel = Funnel()
     for shard in table.shards:

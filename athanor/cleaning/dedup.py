@@ -72,7 +72,10 @@ def candidates(keys: Callable[[int], np.ndarray], among: np.ndarray, bands: int)
 
 
 def near_duplicates(
-    signatures: SignaturesOf, ranked: Sequence[int] | np.ndarray, shingles_of: ShinglesOf, threshold: float,
+    signatures: SignaturesOf,
+    ranked: Sequence[int] | np.ndarray,
+    shingles_of: ShinglesOf,
+    threshold: float,
     found: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[int, int]:
     """Number of each document of `ranked` that nearly repeats a kept one of higher rank, with that one's number.

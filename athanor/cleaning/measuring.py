@@ -27,16 +27,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from athanor.base.errors import GateError
+from athanor.base.strict import build
 from athanor.cleaning import minhash, pii, rules
+from athanor.cleaning.normalise import indents, normalise
+from athanor.cleaning.params import CleanParams
 from athanor.quality.model import Scorer
 from athanor.text.conversations import Item, read_items
-from athanor.words.decontaminate import Hits, ItemIndex
 from athanor.text.documents import Document, DocumentWriter, in_batches, read_documents
-from athanor.cleaning.normalise import indents, normalise
+from athanor.words.decontaminate import Hits, ItemIndex
 from athanor.words.words import shingles, tokenise
-from athanor.base.errors import GateError
-from athanor.cleaning.params import CleanParams
-from athanor.base.strict import build
 
 BATCH_BYTES = 1_000_000
 DOCUMENTS, MEASURES, SIGNATURES = "documents.parquet", "measures.parquet", "signatures.npy"
@@ -100,7 +100,12 @@ def measure_documents(
     document of the shard.
     """
     facts: dict[str, Any] = {
-        "documents_in": 0, "bytes_in": 0, "bytes_normalised": 0, "bytes_redacted": 0, "too_long": [], "redactions": {}
+        "documents_in": 0,
+        "bytes_in": 0,
+        "bytes_normalised": 0,
+        "bytes_redacted": 0,
+        "too_long": [],
+        "redactions": {},
     }
     redactions: Counter[str] = Counter()
     seen = 0

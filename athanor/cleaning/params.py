@@ -21,7 +21,9 @@ class KindRules:
     min_words: int = param(min=0, max=1_000_000)
     max_bytes: int = param(min=1_000, max=64_000_000)
     min_ascii_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_misread_fraction: float | None = param(min=0.0, max=1.0, default=None)  # U+FFFD, which stands for what could not be read
+    max_misread_fraction: float | None = param(
+        min=0.0, max=1.0, default=None
+    )  # U+FFFD, which stands for what could not be read
     max_encoded_fraction: float | None = param(min=0.0, max=1.0, default=None)  # base64, hexadecimal escapes
     english_only: bool
     min_stop_word_fraction: float | None = param(min=0.0, max=1.0, default=None)
@@ -39,7 +41,9 @@ class KindRules:
     max_ellipsis_line_fraction: float | None = param(min=0.0, max=1.0, default=None)
     max_comment_line_fraction: float | None = param(min=0.0, max=1.0, default=None)
     max_placeholder_phrases: int | None = param(min=0, max=1_000_000, default=None)  # lorem ipsum
-    max_boilerplate_word_ratio: float | None = param(min=0.0, max=1.0, default=None)  # cookie banners, log-in forms, menus
+    max_boilerplate_word_ratio: float | None = param(
+        min=0.0, max=1.0, default=None
+    )  # cookie banners, log-in forms, menus
     max_link_word_ratio: float | None = param(min=0.0, max=10.0, default=None)
     max_line_break_word_ratio: float | None = param(min=0.0, max=100.0, default=None)
     max_short_line_fraction: float | None = param(min=0.0, max=1.0, default=None)
@@ -51,7 +55,9 @@ class KindRules:
     max_top_4gram_fraction: float | None = param(min=0.0, max=1.0, default=None)
     max_repeated_5gram_fraction: float | None = param(min=0.0, max=1.0, default=None)
     max_repeated_10gram_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_consecutive_repeats: int = param(min=1, max=31, default=31)  # of any n-gram; a lower limit hits tables and lyrics
+    max_consecutive_repeats: int = param(
+        min=1, max=31, default=31
+    )  # of any n-gram; a lower limit hits tables and lyrics
     min_turns: int | None = param(min=0, max=1_000_000, default=None)  # lines that begin with a speaker and a colon
     min_speakers: int | None = param(min=0, max=1_000_000, default=None)
     max_short_turn_fraction: float | None = param(min=0.0, max=1.0, default=None)  # turns of fewer than two words
@@ -62,13 +68,30 @@ class KindRules:
 # Shares after Gopher (Rae et al. 2021) and C4 (Raffel et al. 2020), looser where a kind of text needs it. What no kind
 # changes much stands here once.
 _BASE = KindRules(
-    min_words=10, max_bytes=4_000_000, min_ascii_fraction=0.8, max_misread_fraction=0.005,
-    max_encoded_fraction=0.2, english_only=True, min_letter_fraction=0.3, max_digit_fraction=0.2,
-    max_symbol_fraction=0.5, max_number_word_fraction=0.4, max_hash_ellipsis_word_ratio=0.2,
-    min_mean_word_chars=2.5, max_mean_word_chars=10.0, max_line_chars=100_000, max_ellipsis_line_fraction=0.5,
-    max_link_word_ratio=0.1, max_repeated_line_fraction=0.5, max_repeated_paragraph_fraction=0.4,
-    max_top_2gram_fraction=0.35, max_top_3gram_fraction=0.3, max_top_4gram_fraction=0.3,
-    max_repeated_5gram_fraction=0.3, max_repeated_10gram_fraction=0.2, min_quality=0.33,
+    min_words=10,
+    max_bytes=4_000_000,
+    min_ascii_fraction=0.8,
+    max_misread_fraction=0.005,
+    max_encoded_fraction=0.2,
+    english_only=True,
+    min_letter_fraction=0.3,
+    max_digit_fraction=0.2,
+    max_symbol_fraction=0.5,
+    max_number_word_fraction=0.4,
+    max_hash_ellipsis_word_ratio=0.2,
+    min_mean_word_chars=2.5,
+    max_mean_word_chars=10.0,
+    max_line_chars=100_000,
+    max_ellipsis_line_fraction=0.5,
+    max_link_word_ratio=0.1,
+    max_repeated_line_fraction=0.5,
+    max_repeated_paragraph_fraction=0.4,
+    max_top_2gram_fraction=0.35,
+    max_top_3gram_fraction=0.3,
+    max_top_4gram_fraction=0.3,
+    max_repeated_5gram_fraction=0.3,
+    max_repeated_10gram_fraction=0.2,
+    min_quality=0.33,
 )
 
 
@@ -79,56 +102,116 @@ class RuleParams:
     # cookie banners, menus and link lists are most of what a web page is not
     web: KindRules = replace(
         _BASE,
-        min_words=50, min_stop_word_fraction=0.12, min_letter_fraction=0.7, max_symbol_fraction=0.1,
-        max_curly_bracket_fraction=0.02, max_number_word_fraction=0.2, max_hash_ellipsis_word_ratio=0.1,
-        min_mean_word_chars=3.0, max_bullet_line_fraction=0.9, max_ellipsis_line_fraction=0.3,
-        max_placeholder_phrases=0, max_boilerplate_word_ratio=0.03, max_link_word_ratio=0.05,
-        max_line_break_word_ratio=0.3, max_short_line_fraction=0.67, min_sentence_end_line_fraction=0.12,
-        max_repeated_line_fraction=0.2, max_repeated_paragraph_fraction=0.2, max_top_2gram_fraction=0.2,
-        max_top_3gram_fraction=0.15, max_top_4gram_fraction=0.15,
+        min_words=50,
+        min_stop_word_fraction=0.12,
+        min_letter_fraction=0.7,
+        max_symbol_fraction=0.1,
+        max_curly_bracket_fraction=0.02,
+        max_number_word_fraction=0.2,
+        max_hash_ellipsis_word_ratio=0.1,
+        min_mean_word_chars=3.0,
+        max_bullet_line_fraction=0.9,
+        max_ellipsis_line_fraction=0.3,
+        max_placeholder_phrases=0,
+        max_boilerplate_word_ratio=0.03,
+        max_link_word_ratio=0.05,
+        max_line_break_word_ratio=0.3,
+        max_short_line_fraction=0.67,
+        min_sentence_end_line_fraction=0.12,
+        max_repeated_line_fraction=0.2,
+        max_repeated_paragraph_fraction=0.2,
+        max_top_2gram_fraction=0.2,
+        max_top_3gram_fraction=0.15,
+        max_top_4gram_fraction=0.15,
     )
     # documentation and books repeat themselves, and hold code and tables
     prose: KindRules = replace(
         _BASE,
-        min_stop_word_fraction=0.03, min_letter_fraction=0.5, max_digit_fraction=0.3, max_symbol_fraction=0.3,
-        max_hash_ellipsis_word_ratio=0.3, max_mean_word_chars=12.0, max_bullet_line_fraction=0.95,
-        max_placeholder_phrases=0, max_boilerplate_word_ratio=0.05, max_repeated_5gram_fraction=0.65,
+        min_stop_word_fraction=0.03,
+        min_letter_fraction=0.5,
+        max_digit_fraction=0.3,
+        max_symbol_fraction=0.3,
+        max_hash_ellipsis_word_ratio=0.3,
+        max_mean_word_chars=12.0,
+        max_bullet_line_fraction=0.95,
+        max_placeholder_phrases=0,
+        max_boilerplate_word_ratio=0.05,
+        max_repeated_5gram_fraction=0.65,
         max_repeated_10gram_fraction=0.55,
     )
     # words, sentences and English say nothing about it; long lines are data or generated
     code: KindRules = replace(
         _BASE,
-        min_ascii_fraction=0.5, max_misread_fraction=0.01, max_encoded_fraction=0.3, english_only=False,
-        max_digit_fraction=0.4, max_number_word_fraction=0.5, max_hash_ellipsis_word_ratio=None,
-        min_mean_word_chars=None, max_mean_word_chars=20.0, max_line_chars=1_000, max_mean_line_chars=100.0,
-        max_ellipsis_line_fraction=None, max_comment_line_fraction=0.8, max_link_word_ratio=None,
-        max_repeated_line_fraction=0.6, max_repeated_paragraph_fraction=0.5, max_top_2gram_fraction=0.5,
-        max_top_3gram_fraction=0.4, max_top_4gram_fraction=0.4, max_repeated_5gram_fraction=0.8,
+        min_ascii_fraction=0.5,
+        max_misread_fraction=0.01,
+        max_encoded_fraction=0.3,
+        english_only=False,
+        max_digit_fraction=0.4,
+        max_number_word_fraction=0.5,
+        max_hash_ellipsis_word_ratio=None,
+        min_mean_word_chars=None,
+        max_mean_word_chars=20.0,
+        max_line_chars=1_000,
+        max_mean_line_chars=100.0,
+        max_ellipsis_line_fraction=None,
+        max_comment_line_fraction=0.8,
+        max_link_word_ratio=None,
+        max_repeated_line_fraction=0.6,
+        max_repeated_paragraph_fraction=0.5,
+        max_top_2gram_fraction=0.5,
+        max_top_3gram_fraction=0.4,
+        max_top_4gram_fraction=0.4,
+        max_repeated_5gram_fraction=0.8,
         max_repeated_10gram_fraction=0.7,
     )
     # formulas are symbols and digits in short lines
     math: KindRules = replace(
         _BASE,
-        min_words=20, min_ascii_fraction=0.7, max_digit_fraction=0.5, max_number_word_fraction=0.6,
-        min_mean_word_chars=None, max_mean_word_chars=15.0, max_repeated_5gram_fraction=0.6,
+        min_words=20,
+        min_ascii_fraction=0.7,
+        max_digit_fraction=0.5,
+        max_number_word_fraction=0.6,
+        min_mean_word_chars=None,
+        max_mean_word_chars=15.0,
+        max_repeated_5gram_fraction=0.6,
         max_repeated_10gram_fraction=0.5,
     )
     # an answer quotes its question and holds code
     qa: KindRules = replace(
         _BASE,
-        min_ascii_fraction=0.7, min_stop_word_fraction=0.05, min_letter_fraction=0.4, max_digit_fraction=0.4,
-        max_symbol_fraction=0.4, max_hash_ellipsis_word_ratio=0.3, max_mean_word_chars=15.0,
-        max_boilerplate_word_ratio=0.05, max_link_word_ratio=0.2, max_repeated_line_fraction=0.4,
-        max_repeated_5gram_fraction=0.5, max_repeated_10gram_fraction=0.4,
+        min_ascii_fraction=0.7,
+        min_stop_word_fraction=0.05,
+        min_letter_fraction=0.4,
+        max_digit_fraction=0.4,
+        max_symbol_fraction=0.4,
+        max_hash_ellipsis_word_ratio=0.3,
+        max_mean_word_chars=15.0,
+        max_boilerplate_word_ratio=0.05,
+        max_link_word_ratio=0.2,
+        max_repeated_line_fraction=0.4,
+        max_repeated_5gram_fraction=0.5,
+        max_repeated_10gram_fraction=0.4,
     )
     # speech: few symbols, and turns of two speakers
     dialogue: KindRules = replace(
         _BASE,
-        min_words=20, min_stop_word_fraction=0.1, min_letter_fraction=0.6, max_symbol_fraction=0.2,
-        max_number_word_fraction=0.3, max_bullet_line_fraction=0.9, max_placeholder_phrases=0,
-        max_repeated_line_fraction=0.3, max_repeated_paragraph_fraction=0.3, max_top_2gram_fraction=0.3,
-        max_top_3gram_fraction=0.2, max_top_4gram_fraction=0.2, max_repeated_5gram_fraction=0.4,
-        max_repeated_10gram_fraction=0.3, min_turns=2, min_speakers=2, max_short_turn_fraction=0.5,
+        min_words=20,
+        min_stop_word_fraction=0.1,
+        min_letter_fraction=0.6,
+        max_symbol_fraction=0.2,
+        max_number_word_fraction=0.3,
+        max_bullet_line_fraction=0.9,
+        max_placeholder_phrases=0,
+        max_repeated_line_fraction=0.3,
+        max_repeated_paragraph_fraction=0.3,
+        max_top_2gram_fraction=0.3,
+        max_top_3gram_fraction=0.2,
+        max_top_4gram_fraction=0.2,
+        max_repeated_5gram_fraction=0.4,
+        max_repeated_10gram_fraction=0.3,
+        min_turns=2,
+        min_speakers=2,
+        max_short_turn_fraction=0.5,
     )
 
 

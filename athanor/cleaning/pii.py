@@ -176,8 +176,13 @@ def _brand(digits: str, grouped: bool) -> bool:
     head = int(digits[:4])
     if len(digits) == 16:
         return (
-            4000 <= head < 5000 or 5100 <= head < 5600 or 2221 <= head < 2721 or 3528 <= head < 3590
-            or head == 6011 or 6200 <= head < 6300 or 6440 <= head < 6600
+            4000 <= head < 5000
+            or 5100 <= head < 5600
+            or 2221 <= head < 2721
+            or 3528 <= head < 3590
+            or head == 6011
+            or 6200 <= head < 6300
+            or 6440 <= head < 6600
         )
     if len(digits) == 15:
         return head // 100 in (34, 37)
@@ -306,5 +311,9 @@ def _random(value: str) -> bool:
 
 
 _FINDERS: dict[str, Callable[[str], Iterator[Span]]] = {
-    "key": _keys, "email": _emails, "ip": _addresses, "card": _cards, "phone": _phones,
+    "key": _keys,
+    "email": _emails,
+    "ip": _addresses,
+    "card": _cards,
+    "phone": _phones,
 }

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from athanor.cleaning.params import KindRules, RuleParams
 from athanor.quality import language, repetition
 from athanor.words.words import Tokens
-from athanor.cleaning.params import KindRules, RuleParams
 
 TOO_LONG, NOT_ENGLISH = "too_long", "not_english"
 # A word in a repeated n-gram is in a repeated shorter one too, so of MassiveText's 5 .. 10 the two ends say enough.
@@ -94,9 +94,7 @@ SCORES = ("quality", "toxicity")  # measures that come from the classifiers; nee
 def measure(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
     """Every measure that `CHECKS` names but `SCORES`, as one array of finite numbers over the texts."""
     columns: dict[str, np.ndarray] = {}
-    for names, measured in (
-        (CHARACTERS, characters), (LINES, lines), (TURNS, turns)
-    ):
+    for names, measured in ((CHARACTERS, characters), (LINES, lines), (TURNS, turns)):
         rows = np.array([measured(text) for text in texts], np.float64).reshape(len(texts), len(names))
         columns |= dict(zip(names, rows.T, strict=True))
     words = tokens.words
@@ -203,8 +201,15 @@ _ENCODED[list(_LETTERS + _DIGITS + b"+/")] = True
 
 CHARACTERS = ("ascii", "letters", "digits", "symbols", "curly", "misread")
 LINES = (
-    "longest_line", "mean_line", "bullets", "ellipses", "comments", "sentence_ends", "short_lines",
-    "repeated_lines", "repeated_paragraphs",
+    "longest_line",
+    "mean_line",
+    "bullets",
+    "ellipses",
+    "comments",
+    "sentence_ends",
+    "short_lines",
+    "repeated_lines",
+    "repeated_paragraphs",
 )
 TURNS = ("turns", "speakers", "short_turns")
 

@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from athanor.cleaning import dedup, minhash, rules
-from athanor.words.decontaminate import Hits
-from athanor.text.documents import Document, read_documents
-from athanor.cleaning.measuring import BANDS, DOCUMENTS, HITS, MEASURES, SIGNATURES, read_hits
 from athanor.base.work import MapShards
+from athanor.cleaning import dedup, minhash, rules
+from athanor.cleaning.measuring import BANDS, DOCUMENTS, HITS, MEASURES, SIGNATURES, read_hits
 from athanor.cleaning.params import RuleParams
+from athanor.text.documents import Document, read_documents
+from athanor.words.decontaminate import Hits
 
 KEPT = -1
 EMPTY = np.uint32(0xFFFFFFFF)
@@ -242,7 +242,9 @@ def shard_tasks(
 class ShingleSets:
     """The sorted shingle sets of some documents by table row, computed shard by shard and read from disk when asked."""
 
-    def __init__(self, shards: Sequence[Shard], rows: np.ndarray, folder: Path, map_shards: MapShards, desc: str) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], rows: np.ndarray, folder: Path, map_shards: MapShards, desc: str
+    ) -> None:
         self.rows = np.sort(rows)
         chosen = list(shard_tasks(shards, self.rows, folder))
         map_shards(write_sets, {shard.name: task for shard, _, _, task in chosen}, folder / "sets", desc=desc)

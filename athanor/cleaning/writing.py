@@ -17,15 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.base.artifacts import read_json
+from athanor.base.errors import GateError
 from athanor.cleaning import dedup, minhash, rules
-from athanor.words.decontaminate import Hits, ItemIndex
-from athanor.text.documents import ROW_GROUP_DOCUMENTS, Document, in_batches, read_documents
 from athanor.cleaning.measuring import DOCUMENTS, SCORES, cached_tools, read_hits, save_hits
 from athanor.cleaning.normalise import misread_count
-from athanor.cleaning.table import KEPT, REASONS, hex_id, load_index, read_measures
-from athanor.words.words import Tokens, shingles, tokenise
-from athanor.base.errors import GateError
 from athanor.cleaning.params import CleanParams
+from athanor.cleaning.table import KEPT, REASONS, hex_id, load_index, read_measures
+from athanor.text.documents import ROW_GROUP_DOCUMENTS, Document, in_batches, read_documents
+from athanor.words.decontaminate import Hits, ItemIndex
+from athanor.words.words import Tokens, shingles, tokenise
 
 SPLITS = ("train", "val")
 DROPPED_SCHEMA = pa.schema(
@@ -123,7 +123,8 @@ def _histograms(measures: Mapping[str, np.ndarray], kept: np.ndarray) -> dict[st
         values = np.asarray(measures.get(name, np.zeros(0)), np.float64)
         bins = np.clip((values * BINS).astype(int), 0, BINS - 1)
         found[name] = {
-            fate: np.bincount(bins[mask], minlength=BINS).tolist() for fate, mask in (("kept", kept), ("dropped", ~kept))
+            fate: np.bincount(bins[mask], minlength=BINS).tolist()
+            for fate, mask in (("kept", kept), ("dropped", ~kept))
         }
     return found
 
@@ -152,9 +153,7 @@ class Observed:
         return Observed(facts["repeats"], facts["misread"], dict(facts["copies"]), hits, np.load(folder / IDS))
 
 
-def check_documents(
-    documents: Iterable[Numbered], index: ItemIndex, sample: dedup.Index, threshold: float
-) -> Observed:
+def check_documents(documents: Iterable[Numbered], index: ItemIndex, sample: dedup.Index, threshold: float) -> Observed:
     """Read numbered documents; GateError for one that repeats itself too often."""
     observed = Observed()
     ids: list[bytes] = []
@@ -185,7 +184,9 @@ def _check_repeats(batch: Sequence[Numbered], tokens: Tokens, observed: Observed
         raise GateError("no long repetition", what, where=where, fix=BUG)
 
 
-def run_gates(parts: Sequence[Observed], sampled: Iterable[int], params: CleanParams, index: ItemIndex) -> dict[str, Any]:
+def run_gates(
+    parts: Sequence[Observed], sampled: Iterable[int], params: CleanParams, index: ItemIndex
+) -> dict[str, Any]:
     """Facts for the metrics; GateError when the documents break a promise of the clean stage.
 
     `sampled` are the numbers of the documents in the sample's index.

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from athanor.base.errors import AthanorError, InputError
 from athanor.cli.plan.simulate import Change, View
 from athanor.cli.summary import leaf
-from athanor.base.errors import AthanorError, InputError
 from athanor.runtime import dvc_view
 from athanor.runtime.closure import closure, code_digest, is_code, stage_module
 

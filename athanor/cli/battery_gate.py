@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from athanor.sources.exercises.build import battery_items
 from athanor.base.errors import ParamsError
-from athanor.evaluation.floors import check_floors
-from athanor.sources.battery_params import BatteryParams
 from athanor.base.strict import read_yaml
+from athanor.evaluation.floors import check_floors
 from athanor.runtime.facts import Graph
+from athanor.sources.battery_params import BatteryParams
+from athanor.sources.exercises.build import battery_items
 
 
 def check_battery(root: Path, battery: BatteryParams) -> None:

@@ -19,22 +19,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from athanor.base.strict import load_section
 from athanor.cli.render import fill_template
 from athanor.hardware import measure, policy, profile
-from athanor.model import architecture
 from athanor.hardware.choose import Asked, resolve
 from athanor.hardware.products import LAYOUTS
-from athanor.training.model_params import ModelParams
-from athanor.training.pretrain_params import PretrainParams
-from athanor.base.strict import load_section
-from athanor.tokenizer_training.params import TokenizerParams
+from athanor.model import architecture
+from athanor.model.device import prepare
+from athanor.model.precision import AUTOCAST
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.training.attention import KERNELS
-from athanor.model.device import prepare
 from athanor.training.lanes import lane_count
 from athanor.training.memory import available_bytes
-from athanor.model.precision import AUTOCAST
+from athanor.training.model_params import ModelParams
+from athanor.training.pretrain_params import PretrainParams
 from athanor.training.setup import Choices, check_batch
 from athanor.training.vocabulary import load_vocabulary
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import write_text
-from athanor.text.conversations import DIFFICULTIES, Item, Message, check_messages
-from athanor.sources.exercises.written import BY_HAND, read_written
 from athanor.base.errors import AthanorError, InputError
+from athanor.base.strict import read_yaml
 from athanor.evaluation.item_gate import check_items
 from athanor.evaluation.scoring import NUMBER, score
-from athanor.base.strict import read_yaml
 from athanor.serving.store import Store, default_path
+from athanor.sources.exercises.written import BY_HAND, read_written
+from athanor.text.conversations import DIFFICULTIES, Item, Message, check_messages
 
 OUT = "battery/chat.jsonl"
 SHOWN_CHARS = 100  # of a text in the list
@@ -70,7 +70,7 @@ def _row_options(commands: Any) -> None:
 def show(store: Store, args: argparse.Namespace) -> int:
     found = store.corrections(None if args.all else "candidate")
     for row in found:
-        print(f"{row['id']}  {row['status']}, {row['model']}, in \"{short(row['chat_title'])}\"")
+        print(f'{row["id"]}  {row["status"]}, {row["model"]}, in "{short(row["chat_title"])}"')
         turns = sum(message["role"] == "user" for message in row["prompt"])
         after = f" (question {turns} of its chat)" if turns > 1 else ""
         print(f"    asked      {short(row['prompt'][-1]['content'])}{after}")

@@ -22,19 +22,27 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "repro": Command("athanor.cli.repro", "[--max-minutes N] [--supervise]", "dvc repro with a summary; again what died"),
+    "repro": Command(
+        "athanor.cli.repro", "[--max-minutes N] [--supervise]", "dvc repro with a summary; again what died"
+    ),
     "plan": Command("athanor.cli.plan.main", "[TARGET ...] [--json]", "what dvc repro would do, why, how long"),
     "summary": Command("athanor.cli.summary", "", "what the pipeline made"),
     "compare": Command("athanor.cli.compare", "A B", "two experiments or revisions: parameters, scores, noise"),
-    "data": Command("athanor.cli.data.main", "peek | report | trace ID", "look at the data: documents, a page, one's way"),
+    "data": Command(
+        "athanor.cli.data.main", "peek | report | trace ID", "look at the data: documents, a page, one's way"
+    ),
     "sft": Command("athanor.cli.sft", "peek [--source NAME]", "rows of instruction tuning, with what is supervised"),
     "probe": Command("athanor.cli.probe", "lr | recipe", "find the learning rate; half-lives of a recipe"),
     "synthesize": Command("athanor.cli.synthesize", "[--dry-run]", "conversations by another model; costs money"),
-    "preset": Command("athanor.cli.preset", "list | show NAME | use NAME", "params files of other sizes; make one params.yaml"),
+    "preset": Command(
+        "athanor.cli.preset", "list | show NAME | use NAME", "params files of other sizes; make one params.yaml"
+    ),
     "pin": Command("athanor.cli.pin", "[FILE]", "write hub data sets' current commits into params.yaml"),
     "verify": Command("athanor.cli.verify", "[PATH] [--data] [--strict]", "where an exported model comes from"),
     "lm-eval": Command("athanor.cli.lm_eval", "[--tasks LIST]", "standard tasks through lm-evaluation-harness"),
-    "evaluate": Command("athanor.cli.evaluate.main", "[--model PATH] [--watch]", "perplexity, in any runtime; of checkpoints too"),
+    "evaluate": Command(
+        "athanor.cli.evaluate.main", "[--model PATH] [--watch]", "perplexity, in any runtime; of checkpoints too"
+    ),
     "serve": Command("athanor.cli.serve", "[--model PATH ...]", "a chat page, and OpenAI's protocol for any client"),
     "chat": Command("athanor.cli.chat", "[list | export | ...]", "talk to the exported model; use corrections"),
     "health": Command("athanor.cli.health", "[RUN] [--json]", "what went wrong in a training, and what to change"),

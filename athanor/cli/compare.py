@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json
-from athanor.cli.render import fill_template
 from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.base.strict import read_yaml
+from athanor.cli.render import fill_template
 from athanor.runtime import dvc_lock, dvc_view
 from athanor.runtime.facts import flatten, git
 from athanor.runtime.store import delivery
@@ -32,11 +32,25 @@ from athanor.runtime.store import delivery
 WORKSPACE = "workspace"
 TRACKED = ("params.yaml", "dvc.lock", "metrics")
 CODE = ("athanor", "stages")
-VALUES = ("bpb", "score", "rate", "loss", "difference")  # a mapping with "stderr" holds its value under one of these names
+VALUES = (
+    "bpb",
+    "score",
+    "rate",
+    "loss",
+    "difference",
+)  # a mapping with "stderr" holds its value under one of these names
 # They follow from the value, not worth a line of their own.
 DERIVED = (
-    "correct", "count", "margin_stderrs", "low", "high",
-    "wins", "losses", "p", "discordance", "resolves",
+    "correct",
+    "count",
+    "margin_stderrs",
+    "low",
+    "high",
+    "wins",
+    "losses",
+    "p",
+    "discordance",
+    "resolves",
 )
 NOISE = 2.0  # standard errors of a difference
 BETTER = {"bpb": -1, "loss": -1, "score": 1}  # of a rate nobody can say it here
@@ -109,7 +123,11 @@ def _read(folder: Path, name: str, rev: str) -> Side:
         raise InputError("no params.yaml there", where=name, fix="compare revisions of this pipeline")
     leaves = {path.stem: read_json(path) for path in sorted((folder / "metrics" / "runs").glob("*.json"))}
     if not leaves:
-        fix = 'after a run: git add params.yaml dvc.lock metrics plots && git commit -m "First run"' if rev else "dvc repro"
+        fix = (
+            'after a run: git add params.yaml dvc.lock metrics plots && git commit -m "First run"'
+            if rev
+            else "dvc repro"
+        )
         raise InputError("no results there (metrics/ is empty)", where=name, fix=fix)
     return Side(
         name,
@@ -192,7 +210,9 @@ def behind_scores(lock: Mapping[str, Any]) -> set[str]:
         found |= new
         paths = [Path(dep["path"]) for stage in found for dep in lock[stage].get("deps", ())]
         makes = {stage: [Path(out["path"]) for out in entry.get("outs", ())] for stage, entry in lock.items()}
-        new = {stage for stage, outs in makes.items() for out in outs if any(_meets(out, path) for path in paths)} - found
+        new = {
+            stage for stage, outs in makes.items() for out in outs if any(_meets(out, path) for path in paths)
+        } - found
     return found
 
 

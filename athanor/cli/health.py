@@ -93,8 +93,10 @@ def _event(event: Event) -> list[str]:
     worst, again = event.worst, f", {event.times} times until step {event.last.step}" if event.times > 1 else ""
     when = f" (worst at step {worst.step})" if worst.step != event.first.step else ""
     head = f"  step {event.first.step:,}  {worst.level.upper()}  {worst.rule}{when}{again}"
-    wrapped = [textwrap.fill(part, 110, initial_indent=" " * 6, subsequent_indent=" " * 6) for part in
-               (worst.diagnosis, f"Try: {worst.fix}")]
+    wrapped = [
+        textwrap.fill(part, 110, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        for part in (worst.diagnosis, f"Try: {worst.fix}")
+    ]
     return ["", head, *wrapped]
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from athanor.text.documents import read_documents
 from athanor.base.errors import InputError
 from athanor.cli import standard
 from athanor.runtime.machine import anchor, machine
 from athanor.serving.loading import load_export
+from athanor.text.documents import read_documents
 
 MODEL, TEXTS = Path("models/export/hf"), Path("data/clean/val.parquet")
 ITEMS = 200  # of the local tasks: a point of accuracy is then known to ± 7

@@ -16,11 +16,11 @@ import os
 from pathlib import Path
 
 from athanor.base.artifacts import write_text
-from athanor.sources.fetch import hub_revisions
-from athanor.sources.huggingface import explain
 from athanor.base.errors import InputError
 from athanor.runtime.dvc_view import edited_yaml
 from athanor.runtime.schema import check_file
+from athanor.sources.fetch import hub_revisions
+from athanor.sources.huggingface import explain
 
 
 def pin(path: Path) -> dict[str, str]:

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json, write_text
+from athanor.base.strict import read_yaml
 from athanor.cli import side
 from athanor.cli.cli import positive
+from athanor.cli.recipe import Recipe, check, derive, table
 from athanor.cli.render import fill_template
-from athanor.base.strict import read_yaml
 from athanor.runtime import dvc_lock
 from athanor.runtime.closure import SIDE
 from athanor.runtime.facts import flatten
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import check_file
-from athanor.cli.recipe import Recipe, check, derive, table
 
 LEFT, RIGHT, TOP, BOTTOM = 70, 620, 40, 345  # of the picture's frame, see templates/probe.svg.j2
 STAGE_FILE = Path(SIDE) / "lr.yaml"
@@ -180,4 +180,7 @@ def chart(found: Mapping[str, Any], rate: float) -> str:
             curve.append((x(lr), y(value)))
     marked = left - pad <= math.log(rate) <= right + pad
     grid = [low + (high - low) * line / 4 for line in range(5)]
-    return fill_template("probe.svg.j2", found=found, rate=rate if marked else None, x=x, y=y, curve=curve, grid=grid) + "\n"
+    return (
+        fill_template("probe.svg.j2", found=found, rate=rate if marked else None, x=x, y=y, curve=curve, grid=grid)
+        + "\n"
+    )

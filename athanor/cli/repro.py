@@ -28,13 +28,13 @@ from athanor.base.artifacts import read_json, write_text
 from athanor.cli import side, summary
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.data import report
-from athanor.training.sft_params import SCRATCH
 from athanor.runtime import dvc_lock, lifetime, ship
 from athanor.runtime.closure import FOREIGN
 from athanor.runtime.guards import UNTIL
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import FOREIGN_STAGES, check_file
 from athanor.runtime.terminal import say
+from athanor.training.sft_params import SCRATCH
 
 RESTARTS = 3
 GIB = 2**30

@@ -24,7 +24,9 @@ from athanor.runtime.machine import anchor, machine
 
 HISTORY = ".athanor/chat.sqlite3"
 KEY_VARIABLE = "ATHANOR_API_KEY"
-OTHERS = 512  # connections beside those of answers; with the default limit below the 1,024 files that a process may open
+OTHERS = (
+    512  # connections beside those of answers; with the default limit below the 1,024 files that a process may open
+)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -52,12 +54,11 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"{value} is no number above 0", where=told, fix="athanor serve --help tells its unit")
     import uvicorn
 
-    from athanor.serving.app import HOST_NAME, LOOPBACK, build_app
+    from athanor.serving.app import HOST_NAME, LOOPBACK, Server, build_app
     from athanor.serving.discover import discover
     from athanor.serving.experiments import unexported
     from athanor.serving.memory import GIB, default_memory_bytes
     from athanor.serving.models import Models
-    from athanor.serving.app import Server
     from athanor.serving.store import Store
 
     root, settings = anchor(), machine()
@@ -84,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
         models = Models(found, memory_bytes=memory, root=root, spec=spec)
         return build_app(models, store, key=key, hosts=hosts, addresses=not local, most_waiting=args.max_requests)
 
-    told = [f"  {one.id:<24} {one.label}{f'  (cannot be served: {one.problem})' if one.problem else ''}" for one in found]
+    told = [
+        f"  {one.id:<24} {one.label}{f'  (cannot be served: {one.problem})' if one.problem else ''}" for one in found
+    ]
     print("\n".join(["models:", *told] if found else ["no model yet: make repro makes one, or name one with --model"]))
     if lacking := unexported(root) if not args.model else []:
         print(f"experiments without an export of their own, not served: {', '.join(lacking)}")
@@ -137,7 +140,9 @@ def shown(host: str) -> str:
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens. InputError if the port is taken or the address is not this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # by name: else asyncio leaves Nagle's delays on
+    listener = socket.socket(
+        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )  # by name: else asyncio leaves Nagle's delays on
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -147,5 +152,7 @@ def listen(host: str, port: int) -> socket.socket:
         elsewhere = getattr(error, "errno", None) == errno.EADDRNOTAVAIL
         fix = f"athanor serve --port {port + 1 if 0 < port < 65535 else 8081}, or stop what listens there"
         fix = "name an address of this machine, or 0.0.0.0 for all of them" if elsewhere else fix
-        raise InputError(f"cannot listen: {getattr(error, 'strerror', None) or error}", where=f"{host}:{port}", fix=fix) from None
+        raise InputError(
+            f"cannot listen: {getattr(error, 'strerror', None) or error}", where=f"{host}:{port}", fix=fix
+        ) from None
     return listener

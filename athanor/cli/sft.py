@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from athanor.base.artifacts import read_manifest
+from athanor.base.errors import InputError
 from athanor.data.order import permutation
 from athanor.data.rows import KIND, VERSION, PackedRows
-from athanor.base.errors import InputError
 from athanor.tokenizer.tokenizer import Tokenizer
 
 DATA, TOKENIZER = Path("data/sft"), Path("models/tokenizer")

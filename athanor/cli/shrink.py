@@ -9,24 +9,25 @@ folder. `athanor chat --model OUT`, transformers and lm_eval read OUT.
 from __future__ import annotations
 
 import argparse
-import torch
-from pathlib import Path
-from athanor.cli import slots
-from athanor.base.errors import InputError
-from athanor.export.huggingface import DTYPES
-from athanor.runtime.machine import anchor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import torch
 from safetensors import safe_open
+
 from athanor.base.artifacts import manifest_digest, new_dir, read_json, read_manifest, sha256_file
-from athanor.export.huggingface import write_huggingface
-from athanor.export.source import Source, TOKENIZER, make_source
+from athanor.base.errors import InputError
+from athanor.cli import slots
+from athanor.export.huggingface import DTYPES, write_huggingface
+from athanor.export.source import TOKENIZER, Source, make_source
 from athanor.export.vocabulary import Vocabulary
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
+from athanor.model.weights import fill, load_config
+from athanor.runtime.machine import anchor
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 from athanor.training import checkpoint
-from athanor.model.weights import fill, load_config
 
 
 def options(parser: argparse.ArgumentParser) -> None:

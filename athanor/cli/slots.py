@@ -303,7 +303,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.command == "adopt":
         for slot in adopt(slots, args.id):
-            print(f"{slot.id} of {slot.stage} is adopted: the next run goes on there, and its manifest names both codes")
+            print(
+                f"{slot.id} of {slot.stage} is adopted: the next run goes on there, and its manifest names both codes"
+            )
         return 0
     if args.command == "drop":
         slot = asked(slots, args.id)

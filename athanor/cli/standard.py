@@ -276,9 +276,7 @@ def compare(
     worst, apart, verdicts, right = 0.0, 0, 0, {"acc": 0, "acc_norm": 0}
     for row in rows:
         document = row["doc"]
-        scores = choice_scores(
-            model, tokenizer, document["context"], document["choices"], DELIMITER, threads=threads
-        )
+        scores = choice_scores(model, tokenizer, document["context"], document["choices"], DELIMITER, threads=threads)
         logged = [float(value) for value, _ in row["filtered_resps"]]
         differences = [abs(score - value) for score, value in zip(scores, logged, strict=True)]
         allowed = [TOLERANCE + FP32_SUM * abs(value) for value in logged]

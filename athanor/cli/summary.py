@@ -1,6 +1,6 @@
 """What the pipeline made, for a person: stages with times, scores with errors, where things are.
 
-    python -m athanor summary
+python -m athanor summary
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from athanor.runtime.progress import duration
 from athanor.runtime.watch import FILE
 
 RATES = (
-    ("stop", "end by themselves"), ("fake_turn", "fake a turn"), ("repetition", "repeat"), ("hedge", "hedge"),
+    ("stop", "end by themselves"),
+    ("fake_turn", "fake a turn"),
+    ("repetition", "repeat"),
+    ("hedge", "hedge"),
     ("identity_leak", "leak an identity"),
 )
 

@@ -17,14 +17,14 @@ from typing import Any
 
 from athanor.base.artifacts import read_json, read_manifest, write_bytes
 from athanor.cli import side
-from athanor.synthesis.endpoint import address
-from athanor.synthesis.ledger import Ledger, Spent, cost, prices
-from athanor.synthesis.requests import Request, planned
-from athanor.synthesis.params import SyntheticBudget, SyntheticParams
 from athanor.runtime.closure import SIDE
 from athanor.runtime.machine import anchor
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import check_file
+from athanor.synthesis.endpoint import address
+from athanor.synthesis.ledger import Ledger, Spent, cost, prices
+from athanor.synthesis.params import SyntheticBudget, SyntheticParams
+from athanor.synthesis.requests import Request, planned
 from stages.synthesize import CLEAN, KIND, LOG, OUT, SEEDS, VERSION
 
 STAGE_FILE, STAGE = Path(SIDE) / "synthesize.yaml", "synthesize"

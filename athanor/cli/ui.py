@@ -1,6 +1,6 @@
 """The MLflow UI on the page that shows runs.
 
-    python -m athanor ui [--port 5000]
+python -m athanor ui [--port 5000]
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
 from athanor.base.artifacts import MANIFEST, read_json, sha256_file, verify_files
 from athanor.base.errors import AthanorError, InputError
 from athanor.export.source import MANIFESTS, MODEL, TOKENIZER, path_of
@@ -203,7 +204,12 @@ def _code(claims: Claims) -> Iterator[Line]:
         return
     tokenizer = Tokenizer(path.read_bytes(), str(path))
     for what, claimed, here, bad in (
-        ("tokenizer", claims.tokenizer_digest, tokenizer.digest, f"{path} is another tokenizer ({tokenizer.digest[:12]})"),
+        (
+            "tokenizer",
+            claims.tokenizer_digest,
+            tokenizer.digest,
+            f"{path} is another tokenizer ({tokenizer.digest[:12]})",
+        ),
         (
             "chat template",
             claims.template_hash,

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
-from athanor.data.order import permutation
 from athanor.base.errors import InputError, ParamsError
+from athanor.data.order import permutation
 
 WEIGHT_SCALE = 10**9
 PART = 1 << 12

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from athanor.base.artifacts import read_manifest
+from athanor.base.errors import InputError
 from athanor.data.order import permutation
 from athanor.data.shards import token_dtype
-from athanor.base.errors import InputError
 
 KIND, VERSION = "sft", 2
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from athanor.base.artifacts import manifest_digest
+from athanor.base.errors import InputError, ParamsError
 from athanor.data.order import permutation
 from athanor.data.rows import PackedRows
 from athanor.data.shards import (
@@ -23,7 +24,6 @@ from athanor.data.shards import (
     open_train,
     read_shards_manifest,
 )
-from athanor.base.errors import InputError, ParamsError
 
 NO_DOCUMENT = -1  # document id of padding
 
@@ -129,9 +129,7 @@ class PretrainSampler(_Windows):
     the cooldown and for the validation text.
     """
 
-    def __init__(
-        self, folder: str | Path, context_tokens: int, seed: int, cooldown_start: int | None = None
-    ) -> None:
+    def __init__(self, folder: str | Path, context_tokens: int, seed: int, cooldown_start: int | None = None) -> None:
         manifest = read_shards_manifest(folder)
         super().__init__(folder, TRAIN, open_train(folder), manifest, context_tokens, seed)
         self.trunk_manifest = main_digest(folder)

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from athanor.base.errors import InputError
-from athanor.decoding.sampling import Sampling, penalise, pick
 from athanor.decoding.cache import KVCache
+from athanor.decoding.sampling import Sampling, penalise, pick
 from athanor.model.config import ModelConfig
 
 

@@ -11,7 +11,9 @@ import torch
 from athanor.decoding.engine import Decodes, Engine, check_prompt
 from athanor.decoding.sampling import GREEDY, Sampling
 
-LANES = 8  # parts that the prompts are dealt to on a CPU, however many cores it has: they decide who is batched with whom
+LANES = (
+    8  # parts that the prompts are dealt to on a CPU, however many cores it has: they decide who is batched with whom
+)
 REFILL_SHARE = 0.25  # so many of the rows have to be free before the next prompts are read, in one pass
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from athanor.text.conversations import Message
 from athanor.base.errors import InputError
+from athanor.text.conversations import Message
 from athanor.tokenizer.tokenizer import Tokenizer
 
 

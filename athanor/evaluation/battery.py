@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from athanor.text.conversations import Item
 from athanor.base.errors import InputError
+from athanor.decoding.folded import Folded
 from athanor.decoding.generate import generate
+from athanor.decoding.prompting import end_ids, exempt_ids
+from athanor.decoding.sampling import GREEDY, Sampling
 from athanor.evaluation.likelihood import choice_log_likelihoods, gold_bits
 from athanor.evaluation.report import Answer, repeats
-from athanor.decoding.sampling import GREEDY, Sampling
 from athanor.evaluation.scoring import choose, score_many
-from athanor.decoding.folded import Folded
 from athanor.model.transformer import Transformer
+from athanor.text.conversations import Item
 from athanor.tokenizer.chat import prompt_ids
-from athanor.decoding.prompting import end_ids, exempt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
 
 
@@ -75,7 +75,9 @@ def judge(
     gold: tuple[Sequence[float], Sequence[int]] | None = None,
 ) -> list[Answer]:
     """The one way from what came out to what is right. `gold` holds bits and bytes of the accepted answers."""
-    plain, normalised = ([_text(item, output, by) for item, output in zip(items, outputs, strict=True)] for by in (0, 1))
+    plain, normalised = (
+        [_text(item, output, by) for item, output in zip(items, outputs, strict=True)] for by in (0, 1)
+    )
     correct = score_many(items, plain, workers)
     compared = [place for place, item in enumerate(items) if item.kind == "likelihood"]
     marks = score_many([items[place] for place in compared], [normalised[place] for place in compared], workers)

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from athanor.text.documents import Document
 from athanor.base.errors import GateError, InputError
 from athanor.model.transformer import Transformer
-from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.model.validation import BitsPerByte, bits_per_byte, pooled, ratio_and_error
+from athanor.text.documents import Document
+from athanor.tokenizer.tokenizer import Tokenizer
 
 ALL = "all"  # the row for all sources together
 GZIP_CONTAINER_BYTES = 12  # gzip's header and trailer (18) less zlib's (6), around the same deflate stream
@@ -153,7 +153,9 @@ def model_rates(
     return {**rates, ALL: pooled(rates)}
 
 
-def bpb_facts(models: Mapping[str, Mapping[str, BitsPerByte]], tools: Mapping[str, Mapping[str, BitsPerByte]]) -> dict[str, Any]:
+def bpb_facts(
+    models: Mapping[str, Mapping[str, BitsPerByte]], tools: Mapping[str, Mapping[str, BitsPerByte]]
+) -> dict[str, Any]:
     """The `bpb` block of the metrics: {"sources": {name: row}, "all": row, "beats_xz": {model: bool}, ...}.
 
     A row holds every model's figure with its error, every compressor's

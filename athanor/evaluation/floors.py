@@ -17,14 +17,23 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from athanor.text.conversations import Item
 from athanor.base.errors import GateError
 from athanor.evaluation.scoring import CONSTANT_CODE, NUMBER, score_many
 from athanor.evaluation.statistics import standard_error
+from athanor.text.conversations import Item
 
 ALL = "all"
 CONSTANTS = (
-    "", "Yes", "No", "None", "I don't know.", *map(str, range(8)), "42", "100", "- a\n- b\n- c", CONSTANT_CODE,
+    "",
+    "Yes",
+    "No",
+    "None",
+    "I don't know.",
+    *map(str, range(8)),
+    "42",
+    "100",
+    "- a\n- b\n- c",
+    CONSTANT_CODE,
 )
 DELIMITERS = (":", "\n", ",", ";", ".", "?", '"', "'", "`", "(", ")", "[", "]", "{", "}", "<", ">", "=", "+", "-", " ")
 EDGE = " \t\n.,:;?!\"'`()[]{}"
@@ -80,7 +89,10 @@ def pieces(text: str, shares: Mapping[str, float]) -> dict[str, str]:
         runs = [place for place in own if place - 1 not in own]
         ends = [place for place in own if place + 1 not in own]
         rows = [text[words[a][1] : words[b][2]] for a, b in zip(runs, ends, strict=True)]
-        found |= {**dict(_places(f"{name} words in a row", rows)), **dict(_places(f"{name} word", [words[n][0] for n in own]))}
+        found |= {
+            **dict(_places(f"{name} words in a row", rows)),
+            **dict(_places(f"{name} word", [words[n][0] for n in own])),
+        }
         found[f"the {name} words"] = " ".join(words[place][0] for place in own)
     if numbers := NUMBER.findall(text):
         found |= _places("number", numbers)
@@ -92,7 +104,9 @@ def null_answers(items: Sequence[Item]) -> dict[str, list[str]]:
     """What each strategy says to every item of one category, all spoken or all choices. "" is said for want of a piece."""
     if items[0].choices:
         said = {name: [take(item.choices) for item in items] for name, take in CHOICES.items()}
-        return said | {f"constant {text!r}": [text] * len(items) for text in dict.fromkeys(item.answer for item in items)}
+        return said | {
+            f"constant {text!r}": [text] * len(items) for text in dict.fromkeys(item.answer for item in items)
+        }
     accepted = Counter(text for item in items for text in item.accepted)
     constants = dict.fromkeys((*CONSTANTS, *(text for text, _ in accepted.most_common(MAX_CONSTANTS))))
     said = {f"constant {text!r}": [text] * len(items) for text in constants}

@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
-from athanor.text.conversations import DIFFICULTIES, ITEM_KINDS, SPLITS, Item
 from athanor.base.errors import GateError
 from athanor.evaluation.scoring import CONSTANT_CODE, choose, holds, read_list, score_many
+from athanor.text.conversations import DIFFICULTIES, ITEM_KINDS, SPLITS, Item
 
 CODE_PROBES = 2  # items of a category whose extra answers are executed: each of them is a process
 JUNK = ("Yes", "No", "I don't know.")
@@ -64,7 +64,9 @@ def _check_shape(item: Item, where: str) -> None:
         raise GateError("battery", "an item needs one accepted and two rejected answers", where=where)
     if (item.kind == "likelihood") != bool(item.choices) or (item.kind == "format") != bool(item.checks):
         raise GateError("battery", f"choices or checks do not belong to kind '{item.kind}'", where=where)
-    if item.choices and (item.accepted != (item.answer,) or sorted(item.choices) != sorted({*item.accepted, *item.rejected})):
+    if item.choices and (
+        item.accepted != (item.answer,) or sorted(item.choices) != sorted({*item.accepted, *item.rejected})
+    ):
         raise GateError("battery", "the choices are not the accepted and the rejected answers", where=where)
 
 

@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from athanor.text.conversations import Item
 from athanor.base.errors import InputError
 from athanor.model.transformer import Transformer
+from athanor.model.validation import sequence_nats
+from athanor.text.conversations import Item
 from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.model.validation import sequence_nats
+
 
 class Pair(NamedTuple):
     """Ids that are given (at least one), and ids whose probability is asked for (at least one)."""

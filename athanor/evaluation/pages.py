@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from athanor.text.conversations import Item
-from athanor.evaluation.report import ALL, Answer
 from athanor.base.templates import markdown
+from athanor.evaluation.report import ALL, Answer
+from athanor.text.conversations import Item
 
 SAMPLE_LINES, SAMPLE_CHARS = 20, 300  # of an answer on the page of samples
 

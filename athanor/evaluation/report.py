@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from athanor.base.artifacts import digest
-from athanor.text.conversations import DIFFICULTIES, Item
-from athanor.text import habits
 from athanor.base.errors import GateError, InputError
 from athanor.evaluation import compression
 from athanor.evaluation.floors import ALL, one_line, summarise
 from athanor.evaluation.statistics import interval, paired, standard_error
+from athanor.text import habits
+from athanor.text.conversations import DIFFICULTIES, Item
 
 REPEATS, LONGEST_NGRAM = 4, 8
 
@@ -110,7 +110,11 @@ def by_difficulty(items: Sequence[Item], answers: Sequence[Answer], seed: int) -
         if count:
             low, high = interval(marks, seed)
             rows[level] = {
-                "n": count, "score": right / count, "stderr": standard_error(right, count), "low": low, "high": high,
+                "n": count,
+                "score": right / count,
+                "stderr": standard_error(right, count),
+                "low": low,
+                "high": high,
             }
     return rows
 
@@ -169,7 +173,10 @@ def contamination(items: Sequence[Item], documents: Mapping[str, int], conversat
     told = {"documents_dropped": documents, "conversations_dropped": conversations}
     return {
         "items": len(ids),
-        **{name: None if found is None else sum(n for i, n in found.items() if i in ids) for name, found in told.items()},
+        **{
+            name: None if found is None else sum(n for i, n in found.items() if i in ids)
+            for name, found in told.items()
+        },
         "items_touched": len(ids & (set(documents) | set(conversations or {}))),
     }
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from athanor.text.conversations import Item
 from athanor.base.errors import GateError
 from athanor.evaluation.sandbox import extract_code, isolation, passes, passes_many
+from athanor.text.conversations import Item
 
 READ = ("exact", "numeric", "list", "likelihood")  # kinds of which `_read` tells all that counts
 CONSTANT_CODE = "def f(x):\n    return x"

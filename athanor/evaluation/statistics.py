@@ -100,9 +100,7 @@ def resolvable(count: int, discordance: float, power: float = POWER, level: floa
     return high
 
 
-def paired(
-    first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bool]], seed: int
-) -> dict[str, Any]:
+def paired(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bool]], seed: int) -> dict[str, Any]:
     """second - first on the same items, by group: difference with its interval, wins, losses, p and resolution."""
     changes = {
         name: [int(b) - int(a) for a, b in zip(marks, second[name], strict=True)] for name, marks in first.items()

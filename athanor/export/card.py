@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from athanor.export.source import Source
 from athanor.base.templates import markdown
+from athanor.export.source import Source
 
 CLEAR_STDERRS = 3.0  # a score counts as above its floor from this many standard errors on
 

@@ -113,7 +113,9 @@ def metadata(source: Source, file_type: str) -> dict[str, Value]:
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:
     """Names of a model's weights, in transformers and here, and in llama.cpp."""
-    parts = {name: theirs for name, theirs in BLOCK.items() if config.qk_norm or not name.endswith(("q_norm", "k_norm"))}
+    parts = {
+        name: theirs for name, theirs in BLOCK.items() if config.qk_norm or not name.endswith(("q_norm", "k_norm"))
+    }
     return TOP | {
         f"model.layers.{n}.{ours}.weight": f"blk.{n}.{theirs}.weight"
         for n in range(config.layers)

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from athanor.base.artifacts import rounded
+from athanor.base.errors import GateError
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
-from athanor.base.errors import GateError
-from athanor.export.perplexity import load_directory
+from athanor.export import llamacpp
 from athanor.export.gguf import K_TYPES
 from athanor.export.huggingface import DTYPES
+from athanor.export.perplexity import load_directory
 from athanor.export.probes import Probe
 from athanor.export.source import Source
 from athanor.export.vocabulary import SPACE
-from athanor.export import llamacpp
 from athanor.model.transformer import Transformer
-from athanor.tokenizer.chat import prompt_ids
 from athanor.model.weights import fill
+from athanor.tokenizer.chat import prompt_ids
 
 FULL_SCALE = 10.0
 FIX = "do not use the files; run `python -m pytest tests/export` and report what it says"
@@ -71,9 +71,7 @@ class Limits:
     def scaled(self, expected: Expected) -> Limits:
         peak = max(float(logits_TV.abs().max()) for logits_TV in expected.logits)
         factor = max(1.0, peak / FULL_SCALE)
-        return replace(
-            self, logit_tolerance=self.logit_tolerance * factor, margin_logits=self.margin_logits * factor
-        )
+        return replace(self, logit_tolerance=self.logit_tolerance * factor, margin_logits=self.margin_logits * factor)
 
 
 def rebuilt(source: Source, dtype: str) -> Transformer:
@@ -231,9 +229,7 @@ def check_llama_cpp(
         worst = max(worst, float((wanted_V - found_V).abs().max()))
         apart.add(wanted_V[None], found_V[None])
     if exact and not worst <= limits.logit_tolerance:
-        raise GateError(
-            gate, f"log probabilities differ by {worst:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX
-        )
+        raise GateError(gate, f"log probabilities differ by {worst:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX)
 
     if not apart.mean <= limits.kl:
         fix = FIX if exact else f"leave {file_type} out of export.gguf_types, or allow more with export.kl_limit"
@@ -281,9 +277,7 @@ def _same_ids(
         )
 
 
-def _same_answer(
-    gate: str, number: int, answer: Answer, found: Sequence[int], margin: float, fix: str = FIX
-) -> int:
+def _same_answer(gate: str, number: int, answer: Answer, found: Sequence[int], margin: float, fix: str = FIX) -> int:
     """0 for the same ids, 1 if they part at a near-tie; GateError otherwise."""
     for step, ours in enumerate(answer.ids):
         theirs = found[step] if step < len(found) else None

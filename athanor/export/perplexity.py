@@ -22,8 +22,8 @@ from torch import Tensor
 from athanor.base.errors import GateError, InputError
 from athanor.export import llamacpp
 from athanor.export.gguf_reader import read_header
-from athanor.tokenizer.tokenizer import MODEL_FILE, SPACE_MARK, Tokenizer
 from athanor.model.loss import Targets, token_losses
+from athanor.tokenizer.tokenizer import MODEL_FILE, SPACE_MARK, Tokenizer
 
 if TYPE_CHECKING:
     from athanor.model.transformer import Transformer
@@ -108,7 +108,9 @@ def chunk_windows(
     InputError below two contexts, where llama-perplexity gives no figure.
     """
     if context_tokens < 4:
-        raise InputError(f"a context of {context_tokens} tokens leaves nothing to score", where="context", fix="use 4 or more")
+        raise InputError(
+            f"a context of {context_tokens} tokens leaves nothing to score", where="context", fix="use 4 or more"
+        )
     array = np.asarray(ids, dtype=np.int64)
     if len(array) < 2 * context_tokens:
         raise InputError(
@@ -155,7 +157,11 @@ class Ours(Scorer):
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, dtype: str = "float32") -> None:
         self.model, self.tokenizer, self.dtype = model, tokenizer, dtype
-        self.context_tokens, self.bos, self.token_bytes = model.config.context_tokens, tokenizer.bos, tokenizer.token_bytes
+        self.context_tokens, self.bos, self.token_bytes = (
+            model.config.context_tokens,
+            tokenizer.bos,
+            tokenizer.token_bytes,
+        )
 
     def encode(self, text: str) -> np.ndarray:
         return np.array([self.tokenizer.bos, *self.tokenizer.encode(text)], dtype=np.int64)

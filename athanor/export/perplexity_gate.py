@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from athanor.base.errors import GateError, InputError
-from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, Scorer, TextScore
 from athanor.export.gguf import gguf_name
-from athanor.export.parity import FIX, FULL_SCALE, bound, rebuilt
-from athanor.export.publish import AGAIN, HF_DIR, exact_file
-from athanor.export.source import Source
 from athanor.export.llamacpp import INSTALL, NotInstalled
 from athanor.export.params import ExportParams
+from athanor.export.parity import FIX, FULL_SCALE, bound, rebuilt
+from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, Scorer, TextScore
+from athanor.export.publish import AGAIN, HF_DIR, exact_file
+from athanor.export.source import Source
 from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
 
 MAX_DOCUMENTS, DOCUMENT_CHARS = 256, 4000

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from athanor.text.conversations import Message
 from athanor.base.errors import InputError
+from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import CONTROL_PIECES, Tokenizer
 

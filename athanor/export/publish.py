@@ -13,20 +13,18 @@ from athanor.export import kquants
 from athanor.export.gguf import K_TYPES, gguf_name, write_gguf
 from athanor.export.gguf_check import check_gguf, stored_types
 from athanor.export.huggingface import write_huggingface
+from athanor.export.llamacpp import NotInstalled
+from athanor.export.params import ExportParams
 from athanor.export.parity import Limits, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.probes import Probe
 from athanor.export.source import Source
-from athanor.export.llamacpp import NotInstalled
-from athanor.export.params import ExportParams
 from athanor.tokenizer.tokenizer import ROLE_PIECES, STOP
 
 HF_DIR = "hf"
 MODELFILE = "Modelfile"
 PREFERRED = ("f16", "q8_0", "f32")  # the smallest that rounds next to nothing; else the first K type there is
 # No <|bos|>: the runner adds it, as tokenizer.ggml.add_bos_token says, and would warn of two.
-OLLAMA_TEMPLATE = (
-    "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}" + STOP + "{{ end }}" + ROLE_PIECES["assistant"]
-)
+OLLAMA_TEMPLATE = "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}" + STOP + "{{ end }}" + ROLE_PIECES["assistant"]
 AGAIN = "then: dvc repro -s -f export"  # a program is no dependency that DVC knows of
 
 

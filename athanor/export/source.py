@@ -21,9 +21,10 @@ from athanor.base.errors import GateError, InputError
 from athanor.export.vocabulary import CONTROL, Vocabulary
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
+from athanor.model.weights import load_model, model_tensors
 from athanor.tokenizer.chat import CHAT_TEMPLATE_JINJA, check_made_with, template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.model.weights import load_model, model_tensors
+
 
 @dataclass(frozen=True)
 class Source:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from athanor.hardware import policy
-from athanor.model.architecture import Architecture
 from athanor.hardware.policy import Choice
+from athanor.model.architecture import Architecture
 from athanor.model.config import ModelConfig
+from athanor.model.device import MICRO_BATCH_TOKENS
 from athanor.model.kernels import rows_by_hand
 from athanor.training.attention import DEFAULT
-from athanor.model.device import MICRO_BATCH_TOKENS
 from athanor.training.memory import Load, training_bytes
 from athanor.training.setup import Choices
 

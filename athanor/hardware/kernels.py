@@ -11,10 +11,10 @@ from torch import Tensor
 
 from athanor.hardware.timing import compare
 from athanor.model.config import ModelConfig
+from athanor.model.precision import AUTOCAST
 from athanor.model.transformer import block_mask
 from athanor.training.attention import KERNELS
 from athanor.training.compiling import first_line
-from athanor.model.precision import AUTOCAST
 
 # Largest difference from fp32 attention, relative to the largest value. Half formats carry 8 and 11 bits.
 TOLERANCE = {"fp32": 1e-4, "bf16": 4e-2, "fp16": 1e-2}

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from athanor.hardware import kernels, policy, products, profile, steps, storage
-from athanor.model import architecture
 from athanor.hardware.timing import threads
+from athanor.model import architecture
 from athanor.model.config import ModelConfig
-from athanor.model.kernels import rows_by_hand
 from athanor.model.device import micro_batch
+from athanor.model.kernels import rows_by_hand
 from athanor.training.lanes import lane_count
 
 

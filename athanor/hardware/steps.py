@@ -16,10 +16,10 @@ import torch
 
 from athanor.hardware.timing import compare, fastest, threads
 from athanor.model.config import ModelConfig
-from athanor.model.transformer import Transformer
-from athanor.training.compiling import Shapes, compile_block, first_line, run_apart, tune_blocks, untune, use_cache
 from athanor.model.loss import Targets, training_loss
 from athanor.model.precision import LossScale, autocast, products
+from athanor.model.transformer import Transformer
+from athanor.training.compiling import Shapes, compile_block, first_line, run_apart, tune_blocks, untune, use_cache
 
 _LAYERS = 2  # of the part that is measured
 _STABLE_STEPS = 20

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from athanor.data.sampler import PretrainSampler
 from athanor.base.errors import AthanorError
+from athanor.data.sampler import PretrainSampler
 from athanor.model.config import ModelConfig
 from athanor.training import checkpoint
 from athanor.training.memory import available_bytes

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from athanor.base.errors import InputError
-from athanor.model.transformer import Transformer
 from athanor.model.loss import Targets, losses_and_stops, token_losses
 from athanor.model.precision import autocast
+from athanor.model.transformer import Transformer
 
 BATCH_TOKENS = 4096  # fixed, because the grouping of rows decides the last bits of a sum
 
@@ -77,9 +77,7 @@ def bits_per_byte(
     Bits count every target, the end included; bytes are those of the text
     (`token_bytes` is 0 for control ids). InputError when there is no text.
     """
-    nats_D, counts_D = sequence_nats(
-        model, documents, None, context_tokens, batch_tokens, precision, threads, world
-    )
+    nats_D, counts_D = sequence_nats(model, documents, None, context_tokens, batch_tokens, precision, threads, world)
     bytes_D = np.array([int(token_bytes[document].sum()) for document in documents], dtype=np.float64)
     if not bytes_D.sum() > 0:
         raise InputError("no held-out text to score", where="validation", fix="raise the validation share or add text")

@@ -13,8 +13,8 @@ from torch import Tensor
 from athanor.base.artifacts import new_dir, read_json, read_manifest, write_json, write_manifest
 from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
-from athanor.model.transformer import Transformer
 from athanor.model.tensorfile import read_tensors, write_tensors
+from athanor.model.transformer import Transformer
 
 KIND, VERSION = "model", 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

@@ -44,7 +44,6 @@ class Window:
         middle = self.median
         return SIGMA * _middle(sorted([abs(value - middle) for value in self._ordered]))
 
-
     @property
     def sigma_above(self) -> float:
         """Scale of the upper half alone, by the value that a tenth lies above; for noise that is not symmetric."""

@@ -96,9 +96,7 @@ def heuristics(
     }
 
 
-def score(
-    texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None
-) -> np.ndarray:
+def score(texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
     """float64 [texts]: the weighted sum, 0 for texts of fewer than JUDGED_WORDS words."""
     found = heuristics(texts, tokens, columns)
     total = np.zeros(len(texts))

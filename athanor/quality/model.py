@@ -32,9 +32,9 @@ from typing import Any
 import numpy as np
 
 from athanor.base.artifacts import manifest_digest, read_json, read_manifest, write_bytes, write_json
+from athanor.base.errors import InputError
 from athanor.quality import heuristics
 from athanor.words.words import Tokens, Words, ngrams
-from athanor.base.errors import InputError
 
 KIND, VERSION = "classifiers", 1
 FILE = "classifiers.json"

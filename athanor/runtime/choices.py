@@ -17,17 +17,17 @@ from typing import Any
 
 from athanor.base.artifacts import canonical_json, read_json
 from athanor.base.errors import InputError
-from athanor.model import architecture
 from athanor.hardware import profile as profiles
 from athanor.hardware.choose import AUTO, Asked, resolve
+from athanor.model import architecture
 from athanor.model.config import ModelConfig
+from athanor.model.device import prepare
+from athanor.model.precision import without_effect
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
-from athanor.model.device import prepare
 from athanor.training.lanes import lane_count
 from athanor.training.memory import available_bytes
-from athanor.model.precision import without_effect
 from athanor.training.setup import Choices, check_batch
 from athanor.training.world import ALONE, World
 

@@ -107,7 +107,11 @@ def file_digest(path: Path) -> str:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 node.body = node.body[1:] or [ast.Pass()]
     return sha256_bytes(repr(_plain(tree)).encode())
 
@@ -151,8 +155,14 @@ def compare(root: Path, fix: bool = False) -> list[str]:
     used: dict[str, set[str]] = {}
     problems = [problem for path in graphs(root) for problem in _compare(root, path, fix, used)]
     for folder, files in sorted(used.items()):
-        idle = {file for path in (root / folder).rglob("*.py") if (file := path.relative_to(root).as_posix()) not in files}
-        problems += [f"{folder}: no stage that depends on it uses {file}" for file in sorted(idle) if (root / file).stat().st_size]
+        idle = {
+            file for path in (root / folder).rglob("*.py") if (file := path.relative_to(root).as_posix()) not in files
+        }
+        problems += [
+            f"{folder}: no stage that depends on it uses {file}"
+            for file in sorted(idle)
+            if (root / file).stat().st_size
+        ]
     return problems
 
 

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from athanor.base.artifacts import new_dir, read_json, write_json
-from athanor.base.work import Work
 from athanor.base.errors import InputError, Interrupted
+from athanor.base.work import Work
 from athanor.runtime.machine import Machine
 
 FACTS = "facts.json"
@@ -41,9 +41,17 @@ KILLS = 3  # workers may be killed this often in a row without one task done
 SHARED_FS_WAIT = 120.0  # s; network file systems show other machines' files late, NFS after 60 s at most
 # A worker is one of many: each library's own threads would make workers x cores of them.
 ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS",
-     "RAYON_NUM_THREADS"), "1"
+    (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "RAYON_NUM_THREADS",
+    ),
+    "1",
 ) | {"TOKENIZERS_PARALLELISM": "false"}
+
 
 class Call(NamedTuple):
     """One task as `run_call` does it in another process, without a need to import anything before."""

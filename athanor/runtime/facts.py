@@ -154,4 +154,7 @@ def _plain(value: Any) -> Any:
 
 def scalars(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as JSON's own types, what is none of them as text."""
-    return {key: value if isinstance(value, (int, float, str, bool, type(None))) else str(value) for key, value in values.items()}
+    return {
+        key: value if isinstance(value, (int, float, str, bool, type(None))) else str(value)
+        for key, value in values.items()
+    }

@@ -81,4 +81,8 @@ def check(graph: Graph, stage: str, say: Callable[[str], None]) -> dict[str, flo
     if read < total:
         share = f"{read / 2**30:.0f} of {total / 2**30:.0f} GiB"
         say(f"compared {share} of the inputs with their SHA-256, others next time; athanor doctor --deep compares all")
-    return {} if not files else {"inputs_checked_bytes": read, "inputs_check_seconds": round(time.monotonic() - started, 3)}
+    return (
+        {}
+        if not files
+        else {"inputs_checked_bytes": read, "inputs_check_seconds": round(time.monotonic() - started, 3)}
+    )

@@ -63,7 +63,9 @@ def _chain(path: Path) -> Iterator[Path]:
             return
         base = str(read_yaml(path).get("base", DEFAULT))
         if base in seen:
-            raise ParamsError(f"'{base}' is a base of itself", where=f"{path}: base", fix="name another preset, or none")
+            raise ParamsError(
+                f"'{base}' is a base of itself", where=f"{path}: base", fix="name another preset, or none"
+            )
         if base not in (known := names(path.parent)):
             raise ParamsError(f"no preset '{base}'", where=f"{path}: base", fix=suggest(base, known))
         seen.append(base)
@@ -92,7 +94,9 @@ def _laid_over(base: Any, own: Any, tables: set[str], table: bool = False) -> An
         }
     if isinstance(base, list) and isinstance(own, list):
         known = {item["name"]: item for item in base if isinstance(item, Mapping) and "name" in item}
-        return [_laid_over(known.get(item.get("name")), item, tables) if isinstance(item, Mapping) else item for item in own]
+        return [
+            _laid_over(known.get(item.get("name")), item, tables) if isinstance(item, Mapping) else item for item in own
+        ]
     return own
 
 
@@ -109,7 +113,9 @@ def _places(text: str) -> Iterator[tuple[Key, int, int]]:
         path, node = todo.pop()
         for key, value in node.value if isinstance(node, MappingNode) and not node.flow_style else ():
             line, last = key.start_mark.line, value.end_mark
-            column = key.end_mark.column + 1 if value.start_mark.line > line else last.column if last.line == line else -1
+            column = (
+                key.end_mark.column + 1 if value.start_mark.line > line else last.column if last.line == line else -1
+            )
             yield (*path, key.value), line, column
             todo.append(((*path, key.value), value))
 

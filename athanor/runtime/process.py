@@ -118,7 +118,9 @@ def execute(stage: str, body: Callable[[Run], None]) -> int:
         if not (isinstance(error, MemoryError) or torchs):
             _report(run, stage, "FAILED", repr(error), 1)
             raise
-        text = str(InputError(f"out of memory{f' ({words.splitlines()[0]})' if words else ''}", where=stage, fix=LEANER))
+        text = str(
+            InputError(f"out of memory{f' ({words.splitlines()[0]})' if words else ''}", where=stage, fix=LEANER)
+        )
         died(text)
         return _report(run, stage, "FAILED", text, 1)
     finally:

@@ -38,7 +38,9 @@ def in_ray(calls: Mapping[str, Call], workers: int, folder: Path) -> Answers:
     probe.touch()
 
     @ray.remote(num_cpus=1, max_retries=KILLS - 1)
-    def task(call: tuple, probe: str, patience: float) -> dict | BaseException:  # sent as it stands: its machine may not see the checkout
+    def task(
+        call: tuple, probe: str, patience: float
+    ) -> dict | BaseException:  # sent as it stands: its machine may not see the checkout
         import os
         import socket
         import time

@@ -76,7 +76,9 @@ def redact(value: Any) -> Any:
 def redact_params(values: Mapping[str, Any]) -> dict[str, Any]:
     """As `redact`, and without the query of any address: that of a source may be a secret of any name."""
     clean = redact(dict(values))
-    return {key: ADDRESS.sub(rf"\g<keep>{MASK}", value) if isinstance(value, str) else value for key, value in clean.items()}
+    return {
+        key: ADDRESS.sub(rf"\g<keep>{MASK}", value) if isinstance(value, str) else value for key, value in clean.items()
+    }
 
 
 def _redact(value: Any, secrets: re.Pattern[str] | None) -> Any:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from athanor.base.artifacts import read_json, rounded, write_json, write_text
-from athanor.base.work import Work
 from athanor.base.errors import Interrupted, ParamsError
 from athanor.base.strict import build, read_yaml
+from athanor.base.work import Work
 from athanor.runtime import dvc_lock, facts, intact
 from athanor.runtime.beginning import Beginning
 from athanor.runtime.closure import file_digests
@@ -76,11 +76,11 @@ class Run:
         """One declared section of params.yaml as its dataclass."""
         declared = self._graph.sections(self.stage)
         if declared is not None and section not in declared:
-            raise ParamsError(
-                f"stage {self.stage} reads section '{section}' but does not declare it", where="dvc.yaml"
-            )
+            raise ParamsError(f"stage {self.stage} reads section '{section}' but does not declare it", where="dvc.yaml")
         if section not in self._values:
-            raise ParamsError(f"section '{section}' is missing", where=str(PARAMS), fix="copy it from presets/default.yaml")
+            raise ParamsError(
+                f"section '{section}' is missing", where=str(PARAMS), fix="copy it from presets/default.yaml"
+            )
         return build(schema, self._values[section], section)
 
     def param(self, name: str) -> Any:
@@ -220,7 +220,13 @@ class Run:
         return {"codes": several} if several else {}
 
     def map_shards(
-        self, work: Work, tasks: Mapping[str, Any], folder: Path, *, desc: str = "", sizes: Mapping[str, int] | None = None
+        self,
+        work: Work,
+        tasks: Mapping[str, Any],
+        folder: Path,
+        *,
+        desc: str = "",
+        sizes: Mapping[str, int] | None = None,
     ) -> dict[str, dict[str, Any]]:
         """Do work on shards as this machine does it (a `MapShards`), with its progress shown."""
         total, local = sum(sizes.values()) if sizes else len(tasks), machine()
@@ -232,7 +238,12 @@ class Run:
             return run_shards(work, tasks, folder, desc=desc, sizes=sizes or dict.fromkeys(tasks, 1))
 
     def _slot(
-        self, params: Mapping[str, Any], inputs: Mapping[str, str], part: str = "", code: Code | None = None, **settings: Any
+        self,
+        params: Mapping[str, Any],
+        inputs: Mapping[str, str],
+        part: str = "",
+        code: Code | None = None,
+        **settings: Any,
     ) -> Slot:
         # Apart, so that a parameter section and an input of one name cannot hide each other.
         facts = {"params": dict(params), "inputs": dict(inputs), **({"part": part} if part else {})}
@@ -283,16 +294,20 @@ class Run:
     def _open_journal(self, run_id: str) -> None:
         self._journal = Journal(self.anchor / ".athanor" / "runs" / run_id)
         meta_path = self.journal.folder / "meta.json"
-        meta = read_json(meta_path) if meta_path.is_file() else {
-            "run": run_id,
-            "stage": self.stage,
-            "started_ms": self.started_ms,
-            "resumed": -1,
-            **self.subject(),
-            "made_by": self._made_by(),
-            "hardware": facts.hardware(),
-            **facts.provenance(self.root, facts.params_digest(self._values)),
-        }
+        meta = (
+            read_json(meta_path)
+            if meta_path.is_file()
+            else {
+                "run": run_id,
+                "stage": self.stage,
+                "started_ms": self.started_ms,
+                "resumed": -1,
+                **self.subject(),
+                "made_by": self._made_by(),
+                "hardware": facts.hardware(),
+                **facts.provenance(self.root, facts.params_digest(self._values)),
+            }
+        )
         write_json(meta_path, {**meta, "pid": os.getpid(), "resumed": meta["resumed"] + 1})
         self._watch.into(self._journal.folder)
         while self._notes:

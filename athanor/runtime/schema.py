@@ -12,34 +12,34 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import ParamsError, suggest
-from athanor.training.sft_params import SCRATCH
 from athanor.base.strict import build, read_yaml
-from athanor.tokenizer_training.params import MEMORY_FACTOR
 from athanor.runtime.machine import free_memory_bytes
 from athanor.runtime.redact import redact
+from athanor.tokenizer_training.params import MEMORY_FACTOR
+from athanor.training.sft_params import SCRATCH
 
 FOREIGN_STAGES = ("lora-data", "lora", "lora-export")
 
 
 def schemas() -> dict[str, type]:
     """Section name to dataclass, in the order of params.yaml."""
-    from athanor.sources.battery_params import BatteryParams
+    from athanor.adapters.params import LoraParams
+    from athanor.chat_data.params import SftDataParams
     from athanor.classifiers.params import ClassifiersParams
     from athanor.cleaning.params import CleanParams
-    from athanor.sources.params import DownloadParams
+    from athanor.data.mixture_params import MixtureParams
     from athanor.evaluation.params import EvalParams
     from athanor.export.params import ExportParams
+    from athanor.sharding.params import ShardParams
+    from athanor.sources.battery_params import BatteryParams
     from athanor.sources.instruct_params import InstructParams
-    from athanor.adapters.params import LoraParams
-    from athanor.data.mixture_params import MixtureParams
+    from athanor.sources.params import DownloadParams
+    from athanor.synthesis.params import SyntheticParams
+    from athanor.tokenizer_training.params import TokenizerParams
     from athanor.training.model_params import ModelParams
     from athanor.training.pretrain_params import PretrainParams
     from athanor.training.probe_params import ProbeLrParams
     from athanor.training.sft_params import SftParams
-    from athanor.chat_data.params import SftDataParams
-    from athanor.sharding.params import ShardParams
-    from athanor.synthesis.params import SyntheticParams
-    from athanor.tokenizer_training.params import TokenizerParams
 
     return {
         "download": DownloadParams,
@@ -100,13 +100,19 @@ def check_together(sections: Mapping[str, Any]) -> None:
     for number, source in enumerate(sections["download"].sources):
         for place, file in enumerate(getattr(source, "urls", ())):
             if redact(file.url) != file.url:
-                where, fix = f"download.sources[{number}].urls[{place}].url", "fetch the file by hand and use a source of type files"
+                where, fix = (
+                    f"download.sources[{number}].urls[{place}].url",
+                    "fetch the file by hand and use a source of type files",
+                )
                 raise ParamsError("holds a signature, key or password", where=where, fix=fix)
     for section in ("download", "instruct"):
         for number, source in enumerate(sections[section].sources):
             text = getattr(source, "license", "")
             if redact(text) != text:  # it goes into every document and into the model card
-                where, fix = f"{section}.sources[{number}].license", "name the licence, or an address that everybody may have"
+                where, fix = (
+                    f"{section}.sources[{number}].license",
+                    "name the licence, or an address that everybody may have",
+                )
                 raise ParamsError("holds a signature, key or password", where=where, fix=fix)
     _same("mixture.sources", mixture.sources, "download.sources", given, "add it, with share 0 to leave it out")
     for wanted in sections["clean"].source_priority:
@@ -114,11 +120,19 @@ def check_together(sections: Mapping[str, Any]) -> None:
             fix = f"use some of: {', '.join(sorted(given))}"
             raise ParamsError(f"no source is named '{wanted}'", where="clean.source_priority", fix=fix)
     chats = [source.name for source in sections["instruct"].sources]
-    _same("sft_data.sources", sections["sft_data"].sources, "instruct.sources", chats, "add it, with repeats 0 to leave it out")
+    _same(
+        "sft_data.sources",
+        sections["sft_data"].sources,
+        "instruct.sources",
+        chats,
+        "add it, with repeats 0 to leave it out",
+    )
     sections["sft_data"].check_named("sft_data")
     if mixture.cooldown is not None and sections["pretrain"].schedule != "wsd":
         fix = "set pretrain.schedule to wsd, or mixture.cooldown to null"
-        raise ParamsError(f"schedule {sections['pretrain'].schedule} has no cooldown", where="mixture.cooldown", fix=fix)
+        raise ParamsError(
+            f"schedule {sections['pretrain'].schedule} has no cooldown", where="mixture.cooldown", fix=fix
+        )
 
 
 def memory_notes(sections: Mapping[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,12 @@ LIVE_SECONDS = 5.0  # between deliveries of a run that still writes: each costs 
 GIVE_UP_SECONDS = 60.0
 LOCK_SECONDS = 60.0
 KEPT = "the journal is kept, and this shipper, the next stage's or `athanor ship` delivers it"
-SQL_NOISE = ("[SQL:", "[parameters:", "(Background on", "(raised as a result")  # lines of SQLAlchemy beside what happened
+SQL_NOISE = (
+    "[SQL:",
+    "[parameters:",
+    "(Background on",
+    "(raised as a result",
+)  # lines of SQLAlchemy beside what happened
 
 
 def start_detached(root: Path) -> None:
@@ -112,7 +117,9 @@ def unshipped(root: Path) -> list[Path]:
     """Runs that are open, or closed and not delivered; all of them when the database they were delivered to is gone."""
     uri = tracking_uri(root)
     gone = redact.redact(uri) if identity(uri) == (0, 0) else ""
-    return [folder for folder in run_folders(root) if not shipped(folder) or gone and delivery(folder).get("uri") == gone]
+    return [
+        folder for folder in run_folders(root) if not shipped(folder) or gone and delivery(folder).get("uri") == gone
+    ]
 
 
 def ship_all(root: Path) -> set[Path] | None:
@@ -145,7 +152,11 @@ def ship_all(root: Path) -> set[Path] | None:
             failures += 1
             if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th ... of a long outage
                 disk = isinstance(error, OSError) and in_words(error)
-                what = "nothing is shipped" if disk else f"the tracking store {redact.redact(tracking_uri(root))} is not reachable"
+                what = (
+                    "nothing is shipped"
+                    if disk
+                    else f"the tracking store {redact.redact(tracking_uri(root))} is not reachable"
+                )
                 say(f"{what}; {KEPT}: {_told(error)}")
             tracker, last_work = None, time.monotonic()
             if last_work - last_success >= GIVE_UP_SECONDS and not live:

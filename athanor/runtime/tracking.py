@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 from athanor.base.artifacts import naming, read_json, write_json
 from athanor.runtime.journal import has_more, last_ms, rows
 from athanor.runtime.redact import redact
-from athanor.runtime.store import EXPERIMENT, StoreReplaced, artifacts_of, database, delivery, identity, make_tables, store_lock
+from athanor.runtime.store import (
+    EXPERIMENT,
+    StoreReplaced,
+    artifacts_of,
+    database,
+    delivery,
+    identity,
+    make_tables,
+    store_lock,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -249,7 +258,9 @@ class Tracker:
                     for name, value in row.get("m", {}).items()
                 ]
                 told = [row for row in part if row.get("event") == "finding"]
-                batch += [Metric(_key(f"health.{r['rule']}"), HEALTH.index(r["level"]), r["t"], r["step"]) for r in told]
+                batch += [
+                    Metric(_key(f"health.{r['rule']}"), HEALTH.index(r["level"]), r["t"], r["step"]) for r in told
+                ]
                 for start in range(0, len(batch), BATCH):
                     self.client.log_batch(run_id, metrics=batch[start : start + BATCH])
                 offset += len(data)

@@ -69,7 +69,9 @@ class Gate:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
-                if scope["path"].startswith("/page/"):  # asked again each time: files of two versions do not fit together
+                if scope["path"].startswith(
+                    "/page/"
+                ):  # asked again each time: files of two versions do not fit together
                     headers["Cache-Control"] = "no-cache"
             await send(message)
 

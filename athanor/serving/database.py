@@ -57,7 +57,11 @@ def on_network(path: Path, mounts: str = "/proc/self/mounts") -> bool:
         rows = [line.split(" ") for line in Path(mounts).read_text(encoding="utf-8").splitlines()]
         here = path.resolve()
         places = [(Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), row[1])), row[2]) for row in rows]
-        over = [(len(place.parts), number, kind) for number, (place, kind) in enumerate(places) if here.is_relative_to(place)]
+        over = [
+            (len(place.parts), number, kind)
+            for number, (place, kind) in enumerate(places)
+            if here.is_relative_to(place)
+        ]
         return bool(over) and NETWORK.fullmatch(max(over)[2]) is not None  # the deepest, of equal ones the last
     return False
 

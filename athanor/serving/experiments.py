@@ -15,7 +15,9 @@ _NAMED = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
 
 def recorded(root: Path) -> list[tuple[str, str, float, tuple[str, int] | None]]:
     """(name, commit, Unix time, (MD5 of its export, bytes)), newest first; None for one that came to no export."""
-    rows = git(root, "for-each-ref", "--format=%(objectname) %(committerdate:unix) %(refname)", "refs/exps").splitlines()
+    rows = git(
+        root, "for-each-ref", "--format=%(objectname) %(committerdate:unix) %(refname)", "refs/exps"
+    ).splitlines()
     experiments = []
     for commit, seconds, ref in (row.split(" ", 2) for row in rows):
         if (named := _NAMED.fullmatch(ref)) and (lock := git(root, "show", f"{commit}:./dvc.lock")):
@@ -46,7 +48,9 @@ def export_of(lock: str) -> tuple[str, int] | None:
         md5 = str(outs[EXPORT]["md5"]).removesuffix(".dir")
     except (YAMLError, KeyError, TypeError, AttributeError):
         return None
-    if not re.fullmatch("[0-9a-f]{32}", md5) or (made_from and outs.get(weights, {}).get("md5", made_from) != made_from):
+    if not re.fullmatch("[0-9a-f]{32}", md5) or (
+        made_from and outs.get(weights, {}).get("md5", made_from) != made_from
+    ):
         return None
     return md5, int(outs[EXPORT].get("size") or 0)
 

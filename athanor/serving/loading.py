@@ -11,11 +11,11 @@ import torch
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
+from athanor.model.tensorfile import read_tensors
 from athanor.model.transformer import Transformer
+from athanor.model.weights import WEIGHTS, fill
 from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
-from athanor.model.tensorfile import read_tensors
-from athanor.model.weights import WEIGHTS, fill
 
 OWN, CONFIG, GENERATION = "athanor.json", "config.json", "generation_config.json"
 MAKE_IT = "make the model first: make repro"

@@ -9,8 +9,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from athanor.text.conversations import Message
 from athanor.serving.models import Models
+from athanor.text.conversations import Message
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -25,8 +25,11 @@ class Metered:
         self.prompts = Counter("athanor_prompt_tokens", "Tokens read", ["model"], registry=registry)
         self.tokens = Counter("athanor_generated_tokens", "Tokens made", ["model"], registry=registry)
         self.first = Histogram(
-            "athanor_first_text_seconds", "Request to first text, loading included", ["model"],
-            buckets=SECONDS, registry=registry,
+            "athanor_first_text_seconds",
+            "Request to first text, loading included",
+            ["model"],
+            buckets=SECONDS,
+            registry=registry,
         )
         self.under_way = Gauge("athanor_answers_under_way", "Answers being made or waiting", registry=registry)
         self.memory = Gauge("athanor_worker_bytes", "Memory of a model's process", ["model"], registry=registry)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.text.conversations import Message
 from athanor.base.errors import AthanorError, InputError, suggest
 from athanor.serving.discover import Found, materialise, problem_of
 from athanor.serving.memory import estimate, size_text
+from athanor.text.conversations import Message
 
 WAIT_SECONDS = 120.0  # for memory that other models hold
 RETRY_SECONDS = 30.0

@@ -18,10 +18,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from athanor.text.conversations import Message
 from athanor.base.errors import suggest
 from athanor.serving.metrics import Metered
 from athanor.serving.requests import ApiRoute, EventStream, Limit, ModelFailed, Refused, SamplingFields, read
+from athanor.text.conversations import Message
 
 ROLES = {"developer": "system"}  # OpenAI's newer name of the same
 MAX_MESSAGES, MAX_STOPS, MAX_CHARS = 10_000, 16, 1_000_000

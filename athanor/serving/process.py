@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from athanor.text.conversations import Message
 from athanor.base.errors import InputError
+from athanor.text.conversations import Message
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE_BYTES = 64 * 2**20  # far above what gathers while the server is busy

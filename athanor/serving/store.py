@@ -72,8 +72,10 @@ class Store:
                 [word for word in words for _ in range(2)],
             ).fetchall()
             shown = {row["id"]: self._snippet(db, row["id"], words) for row in rows} if words else {}
-        return [{**_pick(row, "id title created_at updated_at"), "messages": row["n"], "snippet": shown.get(row["id"])}
-                for row in rows]
+        return [
+            {**_pick(row, "id title created_at updated_at"), "messages": row["n"], "snippet": shown.get(row["id"])}
+            for row in rows
+        ]
 
     def _snippet(self, db: sqlite3.Connection, chat: str, words: list[str]) -> str | None:
         """Of the first message with the most of the words; None where only the title has them."""
@@ -85,7 +87,11 @@ class Store:
         return snippet(row["content"], words) if row is not None and row["hits"] else None
 
     def create(
-        self, *, title: str = "", system: str = "", models: Sequence[str] = (),
+        self,
+        *,
+        title: str = "",
+        system: str = "",
+        models: Sequence[str] = (),
         sampling: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """A new chat without messages. Without a title it takes that of its first question."""
@@ -94,7 +100,8 @@ class Store:
         with self._file.write() as db:
             db.execute(
                 """INSERT INTO chats (id, title, folded, system, models, sampling, created_at, updated_at)
-                   VALUES (?, ?, ?, ?, ?, ?, ?, ?)""", row,
+                   VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
+                row,
             )
             return self._chat(db, chat)
 
@@ -143,8 +150,14 @@ class Store:
             return [_message(row) for row in self._way(db, chat, message)]
 
     def answer(
-        self, chat: str, question: int | tuple[int | None, str], content: str, *, model: str,
-        stats: Mapping[str, Any], shown: bool = True,
+        self,
+        chat: str,
+        question: int | tuple[int | None, str],
+        content: str,
+        *,
+        model: str,
+        stats: Mapping[str, Any],
+        shown: bool = True,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Store an answer; returns the question and it.
 
@@ -190,7 +203,9 @@ class Store:
             if old["role"] != "assistant":
                 raise InputError(f"message {message} is a question", where="feedback", fix="judge an answer")
             if correction is not None and correction.strip() == old["content"].strip():
-                raise InputError("the correction is the answer itself", where="correction", fix="write what it should have said")
+                raise InputError(
+                    "the correction is the answer itself", where="correction", fix="write what it should have said"
+                )
             status = None if correction is None else "candidate"
             if correction is not None and correction == old["correction"]:
                 status = old["status"]
@@ -215,7 +230,8 @@ class Store:
             found = self._correction(db, message)
             rows = db.execute(
                 """SELECT other.* FROM messages AS one JOIN messages AS other ON other.parent = one.parent
-                   WHERE one.id = ?1 AND other.id <> ?1 ORDER BY other.id""", (message,),
+                   WHERE one.id = ?1 AND other.id <> ?1 ORDER BY other.id""",
+                (message,),
             ).fetchall()
             return {**found, "variants": [_message(row) for row in rows]}
 
@@ -273,11 +289,21 @@ class Store:
             what = f"message {message} is {kinds[row['role']]}, {kinds[role]} is needed"
             raise InputError(what, where=where, fix="a question goes below an answer, an answer below a question")
 
-    def _insert(self, db: sqlite3.Connection, chat: str, parent: int | None, role: str, content: str,
-                model: str | None, stats: str | None, now: str) -> int:
+    def _insert(
+        self,
+        db: sqlite3.Connection,
+        chat: str,
+        parent: int | None,
+        role: str,
+        content: str,
+        model: str | None,
+        stats: str | None,
+        now: str,
+    ) -> int:
         cursor = db.execute(
             """INSERT INTO messages (chat, parent, role, content, folded, model, stats, created_at)
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?)""", (chat, parent, role, content, fold(content), model, stats, now),
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
+            (chat, parent, role, content, fold(content), model, stats, now),
         )
         return int(cursor.lastrowid or 0)
 

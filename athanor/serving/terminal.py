@@ -22,12 +22,12 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
-from athanor.text.conversations import Message
-from athanor.decoding.sampling import Sampling
 from athanor.base.errors import AthanorError
+from athanor.decoding.sampling import Sampling
 from athanor.runtime.machine import machine
 from athanor.serving.backends.base import Backend, Request
 from athanor.serving.backends.torch_backend import open_backend
+from athanor.text.conversations import Message
 
 DEFAULT_MODEL = "models/export/hf"
 HELP = """\

@@ -15,9 +15,9 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from athanor.text.conversations import Message
 from athanor.base.errors import AthanorError, suggest
 from athanor.serving.store import Store
+from athanor.text.conversations import Message
 
 logger = logging.getLogger(__name__)
 STOP_SECONDS = 10.0  # for a stopped answer to be stored; takes milliseconds where the disk answers
@@ -29,8 +29,13 @@ class Answerer(Protocol):
     """Of the registry of models, what the page needs."""
 
     def answer(
-        self, model: str, messages: Sequence[Message], *, max_new_tokens: int | None = None,
-        sampling: dict[str, float] | None = None, stop: Sequence[str] = (),
+        self,
+        model: str,
+        messages: Sequence[Message],
+        *,
+        max_new_tokens: int | None = None,
+        sampling: dict[str, float] | None = None,
+        stop: Sequence[str] = (),
     ) -> AsyncIterator[Event]: ...
 
     def states(self) -> list[dict[str, Any]]: ...
@@ -95,8 +100,12 @@ class Turn:
             yield event
 
     async def run(
-        self, question: Question, messages: Sequence[Message], names: Sequence[str],
-        sampling: dict[str, float], max_new_tokens: int | None,
+        self,
+        question: Question,
+        messages: Sequence[Message],
+        names: Sequence[str],
+        sampling: dict[str, float],
+        max_new_tokens: int | None,
     ) -> None:
         """Have every model of `names` answer, and store what they say. Raises nothing but cancellation."""
         self._question = question
@@ -138,14 +147,17 @@ class Turn:
         self._queue.put_nowait({**last, "slot": slot})
 
     async def _pump(
-        self, slot: int, name: str, said: _Said, messages: Sequence[Message], sampling: dict[str, float],
+        self,
+        slot: int,
+        name: str,
+        said: _Said,
+        messages: Sequence[Message],
+        sampling: dict[str, float],
         limit: int | None,
     ) -> None:
         """Pass on the events of one answer until its last one, which waits until the answer is stored."""
         try:
-            async with aclosing(
-                self.models.answer(name, messages, max_new_tokens=limit, sampling=sampling)
-            ) as events:
+            async with aclosing(self.models.answer(name, messages, max_new_tokens=limit, sampling=sampling)) as events:
                 async for event in events:
                     said.take(event)
                     if said.last is not None:

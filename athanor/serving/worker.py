@@ -22,9 +22,9 @@ import sys
 import threading
 from typing import Any
 
-from athanor.text.conversations import Message
 from athanor.base.errors import AthanorError
 from athanor.serving.backends.base import Request
+from athanor.text.conversations import Message
 
 BACKENDS = {"torch": "torch_backend", "llama.cpp": "llamacpp_backend", "transformers": "transformers_backend"}
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from athanor.base.artifacts import rounded
-from athanor.sharding import shard_gate
 from athanor.data.mixture import MixSource, Plan, weights
 from athanor.data.shards import TRAIN, ShardWriter, token_dtype
+from athanor.sharding import shard_gate
 from athanor.sharding.spool import Tokens
 
 GATHERED = 1 << 14  # documents between two looks at the outside world
@@ -123,9 +123,7 @@ def check_stream(
 
 def _check_files(target: Target, folder: Path, sources: int) -> dict[str, Any]:
     vocabulary = target.vocabulary
-    return shard_gate.check_files(
-        folder, target.dtype, vocabulary.vocab_size, vocabulary.bos, vocabulary.eos, sources
-    )
+    return shard_gate.check_files(folder, target.dtype, vocabulary.vocab_size, vocabulary.bos, vocabulary.eos, sources)
 
 
 def _describe(sources: Sequence[MixSource], tokens: Mapping[str, Tokens], counted: Mapping[str, Any]) -> dict[str, Any]:

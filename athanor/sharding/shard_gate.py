@@ -96,9 +96,7 @@ def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: i
             counts += np.bincount(tokens[start : start + COUNTED], minlength=vocab_size)
         ends_right = (tokens[starts[:-1]] == bos).all() and (tokens[starts[1:] - 1] == eos).all()
         if not ends_right or counts[bos] != len(lengths) or counts[eos] != len(lengths):
-            raise GateError(
-                "boundaries", "documents are not each one <|bos|>, text, one <|eos|>", where=where, fix=FIX
-            )
+            raise GateError("boundaries", "documents are not each one <|bos|>, text, one <|eos|>", where=where, fix=FIX)
         source_path = path.with_suffix(".src.npy")
         numbers = np.load(source_path) if source_path.is_file() else np.zeros(len(lengths), dtype=np.uint8)
         by_shard.append(np.bincount(numbers, weights=lengths, minlength=sources).astype(np.int64))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from athanor.text.documents import in_batches, read_documents
 from athanor.base.work import MapShards
 from athanor.data.shards import token_dtype
 from athanor.sharding.spool import SpoolWriter, Tokens, read_spool
+from athanor.text.documents import in_batches, read_documents
 from athanor.tokenizer.tokenizer import Tokenizer
 
 BATCH_CHARS = 1 << 20

@@ -26,7 +26,9 @@ class BatteryParams:
 
     def __post_init__(self) -> None:
         if not self.categories:
-            raise ParamsError("the battery has no categories", where="categories", fix="copy them from presets/default.yaml")
+            raise ParamsError(
+                "the battery has no categories", where="categories", fix="copy them from presets/default.yaml"
+            )
         if self.written is not None and (not self.written.startswith("battery/") or ".." in self.written):
             raise ParamsError(f"'{self.written}' is not in the folder battery/", where="written", fix="move it there")
         for name, count in self.categories.items():

@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from athanor.sources import stdlib
+from athanor.sources.exercises import facts
+from athanor.sources.instruct_params import DocstringsSource
+from athanor.sources.stdlib import Entry, Module
 from athanor.text.conversations import Conversation, Message
 from athanor.text.documents import split_of
-from athanor.sources.exercises import facts
-from athanor.sources import stdlib
-from athanor.sources.stdlib import Entry, Module
 from athanor.text.recipes import recipe
-from athanor.sources.instruct_params import DocstringsSource
 
 MIN_WORDS, MAX_WORDS = 4, 40
 MAX_CODE_LINES = 14

@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from athanor.base.artifacts import digest
-from athanor.text.documents import Document, ShardWriter
-from athanor.sources import docstrings, messages
-from athanor.sources import huggingface, packages, python_documents, select, stdlib, web
-from athanor.text import rows
-from athanor.sources.huggingface import UNREACHABLE
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.sources import docstrings, huggingface, messages, packages, python_documents, select, stdlib, web
+from athanor.sources.huggingface import UNREACHABLE
+from athanor.sources.instruct_params import InstructParams, MessagesSource
 from athanor.sources.params import (
     DocumentSource,
     DownloadParams,
@@ -35,7 +33,8 @@ from athanor.sources.params import (
     is_local,
     without_query,
 )
-from athanor.sources.instruct_params import InstructParams, MessagesSource
+from athanor.text import rows
+from athanor.text.documents import Document, ShardWriter
 
 Facts = dict[str, Any]
 PACKED = 0.4  # bytes on the disk of a byte of text; English prose takes 0.36
@@ -316,7 +315,9 @@ def check_sources(
         tick(1)
     if needed > free_bytes:
         what = f"the sources will take about {needed / 1e9:,.1f} GB on the disk, which has room for {free_bytes / 1e9:,.1f} GB"
-        problems.append(("", InputError(what, where="download.sources", fix="free some space, or lower their max_bytes")))
+        problems.append(
+            ("", InputError(what, where="download.sources", fix="free some space, or lower their max_bytes"))
+        )
     if len(problems) == 1:
         where, error = problems[0]
         raise InputError(error.what, where=": ".join(part for part in (where, error.where) if part), fix=error.fix)

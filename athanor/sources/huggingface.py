@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import digest, read_json, sha256_file, write_json
-from athanor.text.documents import Document, read_documents, write_documents
-from athanor.sources import select
-from athanor.text.rows import MalformedRow
 from athanor.base.errors import InputError, Interrupted
+from athanor.sources import select
 from athanor.sources.params import HuggingFaceSource, is_local
+from athanor.text.documents import Document, read_documents, write_documents
+from athanor.text.rows import MalformedRow
 
 STATE = "state.json"
 UNREACHABLE = "the hub cannot be reached"
@@ -179,9 +179,7 @@ def _folder(dataset: str) -> Path:
     return base
 
 
-def open_stream(
-    dataset: str, config: str | None, split: str, revision: str | None, columns: Sequence[str]
-) -> Any:
+def open_stream(dataset: str, config: str | None, split: str, revision: str | None, columns: Sequence[str]) -> Any:
     """The `datasets.IterableDataset` of some columns, unshuffled; InputError with advice when it cannot be had.
 
     The access token, where one is needed, comes from HF_TOKEN in the

@@ -6,10 +6,10 @@ import itertools
 import random
 from collections.abc import Iterator
 
+from athanor.sources.instruct_params import IdentitySource
 from athanor.text.conversations import Conversation, Message
 from athanor.text.documents import split_of
 from athanor.text.recipes import recipe
-from athanor.sources.instruct_params import IdentitySource
 
 LICENSE = "CC0-1.0"
 PAIRED_SHARE = 4  # one two-turn conversation for so many single ones

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from athanor.base.errors import ParamsError
-from athanor.sources.params import Filter, check_revision
 from athanor.base.strict import param
+from athanor.sources.params import Filter, check_revision
 
 DOCSTRING_KINDS = ("summary", "module", "signature", "code", "docstring", "doctest", "parameter", "topic")
 

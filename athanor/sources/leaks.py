@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from athanor.text.conversations import Conversation, Item
 from athanor.base.errors import GateError
+from athanor.text.conversations import Conversation, Item
 
 
 def check(conversations: Mapping[str, Iterable[Conversation]], items: Sequence[Item]) -> int:

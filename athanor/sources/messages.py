@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from athanor.base.errors import InputError
+from athanor.sources import huggingface, select
+from athanor.sources.instruct_params import ChatSelection, MessagesSource
+from athanor.text import rows
 from athanor.text.conversations import ROLES, Conversation, Message, check_messages
 from athanor.text.documents import split_of
-from athanor.sources import huggingface, select
-from athanor.text import rows
 from athanor.text.rows import MalformedRow
-from athanor.base.errors import InputError
-from athanor.sources.instruct_params import ChatSelection, MessagesSource
 
 MAX_ROW_BYTES = 64 << 20
 SHAPE = 'use [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
@@ -82,7 +82,9 @@ def look(source: MessagesSource) -> float:
             unusable, first = unusable + 1, first or str(error)
     if rows_ and unusable == len(rows_):
         what = f"none of the first {unusable} rows can be read, the first: {first}"
-        raise InputError(what, where=source.hub_id or source.files or "", fix="correct shape and columns in params.yaml")
+        raise InputError(
+            what, where=source.hub_id or source.files or "", fix="correct shape and columns in params.yaml"
+        )
     return 0.0
 
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from athanor.text.documents import Document
-from athanor.sources import licences, python_documents, stdlib
-from athanor.sources.stdlib import Module
 from athanor.base.errors import InputError
+from athanor.sources import licences, python_documents, stdlib
 from athanor.sources.params import PackagesSource
+from athanor.sources.stdlib import Module
+from athanor.text.documents import Document
 
 SELF = "athanor"  # its sources hold the battery's questions
 TESTS = frozenset("test tests testing _testing conftest benchmarks".split())

@@ -165,7 +165,9 @@ class RemoteFile:
         if re.match(r"\w+://[^/]*@", self.url):
             raise ParamsError("holds a login", where="url", fix="fetch the file by hand and use a source of type files")
         if not re.match(r"https?://[^/\s]+/\S+$", self.url):
-            raise ParamsError(f"'{without_query(self.url)}' is no address of a file", where="url", fix="begin it with https://")
+            raise ParamsError(
+                f"'{without_query(self.url)}' is no address of a file", where="url", fix="begin it with https://"
+            )
         if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             raise ParamsError("not a SHA-256", where="sha256", fix="use 64 lower-case hex digits, or null")
 

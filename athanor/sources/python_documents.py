@@ -28,18 +28,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from athanor.text.documents import Document, split_of
 from athanor.sources import stdlib
-from athanor.sources.stdlib import Entry, Module
 from athanor.sources.params import PackagesSource, PythonSource
+from athanor.sources.stdlib import Entry, Module
+from athanor.text.documents import Document, split_of
 
 MIN_COMMENT_CHARS = 160  # a shorter comment explains its line and stays with the code
 LICENCE_WORDS = re.compile(r"copyright|licen[sc]e|all rights reserved|warrant|permission (is|to)|-\*-", re.IGNORECASE)
 
 
-def module_documents(
-    module: Module, source: PythonSource | PackagesSource, val_fraction: float
-) -> list[Document]:
+def module_documents(module: Module, source: PythonSource | PackagesSource, val_fraction: float) -> list[Document]:
     """The documents of one module, first prose, then code; one that fails gives none."""
     prose = prose_texts(module, source.max_prose_chars, source.min_chars)
     code = code_texts(module, source.max_code_chars, source.min_chars)
@@ -83,7 +81,9 @@ def prose_texts(module: Module, max_chars: int, min_chars: int) -> Iterator[str]
     for entry in stdlib.entries(module):
         function = isinstance(entry.node, (ast.FunctionDef, ast.AsyncFunctionDef))
         lines = range(entry.node.lineno, entry.node.end_lineno + 1) if function else ()
-        texts = [text for text in (entry.doc, *(comments.pop(line) for line in sorted(comments) if line in lines)) if text]
+        texts = [
+            text for text in (entry.doc, *(comments.pop(line) for line in sorted(comments) if line in lines)) if text
+        ]
         if texts:
             sections.append((getattr(entry.node, "lineno", 0), "\n\n".join([heading(entry), *texts])))
     sections += comments.items()  # between definitions: they introduce what follows

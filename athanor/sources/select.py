@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from athanor.text.documents import Document, content_id, split_of
-from athanor.text import rows
-from athanor.sources.licences import permitted_value
-from athanor.text.rows import MalformedRow, check_text
 from athanor.base.errors import InputError
+from athanor.sources.licences import permitted_value
 from athanor.sources.params import FilesSource, Filter, HttpSource, RowSource, template_columns
+from athanor.text import rows
+from athanor.text.documents import Document, content_id, split_of
+from athanor.text.rows import MalformedRow, check_text
 
 MALFORMED_BASIS = 10_000  # rows that the share is taken of while fewer are read: one odd row at the start is no share
 
@@ -72,7 +72,7 @@ def _holds(rule: Filter, value: Any) -> bool:
 
 
 def _text(source: RowSource, row: Mapping[str, Any], where: str) -> str:
-    """"" when the text, or a part of a template, is empty."""
+    """ "" when the text, or a part of a template, is empty."""
     parts = {}
     for column in text_columns(source):
         if column not in row:
@@ -149,7 +149,9 @@ class Unreadable:
         for reason, errors in found:
             places = ", ".join(error.where for error in errors[:NAMED_FILES]) + (", …" if errors[NAMED_FILES:] else "")
             parts.append(f"{len(errors):,} {reason} ({places}; {errors[0].fix})")
-        return InputError(f"{count:,} of {files:,} files cannot be read: {'; '.join(parts)}", fix=f"as named{otherwise}")
+        return InputError(
+            f"{count:,} of {files:,} files cannot be read: {'; '.join(parts)}", fix=f"as named{otherwise}"
+        )
 
 
 def documents(

@@ -158,7 +158,9 @@ class _File:
     def _check_redirect(self, reply: Any, *_: Any, **__: Any) -> None:
         target = urljoin(reply.url, reply.headers.get("Location", "")) if reply.is_redirect else reply.url
         if reply.url.startswith("https:") and not target.lower().startswith("https:"):
-            what = f"the server leads from https to {without_query(target)}, where anyone on the way can change the file"
+            what = (
+                f"the server leads from https to {without_query(target)}, where anyone on the way can change the file"
+            )
             raise InputError(what, where=self.name, fix="fetch the file by hand and use a source of type files")
 
     def _until_whole(self) -> None:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from athanor.base.errors import AthanorError, InputError, Interrupted
 from athanor.synthesis.endpoint import Again, Answer, Rejected
 from athanor.synthesis.ledger import Ledger
 from athanor.synthesis.material import rank
 from athanor.synthesis.requests import Request
-from athanor.base.errors import AthanorError, InputError, Interrupted
 
 LOOK_SECONDS = 0.1
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # s between tries, doubling; a server may ask for longer ones

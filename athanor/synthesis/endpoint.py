@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from athanor.sources.web import retry_after
-from athanor.synthesis.requests import Request
 from athanor.base.errors import AthanorError, InputError, ParamsError
+from athanor.sources.web import retry_after
 from athanor.synthesis.params import SyntheticParams
+from athanor.synthesis.requests import Request
 
 PATHS = {"anthropic": "/v1/messages", "openai": "/v1/chat/completions"}
 ANTHROPIC_VERSION = "2023-06-01"

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import fsync_dir, naming
-from athanor.synthesis.endpoint import Answer
-from athanor.synthesis.requests import Request
 from athanor.base.errors import InputError
+from athanor.synthesis.endpoint import Answer
 from athanor.synthesis.params import SyntheticBudget
+from athanor.synthesis.requests import Request
 
 FILE = "requests.jsonl"
 Prices = tuple[float, float]

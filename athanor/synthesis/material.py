@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from athanor.base.errors import InputError
+from athanor.sources import messages
+from athanor.sources.instruct_params import MessagesSource
 from athanor.text.conversations import Conversation, Message
 from athanor.text.documents import Document, read_documents, shard_files
-from athanor.sources import messages
-from athanor.base.errors import InputError
-from athanor.sources.instruct_params import MessagesSource
 
 SEED_FILES = "*.jsonl*"
 # Where a passage may end, the best first; what is left of the text is searched for one in its last part.

@@ -58,13 +58,23 @@ class SyntheticBudget:
 class SyntheticGates:
     """What the answers must be before anything is written; conversations counted as bad are left out, too."""
 
-    max_malformed_share: float = param(min=0.0, max=1.0, default=0.1)  # of answers: not the JSON asked for, cut off, or none at all
-    max_habit_share: float = param(min=0.0, max=1.0, default=0.1)  # of conversations: identity leak, refusal, hedge, truncated text
+    max_malformed_share: float = param(
+        min=0.0, max=1.0, default=0.1
+    )  # of answers: not the JSON asked for, cut off, or none at all
+    max_habit_share: float = param(
+        min=0.0, max=1.0, default=0.1
+    )  # of conversations: identity leak, refusal, hedge, truncated text
     max_leaked_share: float = param(min=0.0, max=1.0, default=0.02)  # of conversations: hold an item of the battery
-    max_near_duplicate_share: float = param(min=0.0, max=1.0, default=0.1)  # of conversations: say what another one says
+    max_near_duplicate_share: float = param(
+        min=0.0, max=1.0, default=0.1
+    )  # of conversations: say what another one says
     min_distinct_prompts: float = param(min=0.0, max=1.0, default=0.9)  # different first questions / conversations
-    min_distinct_4grams: float = param(min=0.0, max=1.0, default=0.8)  # different 4-grams of words / all, in blocks of 10,000
-    max_opening_share: float = param(min=0.0, max=1.0, default=0.2)  # of answers: begin with the same clause (its first three words)
+    min_distinct_4grams: float = param(
+        min=0.0, max=1.0, default=0.8
+    )  # different 4-grams of words / all, in blocks of 10,000
+    max_opening_share: float = param(
+        min=0.0, max=1.0, default=0.2
+    )  # of answers: begin with the same clause (its first three words)
     min_conversations: int = param(min=1, default=100)  # left at the end
 
 
@@ -88,7 +98,9 @@ class SyntheticParams:
     output_limit: str = param(choices=OUTPUT_LIMITS, default="max_tokens")  # what an OpenAI-style server calls it
     temperature: float | None = param(min=0.0, max=2.0, default=1.0)  # null leaves it to the server
     concurrency: int = param(min=1, max=256, default=4)  # requests in flight
-    timeout_seconds: float = param(min=0.1, max=36_000, default=180.0)  # of one request, from its sending to the end of its answer
+    timeout_seconds: float = param(
+        min=0.1, max=36_000, default=180.0
+    )  # of one request, from its sending to the end of its answer
     max_tries: int = param(min=1, max=100, default=5)  # of one request, when the server is busy or breaks off
     budget: SyntheticBudget
     gates: SyntheticGates = SyntheticGates()

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from athanor.text.conversations import Message, check_messages
+from athanor.base.errors import GateError, InputError
 from athanor.synthesis.endpoint import Answer
+from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request
 from athanor.synthesis.sift import Row
-from athanor.base.errors import GateError, InputError
-from athanor.synthesis.params import SyntheticParams
+from athanor.text.conversations import Message, check_messages
 
 Conversation = tuple[Message, ...]
 # Some models put every JSON into a code fence, whatever they are told; around the whole answer it changes nothing.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from athanor.base.artifacts import digest
-from athanor.text.conversations import Message
-from athanor.synthesis.material import Passage, examples, passages, rank
 from athanor.base.errors import InputError, ParamsError
+from athanor.synthesis.material import Passage, examples, passages, rank
 from athanor.synthesis.params import SyntheticCategory, SyntheticParams
+from athanor.text.conversations import Message
 
 # Chat templates add roles and separators to what is sent: this many tokens at most, for two messages.
 TEMPLATE_TOKENS = 64
@@ -135,7 +135,10 @@ def _combination(size: int, count: int, turn: int) -> tuple[int, ...]:
 
 
 def _request(
-    params: SyntheticParams, name: str, category: SyntheticCategory, passage: Passage | None,
+    params: SyntheticParams,
+    name: str,
+    category: SyntheticCategory,
+    passage: Passage | None,
     shown: Iterable[tuple[Message, ...]],
 ) -> Request:
     conversations = _many(params.conversations_per_request, "conversation")

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from athanor.base.errors import GateError
 from athanor.cleaning import minhash
+from athanor.cleaning.dedup import near_duplicates, shingle_sets
+from athanor.synthesis.params import SyntheticGates
+from athanor.synthesis.requests import Request
+from athanor.text import habits
 from athanor.text.conversations import Message
 from athanor.words.decontaminate import ItemIndex
-from athanor.cleaning.dedup import near_duplicates, shingle_sets
-from athanor.text import habits
-from athanor.synthesis.requests import Request
 from athanor.words.words import Words, ngrams, shingles, tokenise, words_of
-from athanor.base.errors import GateError
-from athanor.synthesis.params import SyntheticGates
 
 HABITS: dict[str, Callable[[str], bool]] = {
     "identity": habits.identity_leak,

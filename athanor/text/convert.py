@@ -31,7 +31,9 @@ def to_text(kind: str, data: bytes | str, where: str, max_document_bytes: int) -
         raise
     except (ValueError, RecursionError) as error:
         kind_name = "notebook" if kind == ".ipynb" else "page"
-        raise InputError(f"not a readable {kind_name} ({error})", where=where, fix="repair or replace the file") from None
+        raise InputError(
+            f"not a readable {kind_name} ({error})", where=where, fix="repair or replace the file"
+        ) from None
 
 
 def _html(text: str) -> str:
@@ -45,7 +47,11 @@ def _html(text: str) -> str:
         tag.decompose()
     main = soup.select_one("main, [role=main]") or soup.body or soup
     as_written = dict.fromkeys(("escape_asterisks", "escape_underscores", "escape_misc"), False)
-    return MarkdownConverter(heading_style="ATX", bullets="-", strip=["a", "img"], **as_written).convert_soup(main).strip("\n")
+    return (
+        MarkdownConverter(heading_style="ATX", bullets="-", strip=["a", "img"], **as_written)
+        .convert_soup(main)
+        .strip("\n")
+    )
 
 
 def _notebook(book: Any, where: str) -> str:

@@ -33,6 +33,8 @@ def render(path: Path, filters: Mapping[str, Callable[..., str]], **values: Any)
     """A Jinja template of plain text or Markdown, filled in; a name that is not given is an error."""
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
     environment.filters |= filters
     return environment.from_string(path.read_text(encoding="utf-8")).render(values)

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.base.artifacts import sha256_bytes, sha256_file
-from athanor.text import convert
 from athanor.base.errors import InputError
+from athanor.text import convert
 
 TEXT = frozenset(".txt .text .md .markdown .rst .adoc .org .tex".split())
 CODE = frozenset(
@@ -255,9 +255,7 @@ def _json_rows(
         yield where, {column: row[column] for column in columns}
 
 
-def _parquet_rows(
-    path: Path, columns: Sequence[str], max_document_bytes: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
     file = pq.ParquetFile(path)
     for column in columns:
         if column not in file.schema_arrow.names:

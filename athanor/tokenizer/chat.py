@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from athanor.base.artifacts import digest
-from athanor.text.conversations import Message, check_messages
 from athanor.base.errors import InputError
+from athanor.text.conversations import Message, check_messages
 from athanor.tokenizer.tokenizer import BOS, CONTROL_PIECES, ROLE_PIECES, STOP, Tokenizer
 
 TEMPLATE_VERSION = 1
@@ -88,7 +88,10 @@ def render(tokenizer: Tokenizer | Encoder, messages: Sequence[Message]) -> tuple
 
 def check_made_with(facts: Mapping[str, Any], tokenizer: Tokenizer, *, where: str, fix: str) -> None:
     """InputError for a model made with another tokenizer or chat template: it would answer, and worse."""
-    pairs = {"tokenizer": ("tokenizer_digest", tokenizer.digest), "chat template": ("template_hash", template_hash(tokenizer))}
+    pairs = {
+        "tokenizer": ("tokenizer_digest", tokenizer.digest),
+        "chat template": ("template_hash", template_hash(tokenizer)),
+    }
     for what, (key, here) in pairs.items():
         if facts.get(key) != here:
             text = f"the model was trained with another {what} ({facts.get(key)}) than the one here ({here})"

@@ -10,8 +10,8 @@ import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as proto
 
-from athanor.text.conversations import Message
 from athanor.base.errors import GateError, InputError
+from athanor.text.conversations import Message
 from athanor.tokenizer import chat
 from athanor.tokenizer.tokenizer import CONTROL_PIECES, NEWLINE, SPACE_MARK, TAB, Tokenizer
 

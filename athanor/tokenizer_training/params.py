@@ -20,7 +20,9 @@ class TokenizerParams:
     """
 
     vocab_size: int = param(min=320, max=1 << 20)  # a multiple of 64, all kinds of ids counted
-    sample_bytes: int = param(min=1000)  # UTF-8 bytes of training text it is trained on at most; 16 times as much memory
+    sample_bytes: int = param(
+        min=1000
+    )  # UTF-8 bytes of training text it is trained on at most; 16 times as much memory
     check_bytes: int = param(min=1000)  # bytes per source that the gate encodes on top of the fuzz set
     character_coverage: float = param(min=0.98, max=1.0, default=0.9999)  # rarer characters are spelled in bytes
     max_piece_chars: int = param(min=1, max=64, default=16)

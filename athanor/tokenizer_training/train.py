@@ -19,9 +19,9 @@ import sentencepiece as spm
 
 from athanor.base.artifacts import write_json, write_manifest
 from athanor.base.errors import InputError, ParamsError
-from athanor.tokenizer_training.params import MEMORY_FACTOR, VOCAB_MULTIPLE, TokenizerParams
 from athanor.tokenizer import chat
 from athanor.tokenizer import tokenizer as tk
+from athanor.tokenizer_training.params import MEMORY_FACTOR, VOCAB_MULTIPLE, TokenizerParams
 
 # The trainer drops longer sentences without a word, so lines are cut below it:
 # 4096 characters are at most 16384 bytes.

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from athanor.base.artifacts import digest, write_json
 from athanor.model.config import ModelConfig
-from athanor.model.transformer import Block, Cache, Transformer
 from athanor.model.precision import autocast, products
+from athanor.model.transformer import Block, Cache, Transformer
 
 TRIAL_SECONDS = 600.0  # a wide model for a GPU, with one core to compile on
 _GRAPHS = 64  # variants of a block before torch gives up; shapes are let in by name, so few are ever made

@@ -61,7 +61,9 @@ class History:
 
     def tensors(self) -> dict[str, Tensor]:
         """FIELDS as float32 [steps]."""
-        return {name: torch.tensor(column, dtype=torch.float32) for name, column in zip(FIELDS, self._columns, strict=True)}
+        return {
+            name: torch.tensor(column, dtype=torch.float32) for name, column in zip(FIELDS, self._columns, strict=True)
+        }
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> History:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from athanor.model.transformer import Transformer
 from athanor.model.loss import Targets, supervised, token_losses, training_loss
 from athanor.model.precision import autocast, products
+from athanor.model.transformer import Transformer
 from athanor.training.step import Rows, Stepper, micro_batches
 
 
@@ -147,6 +147,7 @@ def suspects(stepper: Stepper, rows: Rows, most: int = 8) -> list[Suspect]:
         row_N = batch.where_N.numpy() // batch.ids_BT.shape[1] + number * settings.micro_batch_rows
         document_N = rows.document_BS[row_N, batch.where_N.numpy() % batch.ids_BT.shape[1]]
         found += _means(losses_N, row_N, document_N)
+
     def order(one: Suspect) -> tuple[bool, float, int, int]:
         # Attention carries what is not finite on in the row: the earliest document that has it comes first.
         sound = math.isfinite(one.loss)

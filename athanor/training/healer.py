@@ -97,7 +97,9 @@ class Healer:
 
     def _held(self, device: torch.device) -> float:
         """Bytes that are this process's own: what is free would be more by them without it."""
-        return torch.cuda.memory_reserved(device) if device.type == "cuda" else memory(device).get("memory.host_bytes", 0)
+        return (
+            torch.cuda.memory_reserved(device) if device.type == "cuda" else memory(device).get("memory.host_bytes", 0)
+        )
 
     # -- spikes -------------------------------------------------------------
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from athanor.model.config import ModelConfig
-from athanor.model.transformer import Transformer
 from athanor.model.loss import Targets
+from athanor.model.transformer import Transformer
 
 MAX_LANES = 8
 _GRADIENT_BYTES = 1 << 30  # that all lanes together may hold

@@ -23,14 +23,14 @@ from torch import Tensor
 from athanor.base.errors import GateError, Interrupted
 from athanor.model.flops import allowed_pairs
 from athanor.model.transformer import Transformer
-from athanor.training import checkpoint, forensics
+from athanor.training import checkpoint
 from athanor.training.best import Rank
 from athanor.training.healer import Healer, broken
 from athanor.training.lanes import Lanes
+from athanor.training.ledger import known_at
 from athanor.training.meter import memory
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.result import TrainResult
-from athanor.training.ledger import known_at
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.state import RunState, json_safe, resume, save

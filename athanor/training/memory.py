@@ -25,9 +25,9 @@ from athanor.model.architecture import identify
 from athanor.model.config import ModelConfig
 from athanor.model.flops import block_weights
 from athanor.model.kernels import BLOCK_TOKENS, CHUNK_ROWS, MAX_ROW_TOKENS
-from athanor.model.transformer import Transformer
 from athanor.model.loss import Targets, training_loss
 from athanor.model.precision import autocast, rounds_products
+from athanor.model.transformer import Transformer
 
 _FIXED_BYTES = 8 << 20  # small buffers
 # What an allocator takes beyond what is alive: glibc's heap keeps holes. With its mmap threshold fixed at 64 KiB,

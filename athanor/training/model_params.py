@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from athanor.base.errors import ParamsError
-from athanor.model.config import ModelConfig
 from athanor.base.strict import param
+from athanor.model.config import ModelConfig
 
 # Smallest rotary base that keeps distant positions apart, by context length
 # (Men et al., "Base of RoPE Bounds Context Length", 2024, table 2).
@@ -16,7 +16,9 @@ THETA_FLOOR = ((1024, 4.3e3), (2048, 1.6e4), (4096, 2.7e4), (8192, 8.4e4), (1638
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParams:
-    vocab_size: int | None = param(min=256, max=1_000_000, default=None)  # null: the tokenizer's; a number must equal it
+    vocab_size: int | None = param(
+        min=256, max=1_000_000, default=None
+    )  # null: the tokenizer's; a number must equal it
     layers: int = param(min=1, max=1000)
     dim: int = param(min=8, max=65536)
     heads: int = param(min=1, max=1024)

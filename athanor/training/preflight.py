@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from athanor.base.errors import GateError
-from athanor.model.transformer import Transformer
 from athanor.model.loss import Targets, token_losses
+from athanor.model.transformer import Transformer
 from athanor.training.vitals import residual_growth
 
 INITIAL_LOSS_TOLERANCE = 0.1

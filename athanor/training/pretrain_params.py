@@ -25,7 +25,9 @@ class PretrainParams:
     eps: float = param(min=1e-15, max=1e-3, default=1e-8)
     weight_decay: float = param(min=0.0, max=1.0)  # of matrices; gains and the embedding never decay
     spike_guard: bool = True  # refuse a step whose loss or gradient norm is far above those before
-    max_rollbacks: int = param(min=0, max=100, default=3)  # after a spike that stays: go back and leave its data out; 0: never
+    max_rollbacks: int = param(
+        min=0, max=100, default=3
+    )  # after a spike that stays: go back and leave its data out; 0: never
     grad_clip: float = param(min=1e-3, default=1.0)  # joint norm of all gradients
     z_loss: float = param(min=0.0, max=0.1, default=0.0)  # weight of the squared log-sum-exp of the logits; 0 is off
     document_mask: bool = True  # attention stays inside a document

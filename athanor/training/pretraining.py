@@ -14,12 +14,12 @@ from athanor.data.sampler import PretrainSampler
 from athanor.data.shards import TokenStream
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
+from athanor.model.validation import bits_per_byte, pooled
 from athanor.training.memory import Load
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.setup import Choices, Place, place
-from athanor.model.validation import bits_per_byte, pooled
 from athanor.training.vocabulary import Vocabulary
 from athanor.training.world import ALONE, World
 

@@ -28,7 +28,9 @@ class LoopSettings:
     spike_guard: bool = True  # refuse steps that are far out, on the device
     max_rollbacks: int = 3  # times that the run goes back and leaves data out; 0 never looks for a reason
     rules: Rules = Rules()
-    load: Load | None = None  # as memory was estimated for it: what advice begins from when memory runs out all the same
+    load: Load | None = (
+        None  # as memory was estimated for it: what advice begins from when memory runs out all the same
+    )
 
     @property
     def steps(self) -> int:

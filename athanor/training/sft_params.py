@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from athanor.base.errors import ParamsError
 from athanor.base.strict import param
 
-
 SCRATCH = "scratch"
 
 
@@ -29,7 +28,9 @@ class SftParams:
     eps: float = param(min=1e-15, max=1e-3, default=1e-8)
     weight_decay: float = param(min=0.0, max=1.0)
     spike_guard: bool = True  # refuse a step whose loss or gradient norm is far above those before
-    max_rollbacks: int = param(min=0, max=100, default=3)  # after a spike that stays: go back and leave its data out; 0: never
+    max_rollbacks: int = param(
+        min=0, max=100, default=3
+    )  # after a spike that stays: go back and leave its data out; 0: never
     grad_clip: float = param(min=1e-3, default=1.0)
     z_loss: float = param(min=0.0, max=0.1, default=0.0)
     precision: str = param(choices=("fp32", "bf16", "fp16", "auto"))

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from athanor.model.loss import Targets, supervised, targets, training_loss
+from athanor.model.precision import LossScale, autocast, products
 from athanor.model.transformer import Transformer
 from athanor.training.guard import SpikeGuard
 from athanor.training.lanes import Lanes
-from athanor.model.loss import Targets, supervised, targets, training_loss
 from athanor.training.meter import Meter
 from athanor.training.optimizer import Optimizer, OptimizerSettings, clip_gradients
 from athanor.training.parallel import engine
-from athanor.model.precision import LossScale, autocast, products
 from athanor.training.settings import LoopSettings
 from athanor.training.world import ALONE, World
 

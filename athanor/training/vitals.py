@@ -19,13 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from athanor.model.precision import autocast
 from athanor.model.transformer import Transformer
 from athanor.training.meter import Meter
-from athanor.model.precision import autocast
 
 PROBE_TOKENS = 256
 SHARE = 0.01  # of the tokens trained on
-UNIT_STEPS = 10  # from one reading to the next it is a multiple of this, as to the next log point: both wait for the device
+UNIT_STEPS = (
+    10  # from one reading to the next it is a multiple of this, as to the next log point: both wait for the device
+)
 _SLICE_ROWS = 8
 
 

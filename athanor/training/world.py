@@ -35,9 +35,7 @@ class World:
     rank, size, main = 0, 1, True
     sharded = False  # weights, gradients and optimiser cut up over the processes (FSDP), or whole on each (DDP)
 
-    def settle(
-        self, config: ModelConfig, load: Load, device: torch.device, fingerprint: str, *, check: bool
-    ) -> None:
+    def settle(self, config: ModelConfig, load: Load, device: torch.device, fingerprint: str, *, check: bool) -> None:
         """Choose the strategy where it was left open, and (with `check`) refuse what does not fit into memory.
 
         GateError unless the `fingerprint` of what decides the result is the same in all processes.
@@ -94,9 +92,7 @@ class Group(World):
         self.timeout = timedelta(seconds=timeout_s)
         self.store, self.rank, self.size = next(rendezvous("env://", timeout=self.timeout))
         self.store.set_timeout(self.timeout)
-        dist.init_process_group(
-            backend, store=self.store, rank=self.rank, world_size=self.size, timeout=self.timeout
-        )
+        dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.size, timeout=self.timeout)
         self.meetings = 0
         mains = torch.zeros(self.size)
         mains[self.rank] = main
@@ -109,9 +105,7 @@ class Group(World):
             )
         self.main_rank = int(mains.argmax())
 
-    def settle(
-        self, config: ModelConfig, load: Load, device: torch.device, fingerprint: str, *, check: bool
-    ) -> None:
+    def settle(self, config: ModelConfig, load: Load, device: torch.device, fingerprint: str, *, check: bool) -> None:
         self.same("what decides the result", fingerprint)
         check = self.share(check)
         free = available_bytes(device)

@@ -126,8 +126,12 @@ class ItemIndex:
     """The battery's items, ready to be searched for. Build it with `from_items`."""
 
     def __init__(
-        self, items: Sequence[Item], grams: _Grams, anchors: dict[int, dict[int, list[_Sequence]]],
-        leads: dict[int, set[int]], ngram_words: int,
+        self,
+        items: Sequence[Item],
+        grams: _Grams,
+        anchors: dict[int, dict[int, list[_Sequence]]],
+        leads: dict[int, set[int]],
+        ngram_words: int,
     ) -> None:
         self.items = items
         self.ngram_words = ngram_words
@@ -144,7 +148,11 @@ class ItemIndex:
 
     @classmethod
     def from_items(
-        cls, items: Iterable[Item], *, ngram_words: int = NGRAM_WORDS, max_ngram_items: int = MAX_NGRAM_ITEMS,
+        cls,
+        items: Iterable[Item],
+        *,
+        ngram_words: int = NGRAM_WORDS,
+        max_ngram_items: int = MAX_NGRAM_ITEMS,
         fact_categories: Collection[str] = (),
     ) -> ItemIndex:
         items = list(items)
@@ -179,8 +187,11 @@ class ItemIndex:
         specific = sorted((gram, place[family], item) for gram, (family, item) in found.items() if family in place)
         columns = [[row[n] for row in specific] for n in range(3)]
         grams = _Grams(
-            np.array(columns[0], np.uint64), np.array(columns[2], np.int64), np.array(columns[1], np.int64),
-            np.array(families, np.uint64), len(owners) - len(families),
+            np.array(columns[0], np.uint64),
+            np.array(columns[2], np.int64),
+            np.array(columns[1], np.int64),
+            np.array(families, np.uint64),
+            len(owners) - len(families),
         )
         return cls(items, grams, anchors, leads, ngram_words)
 
@@ -192,7 +203,11 @@ class ItemIndex:
         Pass the whole training set at once: document frequencies are counted
         over `texts`. `prompts_alone` is meant for conversations (see above).
         """
-        hits = [hit for batch in in_batches(texts, len, BATCH_CHARS) for hit in self.scan(batch, prompts_alone=prompts_alone)]
+        hits = [
+            hit
+            for batch in in_batches(texts, len, BATCH_CHARS)
+            for hit in self.scan(batch, prompts_alone=prompts_alone)
+        ]
         found = self.resolve(hits, max_ngram_documents=max_ngram_documents)
         return [None if number is None else self.items[number].id for number in found]
 

@@ -1,6 +1,6 @@
 """The GGUF of a tiny foreign checkpoint, as llama.cpp's own converter writes it, and what llama.cpp says with an adapter.
 
-    python tests/adapters/base_gguf.py JOB.json RESULT.json      in a process of its own: it may abort
+python tests/adapters/base_gguf.py JOB.json RESULT.json      in a process of its own: it may abort
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A LoRA run of a few seconds. As a program, one process of several that do it together, or one to be killed:
 
-    python tests/adapters/lora_run.py BASE FOLDER RESULT.json [step at which it kills itself]
+python tests/adapters/lora_run.py BASE FOLDER RESULT.json [step at which it kills itself]
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from athanor.adapters.foreign import Foreign, load_foreign, tuned
-from athanor.training.loop import Hooks, train
 from athanor.adapters.lora import LoraSettings
+from athanor.model.precision import autocast
+from athanor.training.loop import Hooks, train
 from athanor.training.memory import Load
 from athanor.training.optimizer import OptimizerSettings
-from athanor.model.precision import autocast
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
 from athanor.training.setup import Choices
@@ -77,7 +77,9 @@ def run(base: Path, folder: Path, *, world: Any = None, settings: LoraSettings =
     model = load_foreign(base, settings, CONTEXT, seed, precision)
     rows: list[dict[str, float]] = []
     on_step = options.pop("on_step", lambda row: None)
-    hooks = Hooks(validate=lambda model: validate(model, precision), on_step=lambda row: (rows.append(row), on_step(row))[0])
+    hooks = Hooks(
+        validate=lambda model: validate(model, precision), on_step=lambda row: (rows.append(row), on_step(row))[0]
+    )
     choices = Choices(precision, checkpointing=options.pop("checkpointing", False))
     loop = dataclasses.replace(SETTINGS, precision=precision, **options)
     with tuned(model, choices, Load(1, CONTEXT, precision)):

@@ -9,13 +9,14 @@ import shutil
 import pytest
 import tiny
 
+from athanor.adapters.tokenizer import ForeignTokenizer, content
 from athanor.base.artifacts import digest
-from athanor.text.conversations import Message
 from athanor.base.errors import GateError, InputError
-from athanor.chat_data import gates as sft_gates, rows as sft_rows
+from athanor.chat_data import gates as sft_gates
+from athanor.chat_data import rows as sft_rows
+from athanor.text.conversations import Message
 from athanor.tokenizer import chat
 from athanor.tokenizer.chat import prompt_ids, render
-from athanor.adapters.tokenizer import ForeignTokenizer, content
 
 TALK = (
     Message("system", "Be brief."),
@@ -46,7 +47,24 @@ def theirs(base, template):
 
 
 def random_talk(draw):
-    pieces = ["a", "Z9", " ", "  ", "\t", "\n", "\r\n", "'s", "é", "e\u0301", "日本", "\u2581", "\u00a0", "😀", "...", "user"]
+    pieces = [
+        "a",
+        "Z9",
+        " ",
+        "  ",
+        "\t",
+        "\n",
+        "\r\n",
+        "'s",
+        "é",
+        "e\u0301",
+        "日本",
+        "\u2581",
+        "\u00a0",
+        "😀",
+        "...",
+        "user",
+    ]
     text = lambda: "".join(draw.choice(pieces) for _ in range(draw.randint(1, 12))) + "x"  # noqa: E731
     roles = ["system"] * draw.randint(0, 1) + ["user", "assistant"] * draw.randint(1, 3)
     return [Message(role, text()) for role in roles]
@@ -88,7 +106,10 @@ def test_control_text_in_a_content_stays_text(base, ours):
         assert ids.count(ours.stop) == 2
         assert [m.content for m in sft_gates.messages_of(ours, ids)] == [f"a{text}b", text]
     # A foreign runtime cannot prevent it: it parses the rendered text.
-    rows = [{"role": "user", "content": texts[-1] if "qwen2" in str(base) else "<|eot_id|>"}, {"role": "assistant", "content": "x"}]
+    rows = [
+        {"role": "user", "content": texts[-1] if "qwen2" in str(base) else "<|eot_id|>"},
+        {"role": "assistant", "content": "x"},
+    ]
     assert theirs(base, ours.template).apply_chat_template(rows, tokenize=True, return_dict=False).count(ours.stop) > 2
 
 

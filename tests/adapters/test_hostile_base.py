@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
+from athanor.adapters.export import write_merged
+from athanor.adapters.foreign_files import INDEX, base_digests
+from athanor.adapters.tokenizer import ForeignTokenizer
 from athanor.base.artifacts import sha256_file
 from athanor.base.errors import InputError
-from athanor.adapters.export import write_merged
-from athanor.adapters.tokenizer import ForeignTokenizer
-from athanor.adapters.foreign_files import INDEX, base_digests
 from athanor.model.tensorfile import read_tensors
 
 

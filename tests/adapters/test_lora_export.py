@@ -14,15 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.base.artifacts import read_json
-from athanor.base.errors import GateError
-from athanor.adapters import gguf_lora
+from athanor.adapters import gguf_lora, lora
 from athanor.adapters.export import check_merged, generation_config, write_merged
-from athanor.adapters.tokenizer import ForeignTokenizer
-from athanor.adapters import lora
 from athanor.adapters.foreign import load_foreign
 from athanor.adapters.foreign_files import base_digests
 from athanor.adapters.lora import LoraSettings
+from athanor.adapters.tokenizer import ForeignTokenizer
+from athanor.base.artifacts import read_json
+from athanor.base.errors import GateError
 from athanor.model.tensorfile import read_tensors, write_tensors
 
 SETTINGS = LoraSettings(rank=4, alpha=12.0, dropout=0.1, targets="all")
@@ -129,7 +128,11 @@ def test_the_directory_has_one_template_and_ends_where_a_turn_does(made):
     assert read_json(folder / "hf/generation_config.json")["eos_token_id"][0] == ours.stop
     assert ForeignTokenizer(folder / "hf").template_hash == ours.template_hash
     assert set(base_digests(base)) == {
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
     }
 
 

@@ -17,17 +17,17 @@ import pytest
 import tiny
 import torch
 
+from athanor.adapters import foreign, lora
+from athanor.adapters.foreign import load_foreign, preflight, shape
+from athanor.adapters.lora import LoraSettings
 from athanor.base.errors import GateError, InputError
 from athanor.model.flops import run_flops
 from athanor.model.kernels import plain_summed_cross_entropy, summed_cross_entropy
-from athanor.adapters import foreign, lora
+from athanor.model.tensorfile import read_tensors
 from athanor.training import checkpoint
-from athanor.adapters.foreign import load_foreign, preflight, shape
 from athanor.training.lanes import lane_count
-from athanor.adapters.lora import LoraSettings
 from athanor.training.memory import Load, state_bytes, training_bytes
 from athanor.training.step import Stepper, probe_batch
-from athanor.model.tensorfile import read_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("qwen2", "qwen3", "llama")
@@ -291,7 +291,9 @@ def test_a_base_that_cannot_be_trained_is_refused(bases, tmp_path, change, match
 def test_a_missing_weight_is_not_made_up(bases, tmp_path):
     folder = shutil.copytree(bases["qwen2"], tmp_path / "base")
     tensors = read_tensors(folder / "model.safetensors")
-    lora.write_tensors(folder / "model.safetensors", {n: t for n, t in tensors.items() if "layers.1.mlp.up" not in n}, {"format": "pt"})
+    lora.write_tensors(
+        folder / "model.safetensors", {n: t for n, t in tensors.items() if "layers.1.mlp.up" not in n}, {"format": "pt"}
+    )
     with pytest.raises(InputError, match="missing keys, first model.layers.1.mlp.up_proj.weight"):
         load_foreign(folder, lora_run.LORA, 16, 1)
     with pytest.raises(InputError, match="no Hugging Face model"):
@@ -308,7 +310,9 @@ def test_the_shape_is_counted_without_weights(base):
     load = Load(1, 16, "fp32")
     assert state_bytes(config, load) == 4 * (config.base_count + 4 * config.adapters)
     whole = dataclasses.replace(config, adapters=0)
-    assert training_bytes(config, load) < training_bytes(whole, load) - 3 * 4 * (config.base_count - 4 * config.adapters)
+    assert training_bytes(config, load) < training_bytes(whole, load) - 3 * 4 * (
+        config.base_count - 4 * config.adapters
+    )
     assert run_flops(config, 100, 0, 10) < 0.9 * run_flops(whole, 100, 0, 10)
 
 

@@ -21,7 +21,17 @@ TEXT = ["What is 2 + 3?", "It is 5.", "user\nassistant\nsystem\n", "Name a colou
 
 def make_tokenizer(folder: Path, kind: str) -> int:
     """A byte-level BPE with the control tokens of `kind` (qwen2, qwen3: ChatML; llama: Llama 3); returns its size."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
 
     special = LLAMA3 if kind == "llama" else CHATML
     tokenizer = Tokenizer(models.BPE())

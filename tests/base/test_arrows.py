@@ -30,8 +30,14 @@ def edges() -> set[tuple[str, str, str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
-                modules = [node.module or ""] if node.module != "athanor" else [f"athanor.{alias.name}" for alias in node.names]
-            found |= {(here, folder(module), str(name)) for module in modules if module.split(".")[0] in ("athanor", "stages")}
+                modules = (
+                    [node.module or ""]
+                    if node.module != "athanor"
+                    else [f"athanor.{alias.name}" for alias in node.names]
+                )
+            found |= {
+                (here, folder(module), str(name)) for module in modules if module.split(".")[0] in ("athanor", "stages")
+            }
     return {edge for edge in found if edge[0] != edge[1] and edge[0] != "athanor"}
 
 
@@ -47,6 +53,8 @@ def test_arrows_point_one_way():
 
 def test_nothing_that_makes_a_result_imports_what_watches_it():
     wrong = [
-        edge for edge in edges() if edge[1] in WATCHERS and edge[0] not in WATCHERS and edge[1] not in LETS_IN.get(edge[0], ())
+        edge
+        for edge in edges()
+        if edge[1] in WATCHERS and edge[0] not in WATCHERS and edge[1] not in LETS_IN.get(edge[0], ())
     ]
     assert not wrong, "\n".join(f"{file} of {here} imports {there}" for here, there, file in sorted(wrong))

@@ -10,13 +10,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from athanor.base.errors import GateError
 from athanor.classifiers import card, train, weak
+from athanor.classifiers.sample import Reservoir, Sampled, hashed, sample, side_of
 from athanor.quality import heuristics
 from athanor.quality.model import BUCKETS, SCHEME, UNIT, Linear, features, matrix
-from athanor.classifiers.sample import Reservoir, Sampled, hashed, sample, side_of
 from athanor.text.documents import Document, write_shards
 from athanor.words.words import tokenise
-from athanor.base.errors import GateError
 
 PROSE = (
     "The library reads a file and returns its lines. It does not close the file, because that is the caller's task.\n\n"
@@ -93,7 +93,19 @@ def test_golden_values(text, name, value):
 
 
 def test_a_score_does_not_depend_on_the_batch_and_nothing_crashes():
-    strange = ["", " \n\t\n", "\n", "é" * 50, "a" * 5000, "\x00" * 30, "{" * 100, "@@@ @.", "。" * 40, "😀 " * 40, "\r\n" * 9]
+    strange = [
+        "",
+        " \n\t\n",
+        "\n",
+        "é" * 50,
+        "a" * 5000,
+        "\x00" * 30,
+        "{" * 100,
+        "@@@ @.",
+        "。" * 40,
+        "😀 " * 40,
+        "\r\n" * 9,
+    ]
     texts = [PROSE, CODE, *strange, PROSE * 20]
     together = heuristics.score(texts, tokenise(texts))
     assert [score(text) for text in texts] == together.tolist()

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from athanor.base.errors import GateError, ParamsError
+from athanor.base.strict import build
 from athanor.cleaning import dedup, measuring, rules, table, writing
-from athanor.quality.model import Scorer
 from athanor.cleaning.cleaning import IN, OUT, Funnel
+from athanor.cleaning.params import CleanParams
+from athanor.quality.model import Scorer
+from athanor.runtime import presets
 from athanor.text.conversations import Item, Message
 from athanor.text.documents import KINDS, Document
-from athanor.base.errors import GateError, ParamsError
-from athanor.cleaning.params import CleanParams
-from athanor.base.strict import build
-from athanor.runtime import presets
 from tests.cleaning.world import Result, clean, write_scorer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,10 @@ PARAMS = build(CleanParams, presets.values(ROOT / "presets" / "micro.yaml")["cle
 ITEM = Item(
     "stories",
     (Message("user", "Mira has 14 red marbles and 9 blue ones in a jar. She gives 5 to Tom. How many are left?"),),
-    "exact", "18", ("18",), ("17", "19"),
+    "exact",
+    "18",
+    ("18",),
+    ("17", "19"),
 )
 INDEX = measuring.item_index([ITEM], PARAMS)
 VOCABULARY = """the of and a to in is was that for it with as on be at by this had from they not but which
@@ -144,7 +147,10 @@ def test_an_empty_source_names_the_rule_that_emptied_it():
 
 def test_a_source_in_another_language_is_told_both_settings_that_let_it_in():
     text = "Der alte Mann sieht den kleinen Hund im Garten, weil er es gestern nicht wusste. " * 2
-    raw = {**corpus(), "de": [document(f"{text} Nummer {number} steht am Fluss und wartet.", "de") for number in range(5)]}
+    raw = {
+        **corpus(),
+        "de": [document(f"{text} Nummer {number} steht am Fluss und wartet.", "de") for number in range(5)],
+    }
     with pytest.raises(GateError, match="source de.*not_english.*english_only: false and min_stop_word_fraction: null"):
         clean(raw, [ITEM], PARAMS)
 
@@ -292,8 +298,11 @@ def test_equal_results_in_another_process():
     here = str(Path(__file__).parent)
     found = {
         subprocess.run(
-            [sys.executable, "-c", code, str(ROOT), here], env={"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True, check=True,
+            [sys.executable, "-c", code, str(ROOT), here],
+            env={"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     }

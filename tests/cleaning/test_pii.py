@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from athanor.base.strict import load_section
 from athanor.cleaning import pii
-from athanor.text.documents import KINDS
 from athanor.cleaning.normalise import indents
 from athanor.cleaning.params import CleanParams, PiiParams
-from athanor.base.strict import load_section
+from athanor.text.documents import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = PiiParams(email=True, ip=True, phone=True, card=True, key=True)
@@ -91,6 +91,7 @@ def luhn_number(rng: random.Random, prefix: str, size: int) -> str:
 
 def planted(rng: random.Random) -> dict[str, str]:
     """One of each category, as people and programs write them."""
+
     def word(low: int, high: int) -> str:
         return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(low, high)))
 
@@ -103,28 +104,55 @@ def planted(rng: random.Random) -> dict[str, str]:
     local = rng.choice(["{0}", "{0}.{1}", "{0}_{1}", "{0}+{1}", "{0}99"]).format(word(1, 9), word(2, 9))
     return {
         "email": f"{local}@{word(2, 9)}.{rng.choice(['com', 'org', 'de', 'co.uk', 'edu', 'io', 'net'])}",
-        "ip": rng.choice([
-            f"{rng.randint(11, 99)}.{rng.randint(128, 167)}.{rng.randint(1, 255)}.{rng.randint(1, 254)}",
-            f"2a02:{rng.randint(1, 0xFFFF):x}:{rng.randint(1, 0xFFFF):x}::{rng.randint(1, 0xFFFF):x}",
-        ]),
-        "phone": rng.choice([
-            f"({area}) {exchange}-{line}", f"{area}-{exchange}-{line}", f"{area}.{exchange}.{line}",
-            f"+1 {area} {exchange} {line}", f"+1{area}{exchange}{line}", f"+44 20 {line} {line}",
-            f"+49 {area} {exchange}{line}", f"+33 6 {area % 90 + 10} {line % 90 + 10} 41 {exchange % 90 + 10}",
-        ]),
-        "card": rng.choice([
-            card, " ".join(fours), "-".join(fours), luhn_number(rng, "37", 15),
-        ]),
-        "key": rng.choice([
-            "AKIA" + "".join(rng.choices(string.ascii_uppercase + "234567", k=16)), f"AIza{code(35)}",
-            f"xoxb-{rng.randint(10**11, 10**12)}-{code(24)}", f"sk_live_{code(24)}", f"hf_{code(34)}",
-            f"glpat-{code(20)}", f"npm_{code(36)}", f"ghp_{code(36)}", f"github_pat_{code(22)}_{code(59)}",
-        ]),
+        "ip": rng.choice(
+            [
+                f"{rng.randint(11, 99)}.{rng.randint(128, 167)}.{rng.randint(1, 255)}.{rng.randint(1, 254)}",
+                f"2a02:{rng.randint(1, 0xFFFF):x}:{rng.randint(1, 0xFFFF):x}::{rng.randint(1, 0xFFFF):x}",
+            ]
+        ),
+        "phone": rng.choice(
+            [
+                f"({area}) {exchange}-{line}",
+                f"{area}-{exchange}-{line}",
+                f"{area}.{exchange}.{line}",
+                f"+1 {area} {exchange} {line}",
+                f"+1{area}{exchange}{line}",
+                f"+44 20 {line} {line}",
+                f"+49 {area} {exchange}{line}",
+                f"+33 6 {area % 90 + 10} {line % 90 + 10} 41 {exchange % 90 + 10}",
+            ]
+        ),
+        "card": rng.choice(
+            [
+                card,
+                " ".join(fours),
+                "-".join(fours),
+                luhn_number(rng, "37", 15),
+            ]
+        ),
+        "key": rng.choice(
+            [
+                "AKIA" + "".join(rng.choices(string.ascii_uppercase + "234567", k=16)),
+                f"AIza{code(35)}",
+                f"xoxb-{rng.randint(10**11, 10**12)}-{code(24)}",
+                f"sk_live_{code(24)}",
+                f"hf_{code(34)}",
+                f"glpat-{code(20)}",
+                f"npm_{code(36)}",
+                f"ghp_{code(36)}",
+                f"github_pat_{code(22)}_{code(59)}",
+            ]
+        ),
     }
 
 
 FRAMES = [
-    "Please use {} for this, thanks.", "Contact: {}\n", '    value = "{}"\n', "see ({}).", "- {}\n- next", "{}",
+    "Please use {} for this, thanks.",
+    "Contact: {}\n",
+    '    value = "{}"\n',
+    "see ({}).",
+    "- {}\n- next",
+    "{}",
     "a, {}, b",
 ]
 
@@ -154,11 +182,44 @@ def test_standard_library_has_no_cards_phones_or_keys():
     assert not {"card", "phone", "key"} & set(found) and found.get("ip", 0) <= 4, found
 
 
-PIECES = st.sampled_from([
-    "ann@kale.com", "81.2.69.142", "2a00:1450::200e", "+14155552671", "415-555-2671", "(415) 555-2671", "tel ",
-    "4111111111111111", "4111 1111 1111 1111", "ghp_" + "a1B2" * 9, "eyJ" + "aB3" * 9, "\n", "=", '"', "api_key",
-    "    ", "\t", " ", ".", "-", ":", "@", "<", ">", ",", "1", "x", "com", "_", "/", "(", ")", "+", "version ",
-])
+PIECES = st.sampled_from(
+    [
+        "ann@kale.com",
+        "81.2.69.142",
+        "2a00:1450::200e",
+        "+14155552671",
+        "415-555-2671",
+        "(415) 555-2671",
+        "tel ",
+        "4111111111111111",
+        "4111 1111 1111 1111",
+        "ghp_" + "a1B2" * 9,
+        "eyJ" + "aB3" * 9,
+        "\n",
+        "=",
+        '"',
+        "api_key",
+        "    ",
+        "\t",
+        " ",
+        ".",
+        "-",
+        ":",
+        "@",
+        "<",
+        ">",
+        ",",
+        "1",
+        "x",
+        "com",
+        "_",
+        "/",
+        "(",
+        ")",
+        "+",
+        "version ",
+    ]
+)
 
 
 @settings(max_examples=400, deadline=None)

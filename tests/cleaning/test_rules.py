@@ -10,14 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from athanor.cleaning import rules
-from athanor.quality import language
-from athanor.text.documents import KINDS
-from athanor.cleaning.normalise import misread_count, normalise
-from athanor.words.words import tokenise
-from athanor.cleaning.params import CleanParams, KindRules, RuleParams
 from athanor.base.strict import build
+from athanor.cleaning import rules
+from athanor.cleaning.normalise import misread_count, normalise
+from athanor.cleaning.params import CleanParams, KindRules, RuleParams
+from athanor.quality import language
 from athanor.runtime import presets
+from athanor.text.documents import KINDS
+from athanor.words.words import tokenise
 
 ROOT = Path(__file__).resolve().parents[2]
 SCORED = {"low_quality", "toxic"}  # the classifiers' scores come with the document; here are none
@@ -123,7 +123,8 @@ def test_a_line_without_end_is_dropped(kind):
 def test_scores_are_judged_like_any_measure():
     text = KEEP[0].text
     columns = measured(text, text, text) | {
-        "quality": np.array([0.2, 0.8, 0.8], np.float32), "toxicity": np.array([0.1, 0.1, 0.9], np.float32)
+        "quality": np.array([0.2, 0.8, 0.8], np.float32),
+        "toxicity": np.array([0.1, 0.1, 0.9], np.float32),
     }
     scored = dataclasses.replace(getattr(PARAMS, KEEP[0].kind), min_quality=0.5, max_toxicity=0.5)
     params = dataclasses.replace(PARAMS, **{KEEP[0].kind: scored})
@@ -168,7 +169,12 @@ def test_most_of_the_standard_library_stays():
 
 def test_known_phrases_are_counted_where_they_stand_whole():
     texts = [
-        "We use cookies. Click here, click\nhere!", "click", "here privacy policy", "Privacy-policy", "", "Lorem ipsum"
+        "We use cookies. Click here, click\nhere!",
+        "click",
+        "here privacy policy",
+        "Privacy-policy",
+        "",
+        "Lorem ipsum",
     ]
     found = language.measure(tokenise(texts).words)
     assert found["boilerplate"].tolist() == [2, 0, 1, 1, 0, 0]
@@ -179,5 +185,11 @@ def test_lexicon_finds_its_words_and_no_other():
     known = language.Lexicon(["cat", "dog", "été"])
     hashes = tokenise(["a cat and the dog catdog été"]).words.hashes
     assert [known.words[n] if n >= 0 else None for n in known.find(hashes)] == [
-        None, "cat", None, None, "dog", None, "été"
+        None,
+        "cat",
+        None,
+        None,
+        "dog",
+        None,
+        "été",
     ]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from athanor.cleaning import pii, rules
-from athanor.text.documents import KINDS
-from athanor.cleaning.normalise import indents, normalise
-from athanor.words.words import tokenise
-from athanor.cleaning.params import CleanParams, PiiParams
 from athanor.base.strict import load_section
+from athanor.cleaning import pii, rules
+from athanor.cleaning.normalise import indents, normalise
+from athanor.cleaning.params import CleanParams, PiiParams
+from athanor.text.documents import KINDS
+from athanor.words.words import tokenise
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = load_section(ROOT / "presets" / "default.yaml", "clean", CleanParams)
@@ -26,11 +26,56 @@ KEEP = [
 ODD = "\x00\x07\x0c\x1b\x7f\x85\u2028\u2029\u2581\ufeff\ufffd\u200b\u200d\u0301\ud800\udfff\U0010ffff\u202e \t\r\n"
 # What search patterns begin with, over and over: each made some pattern slow or some number undefined once, or might.
 STORMS = (
-    "@", "a@", "@a.", "81.2.69.142.", "81.2.69.142 ", "2a00:", "+1 ", "1 ", "1.", "4111111111111111 ", "tel ", "(415) ",
-    "-eyJ", "sk-", "=", 'secret="', "api_key ", "-----BEGIN PRIVATE KEY-----\n", "xox", "\"'", "\n", "\r", " ", "\t",
-    "User:\n", "A: ", "# ", "- ", "...", "…\n", "{", "[", "\\x", "://", "0, ", "a\u0301\u0316",
-    "\u0301\u0316", "â€", "Ã", "\xe2\x80",
-    "\ufeff", "\ufffd", "\ud83d", "\x00", "é", "漢", "😀", "lorem ipsum ", "click here ", "a\n\n",
+    "@",
+    "a@",
+    "@a.",
+    "81.2.69.142.",
+    "81.2.69.142 ",
+    "2a00:",
+    "+1 ",
+    "1 ",
+    "1.",
+    "4111111111111111 ",
+    "tel ",
+    "(415) ",
+    "-eyJ",
+    "sk-",
+    "=",
+    'secret="',
+    "api_key ",
+    "-----BEGIN PRIVATE KEY-----\n",
+    "xox",
+    "\"'",
+    "\n",
+    "\r",
+    " ",
+    "\t",
+    "User:\n",
+    "A: ",
+    "# ",
+    "- ",
+    "...",
+    "…\n",
+    "{",
+    "[",
+    "\\x",
+    "://",
+    "0, ",
+    "a\u0301\u0316",
+    "\u0301\u0316",
+    "â€",
+    "Ã",
+    "\xe2\x80",
+    "\ufeff",
+    "\ufffd",
+    "\ud83d",
+    "\x00",
+    "é",
+    "漢",
+    "😀",
+    "lorem ipsum ",
+    "click here ",
+    "a\n\n",
 )
 
 
@@ -59,7 +104,10 @@ def hostile(rng: random.Random, number: int) -> str:
 def giants() -> list[str]:
     """Lines of megabytes, deep nesting, and 50,000 beginnings of everything."""
     return [
-        "x" * 2_000_000, "word " * 200_000, "a\n" * 200_000, '{"a":' * 50_000 + "1" + "}" * 50_000,
+        "x" * 2_000_000,
+        "word " * 200_000,
+        "a\n" * 200_000,
+        '{"a":' * 50_000 + "1" + "}" * 50_000,
         *(storm * (100_000 // len(storm)) for storm in STORMS),
     ]
 

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 
 from athanor.base.artifacts import write_manifest
 from athanor.cleaning import cleaning
+from athanor.cleaning.params import CleanParams
 from athanor.quality.model import BUCKETS, KIND, NAMES, VERSION, Linear, save
+from athanor.runtime.executor import Executor
 from athanor.text.conversations import Item, write_rows
 from athanor.text.documents import Document, read_documents, shard_files, write_shards
-from athanor.cleaning.params import CleanParams
-from athanor.runtime.executor import Executor
 
 
 @dataclass
@@ -43,8 +43,12 @@ class Result:
 
 
 def clean(
-    sources: Mapping[str, Sequence[Document]], items: Sequence[Item], params: CleanParams, *,
-    shard_bytes: int = 32_000_000, workers: int = 1,
+    sources: Mapping[str, Sequence[Document]],
+    items: Sequence[Item],
+    params: CleanParams,
+    *,
+    shard_bytes: int = 32_000_000,
+    workers: int = 1,
 ) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -53,12 +57,23 @@ def clean(
         write_rows(folder / "items.jsonl", items)
         scorer = write_scorer(folder / "classifiers")
         cleaned = cleaning.clean(
-            shard_files(folder / "raw"), folder / "items.jsonl", scorer, params, folder / "sweeps", folder / "work",
-            Executor(workers), {},
+            shard_files(folder / "raw"),
+            folder / "items.jsonl",
+            scorer,
+            params,
+            folder / "sweeps",
+            folder / "work",
+            Executor(workers),
+            {},
         )
         parts = [part for parts in cleaned.parts.values() for part in parts]
         train, val = (
-            [d for part in parts if (part / f"{split}.parquet").is_file() for d in read_documents(part / f"{split}.parquet")]
+            [
+                d
+                for part in parts
+                if (part / f"{split}.parquet").is_file()
+                for d in read_documents(part / f"{split}.parquet")
+            ]
             for split in ("train", "val")
         )
         dropped = [row for part in parts for row in pq.read_table(part / "dropped.parquet").to_pylist()]

@@ -11,10 +11,10 @@ from ruamel.yaml import YAML
 
 from athanor.base.artifacts import write_manifest
 from athanor.cli import cli
-from athanor.text.conversations import Item, Message, write_rows
-from athanor.text.documents import Document, write_shards
 from athanor.runtime import presets
 from athanor.runtime.run import Run
+from athanor.text.conversations import Item, Message, write_rows
+from athanor.text.documents import Document, write_shards
 from tests.cleaning.world import write_scorer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from athanor.base.errors import InputError
 from athanor.cli.accept import accept
 from athanor.cli.plan.main import make_plan
-from athanor.base.errors import InputError
 from athanor.runtime import presets
 from tests.cli import toy_pipeline as toy
 
@@ -103,7 +103,10 @@ def test_comments_and_docstrings_are_accepted_and_nothing_runs(repo):
     change(repo, "stages/helper.py", "What both", "All that both")
     outputs = {name: (repo / name).stat().st_mtime_ns for name in ("one.txt", "two.txt", "metrics/runs/two.json")}
     plan = make_plan(repo)
-    assert [step.action for step in plan.steps] == ["run", "run"] and "code of one, two differs in comments" in plan.notes[0]
+    assert [step.action for step in plan.steps] == [
+        "run",
+        "run",
+    ] and "code of one, two differs in comments" in plan.notes[0]
     one, two = accept(repo)
     assert (one.files, one.refusal) == (("stages/helper.py",), "")
     assert (set(two.files), two.refusal) == ({"stages/helper.py", "stages/two.py"}, "")
@@ -222,7 +225,7 @@ def test_a_stage_at_work_is_not_accepted(repo):
     """Its outputs are gone while it runs: there is nothing that could be accepted."""
     wait = "while not Path('go').exists():\n        time.sleep(0.05)\n    "
     change(repo, "stages/two.py", "from pathlib", "import time\nfrom pathlib")
-    change(repo, "stages/two.py", "Path(\"two.txt\")", f"Path('begun').touch()\n    {wait}Path(\"two.txt\")")
+    change(repo, "stages/two.py", 'Path("two.txt")', f"Path('begun').touch()\n    {wait}Path(\"two.txt\")")
     child = subprocess.Popen([sys.executable, "-m", "dvc", "repro", "-q"], cwd=repo)
     try:
         deadline = time.monotonic() + 120

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from athanor.base.errors import GateError
 from athanor.cli import battery_gate, cli, repro
 from athanor.cli.plan import main as plan
-from athanor.base.errors import GateError
 from athanor.runtime import presets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,15 +27,23 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     yaml.dump(params, tmp_path / "params.yaml")
     (tmp_path / "battery").mkdir()
     write(tmp_path, ["The same."] * 12)
-    (tmp_path / "dvc.yaml").write_text("stages:\n  download:\n    cmd: python -m stages.download\n    outs: [data/raw]\n")
+    (tmp_path / "dvc.yaml").write_text(
+        "stages:\n  download:\n    cmd: python -m stages.download\n    outs: [data/raw]\n"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def write(root: Path, answers: list[str]) -> None:
     rows = [
-        {"category": "mine", "kind": "exact", "prompt": f"Question {n}?", "accepted": [answer], "rejected": ["x", "y"],
-         "difficulty": "easy"}
+        {
+            "category": "mine",
+            "kind": "exact",
+            "prompt": f"Question {n}?",
+            "accepted": [answer],
+            "rejected": ["x", "y"],
+            "difficulty": "easy",
+        }
         for n, answer in enumerate(answers)
     ]
     (root / "battery" / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -53,7 +61,12 @@ def test_repro_and_plan_refuse_it_before_dvc_begins(
         monkeypatch.setattr("sys.argv", ["athanor", name])
         assert cli.main() == status
         told = capsys.readouterr().err
-        assert "mine: gate 'battery' failed" in told and "'The same.'" in told and "100% of 12 items" in told and "Fix:" in told
+        assert (
+            "mine: gate 'battery' failed" in told
+            and "'The same.'" in told
+            and "100% of 12 items" in told
+            and "Fix:" in told
+        )
 
 
 def test_another_answer_for_each_question_is_taken(root: Path) -> None:

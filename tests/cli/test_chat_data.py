@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from athanor.base import strict
+from athanor.chat_data.params import SftSource
 from athanor.cli import cli
-from athanor.text.conversations import Message, check_messages
-from athanor.words.decontaminate import ItemIndex
+from athanor.evaluation.item_gate import check_items
+from athanor.serving.store import Store
+from athanor.sources import messages
+from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises.build import battery_items
 from athanor.sources.exercises.written import read_written
-from athanor.sources import messages
-from athanor.evaluation.item_gate import check_items
-from athanor.base import strict
-from athanor.sources.battery_params import BatteryParams
 from athanor.sources.instruct_params import MessagesSource
-from athanor.chat_data.params import SftSource
-from athanor.serving.store import Store
+from athanor.text.conversations import Message, check_messages
+from athanor.words.decontaminate import ItemIndex
 
 ROOT = Path(__file__).resolve().parents[2]
 STATS = {"tokens": 3, "seconds": 0.1, "reason": "stop", "prompt_tokens": 5, "forgotten": 0}
@@ -183,8 +183,14 @@ def test_a_correction_becomes_an_item_that_the_battery_reads_and_training_loses(
 
 def test_items_are_added_to_a_file_and_none_twice(store, athanor):
     Path("battery").mkdir()
-    line = {"category": "own", "kind": "exact", "prompt": "Say yes.", "accepted": ["yes"], "rejected": ["no", "maybe"],
-            "difficulty": "easy"}
+    line = {
+        "category": "own",
+        "kind": "exact",
+        "prompt": "Say yes.",
+        "accepted": ["yes"],
+        "rejected": ["no", "maybe"],
+        "difficulty": "easy",
+    }
     Path("battery/own.jsonl").write_text(json.dumps(line))  # without a newline at its end
     Path("params.yaml").write_text("battery: {written: battery/own.jsonl}\n")
     number = corrected(store, "What is 3 + 4?", "It is 8.", "It is 7.", system="Be brief.")

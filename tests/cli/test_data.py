@@ -13,8 +13,8 @@ import pytest
 from athanor.base.artifacts import read_json
 from athanor.cli.data import choose, show, where
 from athanor.cli.data.read import Corpus
-from athanor.text.documents import content_id
 from athanor.data.shards import open_cooldown, open_train, open_val
+from athanor.text.documents import content_id
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.cli.data_world import SHORT, athanor, made, prose, raw, world  # noqa: F401
 

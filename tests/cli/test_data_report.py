@@ -13,11 +13,11 @@ import pytest
 from markupsafe import escape
 
 from athanor.base.artifacts import read_json
+from athanor.base.errors import InputError
 from athanor.cli.data.gather import gather
 from athanor.cli.data.read import Corpus
 from athanor.cli.data.report import page, refresh, render
 from athanor.cli.render import visible
-from athanor.base.errors import InputError
 from athanor.runtime import attach, ship
 from athanor.runtime.locks import try_lock
 from athanor.runtime.tracking import Tracker

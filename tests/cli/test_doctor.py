@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from athanor.cli.doctor import checks
 from athanor.base.errors import AthanorError
+from athanor.cli.doctor import checks
 from tests.runtime.toy_pipeline import Job, Toy, end
 
 NOBODY = 2**22 + 7  # above the largest pid of Linux
@@ -230,7 +230,9 @@ def test_a_database_that_came_with_a_copy(toy: Toy, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_work", [True, False])
-def test_a_shipper_at_work_is_waited_for_and_one_that_is_not_is_given_up(tmp_path: Path, monkeypatch, at_work: bool) -> None:
+def test_a_shipper_at_work_is_waited_for_and_one_that_is_not_is_given_up(
+    tmp_path: Path, monkeypatch, at_work: bool
+) -> None:
     """It steps back for every other program, so on a full machine it takes its time."""
     (tmp_path / ".athanor").mkdir()
     begun, started = time.monotonic(), []

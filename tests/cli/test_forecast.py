@@ -238,7 +238,10 @@ def test_a_slot_of_anything_else_is_not_continued(tmp_path, checkout, slot_facts
     (path / "step_00000024" / "state.json").write_text("{}")
     assert begun(tmp_path, checkout) is None
     (text,) = questions(planned, ROOT, tmp_path)
-    assert "pretrain will stop and ask" in text and "athanor/base/errors.py. It holds 24 steps (49,152 tokens), 1 h" in text
+    assert (
+        "pretrain will stop and ask" in text
+        and "athanor/base/errors.py. It holds 24 steps (49,152 tokens), 1 h" in text
+    )
 
 
 def test_a_trunk_is_continued_up_to_the_cooldown(tmp_path, checkout, slot_facts):

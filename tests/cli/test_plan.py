@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from athanor.base.errors import AthanorError
 from athanor.cli.plan.forecast import Forecast
 from athanor.cli.plan.main import Plan, as_json, as_text, make_plan
 from athanor.cli.plan.simulate import FOLLOWS, RUN, Step
-from athanor.base.errors import AthanorError
 from athanor.runtime import presets
 from tests.cli import toy_pipeline as toy
 

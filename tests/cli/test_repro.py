@@ -19,7 +19,7 @@ from athanor.runtime import presets
 from tests.e2e.clone import Clone, environment
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGE = '''
+STAGE = """
 import time
 from athanor.base.errors import Interrupted
 from athanor.runtime.process import stage_main
@@ -36,7 +36,7 @@ def run(run: Run) -> None:
 
 if __name__ == "__main__":
     stage_main("toy", run)
-'''
+"""
 
 
 def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from athanor.base.artifacts import manifest_digest, write_json
-from athanor.cli import cli
 from athanor.base.errors import InputError
+from athanor.cli import cli
 from athanor.cli.shrink import newest, shrink
+from athanor.model.weights import model_tensors, save_model
 from athanor.serving.loading import load_export
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.training import checkpoint
-from athanor.model.weights import model_tensors, save_model
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from athanor.base.artifacts import write_json
-from athanor.cli import slots
 from athanor.base.errors import InputError
+from athanor.cli import slots
 from athanor.runtime.slots import Slot
 
 DAY = 86400

@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from athanor.base.artifacts import read_json
-from athanor.cli import cli
-from athanor.text.documents import Document, write_documents
 from athanor.base.errors import InputError
-from athanor.cli import standard
+from athanor.cli import cli, standard
 from athanor.evaluation import battery, likelihood, scoring
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import make_source
 from athanor.export.vocabulary import Vocabulary
 from athanor.serving.loading import load_export
+from athanor.text.documents import Document, write_documents
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 
 

@@ -43,7 +43,10 @@ def test_the_health_of_each_training_is_told_in_one_line(root: Path, monkeypatch
     monkeypatch.delenv("DVC_ROOT", raising=False)
     assert "Health" not in summary.text(root)  # it ran on another machine
     journal = root / ".athanor" / "runs" / "sft-0000000000003-1" / "files" / "health.json"
-    for status, line in (("ok", "Health    sft ok"), ("critical", "Health    sft critical   (why: athanor health sft)")):
+    for status, line in (
+        ("ok", "Health    sft ok"),
+        ("critical", "Health    sft critical   (why: athanor health sft)"),
+    ):
         write_json(journal, {"status": status, "findings": []})
         assert summary.text(root).splitlines()[-1] == line
 
@@ -57,7 +60,15 @@ def test_the_battery_has_a_line_for_each_category_with_its_floor_and_what_reache
     source = {"base": {"bpb": 1.8, "stderr": 0.1}, "sft": {"bpb": 1.9, "stderr": None}, "gzip": 2.3, "xz": 2.4}
     scores = {f"category_{n:02}": scored(n / 30, 0.4) for n in range(28)} | {"all": scored(0.5)}
     share = {"n": 800, "count": 792, "rate": 0.99, "stderr": 0.01}
-    pair = {"difference": 0.4, "low": 0.35, "high": 0.45, "wins": 330, "losses": 10, "p": 1e-40, "resolves_similar": 0.031}
+    pair = {
+        "difference": 0.4,
+        "low": 0.35,
+        "high": 0.45,
+        "wins": 330,
+        "losses": 10,
+        "p": 1e-40,
+        "resolves_similar": 0.031,
+    }
     metrics = {
         "bpb": {"sources": {"code": source}, "all": source, "beats_xz": {"base": True}},
         "battery": {"sft": scores},

@@ -31,7 +31,10 @@ def test_a_stage_that_dies_is_started_again_three_times_at_most(toy):
     said = job.text()
     assert [f"starts it again, {n} of 3" in said for n in (1, 2, 3, 4)] == [True, True, True, False], said
     assert "count was killed and could say nothing" in said and "Fix: close other programs, or in machine.yaml" in said
-    assert "count died: Fatal Python error: Segmentation fault" in said and "count died: Fatal Python error: Bus error" in said
+    assert (
+        "count died: Fatal Python error: Segmentation fault" in said
+        and "count died: Fatal Python error: Bus error" in said
+    )
     assert "did not finish: how a stage died is above" in said
 
     job = toy.repro("--supervise")

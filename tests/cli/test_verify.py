@@ -11,11 +11,11 @@ import pytest
 from gguf import GGUFReader
 
 from athanor.base.artifacts import sha256_file, write_json
-from athanor.cli import cli
 from athanor.base.errors import InputError
+from athanor.cli import cli
+from athanor.cli.verify import DIFFERS, MATCHES, UNCHECKED, verify
 from athanor.export import source as lineage
 from athanor.export.gguf_check import contents
-from athanor.cli.verify import DIFFERS, MATCHES, UNCHECKED, verify
 from tests.stages.test_export_stage import build, execute
 
 ROOT = Path(__file__).resolve().parents[2]

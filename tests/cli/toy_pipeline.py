@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 # Writes a directory of two files and a metric. `fold` makes other parameters give the same bytes.
-STAGE = '''
+STAGE = """
 import json, pathlib, sys
 name, *inputs = sys.argv[1:]
 values = json.loads(pathlib.Path("params.yaml").read_text())[name]
@@ -22,7 +22,7 @@ folder.mkdir()
 (folder / "main.txt").write_text(name + text)
 (folder / "part.txt").write_text(name + text[:1])
 pathlib.Path(name + ".json").write_text(json.dumps({"length": len(text)}))
-'''
+"""
 PARAMS = {name: {"value": 1, "fold": 10, "more": []} for name in "abc"}
 COMMANDS = {
     "a": (["source.txt"], "source.txt"),

@@ -80,6 +80,13 @@ def sft_folder(tmp_path: Path) -> Path:
     for split in ("train", "val"):
         rows.write_split(folder, split, talks, packed, 320)
     write_manifest(
-        folder, kind=rows.KIND, version=rows.VERSION, counts={}, dtype="uint16", pad_id=PAD, stop_id=STOP, context_tokens=31
+        folder,
+        kind=rows.KIND,
+        version=rows.VERSION,
+        counts={},
+        dtype="uint16",
+        pad_id=PAD,
+        stop_id=STOP,
+        context_tokens=31,
     )
     return folder

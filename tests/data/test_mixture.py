@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from athanor.base.errors import InputError, ParamsError
 from athanor.data.mixture import MixSource, mix_sources, plan_mixture, weights
 from athanor.sharding.shard_gate import SLACK_DOCUMENTS
-from athanor.base.errors import InputError, ParamsError
 
 
 def source(name: str, lengths: list[int], share: float = 1.0, max_epochs: float = 1.0) -> MixSource:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from athanor.base.artifacts import write_manifest
+from athanor.base.errors import InputError, ParamsError
 from athanor.data import rows
 from athanor.data.sampler import NO_DOCUMENT, PretrainSampler, SftSampler
 from athanor.data.shards import open_cooldown
-from athanor.base.errors import InputError, ParamsError
 
 T = 16
 

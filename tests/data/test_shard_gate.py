@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from athanor.base.errors import GateError
 from athanor.sharding.shard_gate import (
     check_complete,
     check_counts,
@@ -15,7 +16,6 @@ from athanor.sharding.shard_gate import (
     check_files,
     check_shares,
 )
-from athanor.base.errors import GateError
 
 BOS, EOS = 2, 3
 

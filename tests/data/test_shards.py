@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from athanor.data.shards import open_train, open_val, token_dtype
 from athanor.base.errors import InputError
+from athanor.data.shards import open_train, open_val, token_dtype
 
 
 def test_dtype_is_the_smallest_that_holds_every_id():

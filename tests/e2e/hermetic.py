@@ -124,7 +124,14 @@ class Hermetic:
 def fitting(values: dict[str, Any], declared: set[str]) -> dict[str, Any]:
     """The sections with the undeclared ones changed to name the sources that the declared ones name."""
     local = {"type": "files", "globs": ["corpus/*"]}
-    local |= {"kind": "web", "license": "MIT", "text_column": "text", "select": None, "max_document_bytes": 9, "min_chars": 9}
+    local |= {
+        "kind": "web",
+        "license": "MIT",
+        "text_column": "text",
+        "select": None,
+        "max_document_bytes": 9,
+        "min_chars": 9,
+    }
     local |= {"min_documents": 9, "min_bytes": 9}
     if "mixture" in declared and "download" not in declared:
         sources = [{**local, "name": name} for name in values["mixture"]["sources"]]
@@ -133,7 +140,12 @@ def fitting(values: dict[str, Any], declared: set[str]) -> dict[str, Any]:
         sources = [{"type": "identity", "name": n, "repeats": 9, "min_rows": 9} for n in values["sft_data"]["sources"]]
         values["instruct"] = {**values["instruct"], "sources": sources}
     if "mixture" not in declared:
-        names = [n for s in values["download"]["sources"] for n in (s.get("name"), s.get("prose_name"), s.get("code_name")) if n]
+        names = [
+            n
+            for s in values["download"]["sources"]
+            for n in (s.get("name"), s.get("prose_name"), s.get("code_name"))
+            if n
+        ]
         share = {"share": 0.9, "max_epochs": 9.0}
         values["mixture"] = {**values["mixture"], "cooldown": None, "sources": dict.fromkeys(names, share)}
     if "sft_data" not in declared:

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from athanor.text.documents import read_documents
-from athanor.training.model_params import ModelParams
 from athanor.base.strict import read_yaml
 from athanor.runtime.schema import schemas
+from athanor.text.documents import read_documents
+from athanor.training.model_params import ModelParams
 from tests.e2e.clone import ROOT, Clone
 from tests.e2e.hermetic import Hermetic
 

@@ -19,7 +19,16 @@ from athanor.base.strict import read_yaml
 from tests.e2e.clone import Clone, environment, make_clone
 
 STAGES = (
-    "download", "train-classifiers", "clean", "train-tokenizer", "shard", "sft-data", "pretrain", "sft", "eval", "export",
+    "download",
+    "train-classifiers",
+    "clean",
+    "train-tokenizer",
+    "shard",
+    "sft-data",
+    "pretrain",
+    "sft",
+    "eval",
+    "export",
 )
 
 

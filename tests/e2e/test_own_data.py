@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from athanor.base.artifacts import manifest_digest, read_manifest
-from athanor.text.documents import read_sources
 from athanor.runtime import presets
 from athanor.runtime.schema import check_file
+from athanor.text.documents import read_sources
 from tests.e2e.clone import ROOT, Clone, environment, make_clone
 
 PAGE = ROOT / "docs" / "own-data.md"

@@ -24,7 +24,16 @@ from athanor.runtime.run import Run
 from tests.e2e.clone import ROOT
 
 STAGES = (
-    ("download", "train-classifiers", "clean", "train-tokenizer", "shard", "sft-data", "pretrain", "sft", "eval", "export")
+    "download",
+    "train-classifiers",
+    "clean",
+    "train-tokenizer",
+    "shard",
+    "sft-data",
+    "pretrain",
+    "sft",
+    "eval",
+    "export",
 )
 PROSE = [text for text in topics.values() if len(text) > 1500]
 SETTINGS: dict[str, dict[str, Any]] = {

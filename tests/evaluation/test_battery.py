@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from athanor.text.conversations import Item, Message
 from athanor.base.errors import GateError, InputError
 from athanor.evaluation.battery import ask
 from athanor.evaluation.pages import samples_markdown
 from athanor.evaluation.report import answer_rows, health, repeats, score_table, table_rows
+from athanor.text.conversations import Item, Message
 from tests.evaluation.tiny import always_says, items, make_model, save, silence, write_tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,6 @@ import subprocess
 import numpy as np
 import pytest
 
-from athanor.text.documents import Document
 from athanor.base.errors import GateError, InputError
 from athanor.evaluation.compression import (
     bpb_facts,
@@ -26,6 +25,7 @@ from athanor.evaluation.compression import (
     xz_raw_bytes,
 )
 from athanor.model.validation import BitsPerByte, bits_per_byte, pooled
+from athanor.text.documents import Document
 from tests.evaluation.tiny import make_model
 
 

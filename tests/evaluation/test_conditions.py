@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from athanor.decoding.sampling import Sampling
 from athanor.evaluation.battery import Output, ask, judge
 from athanor.evaluation.report import (
     ALL,
@@ -17,7 +18,6 @@ from athanor.evaluation.report import (
     health,
     truncation,
 )
-from athanor.decoding.sampling import Sampling
 from tests.evaluation.tiny import all_kinds, always_says, make_model, silence
 
 
@@ -43,9 +43,16 @@ def test_items_are_for_development_and_answered_in_words():
 def test_a_penalty_that_hurts_is_told_and_one_that_does_not_is_not():
     items = spoken()
     all_right, ids = said(items, {item.id for item in items}), [item.id for item in items]
-    tried = {GREEDY_NAME: all_right, "bad": said(items, set(ids[:1])), "mild": said(items, set(ids[:-1])), "warm": said(items, set())}
+    tried = {
+        GREEDY_NAME: all_right,
+        "bad": said(items, set(ids[:1])),
+        "mild": said(items, set(ids[:-1])),
+        "warm": said(items, set()),
+    }
     rows = condition_rows(items, tried, 1)
-    assert rows["bad"]["minus_greedy"]["losses"] == len(items) - 1 and rows[GREEDY_NAME]["minus_greedy"]["difference"] == 0
+    assert (
+        rows["bad"]["minus_greedy"]["losses"] == len(items) - 1 and rows[GREEDY_NAME]["minus_greedy"]["difference"] == 0
+    )
     told = findings(rows, {"bad": 1.3, "mild": 1.1, "warm": 1.0})
     assert len(told) == 1 and "condition bad" in told[0] and "1.3" in told[0]
 
@@ -70,7 +77,9 @@ def test_habits_are_counted(tokenizer):
     assert (rates["empty"]["count"], rates["truncated"]["count"], rates["stop"]["count"]) == (1, 1, 3)
     assert sum(row["count"] for row in truncation(answers).values()) == 1
     choices = [item for item in all_kinds() if item.choices]
-    compared = judge("sft", choices, [Output(log_likelihoods=(-1.0,) * len(item.choices)) for item in choices], workers=1)
+    compared = judge(
+        "sft", choices, [Output(log_likelihoods=(-1.0,) * len(item.choices)) for item in choices], workers=1
+    )
     assert health([*answers, *compared]) == rates  # nothing was said, so nothing is counted
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from athanor.base.errors import InputError
-from athanor.decoding.engine import Engine
-from athanor.decoding.sampling import GREEDY, Sampling
 from athanor.decoding.cache import KVCache
+from athanor.decoding.engine import Engine
 from athanor.decoding.folded import Folded
+from athanor.decoding.sampling import GREEDY, Sampling
 from tests.evaluation.test_generate import plain_greedy, prompts
 from tests.evaluation.tiny import make_model
 

@@ -8,14 +8,14 @@ from collections import Counter
 import pytest
 import torch
 
-from athanor.text.conversations import Message
 from athanor.base.errors import InputError
 from athanor.decoding import sampling as module
-from athanor.decoding.generate import generate
-from athanor.decoding.sampling import GREEDY, Sampling, filtered
-from athanor.decoding.prompting import end_ids, exempt_ids, fit
 from athanor.decoding.cache import KVCache
 from athanor.decoding.folded import Folded
+from athanor.decoding.generate import generate
+from athanor.decoding.prompting import end_ids, exempt_ids, fit
+from athanor.decoding.sampling import GREEDY, Sampling, filtered
+from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids, render
 from tests.evaluation.tiny import always_says, make_model, silence
 
@@ -229,7 +229,9 @@ def test_a_penalty_breaks_a_stuck_model_unless_the_id_is_exempt(tokenizer):
 def test_one_batch_may_mix_penalties(tokenizer):
     (letter,) = tokenizer.encode("e")
     settings = [GREEDY, Sampling(repetition_penalty=50.0), GREEDY]
-    made = generate(always_says(tokenizer, letter), [[tokenizer.assistant]] * 3, max_new_tokens=6, stop_ids=(), sampling=settings)
+    made = generate(
+        always_says(tokenizer, letter), [[tokenizer.assistant]] * 3, max_new_tokens=6, stop_ids=(), sampling=settings
+    )
     assert made[0] == made[2] and made[0].ids == [letter] * 6 != made[1].ids
 
 
@@ -273,8 +275,13 @@ def history(pairs, system=True):
 def test_long_histories_lose_their_oldest_exchanges(tokenizer, system):
     messages = history(9, system)
     whole = len(prompt_ids(tokenizer, messages))
-    assert fit(messages, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=whole + 8, reserve_tokens=8) == (messages, 0)
-    kept, dropped = fit(messages, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=whole // 2, reserve_tokens=8)
+    assert fit(messages, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=whole + 8, reserve_tokens=8) == (
+        messages,
+        0,
+    )
+    kept, dropped = fit(
+        messages, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=whole // 2, reserve_tokens=8
+    )
     assert 0 < dropped < 9 and len(prompt_ids(tokenizer, kept)) + 8 <= whole // 2
     head = messages[: int(system)]
     assert kept == head + messages[len(head) + 2 * dropped :]
@@ -288,7 +295,9 @@ def test_long_histories_lose_their_oldest_exchanges(tokenizer, system):
 def test_a_last_message_that_does_not_fit_alone_is_refused(tokenizer):
     messages = [*history(3)[:-1], Message("user", "word " * 80)]
     size = len(prompt_ids(tokenizer, [messages[0], messages[-1]]))
-    kept, dropped = fit(messages, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=size + 1, reserve_tokens=30)
+    kept, dropped = fit(
+        messages, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=size + 1, reserve_tokens=30
+    )
     assert dropped == 3 and len(kept) == 2
     with pytest.raises(InputError, match="does not fit"):
         fit(messages, lambda some: len(prompt_ids(tokenizer, some)), context_tokens=size, reserve_tokens=30)

@@ -9,11 +9,11 @@ from decimal import Decimal
 
 import pytest
 
-from athanor.text.conversations import ITEM_KINDS, Item
-from athanor.sources.exercises.build import CATEGORIES, ONLY_ASKED, battery_items
 from athanor.base.errors import GateError
 from athanor.evaluation import item_gate, sandbox, scoring
 from athanor.sources.battery_params import BatteryParams
+from athanor.sources.exercises.build import CATEGORIES, ONLY_ASKED, battery_items
+from athanor.text.conversations import ITEM_KINDS, Item
 
 TEXT = ("exact", "numeric", "list", "format")
 
@@ -66,14 +66,18 @@ CASES = {
     },
     "list": {
         "any format": lambda item, text, right: scoring.read_list(text)[1] == scoring.read_list(item.answer)[1],
-        "any order": lambda item, text, right: sorted(scoring.read_list(text)[1])
-        == sorted(scoring.read_list(item.answer)[1]),
-        "some of the items": lambda item, text, right: scoring.read_list(text)[0] == scoring.read_list(item.answer)[0]
-        and set(scoring.read_list(text)[1]) <= set(scoring.read_list(item.answer)[1]),
-        "more than the items": lambda item, text, right: scoring.read_list(text)[0] == scoring.read_list(item.answer)[0]
-        and set(scoring.read_list(text)[1]) >= set(scoring.read_list(item.answer)[1]),
-        "any case": lambda item, text, right: scoring.read_list(text.lower())
-        == scoring.read_list(item.answer.lower()),
+        "any order": lambda item, text, right: (
+            sorted(scoring.read_list(text)[1]) == sorted(scoring.read_list(item.answer)[1])
+        ),
+        "some of the items": lambda item, text, right: (
+            scoring.read_list(text)[0] == scoring.read_list(item.answer)[0]
+            and set(scoring.read_list(text)[1]) <= set(scoring.read_list(item.answer)[1])
+        ),
+        "more than the items": lambda item, text, right: (
+            scoring.read_list(text)[0] == scoring.read_list(item.answer)[0]
+            and set(scoring.read_list(text)[1]) >= set(scoring.read_list(item.answer)[1])
+        ),
+        "any case": lambda item, text, right: scoring.read_list(text.lower()) == scoring.read_list(item.answer.lower()),
     },
     "format": {
         "any check": lambda item, text, right: any(scoring.holds(check, text.strip()) for check in item.checks),
@@ -159,7 +163,9 @@ def test_an_empty_code_answer_that_passes_is_found(
 ) -> None:
     right = scoring.score_many
     monkeypatch.setattr(
-        item_gate, "score_many", lambda asked, texts, workers=2: [
+        item_gate,
+        "score_many",
+        lambda asked, texts, workers=2: [
             mark or not text.strip() for mark, text in zip(right(asked, texts, workers), texts, strict=True)
         ],
     )
@@ -184,8 +190,9 @@ CHOICE_FAULTS = {
     "the last": lambda values, choices, normalised: len(values) - 1,
     "the least likely": lambda values, choices, normalised: values.index(min(values)),
     "the shortest": lambda values, choices, normalised: best([-size for size in lengths(choices)]),
-    "the last of equals": lambda values, choices, normalised: len(values) - 1
-    - best((per(values, lengths(choices)) if normalised else values)[::-1]),
+    "the last of equals": lambda values, choices, normalised: (
+        len(values) - 1 - best((per(values, lengths(choices)) if normalised else values)[::-1])
+    ),
     "never per character": lambda values, choices, normalised: best(values),
     "always per character": lambda values, choices, normalised: best(per(values, lengths(choices))),
     "per word": lambda values, choices, normalised: best(

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from athanor.text.conversations import Item, Message
 from athanor.evaluation import battery
 from athanor.evaluation.battery import ask
 from athanor.evaluation.likelihood import choice_log_likelihoods, gold_bits, item_pairs
 from athanor.evaluation.report import ALL, gold_table
 from athanor.evaluation.scoring import choose
+from athanor.text.conversations import Item, Message
 from athanor.tokenizer.chat import prompt_ids
 from tests.evaluation.tiny import all_kinds, always_says, make_model
 
@@ -31,14 +31,19 @@ def choice_item(context: str, *choices: str) -> Item:
 
 def test_choices_are_scored_after_their_context(tokenizer):
     model = make_model(tokenizer)
-    items = [choice_item("The value of", "the node", "a string value"), choice_item("x = 3\n", "return x", "x return y")]
+    items = [
+        choice_item("The value of", "the node", "a string value"),
+        choice_item("x = 3\n", "return x", "x return y"),
+    ]
     found = choice_log_likelihoods(model, tokenizer, items)
     for item, between, values in zip(items, (" ", "\n"), found, strict=True):
         bare = item.prompt[0].content.rstrip()
         for choice, value in zip(item.choices, values, strict=True):
             whole = tokenizer.encode(bare + between + choice)
             context = tokenizer.encode(bare)
-            assert whole[: len(context)] == context  # a tokenizer that joined the two would be scored from the same place
+            assert (
+                whole[: len(context)] == context
+            )  # a tokenizer that joined the two would be scored from the same place
             assert value == pytest.approx(plain(model, [tokenizer.bos, *whole], 1 + len(context)), abs=2e-3)
     assert choice_log_likelihoods(model, tokenizer, []) == []
 
@@ -84,7 +89,9 @@ def test_gold_bits_are_those_of_the_accepted_answer_after_the_prompt(tokenizer):
         else:
             prompt = prompt_ids(tokenizer, item.prompt)
             ids, first = [*prompt, *tokenizer.encode(answer)], len(prompt)
-        assert found == pytest.approx(-plain(model, ids, first) / math.log(2), rel=1e-4) and size == len(answer.encode())
+        assert found == pytest.approx(-plain(model, ids, first) / math.log(2), rel=1e-4) and size == len(
+            answer.encode()
+        )
 
 
 def test_gold_falls_before_an_answer_is_right(tokenizer):

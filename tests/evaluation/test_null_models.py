@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
-from athanor.text.conversations import Item, Message
-from athanor.sources.exercises.build import battery_items
 from athanor.base.errors import GateError
+from athanor.base.strict import load_section
 from athanor.evaluation import scoring
 from athanor.evaluation.battery import Output, judge
 from athanor.evaluation.floors import FLOOR_LIMIT, check_floors, null_answers, null_floors
 from athanor.evaluation.report import score_table
 from athanor.evaluation.scoring import score_many
 from athanor.sources.battery_params import BatteryParams
-from athanor.base.strict import load_section
+from athanor.sources.exercises.build import battery_items
+from athanor.text.conversations import Item, Message
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def numbered(text: str) -> str:
 
 
 # A constant, and it defines most functions that any question asks for.
-ALL_NAMES = '''
+ALL_NAMES = """
 for n in range(100):
     for name, f in {
         "add": lambda x, n: x + n, "subtract": lambda x, n: x - n, "times": lambda x, n: x * n,
@@ -50,20 +50,23 @@ for n in range(100):
         "every": lambda x, n: x[::n], "repeat": lambda x, n: x * n, "longer_than": lambda x, n: len(x) > n,
     }.items():
         globals()[f"{name}_{n}"] = lambda x, f=f, n=n: f(x, n) if n else None
-'''
+"""
 Null = Callable[[str, list[Item]], str]
 THOUGHTLESS: dict[str, tuple[str, Null]] = {
     "the text behind the last colon": ("copying", lambda asked, group: asked.rpartition(":")[2].strip()),
     "all accepted answers, one below the other": (
-        "python_functions", lambda asked, group: "\n".join(item.accepted[0] for item in group),
+        "python_functions",
+        lambda asked, group: "\n".join(item.accepted[0] for item in group),
     ),
     "a program that puts every name into globals()": ("python_functions", lambda asked, group: ALL_NAMES),
     "the list behind the colon, always numbered": (
-        "list_format", lambda asked, group: numbered(asked.rpartition(":")[2].strip()),
+        "list_format",
+        lambda asked, group: numbered(asked.rpartition(":")[2].strip()),
     ),
     "the list, always numbered, and no count": ("counting", lambda asked, group: numbered(behind(asked, ":?"))),
     "the smallest number of the question": (
-        "comparison", lambda asked, group: min(re.findall(r"\d+", asked), key=int),
+        "comparison",
+        lambda asked, group: min(re.findall(r"\d+", asked), key=int),
     ),
 }
 
@@ -111,7 +114,10 @@ def test_any_accepted_answer_said_to_all_stays_below_the_floor(items: list[Item]
     for category in ("identity", "http_status", "next_number", "yes_no", "list_pick"):
         group = of(items, category)
         for text in {text for item in group for text in item.accepted}:
-            assert sum(score_many(group, [text] * len(group))) / len(group) <= floors[category]["floor"], (category, text)
+            assert sum(score_many(group, [text] * len(group))) / len(group) <= floors[category]["floor"], (
+                category,
+                text,
+            )
 
 
 def test_an_always_equal_likelihood_takes_the_first_choice_both_ways(items: list[Item]) -> None:
@@ -123,7 +129,12 @@ def test_an_always_equal_likelihood_takes_the_first_choice_both_ways(items: list
     assert marks == [item.choices[0] == item.answer for item in asked]
 
 
-WORDS = [a + b + c for a in ("ba", "do", "fi", "gu", "ke", "lo") for b in ("mi", "nu", "po", "ra", "se") for c in ("ck", "dle", "nt", "rm", "st")]
+WORDS = [
+    a + b + c
+    for a in ("ba", "do", "fi", "gu", "ke", "lo")
+    for b in ("mi", "nu", "po", "ra", "se")
+    for c in ("ck", "dle", "nt", "rm", "st")
+]
 
 
 def planted(name: str) -> list[Item]:
@@ -134,12 +145,42 @@ def planted(name: str) -> list[Item]:
         low, high = sorted(rng.sample(range(10, 99), 2))
         prompts, kind, answer, checks = {
             "a copy behind a colon": (("Repeat: {w}",), "exact", " ".join(words), ()),
-            "a copy at places that differ": (("Say {w} again", "Now the words {w}, please"), "exact", " ".join(words), ()),
-            "a count that takes any list": (("Count {l}", "How many? {l}", "The length of {l}?"), "numeric", str(len(words)), ()),
-            "one form of a list": (("Bullets, please: {l}", "Make bullets of {l}."), "list", "- " + "\n- ".join(words), ()),
-            "the smaller number": (("Which is less, {h} or {n}?", "The minimum of {n} and {h}?"), "numeric", str(low), ()),
-            "one sentence": (("Who wrote {w}?", "The author of {w}?"), "format", "I am Athanor.", ("contains Athanor",)),
-            "a name in a sentence": (("I like {w}. What?", "My taste is {w}! Which?"), "exact", f"You like {words[0]}.", ()),
+            "a copy at places that differ": (
+                ("Say {w} again", "Now the words {w}, please"),
+                "exact",
+                " ".join(words),
+                (),
+            ),
+            "a count that takes any list": (
+                ("Count {l}", "How many? {l}", "The length of {l}?"),
+                "numeric",
+                str(len(words)),
+                (),
+            ),
+            "one form of a list": (
+                ("Bullets, please: {l}", "Make bullets of {l}."),
+                "list",
+                "- " + "\n- ".join(words),
+                (),
+            ),
+            "the smaller number": (
+                ("Which is less, {h} or {n}?", "The minimum of {n} and {h}?"),
+                "numeric",
+                str(low),
+                (),
+            ),
+            "one sentence": (
+                ("Who wrote {w}?", "The author of {w}?"),
+                "format",
+                "I am Athanor.",
+                ("contains Athanor",),
+            ),
+            "a name in a sentence": (
+                ("I like {w}. What?", "My taste is {w}! Which?"),
+                "exact",
+                f"You like {words[0]}.",
+                (),
+            ),
             "an object": (("As JSON: {p}", "Turn {p} into JSON."), "format", "", ()),
             "in quotes": (("Quote {o}", "Put {o} into quotes."), "exact", f'"{words[0]}"', ()),
             "three lines": (("Thrice {o}", "Write {o} thrice."), "exact", "\n".join([words[0]] * 3), ()),
@@ -148,7 +189,14 @@ def planted(name: str) -> list[Item]:
         if name == "an object":
             answer = f'{{"{words[0]}": "{words[1]}"}}'
             checks = (f"json {answer}",)
-        said = {"w": " ".join(words), "l": ", ".join(words), "n": low, "h": high, "o": words[0], "p": " ".join(words[:2])}
+        said = {
+            "w": " ".join(words),
+            "l": ", ".join(words),
+            "n": low,
+            "h": high,
+            "o": words[0],
+            "p": " ".join(words[:2]),
+        }
         ask = (Message("user", f"{prompts[number % len(prompts)].format(**said)}"),)
         tests = (f"assert f{low}(1) == 1",) if kind == "code" else ()
         made.append(Item("planted", ask, kind, answer, (answer,), ("x", "y"), tests, checks))
@@ -156,8 +204,17 @@ def planted(name: str) -> list[Item]:
 
 
 NAMES = (
-    "a copy behind a colon", "a copy at places that differ", "a count that takes any list", "one form of a list",
-    "the smaller number", "one sentence", "a name in a sentence", "an object", "in quotes", "three lines", "one function",
+    "a copy behind a colon",
+    "a copy at places that differ",
+    "a count that takes any list",
+    "one form of a list",
+    "the smaller number",
+    "one sentence",
+    "a name in a sentence",
+    "an object",
+    "in quotes",
+    "three lines",
+    "one function",
 )
 
 
@@ -178,7 +235,15 @@ def test_a_few_items_may_agree_by_chance() -> None:
 def test_a_joined_program_would_be_found_if_it_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "defines_only", lambda code, tests: True)
     made = [
-        Item("code", (Message("user", f"{a}?"),), "code", "", (f"def {a}(x):\n    return {n}",), ("x", "y"), (f"assert {a}(1) == {n}",))
+        Item(
+            "code",
+            (Message("user", f"{a}?"),),
+            "code",
+            "",
+            (f"def {a}(x):\n    return {n}",),
+            ("x", "y"),
+            (f"assert {a}(1) == {n}",),
+        )
         for n, a in enumerate(("ab", "cd", "ef"))
     ]
     assert null_floors(made)["code"] == {"floor": 1.0, "strategy": "all accepted answers, joined by '\\n'"}

@@ -65,7 +65,7 @@ def test_true_is_not_one() -> None:
 FORGERIES = {
     "exit with success": "import sys\nsys.exit(0)",
     "hard exit": "import os\nos._exit(0)",
-    "printed verdict": "print('passed')\nprint('[\"4\", \"-6\", \"0\"]')\ndef double(x): return None",
+    "printed verdict": 'print(\'passed\')\nprint(\'["4", "-6", "0"]\')\ndef double(x): return None',
     "equal to everything": """
         class Any:
             def __eq__(self, other): return True
@@ -202,7 +202,9 @@ CRASHES = {
 
 
 def test_no_output_ends_the_scorer(walls: str) -> None:
-    writes = "import posix\nfor h in range(1, 32):\n    try: posix.write(h, {!r})\n    except OSError: pass\nposix._exit(0)"
+    writes = (
+        "import posix\nfor h in range(1, 32):\n    try: posix.write(h, {!r})\n    except OSError: pass\nposix._exit(0)"
+    )
     assert sandbox.passes_many([(writes.format(text), TESTS) for text in CRASHES.values()]) == [False] * len(CRASHES)
     assert not sandbox.passes("x = " + "-" * 50_000 + "1", TESTS) and not sandbox.passes("\ud800", TESTS)
 

@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from athanor.text.conversations import Item, Message
 from athanor.base.errors import GateError
 from athanor.evaluation import floors, item_gate, scoring, statistics
 from athanor.evaluation.scoring import holds
+from athanor.text.conversations import Item, Message
 
 
 def item(kind: str, answer: str, accepted=(), rejected=("x", "y"), question="What?", tests=()) -> Item:

@@ -56,7 +56,8 @@ def test_large_groups_are_drawn_in_pieces_of_the_same_numbers(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("wins", "losses", "p"), [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (10, 2, 0.0385742), (8, 8, 1.0), (3, 12, 0.0351562)]
+    ("wins", "losses", "p"),
+    [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (10, 2, 0.0385742), (8, 8, 1.0), (3, 12, 0.0351562)],
 )
 def test_mcnemar_is_the_exact_sign_test(wins: int, losses: int, p: float) -> None:
     assert mcnemar(wins, losses) == pytest.approx(p, rel=1e-4)

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 from athanor.base.artifacts import new_dir
-from athanor.text.conversations import Item, Message
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.tokenizer_training.params import TokenizerParams
+from athanor.model.weights import save_model
+from athanor.text.conversations import Item, Message
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import train, write_tokenizer
-from athanor.model.weights import save_model
 
 PARAMS = TokenizerParams(
     vocab_size=512,

@@ -15,18 +15,18 @@ import pytest
 import torch
 
 from athanor.base.artifacts import new_dir, read_manifest
-from athanor.text.conversations import Message
 from athanor.export import gguf
 from athanor.export.parity import Expected, expect, rebuilt
 from athanor.export.probes import Probe, make_probe
 from athanor.export.source import Source, load_source
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.tokenizer_training.params import TokenizerParams
+from athanor.model.weights import save_model
+from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids, render, template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import train, write_tokenizer
-from athanor.model.weights import save_model
 
 CONTEXT = 96
 WORDS = ("apple", "river", "stone", "cloud", "tiger", "paper", "lamp", "seven", "music", "green")
@@ -177,7 +177,9 @@ def unpermuted(source: Source) -> dict[str, np.ndarray]:
 def write_altered(path, source: Source, *, arch="", values=None, drop=(), arrays=None, without=("?",)) -> None:
     """An f32 file with other keys or tensors, or without some."""
     arch = arch or source.architecture
-    keys = {k.replace(source.architecture, arch, 1): v for k, v in gguf.metadata(source, "f32").items() if k not in drop}
+    keys = {
+        k.replace(source.architecture, arch, 1): v for k, v in gguf.metadata(source, "f32").items() if k not in drop
+    }
     for key, value in (values or {}).items():
         keys[key] = replace(keys[key], value=value)
     tensors = {k: v for k, v in (gguf.tensors(source) | (arrays or {})).items() if not k.endswith(tuple(without))}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from athanor.text.conversations import Message
 from athanor.export.probes import NASTY
+from athanor.text.conversations import Message
 from athanor.tokenizer.tokenizer import CONTROL_PIECES
 
 SPACE_MARK = "\u2581"

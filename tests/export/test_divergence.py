@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from athanor.export.parity import Divergence, Limits, check_transformers, expect, rebuilt, spread
 from athanor.export.huggingface import write_huggingface
+from athanor.export.parity import Divergence, Limits, check_transformers, expect, rebuilt, spread
 
 
 def test_divergence_is_the_sum_over_all_ids():

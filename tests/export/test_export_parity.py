@@ -13,11 +13,10 @@ import torch
 from athanor.base.errors import GateError
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
-from athanor.export import gguf, gguf_check
+from athanor.export import gguf, gguf_check, llamacpp
 from athanor.export.huggingface import DTYPES, write_huggingface
 from athanor.export.parity import Limits, bound, check_llama_cpp, check_transformers, expect, rebuilt
 from athanor.export.vocabulary import NORMAL
-from athanor.export import llamacpp
 from tests.export.conftest import unpermuted, write_altered
 
 LIMITS = Limits(logit_tolerance=1e-4, margin_logits=0.1)
@@ -134,9 +133,7 @@ def test_wrong_chat_template_is_caught(llama, hf_dirs, tmp_path):
 
 def test_llama_class_on_qk_norm_weights_is_caught(qwen, hf_dirs, tmp_path):
     shutil.copytree(hf_dirs / "qwen3", tmp_path / "hf")
-    edit(
-        tmp_path / "hf", "config.json", lambda v: v.update(architectures=["LlamaForCausalLM"], model_type="llama")
-    )
+    edit(tmp_path / "hf", "config.json", lambda v: v.update(architectures=["LlamaForCausalLM"], model_type="llama"))
     with pytest.raises(GateError, match="unexpected keys"):
         check_transformers(tmp_path / "hf", qwen.probe, qwen.expected, LIMITS)
 

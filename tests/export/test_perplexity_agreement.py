@@ -11,14 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from athanor.cli.evaluate.sets import row_windows
 from athanor.base.errors import GateError
-from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, TextScore, measured
-from athanor.export import gguf
+from athanor.cli.evaluate.sets import row_windows
+from athanor.export import gguf, llamacpp
 from athanor.export.huggingface import write_huggingface
 from athanor.export.parity import rebuilt
+from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, TextScore, measured
 from athanor.export.perplexity_gate import agree, held_out_text
-from athanor.export import llamacpp
 from athanor.tokenizer.chat import render
 from tests.export.conftest import CONTEXT, documents, question, reply, unpermuted, write_altered
 
@@ -122,7 +121,9 @@ def test_trap_permuted_qwen3_is_caught(qwen, text, wanted, tmp_path):
 
 
 def test_trap_dropped_qk_norm_is_caught(qwen, text, wanted, tmp_path):
-    write_altered(tmp_path / "model.gguf", qwen.source, arch="llama", without=["attn_q_norm.weight", "attn_k_norm.weight"])
+    write_altered(
+        tmp_path / "model.gguf", qwen.source, arch="llama", without=["attn_q_norm.weight", "attn_k_norm.weight"]
+    )
     caught(tmp_path / "model.gguf", text, wanted["qwen3"])
 
 

@@ -15,18 +15,18 @@ import pytest
 import torch
 
 from athanor.base.artifacts import manifest_digest, read_json, write_json
+from athanor.base.errors import GateError, InputError
 from athanor.cli import cli
 from athanor.cli.evaluate import history
 from athanor.cli.evaluate import main as command
 from athanor.cli.evaluate.job import Job, apart, kind_of
 from athanor.cli.evaluate.sets import document_rows, load_set, row_windows
-from athanor.text.documents import Document, write_documents
-from athanor.base.errors import GateError, InputError
 from athanor.export.perplexity import Ours, chunk_windows, measured, scored_bytes
-from athanor.runtime.slots import Slot
-from athanor.training import checkpoint
 from athanor.model.validation import bits_per_byte
 from athanor.model.weights import model_tensors
+from athanor.runtime.slots import Slot
+from athanor.text.documents import Document, write_documents
+from athanor.training import checkpoint
 from tests.evaluation.tiny import make_model, save, write_tiny_tokenizer
 
 ROOT = Path(history.__file__).resolve().parents[3]
@@ -269,7 +269,9 @@ def test_the_command_scores_apart_and_keeps_a_history(project, monkeypatch, caps
     journals = sorted((root / ".athanor" / "runs").glob("perplexity-*"))
     end = [read_json(folder / "end.json") for folder in journals]
     assert {one["status"] for one in end} == {"FINISHED"} and "pretrain.chunks.torch.perplexity" in end[-1]["metrics"]
-    steps = [json.loads(line)["s"] for folder in journals for line in (folder / "journal.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["s"] for folder in journals for line in (folder / "journal.jsonl").read_text().splitlines()
+    ]
     assert {0, 3, 7} == set(steps)
     assert not list((root / ".athanor").glob(".evaluate-*"))
 
@@ -356,6 +358,8 @@ def test_a_model_of_another_tokenizer_is_refused(project, monkeypatch):
     root, _ = project
     shutil.copytree(root / "models" / "sft", root / "models" / "other")
     config = read_json(root / "models" / "other" / "config.json")
-    write_json(root / "models" / "other" / "config.json", {**config, "facts": {**config["facts"], "tokenizer_digest": "0"}})
+    write_json(
+        root / "models" / "other" / "config.json", {**config, "facts": {**config["facts"], "tokenizer_digest": "0"}}
+    )
     with pytest.raises(InputError):
         run(monkeypatch, "--model", "models/other")

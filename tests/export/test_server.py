@@ -30,9 +30,7 @@ def chat(case, tmp_path):
 
     def ask(messages):
         body = json.dumps({"messages": messages, "max_tokens": 16}).encode()
-        request = urllib.request.Request(
-            f"{address}/v1/chat/completions", body, {"Content-Type": "application/json"}
-        )
+        request = urllib.request.Request(f"{address}/v1/chat/completions", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=120) as response:
             return json.load(response)
 

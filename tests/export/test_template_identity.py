@@ -16,19 +16,18 @@ import pytest
 import torch
 
 from athanor.base.artifacts import write_manifest
-from athanor.text.conversations import Message
+from athanor.chat_data import gates as sft_gates
 from athanor.data.rows import KIND, VERSION, PackedRows, pack, write_split
-from athanor.export import gguf
+from athanor.export import gguf, llamacpp
 from athanor.export.huggingface import write_huggingface
 from athanor.export.probes import has_control
 from athanor.export.source import load_source
-from athanor.export import llamacpp
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.chat_data import gates as sft_gates
+from athanor.model.weights import save_model
+from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids, render, render_text, template_hash
 from athanor.tokenizer.tokenizer import CONTROL_PIECES, Tokenizer
-from athanor.model.weights import save_model
 from tests.export.nasty_chats import SPACE_MARK, nasty_conversations
 
 COUNT, CONTEXT = 10_000, 4096

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from athanor.model.config import ModelConfig
-from athanor.training import memory
 from athanor.model.device import prepare
+from athanor.training import memory
 from athanor.training.memory import Load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,9 +24,7 @@ def chip(monkeypatch):
     limits: list[float] = []
 
     def build(target: str = "", capability: tuple[int, int] = (0, 0), shared: bool = False) -> list[float]:
-        properties = SimpleNamespace(
-            gcnArchName=target, is_integrated=shared, major=capability[0], minor=capability[1]
-        )
+        properties = SimpleNamespace(gcnArchName=target, is_integrated=shared, major=capability[0], minor=capability[1])
         monkeypatch.setattr(torch.version, "hip", "7.0" if target else None)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

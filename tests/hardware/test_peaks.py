@@ -43,7 +43,15 @@ def test_dense_rates_by_device_name(name, bf16, fp32):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "cpu", "NVIDIA L40", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4", "NVIDIA H20"],
+    [
+        "",
+        "cpu",
+        "NVIDIA L40",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "Tesla T4",
+        "NVIDIA H20",
+    ],
 )
 def test_an_unknown_card_has_no_peak(name):
     assert find(name) is None and peak_tflops(name, "bf16") is None

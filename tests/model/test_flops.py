@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.model import kernels, transformer
+from athanor.model import kernels, loss, transformer
 from athanor.model.config import ModelConfig
 from athanor.model.flops import allowed_pairs, forward_flops, pass_flops, run_flops, training_flops
-from athanor.model.transformer import Transformer, block_mask
-from athanor.model import loss
 from athanor.model.loss import targets, token_losses
+from athanor.model.transformer import Transformer, block_mask
 
 SHAPES = {
     "grouped": ModelConfig(64, 2, 16, 4, 2, 4, 32, 16, 1e4, 1e-6, False),

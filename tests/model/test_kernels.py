@@ -10,8 +10,8 @@ import torch
 from athanor.model import kernels
 from athanor.model.config import ModelConfig
 from athanor.model.kernels import by_hand, plain_summed_cross_entropy, rms_norm, summed_cross_entropy
-from athanor.model.transformer import Transformer
 from athanor.model.loss import Targets, token_losses, training_loss
+from athanor.model.transformer import Transformer
 
 CONFIG = ModelConfig(96, 2, 32, 4, 2, 8, 64, 128, 1e4, 1e-6, True)
 

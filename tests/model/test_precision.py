@@ -14,9 +14,9 @@ import torch
 
 from athanor.model.architecture import identify
 from athanor.model.config import ModelConfig
-from athanor.model.transformer import Transformer
 from athanor.model.loss import targets, training_loss
 from athanor.model.precision import autocast, products, rounds_products, without_effect
+from athanor.model.transformer import Transformer
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

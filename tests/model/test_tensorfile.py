@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
-from athanor.model.transformer import Transformer
 from athanor.model.tensorfile import read_header, read_tensors, write_tensors
+from athanor.model.transformer import Transformer
 from athanor.model.weights import load_model, save_model
 
 TENSORS = {

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.monitor.curves import change, findings, healthy, schedule, trouble
 
 from athanor.monitor.monitor import Monitor
 from athanor.monitor.reader import Reader
 from athanor.monitor.thresholds import Thresholds
+from tests.monitor.curves import change, findings, healthy, schedule, trouble
 
 REAL = Path(__file__).parent / "real"
 LENGTHS = (30, 48, 120, 490, 2000)

@@ -11,15 +11,15 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from tests.monitor.curves import change, healthy, plan
-from tests.runtime.view import meta
 
 from athanor.base.artifacts import write_json
-from athanor.cli import health
 from athanor.base.errors import InputError
+from athanor.cli import health
 from athanor.monitor.rules import RULES
 from athanor.monitor.thresholds import Thresholds
 from athanor.runtime.journal import Journal
+from tests.monitor.curves import change, healthy, plan
+from tests.runtime.view import meta
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 300

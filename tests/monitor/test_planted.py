@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.stages.test_train_stages import execute, inputs, work  # noqa: F401  (fixtures)
 
 from athanor.base.artifacts import read_json
 from athanor.data.sampler import PretrainSampler
 from athanor.runtime.watch import FILE
+from tests.stages.test_train_stages import execute, inputs, work  # noqa: F401  (fixtures)
 
 STEPS, BATCH_TOKENS = 240, 256  # of 64 tokens, a single document makes a burst of the gradient
 # They compare the machine with itself: what else it does meanwhile is no property of a run.

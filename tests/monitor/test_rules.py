@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable
 
 import pytest
-from tests.monitor.curves import BATCH, GIB, Rows, change, findings, healthy, schedule, trouble
 
 from athanor.monitor.finding import LEVELS, Finding, events
 from athanor.monitor.rules import RULES
+from tests.monitor.curves import BATCH, GIB, Rows, change, findings, healthy, schedule, trouble
 
 
 def names(found: list[Finding]) -> list[str]:
@@ -456,6 +456,7 @@ def test_run_that_goes_back_and_takes_another_way():
 
 def test_readings_at_log_points_only():
     """Parts of a step and memory come once in ten steps; the findings are the same."""
+
     def sparse(rows: Rows) -> Rows:
         seldom = ("time.", "memory.")
         return [{k: v for k, v in row.items() if not k.startswith(seldom) or row["step"] % 10 == 0} for row in rows]

@@ -6,17 +6,17 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.monitor.curves import change, healthy, plan, schedule
 
 from athanor.base.artifacts import read_json
-from athanor.cli.health import read
 from athanor.base.errors import ParamsError
+from athanor.cli.health import read
 from athanor.monitor.finding import Finding
 from athanor.monitor.thresholds import Thresholds
 from athanor.runtime import presets
 from athanor.runtime.journal import Journal, rows
 from athanor.runtime.run import Run
 from athanor.runtime.watch import FILE, Health
+from tests.monitor.curves import change, healthy, plan, schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 490

@@ -53,18 +53,26 @@ def test_missing_and_superfluous_are_named_and_fixed_with_comments_kept(repo):
     closure.compare(repo, fix=True)
     assert closure.compare(repo) == []
     text = (repo / "dvc.yaml").read_text()
-    assert "# keep me" in text and read_yaml(repo / "dvc.yaml")["stages"]["train"]["deps"] == ["data/x", "athanor/model", "stages/train.py"]
+    assert "# keep me" in text and read_yaml(repo / "dvc.yaml")["stages"]["train"]["deps"] == [
+        "data/x",
+        "athanor/model",
+        "stages/train.py",
+    ]
 
 
 def test_a_file_that_no_stage_of_its_folder_uses_is_named(repo):
     closure.compare(repo, fix=True)
     (repo / "athanor/model/viewer.py").write_text("x = 1\n")
-    assert closure.compare(repo, fix=True) == ["athanor/model: no stage that depends on it uses athanor/model/viewer.py"]
+    assert closure.compare(repo, fix=True) == [
+        "athanor/model: no stage that depends on it uses athanor/model/viewer.py"
+    ]
 
 
 def test_a_stage_may_name_files_of_a_folder_instead(repo):
     graph = (repo / "dvc.yaml").read_text()
-    (repo / "dvc.yaml").write_text(graph.replace("athanor/other.py", "athanor/model/net.py\n      - athanor/model/ops.py"))
+    (repo / "dvc.yaml").write_text(
+        graph.replace("athanor/other.py", "athanor/model/net.py\n      - athanor/model/ops.py")
+    )
     (repo / "athanor/model/viewer.py").write_text("x = 1\n")
     assert closure.compare(repo) == ["train: missing code dependency stages/train.py"]
 
@@ -181,7 +189,9 @@ def test_side_stages_are_checked_and_mended_in_their_own_file(repo):
     main = (repo / "dvc.yaml").read_text()
     side = repo / "probes" / "lr.yaml"
     side.parent.mkdir()
-    side.write_text("stages:\n  side:\n    wdir: ..  # keep me\n    cmd: python -m stages.train\n    deps:\n      - m\n")
+    side.write_text(
+        "stages:\n  side:\n    wdir: ..  # keep me\n    cmd: python -m stages.train\n    deps:\n      - m\n"
+    )
     assert "side: missing code dependency athanor/model" in closure.compare(repo)
     (repo / "probes" / "dvc.yaml").write_text("a copy while it runs")
     closure.compare(repo, fix=True)
@@ -216,7 +226,9 @@ def test_deps_command_shows_broken_rules_and_does_not_claim_to_fix_them(repo):
 def test_training_core_needs_only_torch_and_numpy():
     allowed = set(sys.stdlib_module_names) | {"torch", "numpy"}
     inside = ("athanor.model", "athanor.training", "athanor.data", "athanor.base")
-    core = [path for folder in ("model", "training", "data") for path in sorted((ROOT / "athanor" / folder).glob("*.py"))]
+    core = [
+        path for folder in ("model", "training", "data") for path in sorted((ROOT / "athanor" / folder).glob("*.py"))
+    ]
     for path in core:
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):

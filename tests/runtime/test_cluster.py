@@ -95,8 +95,8 @@ def test_two_nodes_lose_a_worker_and_then_a_machine_and_nothing_is_lost(toy: Sha
 
     try:
         until(lambda: done(out) == 2 and on(head) and on(second), "both machines hold a shard")
-        (first_shard, worker), = on(head).items()
-        (second_shard, other), = on(second).items()
+        ((first_shard, worker),) = on(head).items()
+        ((second_shard, other),) = on(second).items()
         os.kill(worker, signal.SIGKILL)
         until(lambda: on(head), "the first machine has a new worker with a shard")
         os.kill(second, signal.SIGKILL)  # the machine is gone: its raylet and its workers

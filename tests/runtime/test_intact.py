@@ -10,8 +10,7 @@ import pytest
 
 from athanor.base.artifacts import MANIFEST, write_manifest
 from athanor.base.errors import InputError
-from athanor.runtime import intact
-from athanor.runtime import presets
+from athanor.runtime import intact, presets
 from athanor.runtime.closure import stage_module
 from athanor.runtime.facts import Graph
 from athanor.runtime.run import Run
@@ -82,7 +81,9 @@ def test_no_stage_begins_on_damaged_bytes(artifacts: Path, begin: list[Run], sta
     with pytest.raises(InputError) as caught:
         begin[0].begin()
     assert caught.value.where == str(file.relative_to(artifacts))
-    assert f"written by stage {GRAPH.maker(Path(dep))}" in caught.value.what and "doctor --deep --fix" in caught.value.fix
+    assert (
+        f"written by stage {GRAPH.maker(Path(dep))}" in caught.value.what and "doctor --deep --fix" in caught.value.fix
+    )
     flip(file)
     begin.append(Run(stage, module))
     begin[1].begin()
@@ -127,7 +128,10 @@ def test_the_command_in_the_message_brings_the_bytes_back(toy: Toy, link: str) -
     with open(toy.path / "stages/report.py", "a") as code:
         code.write("# so that it runs again\n")
     failed = toy.dvc("repro", check=False)
-    assert failed.returncode and "data/count/sum: its bytes are not those that were written by stage count" in failed.stderr
+    assert (
+        failed.returncode
+        and "data/count/sum: its bytes are not those that were written by stage count" in failed.stderr
+    )
     assert toy.steps("report") == [0]
     status, found = toy.doctor("--deep", "--fix")
     assert status == 0 and [row["kind"] for row in found if row["fixed"]] == ["cache"]

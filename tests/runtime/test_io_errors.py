@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from athanor.base.artifacts import read_json, sha256_file
-from athanor.cli import cli, slots
 from athanor.base.strict import read_yaml
+from athanor.cli import cli, slots
 from athanor.runtime import presets
 from athanor.runtime.disk_errors import in_words
 from athanor.serving import database
@@ -83,7 +83,9 @@ def test_a_chat_file_that_cannot_be_read_when_its_version_is_asked_for(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])
-def test_a_bad_disk_is_told_in_one_line(number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_a_bad_disk_is_told_in_one_line(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     def run(args: object) -> int:
         raise OSError(number, os.strerror(number), "data/x")
 

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -207,7 +206,11 @@ def tear(toy: Toy, characters: int, *targets: str, watcher: bool = False) -> Non
     job.kill_group(signal.SIGKILL)
     job.wait()
     if not watcher:
-        until(lambda: not [*dvc_lock.torn(toy.path)] and not (toy.path / ".dvc/tmp/rwlock").exists(), "the files are whole again", toy)
+        until(
+            lambda: not [*dvc_lock.torn(toy.path)] and not (toy.path / ".dvc/tmp/rwlock").exists(),
+            "the files are whole again",
+            toy,
+        )
     (toy.control / "tear").unlink()
     (toy.control / "torn").unlink()
 

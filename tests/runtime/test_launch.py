@@ -18,8 +18,7 @@ from ruamel.yaml import YAML
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import ParamsError
-from athanor.runtime import launch
-from athanor.runtime import presets
+from athanor.runtime import launch, presets
 from athanor.runtime.machine import Launch, machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,7 +204,11 @@ def test_a_member_that_has_told_its_status_gets_no_signal(tmp_path):
 
 @pytest.mark.parametrize(
     ("status", "died"),
-    [("1", []), ("70", ["a process of this node met an unexpected error"]), (None, ["process 1 of this node was killed"])],
+    [
+        ("1", []),
+        ("70", ["a process of this node met an unexpected error"]),
+        (None, ["process 1 of this node was killed"]),
+    ],
 )
 def test_which_ends_of_members_are_deaths(monkeypatch, tmp_path, status, died):
     """What `athanor repro --supervise` starts again; a message that one has told is none of them."""
@@ -263,8 +266,8 @@ def test_two_nodes_give_the_metrics_of_one_process(work, alone, inputs, tmp_path
         }
         running.append(begin(folder, "ip", "netns", "exec", name, **wanted))
     assert [finish(process, folder) for process, folder in zip(running, (work, other), strict=True)] == [0, 0], (
-        (work / "log.txt").read_text() + (other / "log.txt").read_text()
-    )
+        work / "log.txt"
+    ).read_text() + (other / "log.txt").read_text()
     check(work, alone)
     left = ("metrics", "plots", "models/base", ".athanor/runs", ".athanor/slots")
     assert not any((other / name).exists() for name in left)

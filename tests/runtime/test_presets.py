@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
-from athanor.sources.exercises.build import CATEGORIES, ONLY_ASKED
-from athanor.sources.fetch import check_pinned
 from athanor.base.errors import ParamsError
-from athanor.sources.params import HuggingFaceSource, is_local
-from athanor.sources.instruct_params import ExercisesSource, MessagesSource
-from athanor.training.sft_params import SCRATCH
 from athanor.base.strict import build, read_yaml
 from athanor.runtime import presets
 from athanor.runtime.schema import check_values, schemas
+from athanor.sources.exercises.build import CATEGORIES, ONLY_ASKED
+from athanor.sources.fetch import check_pinned
+from athanor.sources.instruct_params import ExercisesSource, MessagesSource
+from athanor.sources.params import HuggingFaceSource, is_local
+from athanor.training.sft_params import SCRATCH
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = {"plasma-1.0": 235_705_344, "plasma-1.1": 521_570_560, "plasma-1.2": 756_442_112}
@@ -33,7 +33,15 @@ FILES = [ROOT / "params.yaml", *PRESETS]
 BYTES_PER_TOKEN = {"web": 4.8, "prose": 4.8, "qa": 4.2, "code": 3.6, "math": 3.6}
 KEPT_BY_CLEAN = 0.85
 # Keys that an overlay repeats for the sake of their comment.
-WITH_A_REASON = {"val_fraction", "max_source_share", "warmup_fraction", "precision", "lr", "batch_tokens", "cooldown_fraction"}
+WITH_A_REASON = {
+    "val_fraction",
+    "max_source_share",
+    "warmup_fraction",
+    "precision",
+    "lr",
+    "batch_tokens",
+    "cooldown_fraction",
+}
 
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 each_preset = pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
@@ -292,7 +300,9 @@ def test_an_overlay_says_nothing_that_its_base_says(path: Path) -> None:
     """Each key of it, taken away, changes the params file; what does not belongs into no overlay."""
     own = read_yaml(path)
     base = presets.values(path.with_name(f"{own.pop('base', 'default')}.yaml"))
-    same = [f"{section}.{key}" for section in own for key in own[section] if own[section][key] == base[section].get(key, "")]
+    same = [
+        f"{section}.{key}" for section in own for key in own[section] if own[section][key] == base[section].get(key, "")
+    ]
     assert not [name for name in same if name.rpartition(".")[2] not in WITH_A_REASON], same
 
 
@@ -324,9 +334,14 @@ def test_settings_are_merged_and_tables_and_lists_taken_whole_with_what_their_en
         "download:\n  sources:\n  - {name: b, min_chars: 7}\n  - {type: http, name: a, url: x}\n",
     )
     assert presets.values(path) == {
-        "mixture": {"seed": 1, "sources": {"b": {"share": 1.0, "max_epochs": 2.0}, "c": {"share": 2.0, "max_epochs": 1.0}}},
+        "mixture": {
+            "seed": 1,
+            "sources": {"b": {"share": 1.0, "max_epochs": 2.0}, "c": {"share": 2.0, "max_epochs": 1.0}},
+        },
         "model": {"layers": 5, "dim": 8},
-        "download": {"sources": [{"type": "files", "name": "b", "min_chars": 7}, {"type": "http", "name": "a", "url": "x"}]},
+        "download": {
+            "sources": [{"type": "files", "name": "b", "min_chars": 7}, {"type": "http", "name": "a", "url": "x"}]
+        },
     }
 
 

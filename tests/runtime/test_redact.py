@@ -128,7 +128,7 @@ def test_a_stream_masks_a_secret_that_arrives_in_parts():
     assert out.getvalue() == "open http://***@host/x\nnext http://***@c"
 
 
-STAGE = '''
+STAGE = """
 import os, sys
 from athanor.sources.params import DownloadParams
 from athanor.runtime.process import stage_main
@@ -146,7 +146,7 @@ def run(run: Run) -> None:
 
 if __name__ == "__main__":
     stage_main("toy", run)
-'''
+"""
 
 
 def test_planted_secrets_are_nowhere_on_disk_or_terminal(tmp_path):
@@ -164,10 +164,25 @@ def test_planted_secrets_are_nowhere_on_disk_or_terminal(tmp_path):
     url = f"https://me:{planted['params']}@host/license?signature={planted['params']}"
     numbers = {name: 1 for name in ("min_chars", "min_documents", "min_bytes", "checkpoint_documents", "max_bytes")}
     params["download"]["sources"].append(
-        {"type": "huggingface", "name": "web", "kind": "web", "license": "own", "dataset": "a/b", "config": f"see {url}",
-         "split": "train", "revision": "0" * 40, "text_column": "text", "max_document_bytes": 1000, "skip_documents": 0,
-         "max_documents": None, "json_lines": None, "text_template": None, "select": None, "max_malformed_fraction": 0.0,
-         **numbers}
+        {
+            "type": "huggingface",
+            "name": "web",
+            "kind": "web",
+            "license": "own",
+            "dataset": "a/b",
+            "config": f"see {url}",
+            "split": "train",
+            "revision": "0" * 40,
+            "text_column": "text",
+            "max_document_bytes": 1000,
+            "skip_documents": 0,
+            "max_documents": None,
+            "json_lines": None,
+            "text_template": None,
+            "select": None,
+            "max_malformed_fraction": 0.0,
+            **numbers,
+        }
     )
     params["mixture"]["sources"]["web"] = {"share": 1.0, "max_epochs": 1.0}
     yaml.dump(params, tmp_path / "params.yaml")

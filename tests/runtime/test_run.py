@@ -19,7 +19,7 @@ from athanor.runtime.run import Run
 from athanor.runtime.terminal import say, stop_signals
 
 ROOT = Path(__file__).resolve().parents[2]
-TOY = '''
+TOY = """
 import sys, time
 from athanor.base.errors import GateError, Interrupted
 from athanor.cleaning.params import CleanParams
@@ -64,7 +64,7 @@ def run(run: Run) -> None:
 
 if __name__ == "__main__":
     stage_main("toy", run)
-'''
+"""
 
 
 @pytest.fixture
@@ -139,7 +139,12 @@ def test_a_write_that_meets_a_limit_names_the_file_and_leaves_nothing(repo):
 @pytest.mark.parametrize(
     ("path", "old", "new", "told"),
     [
-        ("params.yaml", "max_line_chars: 1000,", "max_line_chars: 999,", "clean.rules.code.max_line_chars (1000 -> 999)"),
+        (
+            "params.yaml",
+            "max_line_chars: 1000,",
+            "max_line_chars: 999,",
+            "clean.rules.code.max_line_chars (1000 -> 999)",
+        ),
         ("stages/toy.py", "run.fact(speed=3)", "run.fact(speed=4)", "stages/toy.py"),
         ("params.yaml", "epochs: ", "epochs: 1", ""),  # another stage's
         ("stages/toy.py", "import sys, time", "import sys, time  # why", ""),
@@ -196,7 +201,11 @@ def test_a_line_that_nobody_can_read_is_no_error(monkeypatch):
         def write(self, text):
             raise self.error
 
-    for error in (OSError(errno.ENOSPC, "full"), ValueError("I/O operation on closed file"), RuntimeError("reentrant call")):
+    for error in (
+        OSError(errno.ENOSPC, "full"),
+        ValueError("I/O operation on closed file"),
+        RuntimeError("reentrant call"),
+    ):
         monkeypatch.setattr(sys, "stderr", Stream(error))
         say("a line")
 

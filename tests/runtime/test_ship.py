@@ -65,13 +65,17 @@ def test_health_of_a_run_is_a_tag_and_its_findings_are_points(store):
     finding = {"value": 2.0, "threshold": 1.5, "diagnosis": "The loss jumped.", "fix": "a lower lr."}
     seen = []
     events = [("training", {}), ("finding", {"rule": "spike_recovery", "level": "info", "step": 3, **finding})]
-    events += [("finding", {"rule": "nan_loss", "level": level, "step": 5, **finding}) for level in ("critical", "warning")]
+    events += [
+        ("finding", {"rule": "nan_loss", "level": level, "step": 5, **finding}) for level in ("critical", "warning")
+    ]
     for name, facts in [("note", {"text": "x"}), *events]:
         journal.event(name, **facts)
         tracker.ship(path, live=True)
         seen.append(tracker.client.get_run(run_id).data.tags.get("health"))
     assert seen == [None, "ok", "ok", "critical", "critical"]  # the worst that was seen, not the last
-    points = {name: tracker.client.get_metric_history(run_id, f"health.{name}") for name in ("spike_recovery", "nan_loss")}
+    points = {
+        name: tracker.client.get_metric_history(run_id, f"health.{name}") for name in ("spike_recovery", "nan_loss")
+    }
     assert [(point.step, point.value) for point in points["spike_recovery"]] == [(3, 2.0)]
     assert {(point.step, point.value) for point in points["nan_loss"]} == {(5, 4.0), (5, 3.0)}
     journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
@@ -96,7 +100,11 @@ def test_lost_ship_state_does_not_double_points(store):
 def test_stages_of_one_configuration_share_a_parent_and_another_has_its_own(store):
     root, tracker = store
     parents = []
-    for run, key in (("a-1", "main@1111111/aaaaaaaa"), ("b-1", "main@1111111/aaaaaaaa"), ("c-1", "main@1111111/bbbbbbbb")):
+    for run, key in (
+        ("a-1", "main@1111111/aaaaaaaa"),
+        ("b-1", "main@1111111/aaaaaaaa"),
+        ("c-1", "main@1111111/bbbbbbbb"),
+    ):
         path, journal = folder(root, run, run[0], 1, key=key)
         journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
         tracker.ship(path, live=False)
@@ -174,7 +182,9 @@ def test_what_cannot_be_delivered_is_told_with_what_happens_now_and_has_status_1
     assert ship._serve(here) == 1 and not ship.shipped(path)
     assert ship._serve(here) == 1 and not ship.shipped(path)
     assert len(said) == 2 and all("clean-1 is not shipped" in line and "the disk is full" in line for line in said)
-    assert all("the journal is kept, and this shipper, the next stage's or `athanor ship` delivers it" in line for line in said)
+    assert all(
+        "the journal is kept, and this shipper, the next stage's or `athanor ship` delivers it" in line for line in said
+    )
     monkeypatch.setattr(ship, "IDLE_SECONDS", 2.0)  # long enough to try again
     failures.append(ValueError("once"))
     assert ship._serve(here) == 0 and ship.shipped(path) and failures == [] and len(said) == 3

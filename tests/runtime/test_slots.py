@@ -69,7 +69,9 @@ def worked(folder, seconds, *, done=False, **kind):
     return slot.path
 
 
-@pytest.mark.parametrize("kind", [{}, {"shared": True}, {"shared": True, "done": True}, {"shared": True, "pinned": True}])
+@pytest.mark.parametrize(
+    "kind", [{}, {"shared": True}, {"shared": True, "done": True}, {"shared": True, "pinned": True}]
+)
 def test_other_code_asks_before_it_touches_ten_minutes_of_work(tmp_path, kind):
     """A bug fix once began a training of weeks at step 0, because the code was a part of the slot's name."""
     path = worked(tmp_path, 7260, **kind)

@@ -34,9 +34,15 @@ CHAT = {"max_copies": 1, "repeats": 1, "max_supervised_tokens": None}
     [
         (_add("mixture", "python-doc", SHARE), "mixture.sources.python-doc.*download.sources has no.*'python-docs'"),
         (_add("sft_data", "stories", CHAT), "sft_data.sources.stories.*remove it, or add it to instruct.sources"),
-        (lambda data: data["mixture"]["sources"].pop("python-code"), "mixture.sources: 'python-code' of download.sources"),
+        (
+            lambda data: data["mixture"]["sources"].pop("python-code"),
+            "mixture.sources: 'python-code' of download.sources",
+        ),
         (lambda data: data["sft_data"]["sources"].pop("identity"), "sft_data.sources: 'identity' of instruct.sources"),
-        (lambda data: data["clean"]["source_priority"].append("wiki"), "clean.source_priority: no source is named 'wiki'"),
+        (
+            lambda data: data["clean"]["source_priority"].append("wiki"),
+            "clean.source_priority: no source is named 'wiki'",
+        ),
         (
             lambda data: data["sft_data"]["source_priority"].append("stories"),
             "sft_data.source_priority: 'stories' is not a source.*identity",
@@ -44,7 +50,9 @@ CHAT = {"max_copies": 1, "repeats": 1, "max_supervised_tokens": None}
         (_cosine, "mixture.cooldown: schedule cosine has no cooldown.*wsd"),
     ],
 )
-def test_sections_that_do_not_fit_are_refused(change: Callable[[dict[str, Any]], Any], told: str, tmp_path: Path) -> None:
+def test_sections_that_do_not_fit_are_refused(
+    change: Callable[[dict[str, Any]], Any], told: str, tmp_path: Path
+) -> None:
     data = read_yaml(ROOT / "params.yaml")
     with open(tmp_path / "params.yaml", "w", encoding="utf-8") as file:
         YAML().dump(data, file)

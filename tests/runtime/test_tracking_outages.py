@@ -385,4 +385,3 @@ def test_server_killed_before_during_and_after_a_stage(shippers, tmp_path):
 
 def read_json_or(path):
     return read_json(path) if path.is_file() else {}
-

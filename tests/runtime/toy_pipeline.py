@@ -26,13 +26,12 @@ from typing import Any, NamedTuple
 import psutil
 
 from athanor.runtime import presets
-
 from tests.e2e.clone import ROOT, environment
 
 STEPS, SAVE_EVERY = 12, 4
 PATIENCE = 120.0  # seconds; only a test that fails waits this long
 
-COUNT = f'''
+COUNT = f"""
 import os, time
 from pathlib import Path
 from athanor.base.artifacts import new_dir, read_json, write_json, write_manifest
@@ -77,9 +76,9 @@ def run(run: Run) -> None:
 
 if __name__ == "__main__":
     stage_main("count", run)
-'''
+"""
 
-REPORT = '''
+REPORT = """
 import time
 from pathlib import Path
 from athanor.base.artifacts import new_dir
@@ -96,7 +95,7 @@ def run(run: Run) -> None:
 
 if __name__ == "__main__":
     stage_main("report", run)
-'''
+"""
 
 GRAPH = """stages:
   count:

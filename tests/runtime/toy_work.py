@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from athanor.text.documents import Document, DocumentWriter, read_documents, write_shards
 from athanor.base.errors import AthanorError, GateError
 from athanor.runtime.executor import Executor
+from athanor.text.documents import Document, DocumentWriter, read_documents, write_shards
 
 SHARDS = 8
 

@@ -131,7 +131,9 @@ def assert_view(client, *roots, files=True):
         assert tags == makers
         params = {name: str(value) for want in mine for name, value in want["meta"]["params"].items()}
         assert parent.data.params == params
-        assert parent.info.run_name == (mine[0]["meta"]["experiment"] or re.sub(r"^(.*)@(.*)/(.{4}).*$", r"\1-\2-\3", key))
+        assert parent.info.run_name == (
+            mine[0]["meta"]["experiment"] or re.sub(r"^(.*)@(.*)/(.{4}).*$", r"\1-\2-\3", key)
+        )
         last = max(mine, key=lambda want: want["end"]["ended_ms"])["end"]
         assert (parent.info.status, parent.info.end_time) == (last["status"], last["ended_ms"])
 

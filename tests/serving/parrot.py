@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 
 from athanor.base.artifacts import new_dir
-from athanor.text.conversations import Message
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import load_source
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.tokenizer_training.params import TokenizerParams
+from athanor.text.conversations import Message
 from athanor.tokenizer.chat import render
 from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import train, write_tokenizer
 from tests.evaluation.tiny import save
 
@@ -63,7 +63,7 @@ XSS = (
     "<scr<script>ipt>pwned(7)</scr</script>ipt>",
     "<!--><img src=x onerror=pwned(8)>-->",
     "<math><mtext><table><mglyph><style><img src=x onerror=pwned(9)>",
-    "![a](x\"onerror=\"pwned(10))",
+    '![a](x"onerror="pwned(10))',
     "<form action=//evil.example><input autofocus onfocus=pwned(11)>",
 )
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from athanor.text.conversations import Message
 from athanor.base.errors import InputError
 from athanor.decoding.generate import generate
-from athanor.serving.backends.base import Request, Stops
-from athanor.export.gguf_reader import read_header
-from athanor.tokenizer.chat import prompt_ids
 from athanor.decoding.prompting import end_ids, fit
+from athanor.export.gguf_reader import read_header
+from athanor.serving.backends.base import Request, Stops
+from athanor.text.conversations import Message
+from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.evaluation.tiny import always_says
 from tests.export.conftest import question, train_model
@@ -349,8 +349,8 @@ def test_an_answer_that_waits_can_be_cancelled_and_others_are_made(hub):
     ],
 )
 def test_a_broken_directory_is_refused_with_the_reason(bases, tmp_path, damage, reason):
-    from athanor.serving.backends.transformers_backend import open_backend
     from athanor.model.tensorfile import read_tensors, write_tensors
+    from athanor.serving.backends.transformers_backend import open_backend
 
     folder = tmp_path / "model"
     shutil.copytree(bases[0], folder)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from athanor.text.conversations import Message
 from athanor.base.errors import AthanorError
 from athanor.serving.backends.base import prepare
 from athanor.serving.backends.torch_backend import TorchBackend
 from athanor.serving.terminal import Chat
+from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids, render
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.evaluation.tiny import always_says, make_model, silence
@@ -37,7 +37,9 @@ def test_a_character_in_several_tokens_arrives_whole(tokenizer):
 def test_up_to_a_quarter_of_the_context_is_kept_free_for_the_answer(tokenizer, limit, room):
     turns = [Message(role, f"{role} {n}") for n in range(200) for role in ("user", "assistant")]
     prompt = prepare(tokenizer, [*turns, Message("user", "?")], context_tokens=512, max_new_tokens=limit)
-    exchange = len(prompt_ids(tokenizer, [*turns[:2], Message("user", "?")])) - len(prompt_ids(tokenizer, [Message("user", "?")]))
+    exchange = len(prompt_ids(tokenizer, [*turns[:2], Message("user", "?")])) - len(
+        prompt_ids(tokenizer, [Message("user", "?")])
+    )
     assert room <= 512 - len(prompt.ids) < room + exchange + 4 and prompt.room == min(limit, 512 - len(prompt.ids))
     assert 0 < prompt.forgotten < 200
 

@@ -85,7 +85,10 @@ def test_every_backend_has_the_bounds_of_sampling():
     defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert LEAST_HEAT == sampling.LEAST_HEAT
     for heat, right in ((0, True), (sampling.LEAST_HEAT, True), (1e-300, False), (9e-7, False), (-1e-9, False)):
-        for check in (lambda heat=heat: settings({"temperature": heat}, defaults), lambda heat=heat: sampling.Sampling(heat)):
+        for check in (
+            lambda heat=heat: settings({"temperature": heat}, defaults),
+            lambda heat=heat: sampling.Sampling(heat),
+        ):
             if right:
                 check()
             else:

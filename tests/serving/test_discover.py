@@ -16,9 +16,9 @@ import pytest
 
 from athanor.base.artifacts import read_json, write_json, write_manifest
 from athanor.base.errors import InputError
+from athanor.export.gguf_reader import read_header
 from athanor.serving.discover import discover, materialise, problem_of
 from athanor.serving.experiments import cached, unexported
-from athanor.export.gguf_reader import read_header
 from athanor.serving.models import Models
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.models_tiny import write_export
@@ -85,7 +85,9 @@ def made(exports, tmp_path_factory):
     dvc("init", "-q")
     (root / "stage.py").write_text(STAGE)
     (root / "dvc.yaml").write_text(json.dumps(GRAPH))
-    (root / "params.yaml").write_text(json.dumps({"export": {"model": str(exports / "one"), "note": 0}, "sft": {"lr": 1}}))
+    (root / "params.yaml").write_text(
+        json.dumps({"export": {"model": str(exports / "one"), "note": 0}, "sft": {"lr": 1}})
+    )
     (root / ".gitignore").write_text("/models/*\n/.athanor/\n")
     dvc("repro", "-q")
     run("git", "add", "-A")
@@ -271,7 +273,11 @@ def test_a_list_of_files_from_elsewhere_names_no_other_place(tmp_path, name):
     md5, good = "0" * 32, "1" * 32
     (tmp_path / "00").mkdir()
     listing = tmp_path / "00" / f"{'0' * 30}.dir"
-    rows = [{"relpath": name, "md5": good}, {"relpath": "hf/config.json", "md5": good}, {"relpath": "hf/b", "md5": "../x"}]
+    rows = [
+        {"relpath": name, "md5": good},
+        {"relpath": "hf/config.json", "md5": good},
+        {"relpath": "hf/b", "md5": "../x"},
+    ]
     listing.write_text(json.dumps(rows))
     assert set(cached(tmp_path, md5)) == {"config.json"}
 

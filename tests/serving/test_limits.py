@@ -118,10 +118,24 @@ def test_a_name_is_answered_only_if_it_was_allowed_also_on_every_address(exports
         def answer(host: str) -> httpx2.Response:
             return httpx2.get(f"{live.url}/api/chats", headers={"Host": host}, timeout=PATIENCE)
 
-        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "my-box.local.evil.example", "0x7f000001", ""):
+        for host in (
+            "evil.example",
+            "evil.example:80",
+            "127.0.0.1.evil.example",
+            "my-box.local.evil.example",
+            "0x7f000001",
+            "",
+        ):
             assert answer(host).status_code == 403, host
         assert "Fix: athanor serve --allow-host evil.example" in answer("evil.example:80").text
-        for host in ("192.168.7.7:8080", "[fe80::1]:8080", "localhost", "127.0.0.1", "my-box.local:8080", "MY-BOX.LOCAL"):
+        for host in (
+            "192.168.7.7:8080",
+            "[fe80::1]:8080",
+            "localhost",
+            "127.0.0.1",
+            "my-box.local:8080",
+            "MY-BOX.LOCAL",
+        ):
             assert answer(host).status_code == 200, host
 
 

@@ -7,11 +7,11 @@ import contextlib
 
 import pytest
 
-from athanor.text.conversations import Message
 from athanor.base.errors import InputError
 from athanor.serving.discover import Found
 from athanor.serving.memory import RUNTIME_BYTES, default_memory_bytes
 from athanor.serving.models import Models
+from athanor.text.conversations import Message
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.models_tiny import write_export
 

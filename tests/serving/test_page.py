@@ -340,7 +340,10 @@ def test_chats_are_searched_renamed_exported_and_deleted_with_undo(reader):
     for item, read in (
         ("Export as Markdown", lambda text: CODE[1] in text and text.startswith("# Sums in Python")),
         ("Export as JSON", lambda text: json.loads(text)["title"] == "Sums in Python"),
-        ("Export for training (JSONL)", lambda text: [m["content"] for m in json.loads(text)["messages"]] == list(CODE)),
+        (
+            "Export for training (JSONL)",
+            lambda text: [m["content"] for m in json.loads(text)["messages"]] == list(CODE),
+        ),
     ):
         with page.expect_download() as download:
             menu(reader, "Sums in Python", item)
@@ -379,14 +382,28 @@ def test_settings_and_the_system_prompt_reach_the_model_and_stay_with_the_chat(r
     page = reader.page
     page.click("#settings")
     expect(page.locator("#set-temperature")).to_have_value("0")
-    for name, value in (("temperature", "0.25"), ("top_k", "9"), ("top_p", "0.5"), ("min_p", "0.1"),
-                        ("repetition_penalty", "1.25"), ("seed", "7"), ("max_new_tokens", "3")):
+    for name, value in (
+        ("temperature", "0.25"),
+        ("top_k", "9"),
+        ("top_p", "0.5"),
+        ("min_p", "0.1"),
+        ("repetition_penalty", "1.25"),
+        ("seed", "7"),
+        ("max_new_tokens", "3"),
+    ):
         page.fill(f"#set-{name}", value)
     page.fill("#system", "Be brief.")
     page.keyboard.press("Escape")
     reader.ask(PLAIN[0])
-    expected = {"temperature": 0.25, "top_k": 9, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.25, "seed": 7,
-                "max_new_tokens": 3}
+    expected = {
+        "temperature": 0.25,
+        "top_k": 9,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.25,
+        "seed": 7,
+        "max_new_tokens": 3,
+    }
     assert reader.sent[-1]["sampling"] == expected
     assert "3 tokens" in reader.stats() and reader.stats().endswith("cut at the limit")
     chat = reader.chat()
@@ -512,10 +529,18 @@ def test_no_attack_runs_whether_streamed_or_from_history_in_any_place(reader):
 
 
 def test_links_are_kept_only_where_they_lead_to_the_web_or_to_mail(reader):
-    texts = ["[a](https://example.org/x)", "<https://example.org>", "[m](mailto:a@example.org)",
-             "[r](/api/state)", "[d](data:text/html,x)",
-             "[v](vbscript:x)", "[j](java&#10;script:x)", "![i](https://example.org/i.png)",
-             "[f](file:///etc/passwd)", "[s](//example.org)"]
+    texts = [
+        "[a](https://example.org/x)",
+        "<https://example.org>",
+        "[m](mailto:a@example.org)",
+        "[r](/api/state)",
+        "[d](data:text/html,x)",
+        "[v](vbscript:x)",
+        "[j](java&#10;script:x)",
+        "![i](https://example.org/i.png)",
+        "[f](file:///etc/passwd)",
+        "[s](//example.org)",
+    ]
     links = reader.page.evaluate(
         """async (texts) => {
           const { render } = await import("/page/markdown.js");
@@ -523,8 +548,18 @@ def test_links_are_kept_only_where_they_lead_to_the_web_or_to_mail(reader):
         }""",
         texts,
     )
-    assert links == ["https://example.org/x", "https://example.org", "mailto:a@example.org", None, None, None, None,
-                     "https://example.org/i.png", None, None]
+    assert links == [
+        "https://example.org/x",
+        "https://example.org",
+        "mailto:a@example.org",
+        None,
+        None,
+        None,
+        None,
+        "https://example.org/i.png",
+        None,
+        None,
+    ]
 
 
 def test_text_that_grows_by_single_characters_ends_as_the_whole_text_is_shown(reader):
@@ -540,8 +575,9 @@ def test_text_that_grows_by_single_characters_ends_as_the_whole_text_is_shown(re
           }
           return [once, slowly].map((element) => element.textContent.replace(/\\s+/g, " ").trim());
         }""",
-        "\n\n".join([MARKDOWN[1], CODE[1], *XSS, "1. one\n2. two\n\n   more",
-                     "> quote\n\n[r]\n\n[r]: https://example.org"]),
+        "\n\n".join(
+            [MARKDOWN[1], CODE[1], *XSS, "1. one\n2. two\n\n   more", "> quote\n\n[r]\n\n[r]: https://example.org"]
+        ),
     )
     assert grown == whole
 
@@ -942,10 +978,24 @@ def test_each_control_has_a_name_and_tabbing_reaches_all_of_them_with_a_visible_
             break
         assert outlined, name
         seen.append(name)
-    expected = ["new-chat", "search", "to-corrections", "theme", "show-keys", "model-0", "compare", "export",
-                "settings",
-                "Edit the question", "Copy code", "Copy the answer", "Good answer", "Bad answer", "Answer again",
-                "question"]
+    expected = [
+        "new-chat",
+        "search",
+        "to-corrections",
+        "theme",
+        "show-keys",
+        "model-0",
+        "compare",
+        "export",
+        "settings",
+        "Edit the question",
+        "Copy code",
+        "Copy the answer",
+        "Good answer",
+        "Bad answer",
+        "Answer again",
+        "question",
+    ]
     assert [name for name in seen if name in expected] == expected
 
 

@@ -17,12 +17,11 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from athanor.text.conversations import Message, check_messages
 from athanor.base.errors import InputError
-from athanor.serving.requests import Limit
 from athanor.serving.page_api import CONTENT_CHARS, file_name, page_router
-from athanor.serving.requests import MAX_BODY_BYTES
+from athanor.serving.requests import MAX_BODY_BYTES, Limit
 from athanor.serving.store import Store
+from athanor.text.conversations import Message, check_messages
 
 PATIENCE = 60.0  # seconds for what takes milliseconds on a quiet machine
 
@@ -30,8 +29,21 @@ PATIENCE = 60.0  # seconds for what takes milliseconds on a quiet machine
 class Scripted:
     """Answers as `Models` gives them, by the name of the model; `asked` holds what each answer was asked."""
 
-    names = ("echo", "endless", "silent", "fails", "fails-late", "raises", "refuses", "breaks-off", "empty", "gated",
-             "flood", "pair-a", "pair-b")
+    names = (
+        "echo",
+        "endless",
+        "silent",
+        "fails",
+        "fails-late",
+        "raises",
+        "refuses",
+        "breaks-off",
+        "empty",
+        "gated",
+        "flood",
+        "pair-a",
+        "pair-b",
+    )
 
     def __init__(self) -> None:
         self.asked: list[dict] = []
@@ -415,8 +427,10 @@ def test_a_chat_is_exported_as_it_is_shown(world):
     first = world.ask(chat, content="Hi")
     world.ask(chat, user=first[-1]["user"]["id"], models=["empty"])
     world.client.patch(f"/api/chats/{chat}", json={"leaf": first[-1]["leaf"]})
-    files = {form: world.client.get(f"/api/chats/{chat}/export", params={"format": form})
-             for form in ("markdown", "json", "messages")}
+    files = {
+        form: world.client.get(f"/api/chats/{chat}/export", params={"format": form})
+        for form in ("markdown", "json", "messages")
+    }
     assert "## Question\n\nHi\n\n## Answer (echo)\n\nYou said: Hi" in files["markdown"].text
     assert json.loads(files["json"].text) == world.chat(chat)
     (line,) = files["messages"].text.split("\n")[:-1]
@@ -432,11 +446,15 @@ def test_a_chat_is_exported_as_it_is_shown(world):
 @pytest.mark.parametrize("title", ["", "../..", "CON", ".bashrc", "a\0b", "x" * 300, "?*:<>|", "日本" * 50])
 def test_a_file_name_is_safe_whatever_the_title(title):
     name = file_name(title)
-    assert name.startswith("chat") and 4 <= len(name) <= 60 and not set(name) & set('/\\:*?"<>|\0\r\n.;\' ')
+    assert name.startswith("chat") and 4 <= len(name) <= 60 and not set(name) & set("/\\:*?\"<>|\0\r\n.;' ")
 
 
 JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.text(max_size=20)
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats()
+    | st.text(max_size=20)
     | st.sampled_from(["\ud800", "\0", "echo", "up", "accepted"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
@@ -445,15 +463,27 @@ KEYS = ["title", "system", "models", "sampling", "leaf", "content", "parent", "u
 GOOD = st.sampled_from([1, 2, "up", "down", "echo", ["echo"], {}, {"temperature": 0}, "accepted", None])
 BODIES = st.dictionaries(st.sampled_from(KEYS), GOOD | JUNK, max_size=4) | JUNK
 ROUTES = [
-    ("POST", "/api/chats"), ("PATCH", "/api/chats/{}"), ("POST", "/api/chats/{}/answers"),
-    ("POST", "/api/chats/{}/stop"), ("PUT", "/api/messages/{}/feedback"), ("PATCH", "/api/corrections/{}"), ("GET", "/api/chats/{}"),
-    ("DELETE", "/api/chats/{}"), ("GET", "/api/chats/{}/export?format={}"), ("GET", "/api/chats?q={}"),
+    ("POST", "/api/chats"),
+    ("PATCH", "/api/chats/{}"),
+    ("POST", "/api/chats/{}/answers"),
+    ("POST", "/api/chats/{}/stop"),
+    ("PUT", "/api/messages/{}/feedback"),
+    ("PATCH", "/api/corrections/{}"),
+    ("GET", "/api/chats/{}"),
+    ("DELETE", "/api/chats/{}"),
+    ("GET", "/api/chats/{}/export?format={}"),
+    ("GET", "/api/chats?q={}"),
 ]
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(route=st.sampled_from(ROUTES), body=BODIES,
-       place=st.sampled_from(["1", "2", "%00", "%ff", "..%2f", "9" * 40, "chat"]), cut=st.integers(0, 40), loose=st.booleans())
+@given(
+    route=st.sampled_from(ROUTES),
+    body=BODIES,
+    place=st.sampled_from(["1", "2", "%00", "%ff", "..%2f", "9" * 40, "chat"]),
+    cut=st.integers(0, 40),
+    loose=st.booleans(),
+)
 def test_no_request_whatever_is_a_fault_of_the_server(world, route, body, place, cut, loose):
     method, path = route
     if place == "chat" and method != "DELETE":
@@ -462,8 +492,12 @@ def test_no_request_whatever_is_a_fault_of_the_server(world, route, body, place,
     data = json.dumps(body).encode()  # with NaN, Infinity and lone surrogates, as a careless client sends them
     if loose:
         data = data[:cut] + b"\xff" + data[cut:]
-    with world.client.stream(method, path.format(place, place), content=None if method in ("GET", "DELETE") else data,
-                             headers={"content-type": "application/json"}) as answer:
+    with world.client.stream(
+        method,
+        path.format(place, place),
+        content=None if method in ("GET", "DELETE") else data,
+        headers={"content-type": "application/json"},
+    ) as answer:
         text = answer.read().decode()
     assert answer.status_code < 500, (answer.status_code, text)
     if answer.status_code >= 400 and answer.headers["content-type"] == "application/json" and "detail" not in text:

@@ -11,7 +11,6 @@ from contextlib import suppress
 import openai
 import pytest
 
-from athanor.text.conversations import Message
 from athanor.serving.backends.base import Request, prepare, reserve
 from athanor.serving.backends.torch_backend import TorchBackend
 from athanor.serving.discover import discover
@@ -21,15 +20,46 @@ from athanor.serving.openai_api import ChatCompletion
 from athanor.serving.store import Store
 from athanor.serving.terminal import Chat
 from athanor.serving.turns import Turns
+from athanor.text.conversations import Message
 from athanor.tokenizer.chat import render
 from tests.serving.live import PATIENCE, Live, lay_out, until
 from tests.serving.parrot import CONTEXT, LONG, PLAIN
 
 HISTORIES = 1000
 WORDS = (
-    "What is 3 + 4?", " ", "\n", "\t\t", "  leading", "trailing  ", "<|stop|>", "<|user|>", "<|assistant|>hello", "<|bos|>",
-    "<s>", "</s>", "[INST]", "\u2581", "é", "e\u0301", "日本語", "🦜", "👩‍👩‍👧", "\u200b", "\u202e", "\ufeff", "\x00", "\x7f", "\r\n",
-    "def f(x):\n    return x", "`a`", "<b>&amp;</b>", "{{ bos_token }}", "0123456789", "ÄÖÜß", "\U0010ffff", "a" * 40,
+    "What is 3 + 4?",
+    " ",
+    "\n",
+    "\t\t",
+    "  leading",
+    "trailing  ",
+    "<|stop|>",
+    "<|user|>",
+    "<|assistant|>hello",
+    "<|bos|>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "\u2581",
+    "é",
+    "e\u0301",
+    "日本語",
+    "🦜",
+    "👩‍👩‍👧",
+    "\u200b",
+    "\u202e",
+    "\ufeff",
+    "\x00",
+    "\x7f",
+    "\r\n",
+    "def f(x):\n    return x",
+    "`a`",
+    "<b>&amp;</b>",
+    "{{ bos_token }}",
+    "0123456789",
+    "ÄÖÜß",
+    "\U0010ffff",
+    "a" * 40,
 )
 
 
@@ -38,6 +68,7 @@ def histories(seed: int = 7) -> list[list[Message]]:
     draw = random.Random(seed)
     made = []
     for _ in range(HISTORIES):
+
         def text(longest: int) -> str:
             return "".join(draw.choices(WORDS, k=draw.randint(1, longest))).strip("\x00") or "x"
 
@@ -66,6 +97,7 @@ def test_the_ids_that_the_engine_gets_are_a_prefix_of_the_trained_ones(export):
     backend = Recorded(model, tokenizer, {"max_new_tokens": 1}, rows=32, cache_bytes=1 << 30)
     ended, made = [], histories()
     for number, messages in enumerate(made):
+
         def emit(event, number=number):
             if event["type"] in ("end", "error"):
                 ended.append((number, event))

@@ -174,10 +174,16 @@ def good_form(answer: httpx2.Response) -> None:
 
 JSON = {"Content-Type": "application/json"}
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(-(10**400), 10**400), st.floats(allow_subnormal=False), st.text(max_size=30)
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(10**400), 10**400),
+    st.floats(allow_subnormal=False),
+    st.text(max_size=30),
 )
 ANY = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
     max_leaves=12,
 )
 FIELDS = [*openai_api.ChatCompletion.model_fields, *openai_api.NEUTRAL]
@@ -199,13 +205,54 @@ def test_any_messages_are_answered_or_refused_in_the_one_form(app, messages):
 
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "BREW"]
-PATHS = ["/", "/health", "/metrics", "/v1/models", "/v1/models/parrot", "/v1/chat/completions", "/v1/", "/page/",
-         "/page/api.js", "/api/state", "/api/chats", "/api/corrections", "/docs", "/openapi.json", "/redoc"]
-ODD = st.sampled_from(["/page/../app.py", "/page/%2e%2e/app.py", "/page/%00", "/page/" + "a" * 5000, "//", "/v1/models/%ff",
-                       "/api/chats/%00", "/api/chats?q=%00%ff", "/api/messages/99999999999999999999/feedback"])
+PATHS = [
+    "/",
+    "/health",
+    "/metrics",
+    "/v1/models",
+    "/v1/models/parrot",
+    "/v1/chat/completions",
+    "/v1/",
+    "/page/",
+    "/page/api.js",
+    "/api/state",
+    "/api/chats",
+    "/api/corrections",
+    "/docs",
+    "/openapi.json",
+    "/redoc",
+]
+ODD = st.sampled_from(
+    [
+        "/page/../app.py",
+        "/page/%2e%2e/app.py",
+        "/page/%00",
+        "/page/" + "a" * 5000,
+        "//",
+        "/v1/models/%ff",
+        "/api/chats/%00",
+        "/api/chats?q=%00%ff",
+        "/api/messages/99999999999999999999/feedback",
+    ]
+)
 HEADER = st.dictionaries(
-    st.sampled_from(["content-type", "accept", "authorization", "range", "if-none-match", "if-modified-since", "cookie",
-                     "origin", "transfer-encoding", "expect", "upgrade", "connection", "x-any"]),
+    st.sampled_from(
+        [
+            "content-type",
+            "accept",
+            "authorization",
+            "range",
+            "if-none-match",
+            "if-modified-since",
+            "cookie",
+            "origin",
+            "transfer-encoding",
+            "expect",
+            "upgrade",
+            "connection",
+            "x-any",
+        ]
+    ),
     st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=30) | st.just("application/json"),
     max_size=4,
 )
@@ -226,7 +273,11 @@ def test_any_request_is_answered_or_refused_in_the_one_form(app, method, path, b
 
 NASTY = {
     "deep": b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "deep-option": b'{"messages": [{"role": "user", "content": "a"}], "metadata": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+    "deep-option": b'{"messages": [{"role": "user", "content": "a"}], "metadata": '
+    + b'{"a":' * 5000
+    + b"1"
+    + b"}" * 5000
+    + b"}",
     "huge-int": b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": ' + b"9" * 5000 + b"}",
     "huge-float": b'{"messages": [{"role": "user", "content": "a"}], "temperature": 1e999}',
     "nan": b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}',
@@ -314,7 +365,9 @@ def test_a_key_is_asked_where_models_and_chats_are(exports, tmp_path, source):
         words = ("--api-key-file", str(tmp_path / "key"))
     else:
         more = {"ATHANOR_API_KEY": key}
-    with Live(exports, "--model", "parrot", *MEMORY, *words, "--history", str(tmp_path / "chat.sqlite3"), **more) as live:
+    with Live(
+        exports, "--model", "parrot", *MEMORY, *words, "--history", str(tmp_path / "chat.sqlite3"), **more
+    ) as live:
         for path in ("/v1/models", "/api/state", "/api/chats", "/metrics", "/nothing"):
             assert status(live.url + path)[0] == 401
             assert status(live.url + path, Authorization="Bearer wrong")[0] == 401
@@ -347,7 +400,10 @@ def test_another_loopback_address_answers_to_its_own_name(exports, tmp_path):
         (["--memory", "nan"], "--memory"),
         (["--memory", "inf"], "--memory"),
         (["--rows", "-1"], "--rows: -1 is no number above 0"),
-        (["--model", "./parot"], "--model ./parot: no model, experiment or path of this name. Fix: did you mean 'parrot'"),
+        (
+            ["--model", "./parot"],
+            "--model ./parot: no model, experiment or path of this name. Fix: did you mean 'parrot'",
+        ),
         (["--model", "/nowhere/at/all"], "--model /nowhere/at/all: no model, experiment or path of this name"),
         (["--host", "300.1.1.1"], "300.1.1.1"),
         (["--port", "70000"], "70000"),
@@ -384,7 +440,9 @@ def test_a_signal_ends_the_server_and_its_models_also_with_a_stream_open(exports
             began = time.monotonic()
             live.process.wait(PATIENCE)
             print(f"ended after {time.monotonic() - began:.1f} s")
-            until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the model's process ends")
+            until(
+                lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the model's process ends"
+            )
         assert "Traceback" not in live.said()
 
 
@@ -396,7 +454,9 @@ def test_no_model_outlives_a_server_that_is_killed(exports, tmp_path):
             assert client.recv(4096)
             (worker,) = live.workers()
             live.process.kill()
-            until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the model's process ends")
+            until(
+                lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the model's process ends"
+            )
 
 
 def test_the_server_does_not_load_torch(exports):

@@ -200,8 +200,12 @@ def test_the_title_is_the_first_question_until_it_is_renamed(store):
 def test_a_search_needs_every_word_in_any_case_and_any_accent(store):
     chats = {}
     for name, question in {
-        "greek": "Τι κάνει η ΟΔΟΣ;", "german": "Was heißt Straße in der Schweiz?", "french": "Un café, s'il vous plaît",
-        "turkish": "İstanbul nerede?", "chinese": "请问图书馆在哪里", "percent": "What is 100% of_it?",
+        "greek": "Τι κάνει η ΟΔΟΣ;",
+        "german": "Was heißt Straße in der Schweiz?",
+        "french": "Un café, s'il vous plaît",
+        "turkish": "İstanbul nerede?",
+        "chinese": "请问图书馆在哪里",
+        "percent": "What is 100% of_it?",
     }.items():
         chats[name] = store.create()["id"]
         say(store, chats[name], None, question, "An answer about LIBRARIES.")
@@ -212,11 +216,22 @@ def test_a_search_needs_every_word_in_any_case_and_any_accent(store):
         return {names[chat["id"]] for chat in store.chats(query)}
 
     for query, expected in {
-        "οδός": {"greek"}, "STRASSE schweiz": {"german"}, "schweiz STRAßE": {"german"}, "CAFE": {"french"},
-        "Café PLAÎT": {"french"}, "istanbul": {"turkish"}, "图书馆": {"chinese"}, "100%": {"percent"},
+        "οδός": {"greek"},
+        "STRASSE schweiz": {"german"},
+        "schweiz STRAßE": {"german"},
+        "CAFE": {"french"},
+        "Café PLAÎT": {"french"},
+        "istanbul": {"turkish"},
+        "图书馆": {"chinese"},
+        "100%": {"percent"},
         "of_it": {"percent"},
-        "PARTS libraries": {"percent"}, "%": {"percent"}, "strasse istanbul": set(), "ofxit": set(),
-        "": set(chats), "  ": set(chats), "libraries": set(chats),
+        "PARTS libraries": {"percent"},
+        "%": {"percent"},
+        "strasse istanbul": set(),
+        "ofxit": set(),
+        "": set(chats),
+        "  ": set(chats),
+        "libraries": set(chats),
     }.items():
         assert found(query) == expected, query
     (hit,) = store.chats("parts")
@@ -240,8 +255,11 @@ def test_the_list_shows_the_newest_update_first_and_looking_is_no_update(store):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.text(alphabet="aßİéﬁ e\u0301Kx…\n", max_size=400), st.text(alphabet="aßéﬁxk", min_size=1, max_size=5),
-       st.text(alphabet="aßİéﬁ e\u0301Kx…\n", max_size=400))
+@given(
+    st.text(alphabet="aßİéﬁ e\u0301Kx…\n", max_size=400),
+    st.text(alphabet="aßéﬁxk", min_size=1, max_size=5),
+    st.text(alphabet="aßİéﬁ e\u0301Kx…\n", max_size=400),
+)
 def test_a_snippet_shows_the_hit_on_one_short_line(before, word, after):
     text = f"{before} {word} {after}"
     shown = snippet(text, words_of(word))

@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from athanor.text.conversations import Message
 from athanor.base.errors import InputError
 from athanor.decoding.generate import generate
 from athanor.decoding.prompting import end_ids
@@ -28,6 +27,7 @@ from athanor.export.source import make_source
 from athanor.export.vocabulary import Vocabulary
 from athanor.serving.loading import load_export
 from athanor.serving.terminal import main, printable
+from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
 from tests.evaluation.tiny import make_model, silence, write_tiny_tokenizer
 

@@ -11,11 +11,11 @@ import sys
 import httpx2
 import pytest
 
-from athanor.text.conversations import Message
 from athanor.base.errors import InputError
 from athanor.serving.backends.base import Request
 from athanor.serving.backends.torch_backend import open_backend
 from athanor.serving.process import Worker
+from athanor.text.conversations import Message
 from tests.serving.endless import write_endless
 from tests.serving.live import PATIENCE, Live, environment, lay_out
 from tests.serving.parrot import LONG, PLAIN
@@ -31,7 +31,8 @@ def spec(path, rows=2):
 def broken(parrot_dir, tmp_path_factory):
     """Copies of the parrot, each with one thing wrong, and one that is well."""
     folder = lay_out(
-        tmp_path_factory.mktemp("broken"), *((n, parrot_dir) for n in ("well", "missing", "template", "tokenizer", "torn"))
+        tmp_path_factory.mktemp("broken"),
+        *((n, parrot_dir) for n in ("well", "missing", "template", "tokenizer", "torn")),
     )
     (folder / "missing/hf/generation_config.json").unlink()
     for name, key in (("template", "template_hash"), ("tokenizer", "tokenizer_digest")):
@@ -118,7 +119,10 @@ def test_a_worker_that_dies_in_the_middle_of_a_line_ends_its_answers():
 def test_the_end_of_its_input_ends_a_worker(broken, when):
     worker = subprocess.Popen(
         [sys.executable, "-P", "-m", "athanor.serving.worker"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
     )
     worker.stdin.write(json.dumps(spec(broken / "endless/hf")).encode() + b"\n")
     worker.stdin.flush()
@@ -142,7 +146,6 @@ def test_an_answer_cancelled_before_the_engine_saw_it_is_not_made(parrot_dir):
     assert events.get(timeout=PATIENCE) == {"type": "end", "reason": "stopped", "tokens": 0, "seconds": 0.0}
     backend.close()
     assert events.empty()
-
 
 
 def test_closing_the_events_stops_the_answer_in_the_worker(parrot_dir):

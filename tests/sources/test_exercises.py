@@ -13,21 +13,23 @@ from pathlib import Path
 
 import pytest
 
+from athanor.base import strict
 from athanor.base.artifacts import digest
-from athanor.text.conversations import Conversation, Item, check_messages, write_rows
+from athanor.base.errors import InputError, ParamsError
+from athanor.evaluation import floors, item_gate, scoring
+from athanor.sources import docstrings
+from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises import build, code, facts, lists, numbers
 from athanor.sources.exercises.exercise import TEXTS
 from athanor.sources.exercises.written import read_written
-from athanor.sources import docstrings
-from athanor.base.errors import InputError, ParamsError
-from athanor.evaluation import floors, item_gate, scoring
-from athanor.base import strict
-from athanor.sources.battery_params import BatteryParams
 from athanor.sources.instruct_params import ExercisesSource, InstructParams
+from athanor.text.conversations import Conversation, Item, check_messages, write_rows
 
 FACT_LISTS = {
-    "status": facts.status_facts, "error": facts.error_facts,
-    "module": facts.module_facts, "docstring": facts.docstring_facts,
+    "status": facts.status_facts,
+    "error": facts.error_facts,
+    "module": facts.module_facts,
+    "docstring": facts.docstring_facts,
 }
 ROWS, ITEMS, SEED = 300, 20, 3
 ALL = {**build.CATEGORIES, **build.ONLY_ASKED}
@@ -188,7 +190,9 @@ def test_every_category_gives_its_share_to_development() -> None:
     other = build.battery_items(battery(written="battery/written.jsonl", seed=6))
     written = [{item.question: item.split for item in items if item.origin == "written"} for items in (made, other)]
     assert written[0].keys() == written[1].keys() and written[0] != written[1]
-    assert Counter(item.split for item in build.battery_items(battery(development_fraction=0.0))) == {"test": len(ALL) * ITEMS}
+    assert Counter(item.split for item in build.battery_items(battery(development_fraction=0.0))) == {
+        "test": len(ALL) * ITEMS
+    }
     one = build.battery_items(battery(categories={"counting": 1}, development_fraction=0.9))
     assert [item.split for item in one] == ["test"]
 
@@ -229,8 +233,15 @@ def test_the_written_items_prove_themselves_and_stand_alone() -> None:
     ],
 )
 def test_a_bad_written_item_names_its_line(tmp_path: Path, change: dict | None, words: str) -> None:
-    good = {"category": "c", "kind": "format", "prompt": "Yes?", "accepted": ["Yes"], "rejected": ["No", "x"],
-            "difficulty": "easy", "checks": ["yes_no Yes"]}
+    good = {
+        "category": "c",
+        "kind": "format",
+        "prompt": "Yes?",
+        "accepted": ["Yes"],
+        "rejected": ["No", "x"],
+        "difficulty": "easy",
+        "checks": ["yes_no Yes"],
+    }
     lines = [json.dumps(good), "", json.dumps({**good, **change}) if change is not None else "{"]
     (tmp_path / "items.jsonl").write_text("\n".join(lines))
     with pytest.raises(InputError, match=words) as error:
@@ -241,8 +252,14 @@ def test_a_bad_written_item_names_its_line(tmp_path: Path, change: dict | None, 
 
 
 def test_line_separators_inside_a_text_are_text(tmp_path: Path) -> None:
-    row = {"category": "c", "kind": "exact", "prompt": "a\u2028b\u0085c", "accepted": ["Yes"], "rejected": ["No", "x"],
-           "difficulty": "easy"}
+    row = {
+        "category": "c",
+        "kind": "exact",
+        "prompt": "a\u2028b\u0085c",
+        "accepted": ["Yes"],
+        "rejected": ["No", "x"],
+        "difficulty": "easy",
+    }
     lines = [json.dumps(row, ensure_ascii=False), "", json.dumps({**row, "prompt": "d"})]
     (tmp_path / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
     assert [item.prompt[0].content for item in read_written(tmp_path / "items.jsonl", 1)] == [row["prompt"], "d"]
@@ -328,7 +345,12 @@ def test_params_refuse_bad_sections() -> None:
     good = {"seed": 1, "held_out_fraction": 0.1, "development_fraction": 0.25, "written": None}
     good |= {"categories": {"counting": 3}}
     assert strict.build(BatteryParams, good, "battery").categories == {"counting": 3}
-    for change in ({"categories": {}}, {"categories": {"counting": 0}}, {"held_out_fraction": 0.9}, {"written": "../x"}):
+    for change in (
+        {"categories": {}},
+        {"categories": {"counting": 0}},
+        {"held_out_fraction": 0.9},
+        {"written": "../x"},
+    ):
         with pytest.raises(ParamsError):
             strict.build(BatteryParams, {**good, **change}, "battery")
     hub = {"type": "messages", "name": "chat", "files": None, "hub_id": "a/b", "hub_config": None, "revision": "a" * 40}

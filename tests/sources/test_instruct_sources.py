@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from athanor.text.conversations import Conversation, Item, Message, check_messages
-from athanor.sources.exercises import facts
-from athanor.sources import docstrings, identity, leaks, messages
-from athanor.sources.stdlib import Module
 from athanor.base.errors import GateError, InputError, ParamsError
-from athanor.sources.instruct_params import DOCSTRING_KINDS, DocstringsSource, IdentitySource, MessagesSource
 from athanor.base.strict import build
+from athanor.sources import docstrings, identity, leaks, messages
+from athanor.sources.exercises import facts
+from athanor.sources.instruct_params import DOCSTRING_KINDS, DocstringsSource, IdentitySource, MessagesSource
+from athanor.sources.stdlib import Module
+from athanor.text.conversations import Conversation, Item, Message, check_messages
 
 SOURCE = '''"""Tools for counting the sheep of a flock."""
 
@@ -259,6 +259,7 @@ def test_best_path_through_a_tree(tmp_path):
 
 def test_a_malformed_message_of_a_tree_is_counted(tmp_path):
     """Trees were put together outside of what counts malformed rows, so that one of them ended the stage."""
+
     def row(own, parent, text, who=None, rank=0):
         who = who or ("prompter" if text[0] == "q" else "assistant")
         return {"id": own, "up": parent, "who": who, "text": text, "rank": rank}

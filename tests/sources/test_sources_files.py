@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from athanor.text.documents import Document, ShardWriter, read_sources, split_of, write_shards
-from athanor.sources import select
-from athanor.text import rows
-from athanor.sources.fetch import SourceWriter
 from athanor.base.errors import GateError, InputError, ParamsError
-from athanor.sources.params import DownloadParams, FilesSource
 from athanor.base.strict import build
+from athanor.sources import select
+from athanor.sources.fetch import SourceWriter
+from athanor.sources.params import DownloadParams, FilesSource
+from athanor.text import rows
+from athanor.text.documents import Document, ShardWriter, read_sources, split_of, write_shards
 
 TEXTS = ["one\n\ntwo  \r\n\tthree", "U+2028 \u2028 and <|doc|>", "é" * 10, "\ttab first"]
 

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from athanor.sources import select
-from athanor.text import rows
 from athanor.base.errors import InputError
-from athanor.sources.params import FilesSource
 from athanor.base.strict import build
+from athanor.sources import select
+from athanor.sources.params import FilesSource
+from athanor.text import rows
 
 PAGE = """<!DOCTYPE html><html><head><title>T</title><style>x {}</style><script>bad()</script></head><body>
 <nav>menu</nav><div role="main"><h1>Heads<a class="headerlink" href="#x">¶</a></h1>
@@ -120,7 +120,9 @@ def test_each_reason_is_told_with_the_file(tmp_path, name):
     (tmp_path / name).write_bytes(BAD[name][0])
     with pytest.raises(InputError) as caught:
         read(tmp_path / "*", **LIMIT if name[0] == "k" else {})
-    assert BAD[name][1] in str(caught.value) and name in str(caught.value) and "on_unreadable: skip" in str(caught.value)
+    assert (
+        BAD[name][1] in str(caught.value) and name in str(caught.value) and "on_unreadable: skip" in str(caught.value)
+    )
 
 
 def test_all_files_that_cannot_be_read_are_told_at_once(tmp_path):
@@ -186,7 +188,9 @@ except InputError as error:
     found = str(error)
 print((found, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
     return eval(done.stdout)  # noqa: S307
 
 
@@ -195,12 +199,16 @@ def test_a_parquet_bomb_is_refused_before_it_takes_memory(tmp_path):
     pq.write_table(pa.table({"text": ["a" * 4_000_000] * 64}), tmp_path / "d.parquet", compression="zstd")
     found, took = memory_of_reading(tmp_path / "d.parquet")
     assert found == 64 and took < 150
-    pq.write_table(pa.table({"text": ["a" * 80_000_000, "b"]}), tmp_path / "p.parquet", compression="zstd", use_dictionary=False)
+    pq.write_table(
+        pa.table({"text": ["a" * 80_000_000, "b"]}), tmp_path / "p.parquet", compression="zstd", use_dictionary=False
+    )
     found, took = memory_of_reading(tmp_path / "p.parquet", limit=1_000_000)
     assert "row group 0: a document is larger than max_document_bytes (1,000,000)" in found and took < 40
 
 
-@pytest.mark.parametrize(("size", "packed", "bomb"), [(300 << 20, 1 << 15, True), (300 << 20, 1 << 20, False), (1 << 20, 9, False)])
+@pytest.mark.parametrize(
+    ("size", "packed", "bomb"), [(300 << 20, 1 << 15, True), (300 << 20, 1 << 20, False), (1 << 20, 9, False)]
+)
 def test_a_column_that_unpacks_to_much_more_is_no_text(size, packed, bomb):
     column = types.SimpleNamespace(
         path_in_schema="text", total_uncompressed_size=size, total_compressed_size=packed, has_dictionary_page=False

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import requests
 
-from athanor.sources import select, web
 from athanor.base.errors import InputError, Interrupted, ParamsError
-from athanor.sources.params import HttpSource
 from athanor.base.strict import build, read_yaml
 from athanor.runtime.schema import check_together, schemas
+from athanor.sources import select, web
+from athanor.sources.params import HttpSource
 
 DATA = "".join(json.dumps({"text": f"line {number} {'x' * (number % 90)}"}) + "\n" for number in range(9000)).encode()
 CUT = 150_000
@@ -352,7 +352,9 @@ def test_queries_never_reach_what_is_written_or_told(server, tmp_path, monkeypat
 def test_an_address_with_a_signature_is_refused_with_the_file(server):
     """dvc.lock would keep it."""
     values = read_yaml(ROOT / "params.yaml")
-    values["download"]["sources"].append({**vars(source(server)), "urls": [{"url": "https://h/a.txt" + QUERY, "sha256": None}]})
+    values["download"]["sources"].append(
+        {**vars(source(server)), "urls": [{"url": "https://h/a.txt" + QUERY, "sha256": None}]}
+    )
     values["mixture"]["sources"]["web"] = {"share": 0.1, "max_epochs": 1.0}
     sections = {name: build(schema, values[name], name) for name, schema in schemas().items()}
     with pytest.raises(ParamsError, match=r"sources\[1\].urls\[0\].url: holds a signature, key or password") as caught:
@@ -384,7 +386,11 @@ def test_a_redirect_from_https_to_http_is_refused(tmp_path, monkeypatch, target)
     monkeypatch.setattr("requests.adapters.HTTPAdapter.send", send)
     made = build(HttpSource, {**SECURE, "urls": [{"url": "https://host/a.txt", "sha256": None}]}, "s")
     follows = target.startswith("//")
-    told = "https://host/a.txt: HTTP 404" if follows else r"host/a.txt: the server leads from https to [htpHTP]+://host/b.txt, "
+    told = (
+        "https://host/a.txt: HTTP 404"
+        if follows
+        else r"host/a.txt: the server leads from https to [htpHTP]+://host/b.txt, "
+    )
     with pytest.raises(InputError, match=told):
         web.fetch(made, tmp_path)
     assert len(asked) == 1 + follows

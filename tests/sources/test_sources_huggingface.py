@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from athanor.base.artifacts import sha256_file
-from athanor.text.documents import write_documents
-from athanor.sources import huggingface
 from athanor.base.errors import InputError, Interrupted, ParamsError
-from athanor.sources.params import HuggingFaceSource
 from athanor.base.strict import build
+from athanor.sources import huggingface
+from athanor.sources.params import HuggingFaceSource
+from athanor.text.documents import write_documents
 
 
 def source(dataset, **changes):

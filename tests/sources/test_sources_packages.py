@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from athanor.base.errors import InputError, Interrupted, ParamsError
+from athanor.base.strict import build
 from athanor.sources import licences, packages
 from athanor.sources.fetch import Fetcher
-from athanor.base.errors import InputError, Interrupted, ParamsError
 from athanor.sources.params import PackagesSource
-from athanor.base.strict import build
 
 MODULE = '''"""Module {name} counts the people in a line and tells who is first."""
 

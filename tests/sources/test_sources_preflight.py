@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from athanor.base.errors import InputError, Interrupted
+from athanor.base.strict import build
 from athanor.sources import huggingface
 from athanor.sources.fetch import Fetcher, check_sources
-from athanor.base.errors import InputError, Interrupted
-from athanor.sources.params import DownloadParams
 from athanor.sources.instruct_params import InstructParams
-from athanor.base.strict import build
+from athanor.sources.params import DownloadParams
 
 COMMON = {"kind": "web", "license": "MIT", "select": None, "max_document_bytes": 10_000, "min_chars": 1}
 COMMON |= {"min_documents": 1, "min_bytes": 1}
@@ -125,6 +125,7 @@ def test_servers_are_asked_for_each_file(tmp_path):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
+
         def source(*paths):
             urls = [{"url": f"http://127.0.0.1:{server.server_port}{path}", "sha256": None} for path in paths]
             return {"type": "http", "name": "web", "text_column": "text", "urls": urls} | COMMON

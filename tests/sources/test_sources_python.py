@@ -6,10 +6,10 @@ import ast
 
 import pytest
 
-from athanor.text.documents import content_id
-from athanor.sources import python_documents, stdlib
 from athanor.base.errors import InputError
+from athanor.sources import python_documents, stdlib
 from athanor.sources.params import PythonSource
+from athanor.text.documents import content_id
 
 SOURCE = PythonSource("python", "docs", "code", 3000, 6000, 40, 1, 1)
 LONG_COMMENT = 3 * "# Every queue keeps a lock of its own here, because the order of two locks cannot be told.\n"

@@ -15,8 +15,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.base.artifacts import new_dir, write_manifest
-from athanor.text.documents import Document, write_documents, write_shards
 from athanor.runtime.run import Run
+from athanor.text.documents import Document, write_documents, write_shards
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARD_BYTES = 30_000

@@ -17,12 +17,12 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.base.artifacts import manifest_digest, read_json, read_manifest, sha256_file, verify_files, write_manifest
-from athanor.cleaning import writing
-from athanor.text.conversations import Item, Message, write_rows
-from athanor.text.documents import Document, read_documents, read_sources, split_of, write_shards
 from athanor.base.errors import GateError, InputError
+from athanor.cleaning import writing
 from athanor.runtime import presets, run
 from athanor.runtime.run import Run
+from athanor.text.conversations import Item, Message, write_rows
+from athanor.text.documents import Document, read_documents, read_sources, split_of, write_shards
 from stages import clean
 from tests.cleaning.world import write_scorer
 
@@ -230,7 +230,10 @@ def test_a_document_in_the_wrong_file_turns_the_gate_red(world, monkeypatch):
     real = writing.write_table
 
     def leaking(path, table):
-        real(path, table.set_column(5, "split", pa.array(["val"] * len(table))) if path.name == "train.parquet" else table)
+        real(
+            path,
+            table.set_column(5, "split", pa.array(["val"] * len(table))) if path.name == "train.parquet" else table,
+        )
 
     monkeypatch.setattr(writing, "write_table", leaking)
     with pytest.raises(GateError, match="splits stay apart"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import shutil
 import signal
 import subprocess
@@ -14,8 +13,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.base.artifacts import read_json
-from athanor.cli import slots as command
 from athanor.base.errors import InputError, Interrupted
+from athanor.cli import slots as command
 from athanor.runtime import presets
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Code, Slot
@@ -81,7 +80,9 @@ def test_killed_corrected_and_adopted_it_ends_and_tells_which_code_trained_which
     assert [row["code"] for row in rows] == [first, second]
     assert rows[0]["after_step"] == 0 < rows[0]["to_step"] == rows[1]["after_step"] < rows[1]["to_step"] == 320
     leaf = read_json("metrics/runs/pretrain.json")
-    assert leaf["code"] == second and leaf["codes"] == {slot.name: [first, second]} and leaf["facts"]["trained_by"] == rows
+    assert (
+        leaf["code"] == second and leaf["codes"] == {slot.name: [first, second]} and leaf["facts"]["trained_by"] == rows
+    )
 
 
 def half(place, **changes):
@@ -163,7 +164,10 @@ def test_what_was_downloaded_survives_an_edit_of_errors_py(place):
         (slot.path / "file-0").write_bytes(b"bytes")
     hours()
     correct_a_message()
-    with pytest.raises(InputError, match="athanor/base/errors.py. It holds 1 file of 0.0 MB, 10 h"), source("https://a")[1]:
+    with (
+        pytest.raises(InputError, match="athanor/base/errors.py. It holds 1 file of 0.0 MB, 10 h"),
+        source("https://a")[1],
+    ):
         pass
     with source("https://b")[1]:
         pass  # has nothing yet to ask about

@@ -14,10 +14,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.base.artifacts import read_json, read_manifest, sha256_file, verify_files
-from athanor.text.conversations import read_conversations, read_items
-from athanor.text.documents import read_documents, read_sources
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.runtime.run import Run
+from athanor.text.conversations import read_conversations, read_items
+from athanor.text.documents import read_documents, read_sources
 from stages import download
 
 ROOT = Path(__file__).resolve().parents[2]

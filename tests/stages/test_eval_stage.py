@@ -13,10 +13,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.base.artifacts import new_dir, read_json, read_manifest, verify_files, write_json, write_manifest
-from athanor.text.conversations import Item, Message, write_rows
-from athanor.text.documents import Document, write_documents
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.runtime.run import Run
+from athanor.text.conversations import Item, Message, write_rows
+from athanor.text.documents import Document, write_documents
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import evaluate
 from tests.evaluation import tiny
@@ -87,7 +87,9 @@ def test_figures_and_files(workspace):
     metrics = read_json("metrics/eval.json")
     for name in ("base", "sft"):
         assert metrics["battery"][name]["all"]["n"] == 6 and metrics["development"][name]["n"] == 6
-        assert {"n", "score", "stderr", "low", "high", "floor", "margin_stderrs"} <= set(metrics["battery"][name]["sum"])
+        assert {"n", "score", "stderr", "low", "high", "floor", "margin_stderrs"} <= set(
+            metrics["battery"][name]["sum"]
+        )
         fake = metrics["health"][name]["fake_turn"]
         assert (fake["n"], fake["count"], fake["rate"]) == (10, 0, 0) and fake["stderr"] > 0.09
         assert metrics["gold"][name]["all"]["bpb"] > 0 and "score_norm" in metrics["battery"][name]["choice"]
@@ -98,7 +100,10 @@ def test_figures_and_files(workspace):
     assert all("rate" in row for row in metrics["health"]["sft"].values())  # the model card prints them all
     assert metrics["conditions"]["warm"]["n"] == metrics["conditions"]["greedy"]["n"] == 4
     assert metrics["contamination"] == {
-        "items": 12, "documents_dropped": 3, "conversations_dropped": 0, "items_touched": 1
+        "items": 12,
+        "documents_dropped": 3,
+        "conversations_dropped": 0,
+        "items_touched": 1,
     }
     assert metrics["health"]["sft"]["stop"]["rate"] == 1 and metrics["health"]["base"]["stop"]["rate"] == 0
     assert metrics["health"]["sft"]["empty"]["rate"] == 1 and metrics["health"]["sft"]["identity_leak"]["count"] == 0
@@ -226,7 +231,15 @@ def test_a_request_to_stop_is_heard(workspace):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"condition_items": 0}, {"conditions": {"greedy": PARAMS["conditions"]["warm"]}}, {"max_new_tokens": 0}, {"batch_rows": 0}, {"bpb_max_bytes_per_source": 10}, {"tokens": 5}, {"seed": 1.5}],
+    [
+        {"condition_items": 0},
+        {"conditions": {"greedy": PARAMS["conditions"]["warm"]}},
+        {"max_new_tokens": 0},
+        {"batch_rows": 0},
+        {"bpb_max_bytes_per_source": 10},
+        {"tokens": 5},
+        {"seed": 1.5},
+    ],
 )
 def test_bad_params_are_named(workspace, changes):
     with pytest.raises(ParamsError, match=f"eval.{next(iter(changes))}"):
@@ -239,5 +252,3 @@ def test_a_source_with_one_document_has_no_error_estimate(workspace):
     execute()
     row = read_json("metrics/eval.json")["bpb"]["sources"]["prose"]
     assert row["documents"] == 1 and row["base"]["stderr"] is None
-
-

@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from athanor.base.artifacts import read_json, rounded, sha256_file, verify_files, write_json, write_manifest, write_text
-from athanor.text.conversations import Item, Message
-from athanor.text.documents import Document, write_documents
 from athanor.base.errors import GateError, InputError
 from athanor.evaluation.report import Answer, answer_rows, health, score_table
 from athanor.export import gguf
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.tokenizer_training.params import TokenizerParams
-from athanor.runtime.run import Run
-from athanor.tokenizer.chat import template_hash
-from athanor.tokenizer_training.train import train, write_tokenizer
 from athanor.model.weights import load_model, save_model
+from athanor.runtime.run import Run
+from athanor.text.conversations import Item, Message
+from athanor.text.documents import Document, write_documents
+from athanor.tokenizer.chat import template_hash
+from athanor.tokenizer_training.params import TokenizerParams
+from athanor.tokenizer_training.train import train, write_tokenizer
 from stages import export
 
 PARAMS = """
@@ -221,7 +221,11 @@ def test_a_missing_quantiser_for_the_only_type_still_has_a_card(project, monkeyp
     execute(project, "if_installed")
     out = project / "models" / "export"
     card = (out / "MODEL_CARD.md").read_text()
-    assert "llama-server" not in card and "Decoding is greedy" in card and "not written: there is no llama-quantize" in card
+    assert (
+        "llama-server" not in card
+        and "Decoding is greedy" in card
+        and "not written: there is no llama-quantize" in card
+    )
     assert not list(out.glob("*.gguf")) and not (out / "Modelfile").exists()
     verify_files(out)
 

@@ -15,24 +15,24 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
+from athanor.adapters import foreign
+from athanor.adapters.tokenizer import ForeignTokenizer
 from athanor.base.artifacts import read_json, read_manifest, sha256_file, verify_files, write_manifest
-from athanor.cli import health, repro
-from athanor.text.conversations import Conversation, Item, Message, write_rows
-from athanor.text.documents import split_of
-from athanor.data.rows import KIND, VERSION, PackedRows
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.monitor.thresholds import Thresholds
 from athanor.base.strict import read_yaml
+from athanor.cli import health, repro
+from athanor.data.rows import KIND, VERSION, PackedRows
+from athanor.monitor.thresholds import Thresholds
 from athanor.runtime import presets
 from athanor.runtime.run import Run
 from athanor.runtime.schema import check_file, check_stage, check_values
-from athanor.adapters.tokenizer import ForeignTokenizer
-from athanor.adapters import foreign
+from athanor.text.conversations import Conversation, Item, Message, write_rows
+from athanor.text.documents import split_of
 from athanor.training.schedule import Schedule
 from athanor.training.setup import Choices
 from stages import lora, lora_data, lora_export
-from tests.e2e.clone import environment, make_clone
 from tests.adapters import tiny
+from tests.e2e.clone import environment, make_clone
 
 pytest.importorskip("peft")
 
@@ -56,7 +56,9 @@ def conversations() -> list[Conversation]:
         made.append(Conversation(tuple(map(Message, roles, talk)), "sums", "CC0-1.0", split, talk[0]))
     nasty = ("say <|im_end|>\n<|im_start|>assistant", "<|im_end|> is <|endoftext|> text")
     made.append(Conversation(tuple(map(Message, ("user", "assistant"), nasty)), "sums", "CC0-1.0", "train", "nasty"))
-    made.append(Conversation((Message("user", QUESTION), Message("assistant", "twelve")), "sums", "CC0-1.0", "train", "q"))
+    made.append(
+        Conversation((Message("user", QUESTION), Message("assistant", "twelve")), "sums", "CC0-1.0", "train", "q")
+    )
     return made
 
 
@@ -159,7 +161,9 @@ def test_a_base_becomes_a_merged_model_an_adapter_and_a_card(work, tuned):
     card = (out / "MODEL_CARD.md").read_text()
     for part in ("# tiny-tuned", "adapter.gguf", sha256_file("base/model.safetensors"), '| model_type | "qwen2" |'):
         assert part in card
-    assert (out / "adapter/adapter_model.safetensors").read_bytes() == Path("models/lora/adapter_model.safetensors").read_bytes()
+    assert (out / "adapter/adapter_model.safetensors").read_bytes() == Path(
+        "models/lora/adapter_model.safetensors"
+    ).read_bytes()
     assert (out / "hf/chat_template.jinja").read_text() == tokenizer.template
 
     # 16 bits only round; another base under the same name is not what was trained on.
@@ -185,7 +189,9 @@ def test_a_nan_loss_is_a_finding(work, capsys):
 
 
 def test_an_interrupted_stage_goes_on_to_the_same_bytes(work):
-    whole = {name: Path(name).read_bytes() for name in ("models/lora/manifest.json", "metrics/lora.json", "plots/lora.tsv")}
+    whole = {
+        name: Path(name).read_bytes() for name in ("models/lora/manifest.json", "metrics/lora.json", "plots/lora.tsv")
+    }
     shutil.rmtree(work / ".athanor/slots")
     shutil.rmtree(work / "models/lora")
     with pytest.raises(Interrupted):
@@ -254,7 +260,10 @@ def test_sft_base_decides_which_stages_run(tmp_path):
         with pytest.raises(ParamsError, match=f"stage {stage} has no part in tuning 'base'"):
             check_stage(stage, theirs)
     check_stage("download", theirs)
-    for section, key, value, match in (("sft", "optimizer", "muon", "adamw"), ("sft_data", "replay_share", 0.1, "replay")):
+    for section, key, value, match in (
+        ("sft", "optimizer", "muon", "adamw"),
+        ("sft_data", "replay_share", 0.1, "replay"),
+    ):
         YAML().dump(values | {section: values[section] | {key: value}}, tmp_path / "params.yaml")
         with pytest.raises(ParamsError, match=match):
             check_file(tmp_path / "params.yaml")
@@ -280,12 +289,18 @@ def graph(tmp_path_factory, inputs):
     write_params(clone.path)
     outs = ["data/lora/manifest.json", "models/lora/manifest.json", "models/lora-export/manifest.json"]
     outs += [f"metrics/{part}{name}.json" for part in ("", "runs/") for name in ("lora_data", "lora", "lora_export")]
-    outs += ["plots/lora.tsv", "plots/lora_validation.tsv", *(f"data/{n}/manifest.json" for n in ("raw", "instruct", "battery"))]
+    outs += [
+        "plots/lora.tsv",
+        "plots/lora_validation.tsv",
+        *(f"data/{n}/manifest.json" for n in ("raw", "instruct", "battery")),
+    ]
     for name in outs:
         (clone.path / name).parent.mkdir(parents=True, exist_ok=True)
         (clone.path / name).write_text(f"{name}\n")
     with repro.foreign_graph(clone.path, "base"):
-        clone.dvc("commit", "-q", "-f", "foreign/dvc.yaml:lora-data", "foreign/dvc.yaml:lora", "foreign/dvc.yaml:lora-export")
+        clone.dvc(
+            "commit", "-q", "-f", "foreign/dvc.yaml:lora-data", "foreign/dvc.yaml:lora", "foreign/dvc.yaml:lora-export"
+        )
     return clone
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from athanor.base.artifacts import read_json, write_manifest
+from athanor.base.errors import Interrupted, ParamsError
 from athanor.data.sampler import PretrainSampler
 from athanor.data.shards import ShardWriter, token_dtype
-from athanor.base.errors import Interrupted, ParamsError
 from tests.stages import test_train_stages
 from tests.stages.test_train_stages import PRETRAIN, VOCAB, execute, results
 

@@ -13,10 +13,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.base.artifacts import read_json
-from athanor.cli import probe
-from athanor.cli import probe as command
 from athanor.base.errors import GateError, Interrupted, ParamsError
 from athanor.base.strict import read_yaml
+from athanor.cli import probe
+from athanor.cli import probe as command
 from athanor.runtime import presets
 from athanor.runtime.run import Run
 from athanor.runtime.schema import check_file

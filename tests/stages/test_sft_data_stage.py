@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from athanor.base.artifacts import manifest_digest, read_json, sha256_file, verify_files, write_manifest
+from athanor.base.errors import GateError, InputError, ParamsError
+from athanor.chat_data import gates as sft_gates
+from athanor.chat_data import replay
+from athanor.chat_data import rows as sft_rows
 from athanor.cli import cli
 from athanor.cli import sft as sft_command
-from athanor.text.conversations import Conversation, Item, Message, read_conversations, write_rows
-from athanor.text.documents import read_documents, shard_files, split_of, write_documents
 from athanor.data.rows import PackedRows
 from athanor.data.sampler import SftSampler
-from athanor.base.errors import GateError, InputError, ParamsError
-from athanor.chat_data import gates as sft_gates, replay, rows as sft_rows
+from athanor.text.conversations import Conversation, Item, Message, read_conversations, write_rows
+from athanor.text.documents import read_documents, shard_files, split_of, write_documents
 from athanor.tokenizer import chat
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import sft_data
@@ -53,7 +55,10 @@ def conversations() -> dict[str, list[Conversation]]:
         sums.append(conversation("sums", f"What is {a} + {b}?", f"{a} + {b} = {a + b}"))
     talks = [conversation("chat", f"hello {i}", "hi there", "and now?", f"bye {i}") for i in range(60)]
     talks += [talks[0]] * 3 + [conversation("chat", "tell me all", "word " * 100 + ".")]
-    talks += [conversation("chat", "short", "yes", "long", "word " * 100 + "."), conversation("chat", QUESTION, "twelve")]
+    talks += [
+        conversation("chat", "short", "yes", "long", "word " * 100 + "."),
+        conversation("chat", QUESTION, "twelve"),
+    ]
     return {"sums": sums, "chat": talks}
 
 
@@ -197,9 +202,11 @@ def test_a_source_excepted_from_identity_leak_reaches_the_rows(world, run_text_s
     off = {**SFT["filter_exceptions"], "identity_leak": ["sums"]}
     run_text_stage(sft_data, sft_data=changed(filter_exceptions=off))
     tokenizer, metrics = Tokenizer.load("models/tokenizer"), read_json("metrics/sft_data.json")
-    texts = [tokenizer.decode(packed.conversation(number)[0].tolist())
-             for packed in (PackedRows("data/sft", split) for split in ("train", "val"))
-             for number in range(packed.conversation_count)]
+    texts = [
+        tokenizer.decode(packed.conversation(number)[0].tolist())
+        for packed in (PackedRows("data/sft", split) for split in ("train", "val"))
+        for number in range(packed.conversation_count)
+    ]
     assert sum("I am Nova, an AI made by Acme Labs." in text for text in texts) == metrics["identity_leaks"] == 1
 
 
@@ -239,7 +246,9 @@ def test_replay_is_the_share_asked_in_the_mixtures_proportions(world, run_text_s
     assert metrics["train"]["pad_share"] <= plain["train"]["pad_share"] + 0.01
 
     tokenizer, rows = Tokenizer.load("models/tokenizer"), PackedRows("data/sft")
-    texts = "".join(d.text for paths in shard_files("data/clean/train").values() for p in paths for d in read_documents(p))
+    texts = "".join(
+        d.text for paths in shard_files("data/clean/train").values() for p in paths for d in read_documents(p)
+    )
     pieces = [n for n in range(rows.conversation_count) if rows.is_text(n)]
     assert {rows.source(number) for number in pieces} == {"code", "prose"}
     for number in pieces:
@@ -283,7 +292,9 @@ def test_peek_shows_what_is_supervised(world, run_text_stage, monkeypatch, capsy
     rows = PackedRows("data/sft")
     everything = peek("--count", "9999")
     assert "\x1b" not in everything and "\\x1b[2Jclear" in everything
-    assert everything.count("\n-- ") + everything.startswith("-- ") == sum(len(rows.numbers(r)) for r in range(len(rows)))
+    assert everything.count("\n-- ") + everything.startswith("-- ") == sum(
+        len(rows.numbers(r)) for r in range(len(rows))
+    )
     assert peek("--row", "0").startswith("row 0: ")
     with pytest.raises(SystemExit):
         peek("--row", "0", "--source", "sums")

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from athanor.base.artifacts import manifest_digest, read_json, sha256_file, verify_files
-from athanor.text.documents import read_documents, read_sources
+from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.data.mixture import MixSource
 from athanor.data.shards import main_digest, open_cooldown, open_train, open_val, read_shards_manifest
-from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.runtime import run as run_module
 from athanor.runtime.executor import Executor
 from athanor.runtime.run import Run
+from athanor.text.documents import read_documents, read_sources
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import shard
 from tests.stages.conftest import ROOT, text_documents, write_clean

@@ -16,18 +16,18 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.base.artifacts import new_dir, read_json, read_manifest, verify_files, write_manifest
-from athanor.cli import synthesize as command
-from athanor.text.conversations import Item, Message, read_conversations, write_rows
 from athanor.base.errors import AthanorError
 from athanor.base.strict import read_yaml
-from athanor.synthesis.params import SyntheticParams
+from athanor.cli import synthesize as command
 from athanor.runtime import presets
 from athanor.runtime.run import Run
 from athanor.runtime.schema import check_file
+from athanor.synthesis.params import SyntheticParams
+from athanor.text.conversations import Item, Message, read_conversations, write_rows
 from stages import download, synthesize
-from tests.synthesis.model_server import Fault, model_server, talks, written
 from tests.e2e.clone import Clone, environment
 from tests.stages.conftest import text_documents, write_clean
+from tests.synthesis.model_server import Fault, model_server, talks, written
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "Zq9/secret+0123456789abcdef=="  # of no shape that is known, under a name that does not say what it is
@@ -251,7 +251,9 @@ def test_a_failing_gate_writes_nothing_and_keeps_what_was_paid_for(server, tmp_p
     assert not (folder / "data/synthetic").exists() and len(server.seen) <= asked
     seen = len(server.seen)
     assert sum(line["type"] == "answer" for line in log_of(folder)) == seen
-    assert gate.split(",")[-1] in here(folder, monkeypatch) and len(server.seen) == seen  # nor does trying again pay more
+    assert (
+        gate.split(",")[-1] in here(folder, monkeypatch) and len(server.seen) == seen
+    )  # nor does trying again pay more
     # Looked at and accepted, with wider gates: nothing is asked again. The item of the battery is left out even so.
     wide = dict.fromkeys(("max_habit_share", "max_leaked_share", "max_near_duplicate_share", "max_opening_share"), 1.0)
     wide |= {"min_distinct_prompts": 0.0, "min_distinct_4grams": 0.0, "min_conversations": 1}
@@ -381,5 +383,3 @@ def test_the_card_says_what_stopped_it_and_what_was_left_out():
     card = command.card("n", manifest, {"first_day": "2031-01-01", "last_day": "2031-01-02"})
     assert "2031-01-01 to 2031-01-02" in card and "Stopped by the budget: money" in card
     assert "leaked 2, answers: not JSON 1" in card and "hedge" not in card
-
-

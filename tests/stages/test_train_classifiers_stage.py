@@ -14,12 +14,12 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.base.artifacts import manifest_digest, read_json, sha256_file, verify_files, write_manifest
-from athanor.quality.model import Scorer
-from athanor.text.documents import Document, write_shards
-from athanor.words.words import tokenise
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.base.strict import read_yaml
+from athanor.quality.model import Scorer
 from athanor.runtime.run import Run
+from athanor.text.documents import Document, write_shards
+from athanor.words.words import tokenise
 from stages import train_classifiers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,12 +54,16 @@ def code(seed: int) -> str:
     out = []
     for _ in range(rng.randint(3, 30)):
         name, thing = rng.choice(ACTIONS), rng.choice(THINGS)
-        out.append(f"def {name}({thing}):\n    for item in {thing}:\n        if item is not None:\n            return item\n")
+        out.append(
+            f"def {name}({thing}):\n    for item in {thing}:\n        if item is not None:\n            return item\n"
+        )
     return "\n".join(out)
 
 
 def rambling(seed: int, words: int) -> str:
-    return " ".join(random.Random(seed).choices("zap bop wow click buy cheap now hot deal win cash prize".split(), k=words))
+    return " ".join(
+        random.Random(seed).choices("zap bop wow click buy cheap now hot deal win cash prize".split(), k=words)
+    )
 
 
 def corpus() -> dict[str, list[Document]]:

@@ -15,11 +15,11 @@ import torch
 from ruamel.yaml import YAML
 
 from athanor.base.artifacts import read_json, read_manifest, verify_files, write_manifest
+from athanor.base.errors import InputError, Interrupted, ParamsError
 from athanor.data import rows as packed
 from athanor.data.shards import ShardWriter, token_dtype
-from athanor.base.errors import InputError, Interrupted, ParamsError
-from athanor.runtime.run import Run
 from athanor.model.weights import load_model
+from athanor.runtime.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB, CONTEXT = 64, 16
@@ -185,7 +185,9 @@ def test_pretrain_outputs(pretrained):
     assert list(rows[0]) == ["tokens", "loss", "lr", "grad_norm"] and len(rows) == 20
     with (root / "plots/pretrain_validation.tsv").open() as file:
         validations = list(csv.DictReader(file, delimiter="\t"))
-    assert [row["tokens"] for row in validations] == ["640", "1280"] and all(float(row["all"]) > 0 for row in validations)
+    assert [row["tokens"] for row in validations] == ["640", "1280"] and all(
+        float(row["all"]) > 0 for row in validations
+    )
     assert float(rows[-1]["lr"]) == 0.001
 
 

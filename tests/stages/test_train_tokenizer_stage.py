@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from athanor.base.artifacts import manifest_digest, read_json, sha256_file, verify_files
-from athanor.cli.plan import main as plan
 from athanor.base.errors import GateError, InputError, ParamsError
+from athanor.cli.plan import main as plan
 from athanor.runtime import process
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -73,7 +73,9 @@ def test_bad_parameters_and_missing_text_are_named(text_world, run_text_stage):
         run_text_stage(train_tokenizer)
 
 
-def test_memory_is_told_before_it_is_needed_and_refused_where_it_is_not_there(text_world, run_text_stage, monkeypatch, capsys):
+def test_memory_is_told_before_it_is_needed_and_refused_where_it_is_not_there(
+    text_world, run_text_stage, monkeypatch, capsys
+):
     """The 2 GB of the large presets wanted 22 to 30 GB, and nothing said so before the kernel killed the stage."""
     monkeypatch.setattr(train_tokenizer, "train", lambda *_: pytest.fail("training began"))
     monkeypatch.setattr(train_tokenizer, "read_texts", lambda *_: pytest.fail("the texts were read"))
@@ -100,14 +102,20 @@ def large(folder, monkeypatch):
     monkeypatch.setattr("athanor.runtime.schema.free_memory_bytes", lambda: 8 * 10**9)
 
 
-TOLD = "train-tokenizer will want up to 32.0 GB of memory, 8.0 GB are free: lower tokenizer.sample_bytes (now 2000000000)"
+TOLD = (
+    "train-tokenizer will want up to 32.0 GB of memory, 8.0 GB are free: lower tokenizer.sample_bytes (now 2000000000)"
+)
 
 
 def test_the_first_stage_says_what_will_not_fit(tmp_path, monkeypatch, capsys):
     large(tmp_path, monkeypatch)
     body = lambda run: run.metrics({})  # noqa: E731
     body.__module__ = download.__name__
-    for where, name in ((process, "_ship"), (process.signal, "signal"), (sys, "excepthook")):  # the test process's own stay
+    for where, name in (
+        (process, "_ship"),
+        (process.signal, "signal"),
+        (sys, "excepthook"),
+    ):  # the test process's own stay
         monkeypatch.setattr(where, name, lambda *_: None)
     assert process.execute("download", body) == 0
     assert TOLD in capsys.readouterr().err
@@ -124,4 +132,6 @@ def test_plan_says_what_will_not_fit(tmp_path, monkeypatch, runs):
         (plan, "Memory", None),
     ):
         monkeypatch.setattr(where, name, lambda *_, value=value: value)
-    assert [note for note in plan.make_plan(tmp_path).notes if TOLD in note] == [TOLD + ", unless there is less text"] * runs
+    assert [note for note in plan.make_plan(tmp_path).notes if TOLD in note] == [
+        TOLD + ", unless there is less text"
+    ] * runs

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from athanor.base.strict import build
+from athanor.runtime import presets
 from athanor.synthesis.collect import Collector
 from athanor.synthesis.endpoint import Endpoint, Key
 from athanor.synthesis.ledger import Ledger
-from athanor.synthesis.requests import Request
-from athanor.base.strict import build
 from athanor.synthesis.params import SyntheticParams
-from athanor.runtime import presets
-from tests.synthesis.model_server import ModelServer
+from athanor.synthesis.requests import Request
 from tests.e2e.clone import ROOT
+from tests.synthesis.model_server import ModelServer
 
 PARAMS = presets.values(ROOT / "presets/micro.yaml")["synthetic"]
 KEY = Key("zq9-0123456789/abc+DEF=")

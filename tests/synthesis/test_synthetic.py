@@ -8,16 +8,16 @@ from collections import Counter
 
 import pytest
 
-from athanor.text.conversations import Item, Message
-from athanor.words.decontaminate import ItemIndex
-from athanor.text.documents import Document, write_shards
+from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.synthesis import material
 from athanor.synthesis.endpoint import Answer
+from athanor.synthesis.params import SyntheticGates
 from athanor.synthesis.replies import Malformed, parse
 from athanor.synthesis.requests import categories, planned
 from athanor.synthesis.sift import Row, check, measure, sift
-from athanor.base.errors import GateError, InputError, ParamsError
-from athanor.synthesis.params import SyntheticGates
+from athanor.text.conversations import Item, Message
+from athanor.text.documents import Document, write_shards
+from athanor.words.decontaminate import ItemIndex
 from tests.synthesis.model_server import talks
 from tests.synthesis.synthetic_world import params, requests
 
@@ -61,7 +61,13 @@ def test_a_longer_list_begins_with_the_shorter_one_and_a_grown_corpus_changes_fe
 def test_what_decides_an_answer_is_in_a_requests_identity(corpus, tmp_path):
     folder = corpus(30)
     first = planned(params(), folder, tmp_path)[0].identity
-    told = ({"model": "n"}, {"api": "openai"}, {"max_output_tokens": 401}, {"temperature": None}, {"base_url": "https://x"})
+    told = (
+        {"model": "n"},
+        {"api": "openai"},
+        {"max_output_tokens": 401},
+        {"temperature": None},
+        {"base_url": "https://x"},
+    )
     for change in told:
         assert planned(params(**change), folder, tmp_path)[0].identity != first, change
     for change in ({"concurrency": 9}, {"max_tries": 2}, {"name": "b"}, {"budget": {"requests": 9}}, {"key_env": "X"}):

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
+from athanor.base.errors import InputError, Interrupted, ParamsError
 from athanor.synthesis import endpoint
 from athanor.synthesis.endpoint import Endpoint, address, key_from, local
 from athanor.synthesis.ledger import Ledger
 from athanor.synthesis.replies import parse
-from athanor.base.errors import InputError, Interrupted, ParamsError
 from tests.synthesis.model_server import Fault, model_server, talks, written
 from tests.synthesis.synthetic_world import KEY, params, requests, run
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import train
 
 

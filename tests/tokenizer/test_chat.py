@@ -5,12 +5,12 @@ import random
 import jinja2.sandbox
 import pytest
 
-from athanor.text.conversations import Message
 from athanor.base.errors import InputError
+from athanor.text.conversations import Message
 from athanor.tokenizer import chat
 from athanor.tokenizer.chat import CHAT_TEMPLATE_JINJA, prompt_ids, render, render_text, template_hash
-from athanor.tokenizer_training.gate import fuzz_texts
 from athanor.tokenizer.tokenizer import BOS
+from athanor.tokenizer_training.gate import fuzz_texts
 
 TALK = (
     Message("system", "Be brief."),

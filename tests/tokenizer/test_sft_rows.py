@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from athanor.base.artifacts import write_manifest
-from athanor.text.conversations import Conversation, Item, Message
-from athanor.words.decontaminate import ItemIndex
-from athanor.text.documents import Document, write_shards
-from athanor.data.rows import KIND, VERSION, PackedRows, write_split
 from athanor.base.errors import GateError, InputError
-from athanor.chat_data.params import SftDataParams
 from athanor.base.strict import build
-from athanor.chat_data import gates as sft_gates, replay, rows as sft_rows
+from athanor.chat_data import gates as sft_gates
+from athanor.chat_data import replay
+from athanor.chat_data import rows as sft_rows
+from athanor.chat_data.params import SftDataParams
+from athanor.data.rows import KIND, VERSION, PackedRows, write_split
+from athanor.text.conversations import Conversation, Item, Message
+from athanor.text.documents import Document, write_shards
 from athanor.tokenizer.chat import render
+from athanor.words.decontaminate import ItemIndex
 
 
 def talk(*texts: str, split: str = "train", source: str = "s", key: str = "") -> Conversation:
@@ -34,7 +36,14 @@ def dropped() -> dict[str, Counter[str]]:
 def write(folder: Path, tokenizer, pairs, rows, context_tokens: int = 63) -> PackedRows:
     write_split(folder, "train", pairs, rows, tokenizer.vocab_size)
     write_manifest(
-        folder, kind=KIND, version=VERSION, counts={}, dtype="uint16", pad_id=0, stop_id=tokenizer.stop, context_tokens=context_tokens
+        folder,
+        kind=KIND,
+        version=VERSION,
+        counts={},
+        dtype="uint16",
+        pad_id=0,
+        stop_id=tokenizer.stop,
+        context_tokens=context_tokens,
     )
     return PackedRows(folder)
 
@@ -132,7 +141,9 @@ ITEM = Item(
 
 def test_conversations_that_hold_an_item_are_dropped_and_counted(tokenizer, dropped):
     index = ItemIndex.from_items([ITEM])
-    rows = sft_rows.encode(tokenizer, [talk("hello", "hi"), talk(ITEM.prompt[0].content, "The third one")], 128, dropped)
+    rows = sft_rows.encode(
+        tokenizer, [talk("hello", "hi"), talk(ITEM.prompt[0].content, "The third one")], 128, dropped
+    )
     contaminated = Counter()
     kept = sft_rows.decontaminate(rows, index, 10, dropped, contaminated)
     assert contaminated == {ITEM.id: 1} and len(sft_rows.decontaminate(rows, index, 10, dropped, Counter())) == 1
@@ -228,7 +239,9 @@ def test_encoded_arrays_have_fixed_types(tokenizer, dropped):
 def test_system_messages_and_several_turns_in_rows(tokenizer, tmp_path, dropped):
     short = talk("one", "two", "three", "four", "five", "six")
     system = Conversation((Message("system", "Be brief."), *short.messages), "s", "CC0-1.0", "train", "k")
-    long = Conversation((*system.messages, Message("user", "seven"), Message("assistant", "x y " * 90)), "s", "CC0-1.0", "train", "l")
+    long = Conversation(
+        (*system.messages, Message("user", "seven"), Message("assistant", "x y " * 90)), "s", "CC0-1.0", "train", "l"
+    )
     rows = sft_rows.encode(tokenizer, [system, long], 100, dropped)
     assert [row.conversation.messages for row in rows] == [system.messages] * 2 and dropped["s"]["truncated"] == 1
     packed = write(tmp_path, tokenizer, [(row.ids, row.mask) for row in rows], [[0, 1]], context_tokens=199)
@@ -281,7 +294,9 @@ def test_another_share_of_text_than_asked_and_an_item_in_it_are_refused(tokenize
         sft_gates.check_replay(tokenizer, packed, share / 2, index, 10, "train")
     with pytest.raises(GateError, match="contamination.*1 pieces of text hold a battery item"):
         sft_gates.check_replay(tokenizer, packed, share, index, 10, "train")
-    assert sft_gates.check_replay(tokenizer, packed, share, ItemIndex.from_items([]), 10, "train") == {"text": len(ids) - 1}
+    assert sft_gates.check_replay(tokenizer, packed, share, ItemIndex.from_items([]), 10, "train") == {
+        "text": len(ids) - 1
+    }
 
 
 def test_replay_of_boilerplate_shared_with_an_item_passes_its_own_gate(tokenizer, tmp_path):

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from athanor.base.errors import InputError
-from athanor.tokenizer_training.gate import NASTY
 from athanor.tokenizer.tokenizer import CHUNK_CHARS, CONTROL_PIECES, MODEL_FILE, Tokenizer, cut
+from athanor.tokenizer_training.gate import NASTY
 from athanor.tokenizer_training.train import write_tokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

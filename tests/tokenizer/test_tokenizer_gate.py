@@ -11,8 +11,8 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 
 from athanor.base.errors import GateError
 from athanor.tokenizer import chat
-from athanor.tokenizer_training import gate
 from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer_training import gate
 
 Piece = proto.ModelProto.SentencePiece
 

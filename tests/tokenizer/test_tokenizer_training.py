@@ -6,8 +6,8 @@ import pytest
 
 from athanor.base.errors import InputError, ParamsError
 from athanor.base.strict import build
-from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer.tokenizer import Tokenizer
+from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import MAX_SENTENCE_BYTES, train, training_lines
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from athanor.runtime import presets
 from athanor.text.conversations import read_items
 from athanor.text.documents import Document, read_sources, shard_files
-from athanor.runtime import presets
 from tools.bench_data import __main__ as bench
 from tools.bench_data import corpus, ours, usage
 
@@ -86,10 +86,16 @@ def test_the_table():
     ]
     quality = {"recall": {"0.8": 0.99}, "pairs_due": {"0.8": 100}, "precision": 1.0, "reported": 99}
     quality |= {"bias": 0.001, "bias_sigmas": 1.0}
-    lines = bench.table({
-        "machine": {"cpu": "a", "python": "3"}, "megabytes": 100.0, "sample_megabytes": 5.0, "whole": mine,
-        "sample": {"ours": [mine, mine], "datatrove": theirs, "datatrove_every": []}, "planted": quality,
-    })
+    lines = bench.table(
+        {
+            "machine": {"cpu": "a", "python": "3"},
+            "megabytes": 100.0,
+            "sample_megabytes": 5.0,
+            "whole": mine,
+            "sample": {"ours": [mine, mine], "datatrove": theirs, "datatrove_every": []},
+            "planted": quality,
+        }
+    )
     assert "| ours, whole corpus | 100.0 MB | 10.00 | 10.00 | 200 MB |" in lines
     assert "| ratio to ours: datatrove, dropped documents leave | | | 6.00 (5.00 to 7.00) | |" in lines
     assert "| 0.8 | 100 | 0.9900 |" in lines

@@ -30,9 +30,7 @@ micro = sys.modules[MICRO]
 BATCH = 128
 SCHEDULE = Schedule("wsd", 0.01, 0.001, 256, 1024, 48 * BATCH)
 # For runs of 48 steps: numbers of steps are small, factors as by default.
-RULES = Rules(
-    window=12, minimum=6, spike_hits=3, spike_steps=4, block=6, blocks=4, refused=4, margin=2, anchor_every=8
-)
+RULES = Rules(window=12, minimum=6, spike_hits=3, spike_steps=4, block=6, blocks=4, refused=4, margin=2, anchor_every=8)
 GARBAGE = range(20, 24)  # batches of the data, counted from 0
 
 

@@ -1,6 +1,6 @@
 """A training run of a few milliseconds a step. As a program it is the victim of the kill tests:
 
-    python tests/training/micro.py FOLDER [steps until it kills itself, 0 for never]
+python tests/training/micro.py FOLDER [steps until it kills itself, 0 for never]
 """
 
 from __future__ import annotations
@@ -99,7 +99,13 @@ def run(
 def outcome(model: Transformer, result: TrainResult) -> tuple[bytes, Any]:
     """Everything that must not depend on interruptions."""
     weights = b"".join(weight.detach().numpy().tobytes() for weight in model.parameters())
-    return weights, (result.curve, result.validations, result.supervised_tokens, result.skipped_steps, result.chosen_step)
+    return weights, (
+        result.curve,
+        result.validations,
+        result.supervised_tokens,
+        result.skipped_steps,
+        result.chosen_step,
+    )
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ import micro
 
 from athanor.base.errors import AthanorError, GateError
 from athanor.model.transformer import Transformer
+from athanor.model.validation import sequence_nats
 from athanor.runtime import launch
 from athanor.training import lanes, parallel
 from athanor.training.loop import Hooks, train
-from athanor.model.validation import sequence_nats
 from athanor.training.world import join
 
 TIMEOUT = 60.0

@@ -46,7 +46,9 @@ def steps(config: ModelConfig, load: Load, batch_rows: int) -> None:
     )
     draw = np.random.default_rng(0)
     shape = (batch_rows, load.row_tokens + 1)
-    rows = Rows(draw.integers(0, config.vocab_size, shape), np.sort(draw.integers(0, 4 if load.documents else 1, shape), axis=1))
+    rows = Rows(
+        draw.integers(0, config.vocab_size, shape), np.sort(draw.integers(0, 4 if load.documents else 1, shape), axis=1)
+    )
     if load.checkpointing:
         for block in model.model.layers:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from athanor.model.loss import Targets, token_losses
 from athanor.model.transformer import Block, Transformer
 from athanor.training import compiling
 from athanor.training.attention import attention
 from athanor.training.compiling import Shapes, TunedBlock, checkpoint_blocks, compile_blocks, untune
 from athanor.training.lanes import Lanes
 from athanor.training.loop import Hooks, train
-from athanor.model.loss import Targets, token_losses
 from athanor.training.memory import Load
 from athanor.training.setup import Choices, tuned
 

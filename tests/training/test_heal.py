@@ -245,7 +245,9 @@ def test_advice_begins_from_what_is_on_already(healing, monkeypatch, tmp_path):
     config, asked = healing.micro.CONFIG, []
     load = Load(8, config.context_tokens, "fp32", checkpointing=True, optimizer="muon", keeps_best=True)
     real = healer.check_memory
-    monkeypatch.setattr(healer, "check_memory", lambda config, load, *rest: (asked.append(load), real(config, load, *rest)))
+    monkeypatch.setattr(
+        healer, "check_memory", lambda config, load, *rest: (asked.append(load), real(config, load, *rest))
+    )
     with pytest.raises(InputError, match="with one row at a time") as told:
         healing.micro.run(tmp_path, micro_batch_rows=1, load=load)
     assert "checkpointing" not in told.value.fix and "model.layers" in told.value.fix
@@ -271,7 +273,9 @@ def test_out_of_memory_in_one_process_of_several_is_explained(healing, monkeypat
     stepper.guard, lanes = SimpleNamespace(judged=0), SimpleNamespace(replicas=[model], model=model, count=1)
     stepper.engine = SimpleNamespace(lanes=lanes)
     one = healer.Healer(stepper, SimpleNamespace(step=4), None, None, 0)
-    with pytest.raises(InputError, match=r"out of memory in step 5 of process 1 of 2 with 8 rows.*1\. micro_batch_tokens: \d+"):
+    with pytest.raises(
+        InputError, match=r"out of memory in step 5 of process 1 of 2 with 8 rows.*1\. micro_batch_tokens: \d+"
+    ):
         one.step(None, 0.1)
 
 

@@ -11,11 +11,11 @@ import torch
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import Interrupted
+from athanor.model.weights import load_config
 from athanor.runtime.journal import live
 from athanor.training import healer
 from athanor.training.guard import Rules, Trouble
 from athanor.training.settings import LoopSettings
-from athanor.model.weights import load_config
 from tests.stages import test_train_stages as stages
 
 

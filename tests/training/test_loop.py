@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from athanor.base.errors import GateError, Interrupted
+from athanor.model.loss import token_losses
 from athanor.training import checkpoint
 from athanor.training.lanes import Lanes
-from athanor.training.step import micro_batches
-from athanor.model.loss import token_losses
 from athanor.training.schedule import Schedule
+from athanor.training.step import micro_batches
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -286,7 +286,9 @@ def test_stops_in_trunk_and_cooldown_resume_exactly(micro, tmp_path):
         hooks = {"on_step": lambda row: seen.append(row["step"]), "should_stop": lambda s=stop: len(seen) >= s - 1}
         with pytest.raises(Interrupted, match=f"step {stop} of 24"):
             micro.run(tmp_path / "run", schedule=schedule, trunk=trunk, hooks=hooks, log_every_steps=1)
-    done = micro.run(tmp_path / "run", schedule=schedule, trunk=trunk, hooks={"on_step": lambda row: seen.append(row["step"])})
+    done = micro.run(
+        tmp_path / "run", schedule=schedule, trunk=trunk, hooks={"on_step": lambda row: seen.append(row["step"])}
+    )
     assert seen == list(range(1, 25))
     assert micro.outcome(*done) == micro.outcome(*micro.run(tmp_path / "plain", schedule=schedule))
 

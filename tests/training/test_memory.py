@@ -14,8 +14,8 @@ import torch
 
 from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
-from athanor.model.kernels import CHUNK_ROWS
 from athanor.model.flops import block_weights
+from athanor.model.kernels import CHUNK_ROWS
 from athanor.training import memory
 from athanor.training.memory import Load, available_bytes, check_memory, kept, training_bytes, what_to_change
 
@@ -136,8 +136,10 @@ def test_changes_come_in_the_order_of_their_cost():
     for free in sizes:
         steps[free] = what_to_change(PLASMA, load, CPU, lambda size, free=free: size <= free)
     kinds = ["micro_batch_tokens", "threads", "checkpointing", "model.context_tokens", "model.layers", "vocabulary"]
-    told = [[next(i for i, kind in enumerate(kinds) if kind in step) for step in all_ if "more memory" not in step]
-            for all_ in steps.values()]
+    told = [
+        [next(i for i, kind in enumerate(kinds) if kind in step) for step in all_ if "more memory" not in step]
+        for all_ in steps.values()
+    ]
     assert told[0] == [] and told[1] == [0]
     assert all(order == sorted(order) for order in told)
     assert [len(order) for order in told] == sorted(len(order) for order in told)

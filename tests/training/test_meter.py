@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 

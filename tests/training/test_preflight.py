@@ -8,17 +8,17 @@ import time
 import pytest
 import torch
 
+import athanor.training.preflight as preflight_module
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.model import transformer
-import athanor.training.preflight as preflight_module
 from athanor.model.config import ModelConfig
-from athanor.model.transformer import Transformer
 from athanor.model.device import micro_batch, prepare
-from athanor.training.lanes import MAX_LANES, lane_count
-from athanor.training.step import probe_batch
 from athanor.model.loss import Targets
+from athanor.model.transformer import Transformer
+from athanor.training.lanes import MAX_LANES, lane_count
 from athanor.training.preflight import preflight
 from athanor.training.setup import Choices, Place, place
+from athanor.training.step import probe_batch
 
 CPU = torch.device("cpu")
 PLASMA = ModelConfig(32000, 18, 1024, 16, 4, 64, 2816, 1024, 1e4, 1e-6, False)

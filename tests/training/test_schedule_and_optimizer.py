@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from athanor.base.errors import InputError, Interrupted, ParamsError
+from athanor.model.precision import LossScale, autocast
 from athanor.training.curve import MAX_ROWS, History
 from athanor.training.lanes import Lanes
 from athanor.training.muon import Muon, orthogonal
 from athanor.training.optimizer import Optimizer, clip_gradients, decays
-from athanor.model.precision import LossScale, autocast
 from athanor.training.schedule import Schedule
 
 WSD = Schedule("wsd", 0.02, 0.001, 1000, 4000, 20000)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from athanor.model.loss import targets, token_losses
 from athanor.monitor.finding import status
 from athanor.monitor.monitor import Monitor
 from athanor.monitor.reader import plan_facts, plan_of
-from athanor.model.loss import targets, token_losses
 from athanor.training.meter import Meter, queue
 
 SOURCES = ("even", "odd", "never")

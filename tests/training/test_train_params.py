@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from athanor.base.errors import ParamsError
+from athanor.base.strict import build, read_yaml
 from athanor.training.model_params import ModelParams
 from athanor.training.pretrain_params import PretrainParams
 from athanor.training.sft_params import SftParams
-from athanor.base.strict import build, read_yaml
 
 VALUES = read_yaml(Path(__file__).resolve().parents[2] / "params.yaml")
 SCHEMAS = {"model": ModelParams, "pretrain": PretrainParams, "sft": SftParams}

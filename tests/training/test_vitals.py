@@ -87,6 +87,7 @@ def test_readings_look_at_no_more_than_a_hundredth_of_the_tokens(micro, batch_to
 
 def test_a_killed_run_has_the_readings_of_one_that_was_not(micro, tmp_path):
     """Each process once read at steps of its own choice, and its first change was over another number of steps."""
+
     def readings(folder, stops):
         rows = {}
         for stop in (*stops, 0):
@@ -98,7 +99,10 @@ def test_a_killed_run_has_the_readings_of_one_that_was_not(micro, tmp_path):
                 if told:
                     rows.setdefault(row["step"], []).append(told)
 
-            hooks = {"on_step": on_step, "should_stop": lambda stop=stop, steps=steps: bool(steps) and steps[-1] == stop}
+            hooks = {
+                "on_step": on_step,
+                "should_stop": lambda stop=stop, steps=steps: bool(steps) and steps[-1] == stop,
+            }
             with contextlib.suppress(Interrupted):
                 micro.run(folder, hooks=hooks, log_every_steps=1)
         return rows

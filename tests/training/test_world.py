@@ -20,10 +20,10 @@ import pytest
 import torch
 
 from athanor.base.errors import Interrupted
+from athanor.model.validation import sequence_nats
 from athanor.training import checkpoint
 from athanor.training.memory import Load, training_bytes
 from athanor.training.step import own_batches
-from athanor.model.validation import sequence_nats
 from athanor.training.world import World, sharded_bytes
 
 ROOT = Path(__file__).resolve().parents[2]

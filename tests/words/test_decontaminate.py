@@ -7,8 +7,8 @@ import random
 import pytest
 
 from athanor.text.conversations import Item, Message
-from athanor.words.decontaminate import ItemIndex, compared
 from athanor.text.documents import in_batches
+from athanor.words.decontaminate import ItemIndex, compared
 
 
 def item(prompt: str, answer: str, category: str = "sums", system: str = "") -> Item:
@@ -144,7 +144,10 @@ def test_several_turns_and_short_prompts_in_conversations():
             Message("assistant", "Hello Ruth!"),
             Message("user", "Which animal?"),
         ),
-        "exact", "a snake", ("A snake.",), ("A dog.", "None."),
+        "exact",
+        "a snake",
+        ("A snake.",),
+        ("A dog.", "None."),
     )
     rule = "You are a careful assistant who always answers with a number and nothing more than that."
     hello = item("Count: cat", "3", "counting", system=rule)

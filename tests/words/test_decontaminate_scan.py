@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from athanor.words import decontaminate
 from athanor.text.conversations import Item, Message
+from athanor.words import decontaminate
 from athanor.words.decontaminate import ItemIndex, compared, prompt_text
 from athanor.words.words import Words, ngrams, tokenise, word_hashes, words_of
 

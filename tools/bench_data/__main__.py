@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from athanor.base.artifacts import write_json
-from athanor.text.documents import read_sources
 from athanor.base.errors import AthanorError
+from athanor.text.documents import read_sources
 from tools.bench_data import corpus, ours, planted, trove, usage
 
 PARAMS = ours.ROOT / "presets" / "default.yaml"
@@ -131,7 +131,8 @@ def table(found: dict[str, Any]) -> list[str]:
         row("ours, whole corpus", size, [clean["cpu_seconds"]], clean),
     ]
     names = {
-        "ours": "ours, sample", "datatrove": "datatrove, dropped documents leave",
+        "ours": "ours, sample",
+        "datatrove": "datatrove, dropped documents leave",
         "datatrove_every": "datatrove, every document through every step",
     }
     spent = {}

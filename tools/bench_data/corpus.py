@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import new_dir, read_manifest, write_manifest
+from athanor.base.errors import InputError
+from athanor.base.strict import load_section
+from athanor.sources import python_documents, stdlib
+from athanor.sources.battery_params import BatteryParams
+from athanor.sources.exercises.build import battery_items
 from athanor.text.conversations import write_rows
 from athanor.text.documents import Document, content_id, read_sources, split_of, write_shards
-from athanor.sources.exercises.build import battery_items
-from athanor.sources import python_documents, stdlib
-from athanor.base.errors import InputError
-from athanor.sources.battery_params import BatteryParams
-from athanor.base.strict import load_section
 
 VAL_FRACTION = 0.04
 PROSE_CHARS, CODE_CHARS, MIN_CHARS = 3000, 6000, 200

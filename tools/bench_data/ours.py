@@ -49,8 +49,12 @@ def run(folder: Path, workers: int = 1, train: bool = True) -> Cleaned:
 def stage(folder: Path, module: str, workers: int) -> usage.Usage:
     shutil.rmtree(folder / ".athanor", ignore_errors=True)  # slots, or the second run would find the work done
     environment = {
-        **usage.ONE_THREAD, "ATHANOR_WORKERS": str(workers), "ATHANOR_TRACKING": "off", "PYTHONPATH": str(folder),
-        "DVC_ROOT": str(folder), "PATH": os.environ.get("PATH", ""),
+        **usage.ONE_THREAD,
+        "ATHANOR_WORKERS": str(workers),
+        "ATHANOR_TRACKING": "off",
+        "PYTHONPATH": str(folder),
+        "DVC_ROOT": str(folder),
+        "PATH": os.environ.get("PATH", ""),
     }
     return usage.run([sys.executable, "-m", module], folder, environment)
 

@@ -15,9 +15,7 @@ import pyarrow
 from tools.bench_data import usage
 
 # The English word splitter of datatrove needs spaCy, without a model. Parquet is read with the version that we use.
-REQUIREMENTS = (
-    "datatrove[processing]==0.10.1", "spacy==3.8.18", "orjson==3.13.0", f"pyarrow=={pyarrow.__version__}"
-)
+REQUIREMENTS = ("datatrove[processing]==0.10.1", "spacy==3.8.18", "orjson==3.13.0", f"pyarrow=={pyarrow.__version__}")
 SCRIPT = Path(__file__).with_name("trove_run.py")
 
 

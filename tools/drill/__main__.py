@@ -29,7 +29,9 @@ from tools.scratch import Scratch
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tools.drill", description="kill stages at bad moments, compare every byte")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.drill", description="kill stages at bad moments, compare every byte"
+    )
     parser.add_argument("--stages", default=",".join(STAGES), help="resumable stages to drill, with commas")
     parser.add_argument("--kills", type=int, default=34, metavar="N", help="SIGKILLs per stage (34)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="chooses moments and their order (1)")

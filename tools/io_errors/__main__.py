@@ -35,7 +35,18 @@ from tools.io_errors.sweep import Tally, sweep
 from tools.scratch import Scratch, environment
 
 SHIM = Path(__file__).with_name("shim.c")
-STAGES = ("download", "train-classifiers", "clean", "train-tokenizer", "shard", "sft-data", "pretrain", "sft", "eval", "export")
+STAGES = (
+    "download",
+    "train-classifiers",
+    "clean",
+    "train-tokenizer",
+    "shard",
+    "sft-data",
+    "pretrain",
+    "sft",
+    "eval",
+    "export",
+)
 OPERATIONS = ("store", "journal", "ship", "ship-first", "prune", *STAGES)
 
 

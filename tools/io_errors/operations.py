@@ -91,7 +91,15 @@ class Store(Operation):
         for number in range(3):
             if (chat := attempt("create", chats.create, title=f"chat {number}")) is None:
                 continue
-            first = attempt("answer", chats.answer, chat["id"], (None, f"question {number}"), "an answer " * 300, model="m", stats={})
+            first = attempt(
+                "answer",
+                chats.answer,
+                chat["id"],
+                (None, f"question {number}"),
+                "an answer " * 300,
+                model="m",
+                stats={},
+            )
             if first:
                 attempt("answer", chats.answer, chat["id"], first[0]["id"], "another answer", model="m", stats={})
                 attempt("feedback", chats.feedback, first[1]["id"], "down", "better")
@@ -277,7 +285,9 @@ class Stage(Operation):
 
     def problems(self) -> str:
         names = self.scratch.results(self.name)
-        return "; ".join(compare.differing_files(compare.files(self.scratch.inputs, names), compare.files(self.work, names))[:2])
+        return "; ".join(
+            compare.differing_files(compare.files(self.scratch.inputs, names), compare.files(self.work, names))[:2]
+        )
 
 
 def named(name: str, scratch: Scratch) -> Operation:

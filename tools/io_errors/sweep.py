@@ -70,7 +70,10 @@ class Tally:
     files: Counter[str] = field(default_factory=Counter)  # kinds of files that the failed calls were about
 
     def __add__(self, other: Tally) -> Tally:
-        sums = {n: getattr(self, n) + getattr(other, n) for n in ("injections", "at_once", "stopped", "ended", "healed", "hand")}
+        sums = {
+            n: getattr(self, n) + getattr(other, n)
+            for n in ("injections", "at_once", "stopped", "ended", "healed", "hand")
+        }
         return Tally(self.name, **sums, problems=self.problems + other.problems, files=self.files + other.files)
 
 

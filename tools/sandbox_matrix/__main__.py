@@ -167,7 +167,9 @@ def run_context(args: argparse.Namespace, user: int, spaces: bool) -> Iterator[d
     for line in process.stdout:
         yield json.loads(line)
     if process.wait():
-        raise SystemExit(f"a context ended with status {process.returncode}. Fix: --python with one that a user may run")
+        raise SystemExit(
+            f"a context ended with status {process.returncode}. Fix: --python with one that a user may run"
+        )
 
 
 if __name__ == "__main__":

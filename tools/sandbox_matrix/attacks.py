@@ -305,5 +305,8 @@ ATTACKS = {
     ("end the scorer", "half a surrogate in the code"): ("crash", "def f():\n    return '\ud800'\n"),
     ("end the scorer", "long sum in the code"): ("crash", "x = " + "1+" * 100_000 + "1\n"),
     ("end the scorer", "deep brackets in the code"): ("crash", "x = " + "[" * 100_000 + "\n"),
-    ("learn or forge the expected value", "printed while defined"): ("expected", "handles(b'[\"x\"]')\nimport os\nos._exit(0)\n"),
+    ("learn or forge the expected value", "printed while defined"): (
+        "expected",
+        "handles(b'[\"x\"]')\nimport os\nos._exit(0)\n",
+    ),
 }

@@ -50,7 +50,12 @@ def without_namespaces() -> None:
     machine = os.uname().machine
     unshare, setns, mount, clone, clone3 = DENIED[machine]
     lines = [(confined.LOAD, 0, 0, confined.NUMBER)]
-    for number, answer in ((unshare, confined.REFUSE), (setns, confined.REFUSE), (mount, confined.REFUSE), (clone3, NO_SUCH_CALL)):
+    for number, answer in (
+        (unshare, confined.REFUSE),
+        (setns, confined.REFUSE),
+        (mount, confined.REFUSE),
+        (clone3, NO_SUCH_CALL),
+    ):
         lines += [(confined.EQUAL, 0, 1, number), (confined.RETURN, 0, 0, answer)]
     lines += [
         (confined.EQUAL, 0, 3, clone), (confined.LOAD, 0, 0, FIRST_ARGUMENT), (confined.ANY_BIT, 0, 1, NEW_NAMESPACES),

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from athanor.evaluation import sandbox
 from athanor.sources.exercises.code import python_functions
 from athanor.sources.exercises.exercise import Side
-from athanor.evaluation import sandbox
 from tools.sandbox_matrix.runners import load
 
 # What a model gets wrong, as a change of the text.

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from athanor.cli.data.read import CLEAN, DROPPED, KEPT, Corpus, Entry, Place
+from athanor.base.errors import InputError, suggest
 from athanor.cleaning.measuring import SCORES
 from athanor.cleaning.table import EXACT, EXACT_VAL, NEAR, NEAR_VAL, REASONS
-from athanor.base.errors import InputError, suggest
+from athanor.cli.data.read import CLEAN, DROPPED, KEPT, Corpus, Entry, Place
 
 COMPARE = {"<=": le, ">=": ge, "<": lt, ">": gt}
 DUPLICATES = (EXACT, NEAR, EXACT_VAL, NEAR_VAL)

@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from athanor.base.artifacts import manifest_digest, read_json, read_manifest
+from athanor.cleaning.measuring import SCORES
+from athanor.cleaning.writing import BINS
 from athanor.cli import render
 from athanor.cli.data.choose import Clusters, Draw, keys_of, twins_of
 from athanor.cli.data.read import (
@@ -35,12 +37,10 @@ from athanor.cli.data.read import (
     built_params,
     clean_params,
 )
-from athanor.text.conversations import read_items
-from athanor.cleaning.measuring import SCORES
-from athanor.cleaning.writing import BINS
 from athanor.data.shards import KIND, VERSION
 from athanor.runtime import dvc_lock
 from athanor.runtime.facts import params_digest
+from athanor.text.conversations import read_items
 
 SEED = 0  # of the examples: the same corpus gives the same page
 KEPT_EXAMPLES, RULE_EXAMPLES, SHOWN_CLUSTERS = 3, 2, 5
@@ -68,7 +68,9 @@ class Source:
     drops: list[tuple[str, int, int]] = field(default_factory=list)  # rule, documents, bytes; most documents first
     lengths: dict[str, np.ndarray] = field(default_factory=lambda: _by_fate(LENGTH_BINS))
     scores: dict[str, dict[str, np.ndarray]] = field(default_factory=lambda: {s: _by_fate(BINS) for s in SCORES})
-    licences: dict[str, list[int]] = field(default_factory=dict)  # of kept documents: documents, bytes; most bytes first
+    licences: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # of kept documents: documents, bytes; most bytes first
     left_out: dict[str, int] = field(default_factory=dict)  # at download, by reason
     limits: dict[str, float | None] = field(default_factory=dict)  # of scores
     english_only: bool | None = None  # None: not known

@@ -14,11 +14,11 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from athanor.base.errors import InputError
 from athanor.cli import render
 from athanor.cli.data import show
 from athanor.cli.data.choose import Clusters, Wanted, draw, known, rule_name, score_condition, twins_of
 from athanor.cli.data.read import DROPPED, KEPT, Corpus, Place, weak_labels
-from athanor.base.errors import InputError
 
 
 def options(parser: argparse.ArgumentParser) -> None:

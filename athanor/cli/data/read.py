@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from athanor.base.artifacts import read_json, read_manifest
-from athanor.text.documents import shard_files
-from athanor.cleaning.measuring import SCORES
 from athanor.base.errors import AthanorError, InputError
-from athanor.cleaning.params import CleanParams
 from athanor.base.strict import build, read_yaml
+from athanor.cleaning.measuring import SCORES
+from athanor.cleaning.params import CleanParams
 from athanor.runtime import dvc_lock
+from athanor.text.documents import shard_files
 
 RAW, CLEAN, SHARDS = Path("data/raw"), Path("data/clean"), Path("data/shards")
 TOKENIZER, CLASSIFIERS, ITEMS = Path("models/tokenizer"), Path("models/classifiers"), Path("data/battery/items.jsonl")

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json, write_text
+from athanor.base.errors import AthanorError
+from athanor.cleaning import rules
+from athanor.cleaning.pii import CATEGORIES
 from athanor.cli.data import show
 from athanor.cli.data.gather import LIMITS, Facts, gather
 from athanor.cli.data.read import Corpus
 from athanor.cli.render import fill_template
-from athanor.cleaning import rules
-from athanor.cleaning.pii import CATEGORIES
-from athanor.base.errors import AthanorError
 from athanor.runtime.attach import attach_later
 from athanor.runtime.machine import anchor
 
@@ -68,7 +68,9 @@ def render(root: Path) -> str:
 
 def page(facts: Facts) -> str:
     constants = {"LIMITS": LIMITS, "WEAKENED": WEAKENED, "CATEGORIES": CATEGORIES, "LANGUAGE": LANGUAGE}
-    return fill_template("report.html.j2", cut=show.cut, differences=show.differences, facts=facts, drift_of=drift_of, **constants)
+    return fill_template(
+        "report.html.j2", cut=show.cut, differences=show.differences, facts=facts, drift_of=drift_of, **constants
+    )
 
 
 def drift_of(stream: dict[str, Any]) -> dict[str, Any]:

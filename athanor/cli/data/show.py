@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 
-from athanor.cli.render import visible
 from athanor.cleaning import pii
 from athanor.cleaning.normalise import normalise
 from athanor.cleaning.params import CleanParams
+from athanor.cli.render import visible
 
 COMPARED_LINES = 2000  # of each text: finding differences takes time that grows with their product
 AROUND = 40  # characters of what is equal, beside a difference inside a line
@@ -75,5 +75,3 @@ def prepared(text: str, kind: str, params: CleanParams | None) -> tuple[str, str
         return normal, normal, {}
     redacted, counts = pii.redact(normal, getattr(params.pii, kind))
     return normal, redacted, dict(sorted(counts.items()))
-
-

@@ -16,6 +16,11 @@ import numpy as np
 import pyarrow.compute as pc
 
 from athanor.base.artifacts import read_json
+from athanor.base.errors import InputError
+from athanor.cleaning import minhash, rules
+from athanor.cleaning.dedup import shingle_sets
+from athanor.cleaning.params import CleanParams
+from athanor.cleaning.table import EXACT, EXACT_VAL, ITEM
 from athanor.cli import render
 from athanor.cli.data import show, where
 from athanor.cli.data.choose import DUPLICATES
@@ -30,12 +35,7 @@ from athanor.cli.data.read import (
     clean_params,
     weak_labels,
 )
-from athanor.cleaning import minhash, rules
 from athanor.text.conversations import read_items
-from athanor.cleaning.dedup import shingle_sets
-from athanor.cleaning.table import EXACT, EXACT_VAL, ITEM
-from athanor.base.errors import InputError
-from athanor.cleaning.params import CleanParams
 
 MOST = 8  # documents named in an error
 
@@ -228,7 +228,9 @@ def _twin(corpus: Corpus, entry: Entry, params: CleanParams | None) -> dict[str,
     if not places:
         return {"twin": {"id": entry.twin, "fate": "unknown"}}
     (twin,) = corpus.entries(places[:1])
-    about_twin = {name: getattr(twin, name) for name in ("id", "fate", "source", "split", "file", "row", "rule", "meta")}
+    about_twin = {
+        name: getattr(twin, name) for name in ("id", "fate", "source", "split", "file", "row", "rule", "meta")
+    }
     ours = show.prepared(entry.text, entry.kind, params)[1]
     theirs = twin.text if twin.fate == KEPT else show.prepared(twin.text, twin.kind, params)[1]
     if entry.rule in (EXACT, EXACT_VAL):

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow.compute as pc
 
 from athanor.base.artifacts import manifest_digest, read_manifest
-from athanor.cli.data.read import CLEAN, SHARDS, TEXT_BATCH, TOKENIZER, Corpus, Place, built_params
-from athanor.text.documents import shard_files
-from athanor.data.mixture import mix_sources, plan_mixture
-from athanor.data.shards import COOLDOWN, KIND, TRAIN, VERSION
 from athanor.base.errors import AthanorError
-from athanor.data.mixture_params import MixtureParams
 from athanor.base.strict import build
+from athanor.cli.data.read import CLEAN, SHARDS, TEXT_BATCH, TOKENIZER, Corpus, Place, built_params
+from athanor.data.mixture import mix_sources, plan_mixture
+from athanor.data.mixture_params import MixtureParams
+from athanor.data.shards import COOLDOWN, KIND, TRAIN, VERSION
+from athanor.text.documents import shard_files
 from athanor.tokenizer_training.params import TokenizerParams
 
 SAMPLE_BYTES = 2_000_000_000  # of text: the tokenizer's sample of a larger corpus takes minutes to tell

@@ -101,7 +101,9 @@ def fix(findings: Iterable[Finding]) -> list[Finding]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fix", action="store_true", help="repair what is safe")
-    parser.add_argument("--deep", action="store_true", help="also hash all that dvc.lock names, in the workspace and in the cache")
+    parser.add_argument(
+        "--deep", action="store_true", help="also hash all that dvc.lock names, in the workspace and in the cache"
+    )
     parser.add_argument("--json", action="store_true", help="for scripts")
 
 

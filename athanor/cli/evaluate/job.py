@@ -180,7 +180,9 @@ def _methods(
 
     if data.kind == CONVERSATIONS:
         if tokenizer is None:
-            raise InputError("conversations are rendered by our tokenizer, and this model brings another", where="--set")
+            raise InputError(
+                "conversations are rendered by our tokenizer, and this model brings another", where="--set"
+            )
         windows = row_windows(conversation_ids(data, tokenizer), context)
         yield CONVERSATIONS, "assistant", windows, tokenizer.token_bytes
         return
@@ -192,14 +194,14 @@ def _methods(
 
 def _open(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokenizer | None]:
     """The model in its runtime, facts on it for the rows, and our tokenizer if it is the model's."""
-    from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours
+    from athanor.cli.shrink import checkpoint_source, slot_of
     from athanor.export.gguf import write_gguf
     from athanor.export.huggingface import write_huggingface
     from athanor.export.parity import rebuilt
-    from athanor.cli.shrink import checkpoint_source, slot_of
+    from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours
     from athanor.export.source import load_source
-    from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
     from athanor.model.weights import WEIGHTS
+    from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
     path = Path(job.model)
     default = {GGUF: "llama.cpp", DIRECTORY: "transformers"}.get(job.kind, "torch")

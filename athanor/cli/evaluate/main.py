@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json
+from athanor.base.errors import AthanorError, InputError
 from athanor.cli.cli import positive
 from athanor.cli.evaluate import history
 from athanor.cli.evaluate.job import BACKENDS, CHECKPOINT, Job, apart, kind_of
 from athanor.cli.slots import Found, choose, find
-from athanor.base.errors import AthanorError, InputError
 from athanor.runtime.evaluations import Evaluations
 from athanor.runtime.machine import anchor, machine
 
@@ -40,8 +40,11 @@ STAGES = ("pretrain", "sft")
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="models/sft", help="model folder, Hugging Face directory, .gguf, checkpoint")
     parser.add_argument("--backend", choices=BACKENDS, default="", help="runtime (default: what fits the model)")
-    parser.add_argument("--set", default="data/clean/val.parquet", help="documents (.txt, .parquet, .jsonl with text)"
-                        " or conversations (.jsonl with messages, a data/sft folder)")
+    parser.add_argument(
+        "--set",
+        default="data/clean/val.parquet",
+        help="documents (.txt, .parquet, .jsonl with text) or conversations (.jsonl with messages, a data/sft folder)",
+    )
     parser.add_argument("--tokenizer", default="models/tokenizer", help="tokenizer of a model folder or checkpoint")
     parser.add_argument("--context", type=int, default=0, help="tokens in a window (default: the model's context)")
     parser.add_argument("--max-bytes", type=positive(int), default=65536, help="of documents, drawn by content")

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from athanor.base.artifacts import digest
-from athanor.text.conversations import Message
 from athanor.base.errors import InputError
 from athanor.export.perplexity import Window
+from athanor.model.validation import spans
+from athanor.text.conversations import Message
 from athanor.tokenizer.chat import render
 from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
-from athanor.model.validation import spans
 
 DOCUMENTS, CONVERSATIONS = "documents", "conversations"
 FORMS = "a .txt, a .parquet of documents, JSON lines with `text` or `messages`, or a data/sft folder"
@@ -122,7 +122,9 @@ def _packed(folder: Path, limit: int) -> EvalSet:
     from athanor.data.rows import PackedRows
 
     rows = PackedRows(folder, "val")
-    chosen = sorted(range(rows.conversation_count), key=lambda n: _rank(rows.conversation(n)[0].tobytes().hex()))[:limit]
+    chosen = sorted(range(rows.conversation_count), key=lambda n: _rank(rows.conversation(n)[0].tobytes().hex()))[
+        :limit
+    ]
     packed = tuple((ids.astype(np.int64), mask.astype(np.int64)) for ids, mask in map(rows.conversation, chosen))
     told = [[ids.tolist(), mask.tolist()] for ids, mask in packed]
     return EvalSet(CONVERSATIONS, digest({"packed": told}), packed=packed)

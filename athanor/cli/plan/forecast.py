@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json
+from athanor.base.errors import InputError
 from athanor.cli import slots
 from athanor.cli.plan.simulate import Step
-from athanor.base.errors import InputError
 from athanor.model.flops import training_flops
 from athanor.runtime.closure import file_digests, stage_module
 from athanor.runtime.facts import flatten
@@ -288,7 +288,11 @@ def questions(step: Step, root: Path, anchor: Path) -> list[str]:
         return []
     code, fitting = _code(step, root), [slot for slot in _fitting(step, anchor) if slot.code and slot.code.code.files]
     asked = [(slot.id, question(slot.path, code, "part" in slot.facts)) for slot in fitting]
-    return [f"{step.stage} will stop and ask: slot {name} {text} (athanor slots adopt, drop)" for name, text in asked if text]
+    return [
+        f"{step.stage} will stop and ask: slot {name} {text} (athanor slots adopt, drop)"
+        for name, text in asked
+        if text
+    ]
 
 
 def _code(step: Step, root: Path) -> Code:

@@ -35,20 +35,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from athanor.base.errors import AthanorError, GateError, ParamsError
 from athanor.cli import probe
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.plan.forecast import STAGES, Forecast, Memory, forecast, questions, training_of
 from athanor.cli.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, simulate
 from athanor.cli.slots import size
 from athanor.cli.summary import leaf
-from athanor.base.errors import AthanorError, GateError, ParamsError
 from athanor.hardware.shape import advice
-from athanor.training.sft_params import SCRATCH
 from athanor.runtime import dvc_lock, dvc_view
 from athanor.runtime.closure import code_digest, is_code, stage_module
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
 from athanor.runtime.schema import check_file, memory_notes
+from athanor.training.sft_params import SCRATCH
 
 WORK = 10
 MAX_REASONS = 4
@@ -104,7 +104,9 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
         plan.notes.append(f"{at_work} is at work here: this is the plan of this moment")
     plan.notes.extend(_interpreter(root, steps, built))
     if built and built["sft"].base != SCRATCH:
-        plan.notes.append(f"sft.base is {built['sft'].base}: athanor repro runs foreign/lora.yaml, and none of these steps but download")
+        plan.notes.append(
+            f"sft.base is {built['sft'].base}: athanor repro runs foreign/lora.yaml, and none of these steps but download"
+        )
     if built and any(step.stage == "pretrain" and step.runs for step in steps):
         plan.notes.extend(probe.warnings(root, built))
     plan.notes.extend(_shape(steps, built))

@@ -261,9 +261,9 @@ def param_changes(dep: Any) -> Iterator[Change]:
     for name in changed if isinstance(changed, dict) else new:
         before, after = (dict(flatten({name: side[name]})) if name in side else {} for side in (old, new))
         both = dict.fromkeys((*after, *before))
-        leaves = [leaf for leaf in both if before.get(leaf, ABSENT) != after.get(leaf, ABSENT)]
-        for leaf in leaves:
-            yield Change("parameter", prefix + leaf, "changed", before.get(leaf, ABSENT), after.get(leaf, ABSENT))
+        leaves = [key for key in both if before.get(key, ABSENT) != after.get(key, ABSENT)]
+        for key in leaves:
+            yield Change("parameter", prefix + key, "changed", before.get(key, ABSENT), after.get(key, ABSENT))
         if not leaves:  # an empty list or mapping has no leaves
             yield Change("parameter", prefix + name, "changed", old.get(name, ABSENT), new.get(name, ABSENT))
 

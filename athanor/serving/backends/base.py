@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from athanor.text.conversations import Message
 from athanor.base.errors import InputError
-from athanor.tokenizer.chat import prompt_ids
 from athanor.decoding.prompting import fit
+from athanor.text.conversations import Message
+from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
 
 RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest turns
@@ -134,9 +134,7 @@ def reserve(context_tokens: int, limit: int) -> int:
     return max(1, min(limit, int(context_tokens * RESERVE_SHARE)))
 
 
-def prepare(
-    tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens: int, max_new_tokens: int
-) -> Prompt:
+def prepare(tokenizer: Tokenizer, messages: Sequence[Message], *, context_tokens: int, max_new_tokens: int) -> Prompt:
     """The prompt of our own template; InputError also if the roles are not those of the template."""
     prompt_ids(tokenizer, [Message(message.role, "") for message in messages])  # the roles, before their fitting
     return fit_prompt(messages, partial(prompt_ids, tokenizer), context_tokens, max_new_tokens)

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json
-from athanor.text.conversations import Message
 from athanor.base.errors import AthanorError, InputError
-from athanor.export.llamacpp import INSTALL, Client, Refused, start_server
+from athanor.decoding.prompting import end_ids
 from athanor.export.gguf_reader import read_header
+from athanor.export.llamacpp import INSTALL, Client, Refused, start_server
 from athanor.serving.backends.base import HALF, Answer, Emit, Prompt, Request, fit_prompt, prepare, settings
 from athanor.serving.discover import gguf_problem, tokenizer_beside
-from athanor.decoding.prompting import end_ids
+from athanor.text.conversations import Message
 from athanor.tokenizer.tokenizer import Tokenizer
 
 CACHE_BYTES = 1 << 30  # of keys and values, where nothing else is asked for

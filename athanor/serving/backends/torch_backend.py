@@ -14,16 +14,16 @@ import torch
 
 from athanor.base.errors import AthanorError
 from athanor.decoding.engine import Engine
+from athanor.decoding.folded import Folded
+from athanor.decoding.prompting import end_ids, exempt_ids
 from athanor.decoding.sampling import Sampling
 from athanor.model.config import ModelConfig
-from athanor.decoding.folded import Folded
+from athanor.model.device import prepare as prepare_device
 from athanor.model.transformer import Transformer
 from athanor.serving.backends.base import Answer, Emit, Prompt, Request, prepare
 from athanor.serving.loading import decoding_defaults, few_threads, load_export, sampling_defaults
 from athanor.tokenizer.chat import template_hash
-from athanor.decoding.prompting import end_ids, exempt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.model.device import prepare as prepare_device
 
 # Prompts read in one pass, padding included: more would hold up the answers under way for longer.
 READ_TOKENS = 1024

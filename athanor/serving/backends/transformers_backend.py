@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from athanor.text.conversations import Message
 from athanor.base.errors import AthanorError, InputError
-from athanor.serving.backends.base import HALF, Answer, Emit, Request, fit_prompt, settings
 from athanor.model.device import limit_memory
+from athanor.serving.backends.base import HALF, Answer, Emit, Request, fit_prompt, settings
+from athanor.text.conversations import Message
 
 
 def open_backend(spec: dict[str, Any]) -> HuggingFace:

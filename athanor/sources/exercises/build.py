@@ -6,14 +6,14 @@ import random
 from dataclasses import replace
 
 from athanor.base.artifacts import digest
-from athanor.text.conversations import Conversation, Item, Message
-from athanor.text.documents import split_of
+from athanor.base.errors import ParamsError, suggest
+from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises import code, facts, lists, numbers  # noqa: F401  (they register their categories)
 from athanor.sources.exercises.exercise import CATEGORIES, MADE_HERE, ONLY_ASKED, TEXTS, Exercise, Side, wording
 from athanor.sources.exercises.written import read_written
-from athanor.base.errors import ParamsError, suggest
-from athanor.sources.battery_params import BatteryParams
 from athanor.sources.instruct_params import ExercisesSource
+from athanor.text.conversations import Conversation, Item, Message
+from athanor.text.documents import split_of
 
 MAX_MISSES = 20_000  # draws in a row without a new exercise before a category counts as exhausted
 MAX_PARTS = 3  # exercises in one multi-turn conversation

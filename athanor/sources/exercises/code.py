@@ -36,7 +36,12 @@ def python_functions(rng: random.Random, number: int, side: Side) -> Exercise:
     reply = f"def {call}:\n    {body}"
     name, _, rest = call.partition("(")
     other = parameters[(parameters.index(parameter) + 1) % len(parameters)]
-    wrong = f"def {call}:\n    {family['body'].format(n=other)}", f"def {call}:\n    pass", f"def f({rest}:\n    {body}", body
+    wrong = (
+        f"def {call}:\n    {family['body'].format(n=other)}",
+        f"def {call}:\n    pass",
+        f"def f({rest}:\n    {body}",
+        body,
+    )
     # A one-digit parameter is easy to carry over, a word hard.
     difficulty = level(len(str(parameter)), 2, 3)
     right = eval(f"lambda {rest.rstrip(')')}: {body.removeprefix('return ')}")  # our own template, not a model's code

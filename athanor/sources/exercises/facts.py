@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from athanor.base.artifacts import digest
-from athanor.sources.exercises.exercise import TEXTS, Exercise, Side, ask, category, level
 from athanor.base.errors import InputError
+from athanor.sources.exercises.exercise import TEXTS, Exercise, Side, ask, category, level
 
 Facts = tuple[tuple[str, str], ...]  # name and answer
 

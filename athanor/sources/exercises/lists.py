@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import random
 
-from athanor.text.conversations import Message
 from athanor.sources.exercises.exercise import (
     TEXTS,
     WORDS,
@@ -21,6 +20,7 @@ from athanor.sources.exercises.exercise import (
     level,
     wording,
 )  # fmt: skip
+from athanor.text.conversations import Message
 
 ORDINALS = ("first", "second", "third", "last")
 YES_NO = ("Yes, Yes", "Yes, No", "No, Yes", "No, No")

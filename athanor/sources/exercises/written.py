@@ -17,8 +17,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from athanor.text.conversations import DIFFICULTIES, Item, Message
 from athanor.base.errors import InputError
+from athanor.text.conversations import DIFFICULTIES, Item, Message
 
 NEEDED = {"category", "kind", "prompt", "accepted", "rejected", "difficulty"}
 BY_HAND = ("exact", "numeric", "list", "format", "likelihood")
@@ -50,7 +50,9 @@ def _row(line: str, where: str) -> dict[str, Any]:
             fix=f"kinds: {', '.join(BY_HAND)}; difficulties: {', '.join(DIFFICULTIES)}; one accepted answer or more",
         )
     if row["kind"] == "numeric" and not re.fullmatch(r"-?\d+(\.\d+)?", row["accepted"][0]):
-        raise InputError(f"'{row['accepted'][0]}' is not a number", where=where, fix="let the first accepted answer be one")
+        raise InputError(
+            f"'{row['accepted'][0]}' is not a number", where=where, fix="let the first accepted answer be one"
+        )
     if row["kind"] == "likelihood" and not isinstance(row["prompt"], str):
         raise InputError("choices continue a text, not a chat", where=where, fix="let prompt be a text")
     if (row["kind"] == "format") != bool(row.get("checks")):
@@ -72,8 +74,16 @@ def _item(row: dict[str, Any], where: str, place: int, seed: int) -> Item:
         others.insert((place + seed) % (len(others) + 1), accepted[0])
         choices = tuple(others)
     return Item(
-        row["category"], _prompt(row["prompt"], where), row["kind"], accepted[0], accepted, rejected,
-        checks=tuple(row.get("checks", ())), choices=choices, difficulty=row["difficulty"], origin="written",
+        row["category"],
+        _prompt(row["prompt"], where),
+        row["kind"],
+        accepted[0],
+        accepted,
+        rejected,
+        checks=tuple(row.get("checks", ())),
+        choices=choices,
+        difficulty=row["difficulty"],
+        origin="written",
     )
 
 
@@ -86,5 +96,3 @@ def _prompt(prompt: Any, where: str) -> tuple[Message, ...]:
     if not messages or messages[-1].role != "user" or not all(message.content.strip() for message in messages):
         raise InputError("the prompt does not end with a user message, or is empty", where=where)
     return messages
-
-
