@@ -337,14 +337,3 @@ def test_nothing_foreign_is_loaded_for_a_model_of_our_own():
 
     for stage in ("pretrain", "sft", "evaluate"):
         assert not [path for path in closure(ROOT, f"stages.{stage}") if "foreign" in path or "lora" in path]
-
-
-def test_the_stepper_tells_the_model_of_each_step(bases):
-    """Without it there would be no dropout at all."""
-    model = load_foreign(bases["qwen2"], lora_run.LORA, 16, 1)
-    from athanor.training.lanes import Lanes
-
-    with Lanes(model, 1) as lanes:
-        stepper = Stepper(lanes, lora_run.ADAMW, lora_run.SETTINGS)
-        stepper.step(lora_run.Sampler().batch(0, 64), 1e-3)
-    assert model.draws.step is not None and len(model.draws.rows) == 1

@@ -75,13 +75,6 @@ def test_outputs_name_no_host_time_or_path(micro):
         assert str(micro.path) not in text and platform.node() not in text, path
 
 
-def test_second_repro_runs_nothing(micro):
-    before = makers(micro)
-    done = micro.dvc("repro")
-    assert done.stdout.count("didn't change, skipping") == len(STAGES) and "Running stage" not in done.stdout
-    assert makers(micro) == before
-
-
 def test_tracking_has_one_parent_with_a_child_for_every_stage(micro):
     micro.run(sys.executable, "-m", "athanor", "ship", "--wait", "90")
     client, found = tracking(micro)

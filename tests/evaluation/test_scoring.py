@@ -151,6 +151,8 @@ GOOD = item("exact", "a", rejected=("b", "c"))
         ([dataclasses.replace(GOOD, rejected=("b",))], "two rejected"),
         ([dataclasses.replace(GOOD, rejected=("b", "b"))], "two rejected"),
         ([dataclasses.replace(GOOD, accepted=())], "one accepted"),
+        ([dataclasses.replace(GOOD, answer="")], "refuses its accepted"),
+        ([item("code", "", ("def f(x): return x",), tests=("assert f(1) == 3",))], "refuses its accepted"),
         ([GOOD, dataclasses.replace(GOOD, category="d")], "same question"),
         ([dataclasses.replace(GOOD, kind="contains")], "unknown item kind"),
     ],

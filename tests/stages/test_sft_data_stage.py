@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from athanor.base.artifacts import manifest_digest, read_json, sha256_file, verify_files, write_manifest
+from athanor.base.artifacts import manifest_digest, read_json, verify_files, write_manifest
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.chat_data import gates as sft_gates
 from athanor.chat_data import replay
@@ -106,13 +106,6 @@ def test_repeats_are_entries_and_not_copies_and_validation_is_not_repeated(world
     assert sorted(n for row in range(len(val)) for n in val.numbers(row)) == list(range(val.conversation_count))
 
 
-def test_repeats_to_the_byte(world, run_text_stage):
-    run_text_stage(sft_data, sft_data=SFT)
-    first = manifest_digest("data/sft"), sha256_file("metrics/sft_data.json")
-    run_text_stage(sft_data, sft_data=SFT)
-    assert (manifest_digest("data/sft"), sha256_file("metrics/sft_data.json")) == first
-
-
 def test_decontamination_looks_at_the_packed_artifact(world, run_text_stage, monkeypatch):
     monkeypatch.setattr(sft_rows, "decontaminate", lambda rows, *_: list(rows))
     with pytest.raises(GateError, match="contamination.*1 conversations hold a battery item"):
@@ -121,15 +114,7 @@ def test_decontamination_looks_at_the_packed_artifact(world, run_text_stage, mon
 
 
 def test_a_template_that_training_and_serving_do_not_share(world, run_text_stage, monkeypatch):
-    real = sft_rows.render
-
-    def with_newlines(tokenizer, messages):
-        return real(tokenizer, [Message(m.role, f"\n{m.content}") for m in messages])
-
     monkeypatch.setattr(sft_gates, "prompt_ids", lambda t, m: chat.prompt_ids(t, m)[:-1] + t.encode("\n"))
-    with pytest.raises(GateError, match="prompt-ids"):
-        run_text_stage(sft_data, sft_data=SFT)
-    monkeypatch.setattr(sft_rows, "render", with_newlines)
     with pytest.raises(GateError, match="prompt-ids"):
         run_text_stage(sft_data, sft_data=SFT)
 
@@ -180,6 +165,8 @@ def test_bad_habits_are_left_out_and_counted_by_reason(world, run_text_stage):
     assert [sums[name] for name in BAD] == [1, 0, 0, 1]
     with pytest.raises(ParamsError, match="cut_answer.*'talks' is not a source"):
         run_text_stage(sft_data, sft_data=changed(filter_exceptions={**off, "cut_answer": ["talks"]}))
+    with pytest.raises(ParamsError, match="'talks' is not a source"):
+        run_text_stage(sft_data, sft_data=changed(source_priority=["talks"]))
 
 
 def test_habits_that_no_filter_took_out_are_found_in_the_rows(world, run_text_stage, monkeypatch):
@@ -208,18 +195,6 @@ def test_a_source_excepted_from_identity_leak_reaches_the_rows(world, run_text_s
         for number in range(packed.conversation_count)
     ]
     assert sum("I am Nova, an AI made by Acme Labs." in text for text in texts) == metrics["identity_leaks"] == 1
-
-
-def test_of_copies_in_several_sources_the_better_ones_stay(world, run_text_stage):
-    long = "The answer to this question is long. " * 10
-    for name, end in (("sums", "One end."), ("chat", "Another.")):
-        add(world, name, conversation(name, "What is  LONG?", long + end), conversation(name, "What else?", end))
-    for priority, loser in ((("chat", "sums"), "sums"), (("sums",), "chat"), ((), "sums")):
-        run_text_stage(sft_data, sft_data=changed(source_priority=list(priority), context_tokens=256))
-        sources = read_json("metrics/sft_data.json")["sources"]
-        assert {name: row["in_better_source"] for name, row in sources.items()} == {"chat": 0, "sums": 0, loser: 1}
-    with pytest.raises(ParamsError, match="'talks' is not a source"):
-        run_text_stage(sft_data, sft_data=changed(source_priority=["talks"]))
 
 
 def test_a_cap_is_filled_with_what_the_filters_leave(world, run_text_stage):

@@ -16,7 +16,6 @@ from athanor.base.artifacts import manifest_digest, read_json, sha256_file, veri
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.data.mixture import MixSource
 from athanor.data.shards import main_digest, open_cooldown, open_train, open_val, read_shards_manifest
-from athanor.runtime import run as run_module
 from athanor.runtime.executor import Executor
 from athanor.runtime.run import Run
 from athanor.text.documents import read_documents, read_sources
@@ -165,26 +164,6 @@ def test_a_source_that_gets_a_share_later_is_tokenised_then(world, run_text_stag
     assert not any("prose-00000" in name for name in tokens)
     run_text_stage(shard)
     assert results() == both and tokens.items() < spooled().items()
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_workers_and_a_stop_between_shards_change_nothing(world, run_text_stage, monkeypatch, workers):
-    run_text_stage(shard)
-    whole = results()
-    shutil.rmtree(".athanor")
-    shutil.rmtree("data/shards")
-    monkeypatch.setenv("ATHANOR_WORKERS", workers)
-    monkeypatch.setattr(run_module, "SPREAD_BYTES", 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "stop_requested", lambda run: bool(spooled()))
-        with pytest.raises(Interrupted, match="stopped"):
-            run_text_stage(shard)
-    assert not Path("data/shards").exists()
-    tokens = spooled()
-    # Another process may still have finished what it was at.
-    assert len(tokens) == 1 if workers == "1" else tokens
-    run_text_stage(shard)
-    assert results() == whole and tokens.items() <= spooled().items()
 
 
 def test_a_stop_while_shards_are_written_keeps_the_tokens(world, run_text_stage, monkeypatch):

@@ -236,22 +236,6 @@ def test_encoded_arrays_have_fixed_types(tokenizer, dropped):
     assert row.ids.dtype == np.uint32 and row.mask.dtype == np.uint8
 
 
-def test_system_messages_and_several_turns_in_rows(tokenizer, tmp_path, dropped):
-    short = talk("one", "two", "three", "four", "five", "six")
-    system = Conversation((Message("system", "Be brief."), *short.messages), "s", "CC0-1.0", "train", "k")
-    long = Conversation(
-        (*system.messages, Message("user", "seven"), Message("assistant", "x y " * 90)), "s", "CC0-1.0", "train", "l"
-    )
-    rows = sft_rows.encode(tokenizer, [system, long], 100, dropped)
-    assert [row.conversation.messages for row in rows] == [system.messages] * 2 and dropped["s"]["truncated"] == 1
-    packed = write(tmp_path, tokenizer, [(row.ids, row.mask) for row in rows], [[0, 1]], context_tokens=199)
-    assert sft_gates.check_packed(tokenizer, packed, "train") == {0: system.messages, 1: system.messages}
-    ids, mask = packed.conversation(0)
-    taught = tokenizer.decode(ids[mask == 1].tolist())
-    assert taught == "twofoursix" and int((ids[mask == 1] == tokenizer.stop).sum()) == 3
-    assert ids[1] == tokenizer.system and not mask[: ids.tolist().index(tokenizer.assistant) + 1].any()
-
-
 TEXT_DEFECTS = {
     "control inside": (lambda t, ids: [*ids[:3], t.stop, *ids[3:]], None, "replay-text"),
     "two beginnings": (lambda t, ids: [t.bos, *ids], None, "replay-text"),
