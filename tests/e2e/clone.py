@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from athanor.base.strict import read_yaml
 from athanor.runtime import presets
 
 ROOT = Path(__file__).resolve().parents[2]
+STAGES = {name: stage["cmd"] for name, stage in read_yaml(ROOT / "dvc.yaml")["stages"].items()}
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -24,10 +24,8 @@ from athanor.base.strict import read_yaml
 from athanor.runtime.schema import schemas
 from athanor.text.documents import read_documents
 from athanor.training.model_params import ModelParams
-from tests.e2e.clone import ROOT, Clone
+from tests.e2e.clone import STAGES, Clone
 from tests.e2e.hermetic import Hermetic
-
-STAGES = list(read_yaml(ROOT / "dvc.yaml")["stages"])
 
 
 @pytest.fixture(scope="module")

@@ -16,20 +16,7 @@ from pathlib import Path
 
 from athanor.base.artifacts import verify_files
 from athanor.base.strict import read_yaml
-from tests.e2e.clone import Clone, environment, make_clone
-
-STAGES = (
-    "download",
-    "train-classifiers",
-    "clean",
-    "train-tokenizer",
-    "shard",
-    "sft-data",
-    "pretrain",
-    "sft",
-    "eval",
-    "export",
-)
+from tests.e2e.clone import STAGES, Clone, environment, make_clone
 
 
 def lock(clone: Clone) -> dict[str, str]:

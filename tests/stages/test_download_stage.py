@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import http.server
 import json
@@ -11,61 +12,26 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from ruamel.yaml import YAML
 
 from athanor.base.artifacts import read_json, read_manifest, sha256_file, verify_files
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.runtime.run import Run
 from athanor.text.conversations import read_conversations, read_items
 from athanor.text.documents import read_documents, read_sources
 from stages import download
+from tests.stages.conftest import PARAMS, run_stage, settle
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = ("data/raw", "data/instruct", "data/battery")
 LIMITS = {"text_column": "text", "max_document_bytes": 100_000, "min_chars": 1, "min_documents": 1, "min_bytes": 1}
-
-
 FOREIGN = {"filters": [], "meta_columns": [], "license_column": "license", "licenses": ["MIT"]}
 
 
 def params():
-    files = {"type": "files", "name": "notes", "kind": "prose", "license": "CC0-1.0", "globs": ["corpus/*.md"]}
-    files |= {"select": None}
-    hub = {"type": "huggingface", "name": "web", "kind": "web", "license": "MIT", "dataset": "./set", "config": None}
-    hub |= {"split": "train", "revision": None, "skip_documents": 0, "max_documents": None, "max_bytes": None}
-    hub |= {"json_lines": None, "text_template": None, "select": None, "max_malformed_fraction": 0.0}
-    chats = {"type": "messages", "name": "chats", "files": "chats.jsonl", "hub_id": None, "hub_config": None}
-    chats |= {"revision": None, "hub_split": "train", "shape": "messages", "columns": ["messages"]}
-    chats |= {"select": None, "max_malformed_fraction": 0.0, "max_rows": 9, "min_rows": 1, "license": "CC0-1.0"}
-    exercises = {"type": "exercises", "name": "exercises", "categories": {"comparison": 30, "http_status": 20}}
-    return {
-        "download": {
-            "val_fraction": 0.3,
-            "sources": [files | LIMITS, hub | LIMITS | {"checkpoint_documents": 7}],
-        },
-        "instruct": {
-            "seed": 1,
-            "val_fraction": 0.2,
-            "sources": [
-                exercises | {"multi_turn_rows": 5, "system_fraction": 0.1},
-                {"type": "identity", "name": "identity", "repeats": 3, "min_rows": 20},
-                chats,
-            ],
-        },
-        "battery": {
-            "seed": 1,
-            "held_out_fraction": 0.2,
-            "development_fraction": 0.2,
-            "written": None,
-            "categories": {"comparison": 5, "http_status": 5},
-        },
-    }
+    return {name: copy.deepcopy(PARAMS[name]) for name in ("download", "instruct", "battery")}
 
 
 @pytest.fixture
-def workspace(tmp_path, monkeypatch):
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-
+def workspace(tmp_path):
     def make(name="one"):
         folder = tmp_path / name
         (folder / "corpus").mkdir(parents=True)
@@ -75,8 +41,6 @@ def workspace(tmp_path, monkeypatch):
         row = json.dumps({"text": "a text", "license": "GPL-3.0-only"})
         (folder / "torn" / "a.jsonl").write_text(f"{row}\n" * 9)
         (folder / "torn" / "b.jsonl").write_text(f"{row}\n{row[:9]}\n")
-        for package in ("athanor", "stages"):
-            (folder / package).symlink_to(ROOT / package)
         for number in range(9):
             (folder / "corpus" / f"{number}.md").write_text(f"# Note {number}\n\nSome text.\n")
         pq.write_table(pa.table({"text": [f"page {number}" for number in range(40)]}), folder / "set" / "a.parquet")
@@ -87,14 +51,9 @@ def workspace(tmp_path, monkeypatch):
     return make
 
 
-def execute(folder, monkeypatch, values, stop=False):
-    monkeypatch.chdir(folder)
-    YAML().dump(values, folder / "params.yaml")
-    run = Run("download", "stages.download")
-    if stop:
-        run.on_signal()
-    download.run(run)
-    run.finish()
+def execute(folder, monkeypatch, values, stop_after=None):
+    settle(monkeypatch, folder)
+    run_stage(download, values, stop_after)
 
 
 def content(folder):
@@ -159,7 +118,7 @@ def test_interrupted_then_resumed_is_uninterrupted(workspace, monkeypatch):
     whole, parts = workspace("whole"), workspace("parts")
     execute(whole, monkeypatch, params())
     with pytest.raises(Interrupted):
-        execute(parts, monkeypatch, params(), stop=True)
+        execute(parts, monkeypatch, params(), stop_after=1)
     assert not (parts / "data/raw").exists()
     execute(parts, monkeypatch, params())
     assert content(parts) == content(whole)

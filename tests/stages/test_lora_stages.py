@@ -33,6 +33,7 @@ from athanor.training.setup import Choices
 from stages import lora, lora_data, lora_export
 from tests.adapters import tiny
 from tests.e2e.clone import environment, make_clone
+from tests.stages.conftest import run_stage, settle
 
 pytest.importorskip("peft")
 
@@ -98,8 +99,8 @@ def tuned(inputs, tmp_path_factory) -> Iterator[tuple[Path, Path]]:
     write_params(root)
     with pytest.MonkeyPatch.context() as patch:
         settle(patch, root)
-        execute(lora_data)
-        run = execute(lora)
+        run_stage(lora_data)
+        run = run_stage(lora)
     yield root, run.journal.folder / "journal.jsonl"
     torch.set_num_threads(threads)
 
@@ -111,28 +112,6 @@ def work(tuned, tmp_path, monkeypatch) -> Path:
     shutil.copytree(tuned[0], root, symlinks=True)
     settle(monkeypatch, root)
     return root
-
-
-def settle(patch: pytest.MonkeyPatch, root: Path) -> None:
-    patch.delenv("DVC_ROOT", raising=False)
-    patch.setenv("ATHANOR_THREADS", "1")
-    patch.setenv("ATHANOR_DEVICE", "cpu")
-    patch.chdir(root)
-
-
-def execute(stage: Any, stop_after: int | None = None) -> Run:
-    name = stage.__name__.rpartition(".")[2]
-    run = Run(name.replace("_", "-"), stage.__name__)
-    if stop_after is not None:
-        asked: list[int] = []
-        run.stop_requested = lambda: asked.append(1) or len(asked) >= stop_after
-    try:
-        stage.run(run)
-    except BaseException as error:
-        run.fail("KILLED", str(error))
-        raise
-    run.finish()
-    return run
 
 
 def test_a_base_becomes_a_merged_model_an_adapter_and_a_card(work, tuned):
@@ -153,7 +132,7 @@ def test_a_base_becomes_a_merged_model_an_adapter_and_a_card(work, tuned):
     assert {"loss", "lr", "grad_norm", "skipped", "val_loss", "vitals.residual_growth"} <= told
     assert Path("plots/lora.tsv").is_file() and Path("plots/lora_validation.tsv").is_file()
 
-    execute(lora_export)
+    run_stage(lora_export)
     out = Path("models/lora-export")
     verify_files(out)
     parity = read_json("metrics/lora_export.json")["parity"]
@@ -168,11 +147,11 @@ def test_a_base_becomes_a_merged_model_an_adapter_and_a_card(work, tuned):
 
     # 16 bits only round; another base under the same name is not what was trained on.
     write_params(work, export={"dtype": "bfloat16"})
-    execute(lora_export)
+    run_stage(lora_export)
     assert 1e-3 < read_json("metrics/lora_export.json")["parity"]["max_logit_difference"] < 0.5
     tiny.make_base(work / "base", "qwen2", seed=1)
     with pytest.raises(InputError, match="not the one that was trained on"):
-        execute(lora_export)
+        run_stage(lora_export)
 
 
 def test_a_nan_loss_is_a_finding(work, capsys):
@@ -195,9 +174,9 @@ def test_an_interrupted_stage_goes_on_to_the_same_bytes(work):
     shutil.rmtree(work / ".athanor/slots")
     shutil.rmtree(work / "models/lora")
     with pytest.raises(Interrupted):
-        execute(lora, stop_after=4)
+        run_stage(lora, stop_after=4)
     assert not Path("models/lora").exists()
-    execute(lora)
+    run_stage(lora)
     assert {name: Path(name).read_bytes() for name in whole} == whole
 
 
@@ -207,7 +186,7 @@ def test_a_merge_that_went_wrong_is_not_published(work, monkeypatch):
     real = export.lora.merged
     monkeypatch.setattr(export.lora, "merged", lambda weight, a, b, scale: real(weight, a, b, 2 * scale))
     with pytest.raises(GateError, match="merged model"):
-        execute(lora_export)
+        run_stage(lora_export)
     assert not Path("models/lora-export").exists()
 
 
@@ -215,7 +194,7 @@ def test_a_bf16_base_is_not_exported_as_float16(work):
     """In fp16 it overflows, and a check in fp32 does not see that; the preset for cards without bf16 asked for it."""
     write_params(work, export={"dtype": "float16"})
     with pytest.raises(InputError, match=r"export.dtype: the base was trained in bf16.*Fix: set it to bfloat16"):
-        execute(lora_export)
+        run_stage(lora_export)
     assert not Path("models/lora-export").exists()
     assert presets.values(ROOT / "presets/lora-mi50.yaml")["export"]["dtype"] == "bfloat16"
 
@@ -230,11 +209,11 @@ def test_a_stage_reads_no_value_that_it_does_not_declare(work):
 def test_rows_of_another_tokenizer_or_too_long_are_refused(work):
     tiny.make_base(work / "base", "llama")
     with pytest.raises(InputError, match="another tokenizer"):
-        execute(lora)
+        run_stage(lora)
     write_params(work, sft_data={"context_tokens": 512}, sft={"batch_tokens": 512})
-    execute(lora_data)
+    run_stage(lora_data)
     with pytest.raises(InputError, match="rows of 512 tokens, the model was made for 256"):
-        execute(lora)
+        run_stage(lora)
 
 
 def test_tokens_without_an_embedding_row_are_refused(work):
@@ -242,7 +221,7 @@ def test_tokens_without_an_embedding_row_are_refused(work):
     path, last = work / "base/config.json", ForeignTokenizer("base").vocab_size - 1
     path.write_text(json.dumps(read_json(path) | {"vocab_size": last}))
     with pytest.raises(InputError, match=f"token {last} has no row in the embedding.*Fix: resize the embeddings"):
-        execute(lora)
+        run_stage(lora)
 
 
 def test_sft_base_decides_which_stages_run(tmp_path):
