@@ -85,12 +85,6 @@ def test_rows_have_the_ids_that_transformers_makes_of_the_template(base, ours):
     assert changed > 30  # blank lines in front did occur, and would have made other ids
 
 
-def test_blank_lines_in_front_are_why_they_go(base, ours):
-    rows = [{"role": "user", "content": "\n\nx"}, {"role": "assistant", "content": "y"}]
-    joint = theirs(base, ours.template).apply_chat_template(rows, tokenize=True, return_dict=False)
-    assert joint != render(ours, [Message("user", "\n\nx"), Message("assistant", "y")])[0]
-
-
 def test_only_answers_and_the_stop_after_them_are_supervised(ours):
     ids, mask = render(ours, TALK)
     stop = ours.layout.stop

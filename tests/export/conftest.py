@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from athanor.export import gguf
 from athanor.export.parity import Expected, expect, rebuilt
 from athanor.export.probes import Probe, make_probe
 from athanor.export.source import Source, load_source
+from athanor.export.vocabulary import CONTROL, NORMAL, USER_DEFINED
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.model.weights import save_model
@@ -171,6 +173,46 @@ def unpermuted(source: Source) -> dict[str, np.ndarray]:
         f"blk.{n}.attn_{kind}.weight": source.weights[f"model.layers.{n}.self_attn.{kind}_proj.weight"].numpy()
         for n in range(source.config.layers)
         for kind in ("q", "k")
+    }
+
+
+def permuted(source: Source) -> dict[str, np.ndarray]:
+    """The same with rows in the order of `llama` files, which other files do not have."""
+    heads = {"attn_q": source.config.heads, "attn_k": source.config.kv_heads}
+    return {name: gguf.interleave(array, heads[name.split(".")[2]]) for name, array in unpermuted(source).items()}
+
+
+def alterations(source: Source) -> dict[str, dict[str, Any]]:
+    """Ways to write a `llama` file that loads and says something else."""
+    keys, rows = gguf.metadata(source, "f32"), gguf.tensors(source)["token_embd.weight"]
+    types = [piece.type for piece in source.vocabulary.pieces]
+    more = {"tokens": [f"[PAD{number}]" for number in range(32)], "scores": [0.0] * 32, "token_type": [5] * 32}
+    values = {
+        "space prefix": {"tokenizer.ggml.add_space_prefix": True},
+        "no bos": {"tokenizer.ggml.add_bos_token": False},
+        "unigram tokenizer": {"tokenizer.ggml.model": "t5"},
+        "control tokens typed normal": {"tokenizer.ggml.token_type": [t if t != CONTROL else NORMAL for t in types]},
+        "newline typed normal": {"tokenizer.ggml.token_type": [t if t != USER_DEFINED else NORMAL for t in types]},
+        "norm eps": {"llama.attention.layer_norm_rms_epsilon": 1e-6},
+        "rotary base wrong": {"llama.rope.freq_base": 500000.0},
+    }
+    absent = {
+        "space prefix": "tokenizer.ggml.add_space_prefix",
+        "scores": "tokenizer.ggml.scores",
+        "rotary base": "llama.rope.freq_base",
+        "chat template": "tokenizer.chat_template",
+        "end of turn": "tokenizer.ggml.eot_token_id",
+        "head count": "llama.attention.head_count_kv",
+    }
+    wider = {f"tokenizer.ggml.{name}": [*keys[f"tokenizer.ggml.{name}"].value, *extra] for name, extra in more.items()}
+    return {
+        "rows of q and k not permuted": {"arrays": unpermuted(source)},
+        "rows without a token": {  # nothing masks them
+            "values": wider | {"llama.vocab_size": len(rows) + 32},
+            "arrays": {"token_embd.weight": np.concatenate([rows, np.zeros((32, rows.shape[1]), np.float32)])},
+        },
+        **{name: {"values": changed} for name, changed in values.items()},
+        **{f"{name} absent": {"drop": [key]} for name, key in absent.items()},
     }
 
 

@@ -20,6 +20,7 @@ from athanor.text.conversations import Conversation, Item, Message
 from athanor.text.documents import Document, write_shards
 from athanor.tokenizer.chat import render
 from athanor.words.decontaminate import ItemIndex
+from tests.stages.conftest import PARAMS
 
 
 def talk(*texts: str, split: str = "train", source: str = "s", key: str = "") -> Conversation:
@@ -33,18 +34,13 @@ def dropped() -> dict[str, Counter[str]]:
     return defaultdict(Counter)
 
 
-def write(folder: Path, tokenizer, pairs, rows, context_tokens: int = 63) -> PackedRows:
-    write_split(folder, "train", pairs, rows, tokenizer.vocab_size)
-    write_manifest(
-        folder,
-        kind=KIND,
-        version=VERSION,
-        counts={},
-        dtype="uint16",
-        pad_id=0,
-        stop_id=tokenizer.stop,
-        context_tokens=context_tokens,
-    )
+def write(folder: Path, tokenizer, pairs, rows, context_tokens: int = 63, replay: str = "") -> PackedRows:
+    """The packed rows of a train split; `replay` names the source of all pieces behind the first."""
+    sources = [0, *[1] * (len(pairs) - 1)] if replay else None
+    write_split(folder, "train", pairs, rows, tokenizer.vocab_size, sources)
+    facts = {"sources": ["s"], "replay_sources": [replay]} if replay else {}
+    facts |= {"dtype": "uint16", "pad_id": 0, "stop_id": tokenizer.stop, "context_tokens": context_tokens}
+    write_manifest(folder, kind=KIND, version=VERSION, counts={}, **facts)
     return PackedRows(folder)
 
 
@@ -59,21 +55,12 @@ def test_duplicates_go_and_validation_wins(dropped):
 def choose(tokenizer, dropped, conversations, priority):
     """The training conversations that sources with default rules leave, as (source, first question, last answer)."""
     source = {"max_copies": 9, "repeats": 1, "max_supervised_tokens": None}
-    params = {
+    params = PARAMS["sft_data"] | {
         "context_tokens": 512,
-        "seed": 1,
         "max_source_share": 1.0,
         "max_pad_share": 1.0,
         "max_hedge_rate": 1.0,
-        "replay_share": 0.0,
-        "filter_exceptions": {name: [] for name in sft_rows.FILTERS},
         "source_priority": list(priority),
-        "decontamination": {
-            "ngram_words": 13,
-            "max_ngram_conversations": 10,
-            "max_ngram_items": 1,
-            "fact_categories": [],
-        },
         "sources": {name: source for name in sorted({row.source for row in conversations})},
     }
     dropped |= {name: Counter() for name in params["sources"]}
@@ -251,11 +238,7 @@ def test_pieces_of_text_have_gates_of_their_own(tokenizer, tmp_path, name):
     ids = change(tokenizer, next(pieces).tolist())
     mask = replay.mask_of(np.array(ids)).tolist()
     pair = (ids, masked(mask) if masked else mask)
-    write_split(tmp_path, "train", [render(tokenizer, talk("a", "b").messages), pair], [[0, 1]], 768, [0, 1])
-    facts = {"dtype": "uint16", "pad_id": 0, "stop_id": 7, "context_tokens": 63, "sources": ["s"]}
-    facts |= {"replay_sources": ["text"]}
-    write_manifest(tmp_path, kind=KIND, version=VERSION, counts={}, **facts)
-    packed = PackedRows(tmp_path)
+    packed = write(tmp_path, tokenizer, [render(tokenizer, talk("a", "b").messages), pair], [[0, 1]], replay="text")
     assert packed.is_text(1) and not packed.is_text(0) and packed.source(1) == "text"
     if gate is None:
         assert list(sft_gates.check_packed(tokenizer, packed, "train")) == [0]
@@ -268,11 +251,7 @@ def test_another_share_of_text_than_asked_and_an_item_in_it_are_refused(tokenize
     index = ItemIndex.from_items([ITEM])
     ids = np.array([tokenizer.bos, *tokenizer.encode(f"{ITEM.prompt[0].content} The third one"), tokenizer.eos])
     pair = render(tokenizer, talk("a", "b").messages)
-    write_split(tmp_path, "train", [pair, (ids, replay.mask_of(ids))], [[0, 1]], 768, [0, 1])
-    facts = {"dtype": "uint16", "pad_id": 0, "stop_id": 7, "context_tokens": 255, "sources": ["s"]}
-    facts |= {"replay_sources": ["text"]}
-    write_manifest(tmp_path, kind=KIND, version=VERSION, counts={}, **facts)
-    packed = PackedRows(tmp_path)
+    packed = write(tmp_path, tokenizer, [pair, (ids, replay.mask_of(ids))], [[0, 1]], 255, replay="text")
     share = (len(ids) - 1) / (len(ids) - 1 + sum(pair[1]))
     with pytest.raises(GateError, match="replay-share"):
         sft_gates.check_replay(tokenizer, packed, share / 2, index, 10, "train")
@@ -299,11 +278,9 @@ def test_replay_of_boilerplate_shared_with_an_item_passes_its_own_gate(tokenizer
         left_out += made.contaminated
         pair = render(tokenizer, talk("a", "b").messages)
         entries = [pair, *((piece, replay.mask_of(piece)) for piece in pieces)]
-        write_split(tmp_path, "train", entries, [[n] for n in range(len(entries))], 768, [0, *[1] * len(pieces)])
-        facts = {"dtype": "uint16", "pad_id": 0, "stop_id": 7, "context_tokens": 63, "sources": ["s"]}
-        write_manifest(tmp_path, kind=KIND, version=VERSION, counts={}, replay_sources=["web"], **facts)
+        packed = write(tmp_path, tokenizer, entries, [[n] for n in range(len(entries))], replay="web")
         share = 300 / (300 + sum(pair[1]))
-        assert sft_gates.check_replay(tokenizer, PackedRows(tmp_path), share, index, 10, "train") == {"web": 300}
+        assert sft_gates.check_replay(tokenizer, packed, share, index, 10, "train") == {"web": 300}
     assert left_out > 5
     with pytest.raises(InputError, match="data/clean/train/web"):
         replay.choose(tokenizer, files, {"web": 10**6}, 64, 0, index, 10)
