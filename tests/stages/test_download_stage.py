@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import functools
-import http.server
 import json
-import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +15,7 @@ from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.text.conversations import read_conversations, read_items
 from athanor.text.documents import read_documents, read_sources
 from stages import download
+from tests.e2e.clone import served
 from tests.stages.conftest import PARAMS, run_stage, settle
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,29 +169,18 @@ def test_battery_question_in_a_chat_file_fails_the_stage(workspace, monkeypatch)
         execute(folder, monkeypatch, params())
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
-def served(tmp_path, monkeypatch):
+def pages(tmp_path, monkeypatch):
     """A folder on a web server: (folder, address)."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    folder = tmp_path / "served"
-    folder.mkdir()
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield folder, f"http://127.0.0.1:{made.server_port}"
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    (tmp_path / "served").mkdir()
+    with served(tmp_path / "served") as address:
+        yield tmp_path / "served", address
 
 
-def test_http_and_packages(workspace, monkeypatch, served):
-    folder, address = served
+def test_http_and_packages(workspace, monkeypatch, pages):
+    folder, address = pages
     (folder / "pages.jsonl").write_text("".join(json.dumps({"text": f"page {n}"}) + "\n" for n in range(7)))
     remote = {"type": "http", "name": "remote", "kind": "web", "license": "MIT", "select": None} | LIMITS
     remote |= {"urls": [{"url": f"{address}/pages.jsonl", "sha256": "0" * 64}]}
