@@ -7,7 +7,6 @@ import random
 import shutil
 
 import pytest
-import tiny
 
 from athanor.adapters.tokenizer import ForeignTokenizer, content
 from athanor.base.artifacts import digest
@@ -17,6 +16,7 @@ from athanor.chat_data import rows as sft_rows
 from athanor.text.conversations import Message
 from athanor.tokenizer import chat
 from athanor.tokenizer.chat import prompt_ids, render
+from tests.adapters import tiny
 
 TALK = (
     Message("system", "Be brief."),

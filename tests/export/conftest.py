@@ -27,8 +27,8 @@ from athanor.model.weights import save_model
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids, render, template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import train, write_tokenizer
+from tests.evaluation import tiny
 
 CONTEXT = 96
 WORDS = ("apple", "river", "stone", "cloud", "tiger", "paper", "lamp", "seven", "music", "green")
@@ -64,14 +64,7 @@ def reply(number: int) -> Message:
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory) -> Path:
     texts = documents() + [m.content for n in range(100) for m in (*question(n), reply(n))]
-    params = TokenizerParams(
-        vocab_size=640,
-        sample_bytes=1_000_000,
-        check_bytes=10_000,
-        character_coverage=0.9999,
-        max_piece_chars=16,
-        split_by_unicode_script=False,
-    )
+    params = replace(tiny.PARAMS, vocab_size=640, sample_bytes=1_000_000, check_bytes=10_000)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
     with new_dir(path) as folder:
         write_tokenizer(folder, train(texts, params), {})

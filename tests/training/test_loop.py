@@ -119,13 +119,6 @@ def test_accumulated_gradient_equals_that_of_one_batch(masked):
         assert torch.allclose(gradients[size][0], gradients[16][0], atol=1e-6, rtol=0)
         for a, b in zip(gradients[size][1], gradients[16][1], strict=True):
             assert torch.allclose(a, b, atol=1e-6, rtol=0)
-    # The planted defect: a mean of micro-batch means is another gradient.
-    wrong = micro.make_model()
-    parts = [part for part in micro_batches(rows, 1, True) if len(part.next_N)]
-    for part in parts:
-        (token_losses(wrong, part).mean() / len(parts)).backward()
-    far = max(float((a.grad - b).abs().max()) for a, b in zip(wrong.parameters(), gradients[16][1], strict=True))
-    assert far > 1e-4 or not masked
 
 
 def test_unsupervised_targets_do_not_matter(tmp_path):
