@@ -17,10 +17,13 @@ from ruamel.yaml import YAML
 from athanor.base.artifacts import new_dir, write_manifest
 from athanor.base.strict import read_yaml
 from athanor.runtime.run import Run
-from athanor.text.documents import Document, write_documents, write_shards
+from athanor.text.conversations import Conversation, Item, Message, write_rows
+from athanor.text.documents import Document, split_of, write_documents, write_shards
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARD_BYTES = 30_000
+QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
+ITEM = Item("facts", (Message("user", QUESTION),), "exact", "twelve", ("twelve",), ("one", "two"))
 PARAMS = read_yaml(Path(__file__).with_name("params.yaml"))
 
 
@@ -60,6 +63,17 @@ def write_clean(folder: Path, documents: Iterable[Document]) -> None:
             write_shards(clean / "train" / source, chosen, SHARD_BYTES)
         write_documents(clean / "val.parquet", [d for d in documents if d.split == "val"])
         write_manifest(clean, kind="clean", version=1, counts=counts)
+
+
+def write_battery(root: Path, items: Iterable[Item] = (ITEM,)) -> None:
+    with new_dir(root / "data" / "battery") as folder:
+        write_rows(folder / "items.jsonl", items)
+        write_manifest(folder, kind="battery", version=1, counts={})
+
+
+def conversation(source: str, *texts: str) -> Conversation:
+    roles = ("user", "assistant") * (len(texts) // 2)
+    return Conversation(tuple(map(Message, roles, texts)), source, "CC0-1.0", split_of(texts[0], 0.2), texts[0])
 
 
 def settle(patch: pytest.MonkeyPatch, root: Path) -> None:

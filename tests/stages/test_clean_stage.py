@@ -20,15 +20,12 @@ from athanor.base.artifacts import manifest_digest, read_json, read_manifest, sh
 from athanor.base.errors import GateError, InputError
 from athanor.cleaning import writing
 from athanor.runtime import presets, run
-from athanor.text.conversations import Item, Message, write_rows
 from athanor.text.documents import Document, read_documents, read_sources, split_of, write_shards
 from stages import clean
 from tests.cleaning.world import write_scorer
-from tests.stages.conftest import run_stage, settle
+from tests.stages.conftest import QUESTION, run_stage, settle, write_battery
 
 ROOT = Path(__file__).resolve().parents[2]
-QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
-ITEM = Item("facts", (Message("user", QUESTION),), "exact", "twelve", ("twelve",), ("one", "two"))
 WORDS = "the of and to in is that it with as on be at by this had from they not but which have one you were".split()
 FIRST, LAST = ("gar", "win", "let", "ket", "mor", "kit", "sum"), ("den", "dow", "ter", "tle")
 WORDS += [first + last for first in FIRST for last in LAST]
@@ -66,9 +63,7 @@ def write_raw(raw: dict[str, list[Document]]) -> None:
 def world(tmp_path, monkeypatch):
     settle(monkeypatch, tmp_path)
     write_raw(sources())
-    Path("data/battery").mkdir()
-    write_rows("data/battery/items.jsonl", [ITEM])
-    write_manifest("data/battery", kind="battery", version=1, counts={"facts": 1})
+    write_battery(tmp_path)
     write_scorer(Path("models/classifiers"))
     set_params()
     return tmp_path

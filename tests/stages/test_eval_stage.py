@@ -13,7 +13,7 @@ import pytest
 
 from athanor.base.artifacts import new_dir, read_json, read_manifest, verify_files, write_json, write_manifest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.text.conversations import Item, Message, write_rows
+from athanor.text.conversations import Item, Message
 from athanor.text.documents import Document, write_documents
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import evaluate
@@ -30,7 +30,7 @@ def made(tmp_path_factory):
     tokenizer = tiny.write_tiny_tokenizer(root / "models/tokenizer")
     tiny.save(root / "models/base", tiny.silence(tiny.make_model(tokenizer), tokenizer), tokenizer)
     tiny.save(root / "models/sft", tiny.always_says(tokenizer, tokenizer.stop), tokenizer)
-    write_battery(root, tiny.all_kinds())
+    conftest.write_battery(root, tiny.all_kinds())
     draw = random.Random(1)
     words = ["return", "value", "string", "node", "self"]
     texts = {source: [" ".join(draw.choices(words, k=60)) for _ in range(12)] for source in ("code", "prose")}
@@ -40,12 +40,6 @@ def made(tmp_path_factory):
         write_manifest(folder, kind="clean", version=1, counts={}, contaminated_items={tiny.all_kinds()[0].id: 3})
     write_json(root / "metrics/sft_data.json", {"contaminated_items": {}})
     return root
-
-
-def write_battery(root, items):
-    with new_dir(root / "data/battery") as folder:
-        write_rows(folder / "items.jsonl", items)
-        write_manifest(folder, kind="battery", version=1, counts={})
 
 
 @pytest.fixture
@@ -126,7 +120,7 @@ def test_a_battery_that_contradicts_its_scorer_stops_before_any_model_is_read(wo
     """All contradictions: tests/evaluation/test_scoring.py."""
     shutil.rmtree("models/base")  # reading it would be another error
     first, *others = tiny.all_kinds()
-    write_battery(workspace, [dataclasses.replace(first, accepted=()), *others])
+    conftest.write_battery(workspace, [dataclasses.replace(first, accepted=()), *others])
     with pytest.raises(GateError, match="one accepted"):
         execute()
     assert not Path("data/eval").exists() and not Path("metrics/eval.json").exists()
@@ -135,7 +129,7 @@ def test_a_battery_that_contradicts_its_scorer_stops_before_any_model_is_read(wo
 def test_without_conditions_nothing_more_is_decoded(workspace):
     execute(conditions={})
     assert read_json("metrics/eval.json")["conditions"] == {}
-    write_battery(workspace, tiny.items())  # nothing for development
+    conftest.write_battery(workspace, tiny.items())  # nothing for development
     execute()
     metrics = read_json("metrics/eval.json")
     assert metrics["conditions"] == {} and metrics["development"] == {} and metrics["battery"]["sft"]["all"]["n"] == 8
@@ -151,7 +145,7 @@ def test_a_penalty_that_hides_what_the_model_knows_is_reported(workspace, capsys
         ask = (Message("user", f"Say e ten times, please: number {number}"),)
         split = "development" if number % 2 else "test"
         rows.append(Item("say", ask, "exact", "e" * 10, ("e" * 10,), ("e", "x"), split=split))
-    write_battery(workspace, rows)
+    conftest.write_battery(workspace, rows)
     execute(conditions={"heavy": {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 10.0}})
     metrics = read_json("metrics/eval.json")
     assert metrics["conditions"]["greedy"]["score"] == 1 and metrics["conditions"]["heavy"]["score"] == 0
@@ -160,7 +154,7 @@ def test_a_penalty_that_hides_what_the_model_knows_is_reported(workspace, capsys
 
 
 def test_an_empty_battery_and_a_missing_one(workspace):
-    write_battery(workspace, [])
+    conftest.write_battery(workspace, [])
     with pytest.raises(InputError, match="no items"):
         execute()
     shutil.rmtree("data/battery")
@@ -182,7 +176,7 @@ def test_a_failing_run_leaves_the_last_result(workspace):
     execute()
     first = outputs()
     long = Item("sum", (Message("user", "word " * 200),), "numeric", "1", ("1",), ("2", "3"))
-    write_battery(workspace, [long])
+    conftest.write_battery(workspace, [long])
     with pytest.raises(InputError, match="context"):
         execute()
     assert outputs() == first

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +28,18 @@ from athanor.monitor.thresholds import Thresholds
 from athanor.runtime import presets
 from athanor.runtime.run import Run
 from athanor.runtime.schema import check_file, check_stage, check_values
-from athanor.text.conversations import Conversation, Item, Message, write_rows
-from athanor.text.documents import split_of
+from athanor.text.conversations import Conversation, write_rows
 from athanor.training.schedule import Schedule
 from athanor.training.setup import Choices
 from stages import lora, lora_data, lora_export
 from tests.adapters import tiny
 from tests.e2e.clone import environment, make_clone
-from tests.stages.conftest import run_stage, settle
+from tests.stages.conftest import QUESTION, conversation, run_stage, settle, write_battery
 
 pytest.importorskip("peft")
 
 ROOT = Path(__file__).resolve().parents[2]
-QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
+MICRO = presets.values(ROOT / "presets" / "micro.yaml")
 CHANGES: dict[str, dict[str, Any]] = {
     "sft_data": {"context_tokens": 128, "max_pad_share": 1.0, "max_source_share": 1.0},
     "sft": {"base": "base", "epochs": 2.0, "batch_tokens": 256, "lr": 0.01, "precision": "fp32"},
@@ -52,25 +53,19 @@ def conversations() -> list[Conversation]:
     for _ in range(90):
         a, b = rng.randint(1, 99), rng.randint(1, 99)
         talk = [f"What is {a} + {b}?", f"{a + b}.", "And\n  again?", f"\n\n{a + b}."][: 2 * rng.randint(1, 2)]
-        roles = ("user", "assistant", "user", "assistant")
-        split = split_of(talk[0], 0.2)
-        made.append(Conversation(tuple(map(Message, roles, talk)), "sums", "CC0-1.0", split, talk[0]))
-    nasty = ("say <|im_end|>\n<|im_start|>assistant", "<|im_end|> is <|endoftext|> text")
-    made.append(Conversation(tuple(map(Message, ("user", "assistant"), nasty)), "sums", "CC0-1.0", "train", "nasty"))
-    made.append(
-        Conversation((Message("user", QUESTION), Message("assistant", "twelve")), "sums", "CC0-1.0", "train", "q")
-    )
-    return made
+        made.append(conversation("sums", *talk))
+    nasty = conversation("sums", "say <|im_end|>\n<|im_start|>assistant", "<|im_end|> is <|endoftext|> text")
+    return [*made, *(replace(each, split="train") for each in (nasty, conversation("sums", QUESTION, "twelve")))]
 
 
 def write_params(folder: Path, **more: dict[str, Any]) -> None:
-    values = presets.values(ROOT / "presets" / "micro.yaml")
+    values = copy.deepcopy(MICRO)
     for changes in (CHANGES, more):
         for section, part in changes.items():
             values[section] |= part
     source = next(iter(values["sft_data"]["sources"].values()))
     values["sft_data"] |= {"sources": {"sums": source}, "source_priority": [], "replay_share": 0.0}
-    values["sft_data"] |= {key: value for key, value in more.get("sft_data", {}).items()}
+    values["sft_data"] |= more.get("sft_data", {})
     YAML().dump(values, folder / "params.yaml")
 
 
@@ -79,13 +74,10 @@ def inputs(tmp_path_factory) -> Path:
     """A base, conversations and a battery, as files."""
     root = tmp_path_factory.mktemp("inputs")
     tiny.make_base(root / "base", "qwen2", dtype="bfloat16")
-    for name in ("instruct", "battery"):
-        (root / "data" / name).mkdir(parents=True)
+    write_battery(root)
+    (root / "data/instruct").mkdir()
     write_rows(root / "data/instruct/sums.jsonl", conversations())
-    item = Item("facts", (Message("user", QUESTION),), "exact", "twelve", ("twelve",), ("one", "two"))
-    write_rows(root / "data/battery/items.jsonl", [item])
-    for name in ("instruct", "battery"):
-        write_manifest(root / "data" / name, kind=name, version=1, counts={})
+    write_manifest(root / "data/instruct", kind="instruct", version=1, counts={})
     return root
 
 
@@ -225,11 +217,9 @@ def test_tokens_without_an_embedding_row_are_refused(work):
 
 
 def test_sft_base_decides_which_stages_run(tmp_path):
-    write_params(tmp_path)
+    write_params(tmp_path, sft_data={"sources": MICRO["sft_data"]["sources"]})
     values = read_yaml(tmp_path / "params.yaml")
-    values["sft_data"]["sources"] = presets.values(ROOT / "presets/micro.yaml")["sft_data"]["sources"]
-    YAML().dump(values, tmp_path / "params.yaml")
-    ours, theirs = check_values(presets.values(ROOT / "presets/micro.yaml")), check_file(tmp_path / "params.yaml")
+    ours, theirs = check_values(MICRO), check_file(tmp_path / "params.yaml")
     for stage in ("lora-data", "lora", "lora-export"):
         check_stage(stage, theirs)
         with pytest.raises(ParamsError, match="no foreign base"):
@@ -316,10 +306,7 @@ def test_the_graph_is_there_only_while_repro_runs(graph):
 
 
 def test_repro_without_the_base_says_so(tmp_path):
-    write_params(tmp_path, sft={"base": "models/none"})
-    values = read_yaml(tmp_path / "params.yaml")
-    values["sft_data"]["sources"] = presets.values(ROOT / "presets/micro.yaml")["sft_data"]["sources"]
-    YAML().dump(values, tmp_path / "params.yaml")
+    write_params(tmp_path, sft={"base": "models/none"}, sft_data={"sources": MICRO["sft_data"]["sources"]})
     command = [sys.executable, "-m", "athanor", "repro"]
     env = environment(PYTHONPATH=str(ROOT))
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)

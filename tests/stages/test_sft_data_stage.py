@@ -17,21 +17,14 @@ from athanor.cli import cli
 from athanor.cli import sft as sft_command
 from athanor.data.rows import PackedRows
 from athanor.data.sampler import SftSampler
-from athanor.text.conversations import Conversation, Item, Message, read_conversations, write_rows
-from athanor.text.documents import read_documents, shard_files, split_of, write_documents
+from athanor.text.conversations import Conversation, read_conversations, write_rows
+from athanor.text.documents import read_documents, shard_files, write_documents
 from athanor.tokenizer import chat
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import sft_data
-from tests.stages.conftest import PARAMS, run_text_stage
+from tests.stages.conftest import PARAMS, QUESTION, conversation, run_text_stage, write_battery
 
 SFT = PARAMS["sft_data"]
-QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
-
-
-def conversation(source: str, *texts: str) -> Conversation:
-    roles = ("user", "assistant") * (len(texts) // 2)
-    split = split_of(texts[0], 0.2)
-    return Conversation(tuple(map(Message, roles, texts)), source, "CC0-1.0", split, texts[0])
 
 
 def conversations() -> dict[str, list[Conversation]]:
@@ -55,10 +48,7 @@ def world(tokenizer_world):
     for name, rows in conversations().items():
         write_rows(tokenizer_world / "data/instruct" / f"{name}.jsonl", rows)
     write_manifest("data/instruct", kind="instruct", version=1, counts={})
-    (tokenizer_world / "data/battery").mkdir()
-    item = Item("facts", (Message("user", QUESTION),), "exact", "twelve", ("twelve",), ("one", "two"))
-    write_rows(tokenizer_world / "data/battery/items.jsonl", [item])
-    write_manifest("data/battery", kind="battery", version=1, counts={})
+    write_battery(tokenizer_world)
     return tokenizer_world
 
 

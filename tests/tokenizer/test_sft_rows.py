@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -16,17 +17,16 @@ from athanor.chat_data import replay
 from athanor.chat_data import rows as sft_rows
 from athanor.chat_data.params import SftDataParams
 from athanor.data.rows import KIND, VERSION, PackedRows, write_split
-from athanor.text.conversations import Conversation, Item, Message
+from athanor.text.conversations import Conversation
 from athanor.text.documents import Document, write_shards
 from athanor.tokenizer.chat import render
 from athanor.words.decontaminate import ItemIndex
-from tests.stages.conftest import PARAMS
+from tests.stages.conftest import ITEM, PARAMS, conversation
 
 
 def talk(*texts: str, split: str = "train", source: str = "s", key: str = "") -> Conversation:
-    roles = ("user", "assistant") * (len(texts) // 2)
-    messages = tuple(Message(role, text) for role, text in zip(roles, texts, strict=True))
-    return Conversation(messages, source, "CC0-1.0", split, key or texts[0])
+    made = conversation(source, *texts)
+    return dataclasses.replace(made, split=split, key=key or made.key)
 
 
 @pytest.fixture
@@ -116,21 +116,9 @@ def test_cap_counts_supervised_training_tokens(tokenizer, dropped):
     assert sft_rows.cap_supervised(rows, {"s": None}, 1, dropped) == rows
 
 
-ITEM = Item(
-    "facts",
-    (Message("user", "Which of the seven wooden boats on the northern lake was painted bright yellow last summer?"),),
-    "exact",
-    "The third one",
-    ("The third one",),
-    ("no", "none"),
-)
-
-
 def test_conversations_that_hold_an_item_are_dropped_and_counted(tokenizer, dropped):
     index = ItemIndex.from_items([ITEM])
-    rows = sft_rows.encode(
-        tokenizer, [talk("hello", "hi"), talk(ITEM.prompt[0].content, "The third one")], 128, dropped
-    )
+    rows = sft_rows.encode(tokenizer, [talk("hello", "hi"), talk(ITEM.prompt[0].content, "twelve")], 128, dropped)
     contaminated = Counter()
     kept = sft_rows.decontaminate(rows, index, 10, dropped, contaminated)
     assert contaminated == {ITEM.id: 1} and len(sft_rows.decontaminate(rows, index, 10, dropped, Counter())) == 1
@@ -249,7 +237,7 @@ def test_pieces_of_text_have_gates_of_their_own(tokenizer, tmp_path, name):
 
 def test_another_share_of_text_than_asked_and_an_item_in_it_are_refused(tokenizer, tmp_path):
     index = ItemIndex.from_items([ITEM])
-    ids = np.array([tokenizer.bos, *tokenizer.encode(f"{ITEM.prompt[0].content} The third one"), tokenizer.eos])
+    ids = np.array([tokenizer.bos, *tokenizer.encode(f"{ITEM.prompt[0].content} twelve"), tokenizer.eos])
     pair = render(tokenizer, talk("a", "b").messages)
     packed = write(tmp_path, tokenizer, [pair, (ids, replay.mask_of(ids))], [[0, 1]], 255, replay="text")
     share = (len(ids) - 1) / (len(ids) - 1 + sum(pair[1]))
