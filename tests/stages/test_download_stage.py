@@ -10,12 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from athanor.base.artifacts import read_json, read_manifest, sha256_file, verify_files
+from athanor.base.artifacts import read_json, read_manifest, verify_files
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.text.conversations import read_conversations, read_items
-from athanor.text.documents import read_documents, read_sources
+from athanor.text.documents import read_documents
 from stages import download
-from tests.e2e.clone import served
 from tests.stages.conftest import PARAMS, run_stage, settle
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,46 +166,6 @@ def test_battery_question_in_a_chat_file_fails_the_stage(workspace, monkeypatch)
     (folder / "chats.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(GateError, match="battery held out.*'chats'"):
         execute(folder, monkeypatch, params())
-
-
-@pytest.fixture
-def pages(tmp_path, monkeypatch):
-    """A folder on a web server: (folder, address)."""
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "served").mkdir()
-    with served(tmp_path / "served") as address:
-        yield tmp_path / "served", address
-
-
-def test_http_and_packages(workspace, monkeypatch, pages):
-    folder, address = pages
-    (folder / "pages.jsonl").write_text("".join(json.dumps({"text": f"page {n}"}) + "\n" for n in range(7)))
-    remote = {"type": "http", "name": "remote", "kind": "web", "license": "MIT", "select": None} | LIMITS
-    remote |= {"urls": [{"url": f"{address}/pages.jsonl", "sha256": "0" * 64}]}
-    installed = {"type": "packages", "prose_name": "docs", "code_name": "code", "exclude": [], "max_bytes": 300_000}
-    installed |= {"licenses": ["MIT", "Apache-2.0", "BSD-3-Clause", "LicenseRef-BSD"], "max_prose_chars": 3000}
-    installed |= {"max_code_chars": 6000, "min_chars": 100, "min_documents": 1, "min_bytes": 1000}
-    values = params()
-    values["download"]["sources"] = [remote, installed]
-    first, second = workspace("first"), workspace("second")
-    with pytest.raises(InputError, match=f"pages.jsonl: the file has SHA-256 .* params.yaml says {'0' * 64}"):
-        execute(first, monkeypatch, values)
-    assert not (first / "data/raw").exists()
-    remote["urls"][0]["sha256"] = sha256_file(folder / "pages.jsonl")
-    execute(first, monkeypatch, values)
-    (folder / "pages.jsonl").unlink()
-    with pytest.raises(InputError, match="HTTP 404"):
-        execute(second, monkeypatch, values)
-    execute(first, monkeypatch, values)  # what was fetched is kept
-    raw = read_json(first / "data/raw/manifest.json")
-    assert raw["counts"]["remote"]["documents"] == 7
-    assert raw["sources"]["remote"]["urls"][0]["sha256"] == remote["urls"][0]["sha256"]
-    assert raw["sources"]["docs"]["packages"] and raw["sources"]["docs"] == raw["sources"]["code"]
-    size = raw["counts"]["docs"]["bytes"] + raw["counts"]["code"]["bytes"]
-    assert 300_000 <= size < 2_000_000
-    licenses = {document.license for document in read_sources(first / "data/raw")}
-    assert {part for license in licenses for part in license.split(" AND ")} <= set(installed["licenses"])
 
 
 def test_items_written_by_hand_join_the_battery(workspace, monkeypatch):
