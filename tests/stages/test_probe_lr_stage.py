@@ -186,6 +186,8 @@ def test_the_command_tells_the_optimum_and_plan_remembers_it(checkout, tmp_path)
     """What DVC makes of a side stage: tests/cli/test_side.py."""
     env = {**QUIET, "DVC_SITE_CACHE_DIR": str(tmp_path / "site")}
     path, values = checkout.path, read_yaml(checkout.path / "params.yaml")
+    said = checkout.dvc("repro", **env).stdout
+    assert "main" in said and "probe" not in said
     (path / "probes/dvc.yaml").write_text("left behind by a kill")
     said = checkout.run(sys.executable, "-m", "athanor", "probe", "lr", **env).stdout
     assert "Running stage 'probes/dvc.yaml:probe-lr'" in said and "Optimum" in said
