@@ -120,19 +120,3 @@ def test_a_folder_of_code_alone_ends_well(project):
     project.write({path.name: path.read_text(encoding="utf-8") for path in modules})
     project.source["kind"] = "code"
     assert list(project.run())[-1] == "export"
-
-
-def test_a_book_of_markdown_and_scripts_ends_well(project):
-    """Chapters and the scripts between them, in folders: two sources of one tree."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    for number, text in enumerate(PROSE):
-        chapter = project.corpus / f"chapter-{number % 9}"
-        chapter.mkdir(exist_ok=True)
-        (chapter / f"{number}.md").write_text(f"# Section {number}\n\n{text}\n", encoding="utf-8")
-    for path in sorted(library.glob("json/*.py")) + sorted(library.glob("email/*.py")):
-        (project.corpus / "chapter-1" / f"{path.parent.name}-{path.name}").write_bytes(path.read_bytes())
-    project.source["globs"] = ["corpus/own/**/*.md"]
-    project.params["mixture"]["sources"]["scripts"] = {"share": 0.3, "max_epochs": 4.0}
-    scripts = {"type": "files", "name": "scripts", "kind": "code", "globs": ["corpus/own/**/*.py"]}
-    project.params["download"]["sources"].append(scripts)
-    assert list(project.run())[-1] == "export"

@@ -124,14 +124,6 @@ def test_score_many_counts_every_item_and_keeps_order() -> None:
         scoring.score_many(made, ["a"])
 
 
-def test_floors_show_what_constant_answers_score() -> None:
-    made = [item("exact", word, question=f"{place}?") for place, word in enumerate(("Yes", "Yes", "Yes", "No"))]
-    made += [dataclasses.replace(item("exact", "5", question="Which is larger, 5 or 3?"), category="d")]
-    found = floors.null_floors(made)
-    assert found["c"] == {"floor": 0.75, "strategy": "constant 'Yes'"}
-    assert found["d"]["floor"] == 1.0 and found["all"]["floor"] == 0.8
-
-
 def test_summary_has_n_error_and_floor() -> None:
     made = [item("exact", str(number), question=f"Number {number} of what?") for number in range(200, 250)]
     table = floors.summarise(made, [True] * 45 + [False] * 5)["c"]

@@ -7,18 +7,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from athanor.base.artifacts import sha256_file
 from athanor.base.errors import GateError, InputError
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import load_source, make_source
 from athanor.model.weights import load_model, save_model
 
 
-def test_directory_is_complete_and_deterministic(case, tmp_path):
-    for name in ("one", "two"):
-        write_huggingface(tmp_path / name, case.source, "float32")
-    names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert names == [
+def test_directory_is_complete(case, tmp_path):
+    write_huggingface(tmp_path, case.source, "float32")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
         "athanor.json",
         "chat_template.jinja",
         "config.json",
@@ -28,7 +25,6 @@ def test_directory_is_complete_and_deterministic(case, tmp_path):
         "tokenizer.model",
         "tokenizer_config.json",
     ]
-    assert all(sha256_file(tmp_path / "one" / n) == sha256_file(tmp_path / "two" / n) for n in names)
 
 
 def test_config_states_everything(case, tmp_path):

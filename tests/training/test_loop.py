@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,15 +26,6 @@ def uninterrupted(tmp_path_factory):
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     return micro.outcome(*micro.run(tmp_path_factory.mktemp("whole")))
-
-
-def test_it_learns(tmp_path):
-    _, result = micro.run(tmp_path)
-    losses = [row["loss"] for row in result.curve]
-    assert abs(losses[0] - np.log(64)) < 0.1 and losses[-1] < 0.9 * losses[0]
-    assert result.steps == 24 and result.skipped_steps == 0 and len(result.curve) == 24
-    assert [row["step"] for row in result.validations] == [5, 10, 15, 20, 24]
-    assert result.curve[-1]["lr"] == 0.001
 
 
 def test_runs_repeat_bit_for_bit_and_log_settings_do_not_matter(tmp_path, uninterrupted):

@@ -43,12 +43,6 @@ def test_shapes():
         assert all(a >= b for a, b in zip(rates, rates[1:], strict=False))
 
 
-def test_a_longer_run_has_the_same_trunk():
-    longer = dataclasses.replace(WSD, total_tokens=40000)
-    assert all(WSD.rate(tokens) == longer.rate(tokens) for tokens in range(1, WSD.cooldown_start, 7))
-    assert COSINE.rate(9000) != dataclasses.replace(COSINE, total_tokens=40000).rate(9000)
-
-
 def test_only_matrices_decay():
     model = micro.make_model()
     groups = Optimizer(model, micro.ADAMW).parts[0].groups

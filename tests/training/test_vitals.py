@@ -112,12 +112,3 @@ def test_a_killed_run_has_the_readings_of_one_that_was_not(tmp_path):
     assert whole and all("vitals.update_ratio_max" in row for (row,) in whole.values())
     for stops in ((7,), (19,), (20, 21)):
         assert readings(tmp_path / str(stops), stops) == whole
-
-
-def test_a_run_tells_them_with_the_rows_of_its_windows(tmp_path):
-    rows = []
-    micro.run(tmp_path, hooks={"on_step": rows.append})
-    first = next(row for row in rows if "vitals.residual_growth" in row)
-    assert first["step"] == 20 and first["time.vitals_s"] > 0
-    assert first["vitals.residual_growth"] > 1.0 and 0.1 < first["vitals.attention_logit_max"] < 2.0
-    assert all("time.step_s" in row for row in rows if "vitals.embedding_spread" in row)
