@@ -24,7 +24,7 @@ def test_a_learning_rate_costs_what_comes_behind_it(at_clone):
     path = at_clone.path / "params.yaml"
     assert not make_plan(at_clone.path).work
     before, after = path.read_text().split("\npretrain:", 1)
-    path.write_text(before + "\npretrain:" + after.replace("lr: 4.0e-3", "lr: 3.0e-3", 1))
+    path.write_text(before + "\npretrain:" + after.replace("lr: 0.004", "lr: 0.003", 1))
     plan = make_plan(at_clone.path)
     told = {step.stage: step.action for step in plan.steps if step.action != "keep"}
     assert told == {"pretrain": "run", "sft": "follows", "eval": "follows", "export": "run"}

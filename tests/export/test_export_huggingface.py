@@ -59,9 +59,9 @@ def test_weight_that_overflows_the_dtype_is_refused(llama, tmp_path):
 
 def test_model_of_another_tokenizer_or_template_is_refused(llama, tmp_path):
     model, facts = load_model(llama.model_dir)
-    for key in ("tokenizer_digest", "template_hash"):
+    for key, what in (("tokenizer_digest", "tokenizer"), ("template_hash", "chat template")):
         save_model(tmp_path / key, model, model.config, {**facts, key: "another"})
-        with pytest.raises(InputError, match=f"another {key.replace('_', ' ')}"):
+        with pytest.raises(InputError, match=f"another {what}"):
             load_source(tmp_path / key, llama.tokenizer_dir, "tiny", {})
 
 
