@@ -135,8 +135,8 @@ def stage_module(command: str) -> str:
 
 
 def is_code(dep: str) -> bool:
-    """Whether a stage's dependency is code of this repository, and no data."""
-    return PurePosixPath(dep).parts[:1] in [(package,) for package in PACKAGES]
+    """Whether a stage's dependency is code: of this repository's packages, or any other file of Python."""
+    return dep.endswith(".py") or PurePosixPath(dep).parts[:1] in [(package,) for package in PACKAGES]
 
 
 def code_deps(files: Iterable[str], declared: Iterable[str]) -> list[str]:

@@ -216,6 +216,8 @@ def in_processes(calls: Mapping[str, Call], workers: int) -> Answers:
     from joblib.externals.loky import get_reusable_executor
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
+    # loky's helper process warns of semaphores that a stop left to it to remove; it does remove them.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     left, kills = dict(calls), 0
     while left:
         workers = min(workers, len(left))

@@ -69,7 +69,7 @@ def code(stage: Mapping[str, Any]) -> Iterator[str]:
     """Of code, a stage depends on files and on folders of the library: more would make it stale by what it does not use."""
     for dep in stage.get("deps", []):
         parts = PurePosixPath(dep).parts  # nothing for the repository itself
-        if not parts or (is_code(dep) and len(parts) < 2):
+        if not parts or (is_code(dep) and len(parts) < 2 and not dep.endswith(".py")):
             yield f"depends on all code, {dep}. Fix: name its folders (athanor deps --fix)"
 
 

@@ -106,7 +106,7 @@ def test_documentation_names_every_rule_and_threshold():
 
 def test_thresholds_are_all_used():
     """A threshold that no rule reads would be parsed and ignored."""
-    code = "".join(path.read_text() for path in (ROOT / "athanor" / "health").glob("*_rules.py"))
+    code = "".join(path.read_text() for path in (ROOT / "athanor" / "monitor").glob("*_rules.py"))
     for field in fields(Thresholds):
         if field.name != "off":
             assert f"limits.{field.name}" in code or f'"{field.name}"' in code, field.name

@@ -27,7 +27,6 @@ from athanor.model.weights import model_tensors
 from athanor.runtime.slots import Slot
 from athanor.text.documents import Document, write_documents
 from athanor.training import checkpoint
-from tests.evaluation.conftest import tokenizer  # noqa: F401  (a fixture)
 from tests.evaluation.tiny import make_model, save, write_tiny_tokenizer
 
 ROOT = Path(history.__file__).resolve().parents[3]
