@@ -1,6 +1,6 @@
 # make setup   only install what is needed into .venv
 # make repro   build everything: install, download, train, evaluate, export, summary
-# make test    run the tests, side by side (TESTS=tests/model: a part of them)
+# make test    what a change must pass: real DVC, one micro build (TESTS=tests/model: a part of them)
 # make quick     the tests that start no process: on every save
 # make test-all  all tests: drills, kills at many moments, browser, fuzz at depth too
 # make lint      what CI asks of the code's form: ruff and mypy
@@ -31,7 +31,7 @@ quick: setup
 	@$(PYTEST) -m "not process and not long and not extra" $(TESTS)
 
 test: setup
-	@$(PYTEST) $(TESTS)
+	@$(PYTEST) -m "not long and not extra" $(TESTS)
 
 test-all: setup
 	@$(PYTEST) $(TESTS)

@@ -33,18 +33,19 @@ def write(path, base):
     texts = [fast.id_to_token(i) or f"[unused{i}]" for i in range(config["vocab_size"])]
     u32, f32, text, many = (gguf.GGUFValueType[n] for n in ("UINT32", "FLOAT32", "STRING", "ARRAY"))
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in tokens["model"]["merges"]]
+    sizes = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv,
+        **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 8),
+    }
     values = {
         "general.type": Value(text, "model"),
-        f"{arch}.context_length": Value(u32, config["max_position_embeddings"]),
-        f"{arch}.embedding_length": Value(u32, config["hidden_size"]),
-        f"{arch}.block_count": Value(u32, config["num_hidden_layers"]),
-        f"{arch}.feed_forward_length": Value(u32, config["intermediate_size"]),
-        f"{arch}.attention.head_count": Value(u32, heads),
-        f"{arch}.attention.head_count_kv": Value(u32, kv),
-        f"{arch}.attention.key_length": Value(u32, 8),
-        f"{arch}.attention.value_length": Value(u32, 8),
+        **{f"{arch}.{name}": Value(u32, size) for name, size in sizes.items()},
         f"{arch}.attention.layer_norm_rms_epsilon": Value(f32, config["rms_norm_eps"]),
-        f"{arch}.rope.dimension_count": Value(u32, 8),
         f"{arch}.rope.freq_base": Value(f32, 10000.0),
         "tokenizer.ggml.model": Value(text, "gpt2"),
         "tokenizer.ggml.pre": Value(text, "qwen2"),
@@ -71,8 +72,8 @@ def write(path, base):
 
 def ask(base, adapter, windows, scratch):
     """log P of every next id after each window, [windows, vocabulary]; None without xllamacpp."""
-    job = {"model": str(base), "lora": adapter and str(adapter), "windows": windows, "context": 64, "threads": 1}
-    (scratch / "job.json").write_text(json.dumps(job | {"exact": True, "vocab_size": 512}))
+    job = {"model": str(base), "lora": adapter and str(adapter), "windows": windows}
+    (scratch / "job.json").write_text(json.dumps(job))
     command = [sys.executable, __file__, str(scratch / "job.json"), str(scratch / "result.json")]
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, timeout=120)
@@ -88,31 +89,25 @@ def main(job_path, result_path):
         import xllamacpp
     except ImportError:
         return 3
-    from athanor.export.llamacpp import Client
+    from athanor.export import llamacpp
 
-    job = json.loads(Path(job_path).read_text())
+    job, server = json.loads(Path(job_path).read_text()), xllamacpp.Server
     signal.alarm(110)
-    params = xllamacpp.CommonParams()
-    params.model.path = job["model"]
-    params.n_ctx, params.n_parallel, params.n_threads_http = job["context"], 1, 1
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = job["threads"]
-    params.cpuparams.poll = params.cpuparams_batch.poll = 0
-    params.n_gpu_layers, params.fit_params, params.warmup, params.ui = 0, False, False, False
-    params.cache_ram_mib, params.verbosity = 0, 1
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    if job["lora"]:
-        info = xllamacpp.CommonAdapterLoraInfo()
-        info.path, info.scale = job["lora"], 1.0
-        params.lora_adapters = [info]
-    server = xllamacpp.Server(params)  # ends when nobody refers to it
-    client = Client(server.listening_address)
-    found = []
+
+    def adapted(params):
+        if job["lora"]:
+            info = xllamacpp.CommonAdapterLoraInfo()
+            info.path, info.scale = job["lora"], 1.0
+            params.lora_adapters = [info]
+        return server(params)
+
+    xllamacpp.Server = adapted
+    running = llamacpp.start_server(job["model"], context_tokens=64, threads=1, exact=True)
+    client, found = llamacpp.Client(running.listening_address), []
+    # The bias decides which token is made, one with text, and leaves the probabilities told as they are.
+    more = {"n_probs": 512, "logit_bias": [[34, 1000.0]]}
     for ids in job["windows"]:
-        # The bias decides which token is made, one with text, and leaves the probabilities told as they are.
-        body = {"prompt": ids, "n_predict": 1, "temperature": 0, "logit_bias": [[34, 1000.0]]}
-        body |= {"n_probs": job["vocab_size"], "cache_prompt": False}
-        row = client.ask("/completion", body)["completion_probabilities"][0]["top_logprobs"]
+        row = client._complete(ids, 1, False, more)["completion_probabilities"][0]["top_logprobs"]
         found.append([(one["id"], one["logprob"]) for one in row])
     Path(result_path).write_text(json.dumps(found))
     return 0

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import tiny
+from tests.adapters import tiny
 
 
 @pytest.fixture(scope="session")

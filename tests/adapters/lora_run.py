@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,47 +21,34 @@ from athanor.adapters.lora import LoraSettings
 from athanor.model.precision import autocast
 from athanor.training.loop import Hooks, train
 from athanor.training.memory import Load
-from athanor.training.optimizer import OptimizerSettings
 from athanor.training.schedule import Schedule
-from athanor.training.settings import LoopSettings
 from athanor.training.setup import Choices
 from athanor.training.world import join
+from tests.training import micro
 
 CONTEXT, BATCH, STEPS = 16, 64, 6
 LORA = LoraSettings(rank=4, alpha=8.0, dropout=0.1, targets="all")
-ADAMW = OptimizerSettings(0.9, 0.95, 1e-8, 0.1)
 SCHEDULE = Schedule("cosine", 0.05, 0.0, 64, 0, STEPS * BATCH)
-SETTINGS = LoopSettings(
+SETTINGS = dataclasses.replace(
+    micro.SETTINGS,
     total_tokens=STEPS * BATCH,
     batch_tokens=BATCH,
-    grad_clip=1.0,
-    z_loss=0.0,
-    precision="fp32",
-    document_mask=True,
     validation_every_tokens=3 * BATCH,
-    sample_every_tokens=0,
     micro_batch_rows=1,
-    threads=1,
     log_every_steps=2,
     save_every_seconds=0.0,
 )
 
 
-class Rows(NamedTuple):
-    tokens_BS: np.ndarray
-    document_BS: np.ndarray
-    mask_BS: np.ndarray
-
-
 class Sampler:
     """Rows of two conversations that count upwards, of which the later part is supervised."""
 
-    def batch(self, position_tokens: int, batch_tokens: int, skipped_tokens: int = 0) -> Rows:
+    def batch(self, position_tokens: int, batch_tokens: int, skipped_tokens: int = 0) -> micro.Rows:
         draw = np.random.Generator(np.random.PCG64([7, position_tokens]))
         B, S = batch_tokens // CONTEXT, CONTEXT + 1
         tokens_BS = (draw.integers(0, 64, (B, 1)) + np.arange(S)) % 64
         document_BS = (np.arange(S) >= draw.integers(4, 12, (B, 1))).astype(np.int64)
-        return Rows(tokens_BS, document_BS, (draw.random((B, S)) < 0.7).astype(np.uint8))
+        return micro.Rows(tokens_BS, document_BS, (draw.random((B, S)) < 0.7).astype(np.uint8))
 
 
 def validate(model: Foreign, precision: str) -> dict[str, Any]:
@@ -84,7 +71,7 @@ def run(base: Path, folder: Path, *, world: Any = None, settings: LoraSettings =
     loop = dataclasses.replace(SETTINGS, precision=precision, **options)
     with tuned(model, choices, Load(1, CONTEXT, precision)):
         extra = {} if world is None else {"world": world}
-        result = train(model, Sampler(), ADAMW, SCHEDULE, loop, folder, hooks, **extra)
+        result = train(model, Sampler(), micro.ADAMW, SCHEDULE, loop, folder, hooks, **extra)
     return model, result, rows
 
 

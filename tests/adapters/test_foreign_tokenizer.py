@@ -7,7 +7,6 @@ import random
 import shutil
 
 import pytest
-import tiny
 
 from athanor.adapters.tokenizer import ForeignTokenizer, content
 from athanor.base.artifacts import digest
@@ -17,6 +16,7 @@ from athanor.chat_data import rows as sft_rows
 from athanor.text.conversations import Message
 from athanor.tokenizer import chat
 from athanor.tokenizer.chat import prompt_ids, render
+from tests.adapters import tiny
 
 TALK = (
     Message("system", "Be brief."),
@@ -83,12 +83,6 @@ def test_rows_have_the_ids_that_transformers_makes_of_the_template(base, ours):
         )
         ours.check_rendered(messages)
     assert changed > 30  # blank lines in front did occur, and would have made other ids
-
-
-def test_blank_lines_in_front_are_why_they_go(base, ours):
-    rows = [{"role": "user", "content": "\n\nx"}, {"role": "assistant", "content": "y"}]
-    joint = theirs(base, ours.template).apply_chat_template(rows, tokenize=True, return_dict=False)
-    assert joint != render(ours, [Message("user", "\n\nx"), Message("assistant", "y")])[0]
 
 
 def test_only_answers_and_the_stop_after_them_are_supervised(ours):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import base_gguf
 import numpy as np
 import pytest
 import torch
@@ -23,6 +22,7 @@ from athanor.adapters.tokenizer import ForeignTokenizer
 from athanor.base.artifacts import read_json
 from athanor.base.errors import GateError
 from athanor.model.tensorfile import read_tensors, write_tensors
+from tests.adapters import base_gguf
 
 SETTINGS = LoraSettings(rank=4, alpha=12.0, dropout=0.1, targets="all")
 CLOSE = 2e-4
@@ -39,12 +39,16 @@ def adapted(base):
     return model
 
 
+def detached(model):
+    return {name: weight.detach() for name, weight in model.named_parameters()}
+
+
 @pytest.fixture(scope="module", params=["qwen2", "qwen3", "llama"])
 def made(request, bases, tmp_path_factory):
     """base, model, folder with what is exported of it."""
     base, folder = bases[request.param], tmp_path_factory.mktemp(request.param)
     model = adapted(base)
-    adapters = {name: weight.detach() for name, weight in model.named_parameters()}
+    adapters = detached(model)
     (folder / "adapter").mkdir()
     lora.save_adapter(folder / "adapter", adapters, SETTINGS, str(base))
     write_merged(folder / "hf", base, ForeignTokenizer(base), adapters, SETTINGS.scale, "float32")
@@ -96,9 +100,6 @@ def test_llama_cpp_with_the_adapter_says_what_the_merged_model_says(made, tmp_pa
     adapters, arch = lora.read_adapter(folder / "adapter"), read_json(base / "config.json")["model_type"]
     gguf_lora.write_lora(tmp_path / "wrong.gguf", adapters, arch, model.config, 2 * SETTINGS.alpha, "tiny")
     if arch == "llama":
-        unmoved = {n: t for n, t in gguf_lora.tensors(adapters, "qwen2", model.config).items()}
-        rows = {n: t for n, t in gguf_lora.tensors(adapters, "llama", model.config).items()}
-        assert any(not np.array_equal(unmoved[n], rows[n]) for n in rows)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gguf_lora, "interleave", lambda weight, heads: weight)
             gguf_lora.write_lora(tmp_path / "wrong.gguf", adapters, arch, model.config, SETTINGS.alpha, "tiny")
@@ -180,7 +181,7 @@ def test_equal_inputs_make_equal_files(made, tmp_path):
 def test_weights_in_several_files_are_merged_file_by_file(bases, tmp_path):
     base = shutil.copytree(bases["qwen2"], tmp_path / "base")
     model = adapted(base)
-    adapters = {name: weight.detach() for name, weight in model.named_parameters()}
+    adapters = detached(model)
     weights = read_tensors(base / "model.safetensors")
     (base / "model.safetensors").unlink()
     parts = {f"model-0000{n}-of-00002.safetensors": dict(sorted(weights.items())[n - 1 :: 2]) for n in (1, 2)}
@@ -199,7 +200,7 @@ def test_weights_in_several_files_are_merged_file_by_file(bases, tmp_path):
 
 def test_an_adapter_for_a_weight_that_the_base_lacks_is_refused(bases, tmp_path):
     base = bases["qwen2"]
-    adapters = {name: weight.detach() for name, weight in adapted(base).named_parameters()}
+    adapters = detached(adapted(base))
     adapters = {name.replace("layers.1.", "layers.7."): weight for name, weight in adapters.items()}
     with pytest.raises(GateError, match=r"no weight for 'model.layers.7"):
         write_merged(tmp_path / "hf", base, ForeignTokenizer(base), adapters, 1.0, "float32")

@@ -11,10 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lora_run
 import numpy as np
 import pytest
-import tiny
 import torch
 
 from athanor.adapters import foreign, lora
@@ -28,6 +26,8 @@ from athanor.training import checkpoint
 from athanor.training.lanes import lane_count
 from athanor.training.memory import Load, state_bytes, training_bytes
 from athanor.training.step import Stepper, probe_batch
+from tests.adapters import lora_run, tiny
+from tests.training import micro
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("qwen2", "qwen3", "llama")
@@ -69,16 +69,6 @@ def test_a_checkpoint_holds_the_adapter_and_its_optimiser_alone(trained):
     assert {name.removeprefix("model.") for name in stored if name.startswith("model.")} == names
     optimizer = {name.removeprefix("optimizer.").rpartition(".")[0] for name in stored if name.startswith("optimizer.")}
     assert optimizer == names
-
-
-def test_the_journal_has_the_rows_that_health_reads(trained):
-    _, _, rows, _ = trained
-    assert [row["step"] for row in rows] == list(range(1, lora_run.STEPS + 1))
-    keys = set().union(*rows)
-    wanted = {"loss", "lr", "grad_norm", "skipped", "tokens_per_second", "time.step_s", "memory.host_bytes"}
-    wanted |= {f"vitals.{n}" for n in ("embedding_spread", "final_norm_gain", "attention_logit_max", "residual_growth")}
-    assert wanted <= keys
-    assert all(np.isfinite(value) for row in rows for value in row.values())
 
 
 def test_conversations_of_a_row_do_not_see_each_other(base):
@@ -254,7 +244,7 @@ def test_forensics_name_the_place_and_the_conversation(bases):
 
     model, rows = load_foreign(bases["qwen2"], lora_run.LORA, 16, 1), lora_run.Sampler().batch(0, 64)
     with Lanes(model, 1) as lanes:
-        stepper = Stepper(lanes, lora_run.ADAMW, lora_run.SETTINGS)
+        stepper = Stepper(lanes, micro.ADAMW, lora_run.SETTINGS)
         assert forensics.examine(stepper, rows).kind == "not reproduced"
         assert len(forensics.suspects(stepper, rows)) == 8
         with torch.no_grad():
@@ -337,14 +327,3 @@ def test_nothing_foreign_is_loaded_for_a_model_of_our_own():
 
     for stage in ("pretrain", "sft", "evaluate"):
         assert not [path for path in closure(ROOT, f"stages.{stage}") if "foreign" in path or "lora" in path]
-
-
-def test_the_stepper_tells_the_model_of_each_step(bases):
-    """Without it there would be no dropout at all."""
-    model = load_foreign(bases["qwen2"], lora_run.LORA, 16, 1)
-    from athanor.training.lanes import Lanes
-
-    with Lanes(model, 1) as lanes:
-        stepper = Stepper(lanes, lora_run.ADAMW, lora_run.SETTINGS)
-        stepper.step(lora_run.Sampler().batch(0, 64), 1e-3)
-    assert model.draws.step is not None and len(model.draws.rows) == 1

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.server
 import os
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+from athanor.base.strict import read_yaml
 from athanor.runtime import presets
 
 ROOT = Path(__file__).resolve().parents[2]
+STAGES = {name: stage["cmd"] for name, stage in read_yaml(ROOT / "dvc.yaml")["stages"].items()}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -18,6 +25,21 @@ def environment(**more: str) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_", "OMP_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**clean, "PATH": path, **more}
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A web server on this machine that hands out a folder; yields its address."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 class Clone:

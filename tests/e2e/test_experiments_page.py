@@ -13,46 +13,26 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from athanor.base.strict import read_yaml
 from tests.e2e.clone import Clone, environment
+from tests.e2e.page import blocks, promised
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "experiments.md"
 SECONDS = 900.0
 
 
-@dataclass(frozen=True)
-class Command:
-    heading: str
-    line: str
-
-    @property
-    def status(self) -> int:
-        """The exit status that the page promises in a comment."""
-        said = re.search(r"# exit status (\d+)", self.line)
-        return int(said[1]) if said else 0
-
-
-def commands() -> list[Command]:
-    """Every line of every shell block of the page, with the heading it stands under."""
-    heading, inside, found = "", False, []
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("```"):
-            assert inside or line == "```bash", f"{line}: a block that is not run"
-            inside = not inside
-        elif inside and line.strip():
-            assert not line.endswith("\\"), "one line for one command, please"
-            found.append(Command(heading, line))
-        elif line.startswith("#"):
-            heading = line.lstrip("# ")
+def commands() -> list[tuple[str, str]]:
+    """(heading, line) of every line of every block of the page."""
+    found = [(block.heading, line) for block in blocks(PAGE) for line in block.text.splitlines() if line.strip()]
+    assert {block.language for block in blocks(PAGE)} == {"bash"}, "a block that is not run"
+    assert not any(line.endswith("\\") for _, line in found), "one line for one command, please"
     return found
 
 
@@ -68,12 +48,12 @@ class Tour:
     def clone(self) -> Clone:
         return Clone(self.here)
 
-    def run(self, command: Command) -> None:
-        interrupt = "press Ctrl-C" in command.line
+    def run(self, command: str) -> None:
+        interrupt = "press Ctrl-C" in command
         where, log = self.start.parent / "where", self.start.parent / f"{len(self.printed)}.log"
         with open(log, "w") as out:  # not a pipe, which the queue's workers would hold open
             child = subprocess.Popen(
-                ["bash", "-c", f'{command.line}\nstatus=$?\npwd > "{where}"\nexit $status'],
+                ["bash", "-c", f'{command}\nstatus=$?\npwd > "{where}"\nexit $status'],
                 cwd=self.here,
                 env=environment(),
                 stdin=subprocess.DEVNULL,
@@ -84,13 +64,13 @@ class Tour:
         stopped = interrupt and self._interrupt(child)
         child.wait(SECONDS)
         output = log.read_text()
-        self.printed.append((command.line, output))
+        self.printed.append((command, output))
         if stopped:
             assert child.returncode != 0 and "progress is kept" in output, output
             return
-        assert child.returncode == command.status, f"{command.line}\nexit {child.returncode}\n{output[-6000:]}"
+        assert child.returncode == promised(command), f"{command}\nexit {child.returncode}\n{output[-6000:]}"
         self.here = Path(where.read_text().strip())
-        if command.line.startswith("dvc queue status"):
+        if command.startswith("dvc queue status"):
             self._wait_for_queue()
 
     def _interrupt(self, child: subprocess.Popen[bytes]) -> bool:
@@ -247,7 +227,7 @@ def start(micro: Clone, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_heading_with_commands_has_a_check():
-    assert list(dict.fromkeys(command.heading for command in commands())) == list(CHECKS)
+    assert list(dict.fromkeys(heading for heading, _ in commands())) == list(CHECKS)
 
 
 def test_the_tour(start, monkeypatch):
@@ -255,9 +235,7 @@ def test_the_tour(start, monkeypatch):
     monkeypatch.setenv("HOME", str(start.parent / "home"))
     (start.parent / "home").mkdir()
     tour, todo = Tour(start), commands()
-    for number, command in enumerate(todo):
-        began = time.monotonic()
+    for number, (heading, command) in enumerate(todo):
         tour.run(command)
-        print(f"{time.monotonic() - began:6.1f} s  {command.line}", file=sys.stderr)
-        if number + 1 == len(todo) or todo[number + 1].heading != command.heading:
-            CHECKS[command.heading](tour)
+        if number + 1 == len(todo) or todo[number + 1][0] != heading:
+            CHECKS[heading](tour)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import http.server
 import json
 import shutil
-import threading
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -24,10 +20,10 @@ from athanor.base.strict import read_yaml
 from athanor.runtime.schema import schemas
 from athanor.text.documents import read_documents
 from athanor.training.model_params import ModelParams
-from tests.e2e.clone import ROOT, Clone
+from tests.e2e.clone import STAGES, Clone, served
 from tests.e2e.hermetic import Hermetic
 
-STAGES = list(read_yaml(ROOT / "dvc.yaml")["stages"])
+OTHER = Path(__file__).with_name("other_sources.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +73,8 @@ def other_sources(micro: Clone, folder: Path) -> list[Hermetic]:
     (folder / "served").mkdir()
     (folder / "served" / "d.jsonl").write_text("".join(json.dumps({"text": talk(text)}) + "\n" for text in texts[4::5]))
     with served(folder / "served") as address:
-        download = Hermetic(micro.path, "download", folder / "download", other_params(f"{address}/d.jsonl"))
+        (folder / "params.yaml").write_text(OTHER.read_text().replace("ADDRESS", address))
+        download = Hermetic(micro.path, "download", folder / "download", read_yaml(folder / "params.yaml"))
         write_corpus(download.work / "corpus", texts)
         succeed(download)
     clean = Hermetic(micro.path, "clean", folder / "clean")
@@ -102,47 +99,6 @@ def talk(text: str) -> str:
     return f"User: Please tell me something about this.\n\nAssistant: {text}\n\nUser: Thank you, that was all I need."
 
 
-def other_params(url: str) -> dict[str, Any]:
-    """Sections that read every field of every kind of source."""
-    least = {"min_chars": 1, "min_documents": 1, "min_bytes": 1}
-    document = {"license": "CC0-1.0", "text_column": "text", "max_document_bytes": 100_000, "select": None, **least}
-    hub = {"config": None, "split": "train", "revision": None, "checkpoint_documents": 7, "json_lines": None}
-    hub |= {"skip_documents": 1, "max_documents": 30, "max_bytes": 100_000, "max_malformed_fraction": 0.0}
-    filters = [
-        {"column": "score", "min": 0.0, "max": 9.0, "one_of": None},
-        {"column": "lang", "min": None, "max": None, "one_of": ["en"]},
-    ]
-    select = {"filters": filters, "meta_columns": ["score"], "license_column": "license", "licenses": ["MIT"]}
-    chats = {"type": "messages", "shape": "messages", "columns": ["messages"], "max_malformed_fraction": 0.0}
-    chats |= {"max_rows": 9, "min_rows": 1, "license": "CC0-1.0", "select": None}
-    here = {"files": "corpus/chats/a.jsonl", "hub_id": None, "hub_config": None, "revision": None, "hub_split": "train"}
-    some = {"filters": [], "max_pairs": 1, "drop_system": True, "max_chars": 99, "drop_phrases": ["as a model"]}
-    # A folder in the place of a hub data set: the same fields are read, and no network is needed.
-    there = {**here, "files": None, "hub_id": "./corpus/chats", "revision": "0" * 40, "select": some}
-    packages = {"type": "packages", "prose_name": "f", "code_name": "g", "licenses": ["MIT"], "exclude": ["torch"]}
-    packages |= {"max_bytes": 100_000, "max_prose_chars": 3000, "max_code_chars": 6000, **least}
-    hub |= {"type": "huggingface", "kind": "math", **document}
-    return {
-        "download": {
-            "val_fraction": 0.3,
-            "sources": [
-                {"type": "files", "name": "a", "kind": "web", "globs": ["corpus/a.parquet"], **document}
-                | {"select": select},
-                {"type": "files", "name": "b", "kind": "qa", "globs": ["corpus/b.parquet"], **document},
-                {**hub, "name": "c", "dataset": "./corpus/set", "text_template": None},
-                {**hub, "name": "e", "dataset": "./corpus/filled", "text_column": None, "text_template": "{text}"},
-                {"type": "http", "name": "d", "kind": "dialogue", "urls": [{"url": url, "sha256": None}], **document},
-                packages,
-            ],
-        },
-        "instruct": {
-            "seed": 1,
-            "val_fraction": 0.2,
-            "sources": [{"name": "here", **chats, **here}, {"name": "there", **chats, **there}],
-        },
-    }
-
-
 def write_corpus(corpus: Path, texts: list[str]) -> None:
     """The local files that `other_params` names."""
     for number, name in enumerate(("a.parquet", "b.parquet", "set/a.parquet", "filled/a.parquet")):
@@ -154,21 +110,6 @@ def write_corpus(corpus: Path, texts: list[str]) -> None:
     row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
     (corpus / "chats").mkdir()
     (corpus / "chats" / "a.jsonl").write_text(json.dumps(row) + "\n")
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """A web server on this machine that hands out a folder; yields its address."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def classes(schema: Any) -> Iterator[type]:

@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,31 +20,15 @@ from athanor.runtime import presets
 from athanor.runtime.schema import check_file
 from athanor.text.documents import read_sources
 from tests.e2e.clone import ROOT, Clone, environment, make_clone
+from tests.e2e.page import blocks, promised
 
 PAGE = ROOT / "docs" / "own-data.md"
 SECONDS = 900
 AUTHOR = {f"GIT_{who}_{what}": "t@localhost" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
 
-@dataclass(frozen=True)
-class Block:
-    heading: str
-    language: str
-    text: str
-
-
-def blocks() -> list[Block]:
-    """The page's fenced blocks, each with the heading it stands under."""
-    found, heading = [], ""
-    for match in re.finditer(r"(?ms)^## (.*?)$|^```(\w*)\n(.*?)^```$", PAGE.read_text(encoding="utf-8")):
-        heading = match[1] or heading
-        if match[1] is None:
-            found.append(Block(heading, match[2], match[3]))
-    return found
-
-
 def block(heading: str, language: str) -> str:
-    return next(found.text for found in blocks() if (found.heading, found.language) == (heading, language))
+    return next(found.text for found in blocks(PAGE) if (found.heading, found.language) == (heading, language))
 
 
 def with_keys(text: str, new: str) -> str:
@@ -65,15 +48,14 @@ class Walk:
         self.clone, self.said = clone, {}
 
     def follow(self, heading: str) -> None:
-        for found in (found for found in blocks() if found.heading == heading and found.language == "bash"):
+        for found in (found for found in blocks(PAGE) if found.heading == heading and found.language == "bash"):
             for command in _commands(found.text):
                 done = subprocess.run(
                     ["bash", "-c", command], cwd=self.clone.path, env=environment(**AUTHOR), capture_output=True,
                     text=True, timeout=SECONDS, stdin=subprocess.DEVNULL,
                 )  # fmt: skip
-                promised = re.search(r"# exit status (\d+)", command)
                 output = done.stdout + done.stderr
-                assert done.returncode == int(promised[1] if promised else 0), f"{command}\n{output[-6000:]}"
+                assert done.returncode == promised(command), f"{command}\n{output[-6000:]}"
                 self.said[heading] = self.said.get(heading, "") + output
 
     def write(self, heading: str) -> str:
@@ -108,7 +90,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
 def test_three_lines_are_three_lines():
     values = [line for line in block("Three lines", "yaml").splitlines() if not line.endswith(":")]
     assert len(values) == 3 and all(len(line) <= 120 for line in values)
-    known = {found.heading for found in blocks() if found.language == "bash"}
+    known = {found.heading for found in blocks(PAGE) if found.language == "bash"}
     assert known == {"Put the text into corpus/", "Keep the text with the results", "Run", "Look", "Change a note"}
 
 

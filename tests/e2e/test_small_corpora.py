@@ -20,21 +20,9 @@ import pytest
 
 from athanor.base.errors import AthanorError
 from athanor.runtime import presets
-from athanor.runtime.run import Run
-from tests.e2e.clone import ROOT
+from tests.e2e.clone import ROOT, STAGES
+from tests.stages.conftest import run_stage, settle
 
-STAGES = (
-    "download",
-    "train-classifiers",
-    "clean",
-    "train-tokenizer",
-    "shard",
-    "sft-data",
-    "pretrain",
-    "sft",
-    "eval",
-    "export",
-)
 PROSE = [text for text in topics.values() if len(text) > 1500]
 SETTINGS: dict[str, dict[str, Any]] = {
     "pretrain": {"tokens": 16384, "warmup_tokens": 2048},
@@ -48,7 +36,7 @@ class Project:
     """A directory with the micro preset in which `corpus/own` is the only source of documents."""
 
     def __init__(self, folder: Path) -> None:
-        for name in ("athanor", "stages", "battery", "dvc.yaml"):
+        for name in ("battery", "dvc.yaml"):
             (folder / name).symlink_to(ROOT / name)
         self.corpus = folder / "corpus" / "own"
         self.corpus.mkdir(parents=True)
@@ -67,18 +55,14 @@ class Project:
         """Run one stage after another; yields the name of each that is done."""
         Path("params.yaml").write_text(json.dumps(self.params))
         for stage in STAGES:
-            run = Run(stage, "stages.evaluate" if stage == "eval" else f"stages.{stage.replace('-', '_')}")
-            importlib.import_module(run.module).run(run)
-            run.finish()
+            run_stage(importlib.import_module(STAGES[stage].split()[-1]))
             yield stage
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.setenv("ATHANOR_THREADS", "1")
+    settle(monkeypatch, tmp_path)
     monkeypatch.setenv("ATHANOR_WORKERS", "1")
-    monkeypatch.chdir(tmp_path)
     return Project(tmp_path)
 
 
@@ -135,20 +119,4 @@ def test_a_folder_of_code_alone_ends_well(project):
     modules = islice((path for path in sorted(library.glob("*.py")) if path.stat().st_size < 30_000), 80)
     project.write({path.name: path.read_text(encoding="utf-8") for path in modules})
     project.source["kind"] = "code"
-    assert list(project.run())[-1] == "export"
-
-
-def test_a_book_of_markdown_and_scripts_ends_well(project):
-    """Chapters and the scripts between them, in folders: two sources of one tree."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    for number, text in enumerate(PROSE):
-        chapter = project.corpus / f"chapter-{number % 9}"
-        chapter.mkdir(exist_ok=True)
-        (chapter / f"{number}.md").write_text(f"# Section {number}\n\n{text}\n", encoding="utf-8")
-    for path in sorted(library.glob("json/*.py")) + sorted(library.glob("email/*.py")):
-        (project.corpus / "chapter-1" / f"{path.parent.name}-{path.name}").write_bytes(path.read_bytes())
-    project.source["globs"] = ["corpus/own/**/*.md"]
-    project.params["mixture"]["sources"]["scripts"] = {"share": 0.3, "max_epochs": 4.0}
-    scripts = {"type": "files", "name": "scripts", "kind": "code", "globs": ["corpus/own/**/*.py"]}
-    project.params["download"]["sources"].append(scripts)
     assert list(project.run())[-1] == "export"

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +12,7 @@ from athanor.evaluation.battery import ask
 from athanor.evaluation.pages import samples_markdown
 from athanor.evaluation.report import answer_rows, health, repeats, score_table, table_rows
 from athanor.text.conversations import Item, Message
-from tests.evaluation.tiny import always_says, items, make_model, save, silence, write_tiny_tokenizer
+from tests.evaluation.tiny import always_says, items, make_model, silence
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,33 +134,3 @@ def test_rows_are_sorted_and_complete(tokenizer):
     counted = answer_rows(items(), [*said, *base], {rows[0]["item"]: 3}, {})
     assert [row["documents_dropped"] for row in counted[:3]] == [3, 3, 0]
     assert {row["conversations_dropped"] for row in counted} == {0}
-
-
-SCRIPT = """
-import sys, json, torch
-sys.path[:0] = [{root!r}]
-torch.set_num_threads(1)
-from athanor.evaluation.battery import ask
-from athanor.evaluation.pages import samples_markdown
-from athanor.evaluation.report import answer_rows
-from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.model.weights import load_model
-from tests.evaluation.tiny import items
-said = ask("sft", load_model({model!r})[0], Tokenizer.load({tokenizer!r}), items(), max_new_tokens=20, batch_rows=3,
-           workers=2)
-print(json.dumps(answer_rows(items(), said)))
-"""
-
-
-def test_two_processes_give_the_same_answers(tokenizer, tmp_path):
-    write_tiny_tokenizer(tmp_path / "tokenizer")
-    save(tmp_path / "model", make_model(tokenizer), tokenizer)
-    script = SCRIPT.format(root=str(ROOT), model=str(tmp_path / "model"), tokenizer=str(tmp_path / "tokenizer"))
-    outputs = []
-    for seed in ("1", "2"):
-        env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
-        outputs.append(done.stdout)
-    assert outputs[0] == outputs[1] and outputs[0].count('"item"') == 8
-    here = answers(make_model(tokenizer), tokenizer, max_new_tokens=20)
-    assert json.loads(outputs[0]) == json.loads(json.dumps(answer_rows(items(), here)))

@@ -66,18 +66,6 @@ def test_rate_is_a_ratio_of_sums_with_the_error_of_one():
         rate([], [])
 
 
-def test_rate_has_the_error_that_repeated_draws_show():
-    draw = np.random.Generator(np.random.PCG64(1))
-    ratios, errors = [], []
-    for _ in range(400):
-        sizes = draw.integers(50, 500, 60)
-        bits = sizes * draw.normal(2.0, 0.4, 60)
-        found = rate(bits.tolist(), sizes.tolist())
-        ratios.append(found.bpb)
-        errors.append(found.stderr)
-    assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.1)
-
-
 def test_documents_are_compressed_one_at_a_time():
     text = "the same sentence, over and over. " * 20
     table = compression_rates({"a": [text] * 5, "b": ["other words " * 30]})

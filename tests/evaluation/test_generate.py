@@ -216,16 +216,6 @@ def test_the_penalty_is_on_generated_ids_only_and_spares_the_exempt(tokenizer):
     assert plain == generate(model, asked, max_new_tokens=16, stop_ids=(), sampling=Sampling(repetition_penalty=1.0))
 
 
-def test_a_penalty_breaks_a_stuck_model_unless_the_id_is_exempt(tokenizer):
-    (letter,), (digit,) = tokenizer.encode("e"), tokenizer.encode("7")
-    exempt, strong = exempt_ids(tokenizer), Sampling(repetition_penalty=50.0)
-    for token, free in ((letter, False), (digit, True)):
-        model = always_says(tokenizer, token)
-        said = [[tokenizer.bos, tokenizer.assistant]]
-        (made,) = generate(model, said, max_new_tokens=6, stop_ids=(), sampling=strong, exempt=exempt)
-        assert (made.ids == [token] * 6) is free
-
-
 def test_one_batch_may_mix_penalties(tokenizer):
     (letter,) = tokenizer.encode("e")
     settings = [GREEDY, Sampling(repetition_penalty=50.0), GREEDY]

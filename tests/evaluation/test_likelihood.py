@@ -30,16 +30,6 @@ def by_hand(model, given, asked) -> float:
     return total
 
 
-def test_choices_are_summed_over_their_own_ids(world):
-    model, tokenizer = world
-    context, choices = "def walk(node):", ["return node", "yield", "  pass\n"]
-    scores = likelihood.choice_scores(model, tokenizer, context, choices, " ")
-    for score, choice in zip(scores, choices, strict=True):
-        whole = [tokenizer.bos, *tokenizer.encode(f"{context} {choice}")]
-        cut = 1 + len(tokenizer.encode(context))
-        assert score == pytest.approx(by_hand(model, whole[:cut], whole[cut:]), abs=1e-4)
-
-
 def test_spaces_at_the_end_of_a_context_are_scored_with_the_choice(world):
     _, tokenizer = world
     assert likelihood.choice_pairs(tokenizer, "a b  ", ["c"]) == likelihood.choice_pairs(tokenizer, "a b", ["  c"])

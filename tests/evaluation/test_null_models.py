@@ -80,12 +80,6 @@ def test_an_answer_without_thought_scores_no_more_than_the_printed_floor(items: 
     assert row["score"] <= row["floor"] <= FLOOR_LIMIT, row
 
 
-def test_the_program_of_all_names_would_pass_if_only_its_calls_counted(items: list[Item]) -> None:
-    """So that its test above says something."""
-    asked = [item for item in of(items, "python_functions") if re.search(r"assert \w+_\d+\(", item.tests[0])][:4]
-    assert scoring.passes_many([(ALL_NAMES, item.tests) for item in asked]) == [True] * 4
-
-
 def test_no_category_of_the_default_battery_has_a_floor_above_one_half(items: list[Item]) -> None:
     check_floors(items)
     for category, row in null_floors(items).items():
@@ -137,88 +131,55 @@ WORDS = [
 ]
 
 
+# name -> (prompts, kind, answer, checks) for given words and two numbers.
+Planted = tuple[tuple[str, ...], str, str, tuple[str, ...]]
+PLANTED: dict[str, Callable[[list[str], int], Planted]] = {
+    "a copy behind a colon": lambda w, low: (("Repeat: {w}",), "exact", " ".join(w), ()),
+    "a copy at places that differ": lambda w, low: (
+        ("Say {w} again", "Now the words {w}, please"), "exact", " ".join(w), ()
+    ),
+    "a count that takes any list": lambda w, low: (
+        ("Count {l}", "How many? {l}", "The length of {l}?"), "numeric", str(len(w)), ()
+    ),
+    "one form of a list": lambda w, low: (
+        ("Bullets, please: {l}", "Make bullets of {l}."), "list", "- " + "\n- ".join(w), ()
+    ),
+    "the smaller number": lambda w, low: (
+        ("Which is less, {h} or {n}?", "The minimum of {n} and {h}?"), "numeric", str(low), ()
+    ),
+    "one sentence": lambda w, low: (
+        ("Who wrote {w}?", "The author of {w}?"), "format", "I am Athanor.", ("contains Athanor",)
+    ),
+    "a name in a sentence": lambda w, low: (
+        ("I like {w}. What?", "My taste is {w}! Which?"), "exact", f"You like {w[0]}.", ()
+    ),
+    "an object": lambda w, low: (
+        ("As JSON: {p}", "Turn {p} into JSON."), "format", f'{{"{w[0]}": "{w[1]}"}}', (f'json {{"{w[0]}": "{w[1]}"}}',)
+    ),
+    "in quotes": lambda w, low: (("Quote {o}", "Put {o} into quotes."), "exact", f'"{w[0]}"', ()),
+    "three lines": lambda w, low: (("Thrice {o}", "Write {o} thrice."), "exact", "\n".join([w[0]] * 3), ()),
+    "one function": lambda w, low: (
+        ("Write f{n}.", "Define f{n}, please."), "code", f"def f{low}(x):\n    return x", ()
+    ),
+}  # fmt: skip
+
+
 def planted(name: str) -> list[Item]:
     """Twenty items of a category that one answer without thought passes."""
     rng, made = random.Random(name), []
     for number in range(20):
         words = rng.sample(WORDS, 3 + number % 3)
         low, high = sorted(rng.sample(range(10, 99), 2))
-        prompts, kind, answer, checks = {
-            "a copy behind a colon": (("Repeat: {w}",), "exact", " ".join(words), ()),
-            "a copy at places that differ": (
-                ("Say {w} again", "Now the words {w}, please"),
-                "exact",
-                " ".join(words),
-                (),
-            ),
-            "a count that takes any list": (
-                ("Count {l}", "How many? {l}", "The length of {l}?"),
-                "numeric",
-                str(len(words)),
-                (),
-            ),
-            "one form of a list": (
-                ("Bullets, please: {l}", "Make bullets of {l}."),
-                "list",
-                "- " + "\n- ".join(words),
-                (),
-            ),
-            "the smaller number": (
-                ("Which is less, {h} or {n}?", "The minimum of {n} and {h}?"),
-                "numeric",
-                str(low),
-                (),
-            ),
-            "one sentence": (
-                ("Who wrote {w}?", "The author of {w}?"),
-                "format",
-                "I am Athanor.",
-                ("contains Athanor",),
-            ),
-            "a name in a sentence": (
-                ("I like {w}. What?", "My taste is {w}! Which?"),
-                "exact",
-                f"You like {words[0]}.",
-                (),
-            ),
-            "an object": (("As JSON: {p}", "Turn {p} into JSON."), "format", "", ()),
-            "in quotes": (("Quote {o}", "Put {o} into quotes."), "exact", f'"{words[0]}"', ()),
-            "three lines": (("Thrice {o}", "Write {o} thrice."), "exact", "\n".join([words[0]] * 3), ()),
-            "one function": (("Write f{n}.", "Define f{n}, please."), "code", f"def f{low}(x):\n    return x", ()),
-        }[name]
-        if name == "an object":
-            answer = f'{{"{words[0]}": "{words[1]}"}}'
-            checks = (f"json {answer}",)
-        said = {
-            "w": " ".join(words),
-            "l": ", ".join(words),
-            "n": low,
-            "h": high,
-            "o": words[0],
-            "p": " ".join(words[:2]),
-        }
-        ask = (Message("user", f"{prompts[number % len(prompts)].format(**said)}"),)
+        prompts, kind, answer, checks = PLANTED[name](words, low)
+        said = {"w": " ".join(words), "l": ", ".join(words), "n": low, "h": high}
+        said |= {"o": words[0], "p": " ".join(words[:2])}
+        ask = (Message("user", prompts[number % len(prompts)].format(**said)),)
         tests = (f"assert f{low}(1) == 1",) if kind == "code" else ()
         made.append(Item("planted", ask, kind, answer, (answer,), ("x", "y"), tests, checks))
     return made
 
 
-NAMES = (
-    "a copy behind a colon",
-    "a copy at places that differ",
-    "a count that takes any list",
-    "one form of a list",
-    "the smaller number",
-    "one sentence",
-    "a name in a sentence",
-    "an object",
-    "in quotes",
-    "three lines",
-    "one function",
-)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PLANTED)
 def test_the_search_finds_what_passes_without_thought(name: str) -> None:
     """And the gate refuses such a category before anything is trained."""
     made = planted(name)

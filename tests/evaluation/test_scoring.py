@@ -124,14 +124,6 @@ def test_score_many_counts_every_item_and_keeps_order() -> None:
         scoring.score_many(made, ["a"])
 
 
-def test_floors_show_what_constant_answers_score() -> None:
-    made = [item("exact", word, question=f"{place}?") for place, word in enumerate(("Yes", "Yes", "Yes", "No"))]
-    made += [dataclasses.replace(item("exact", "5", question="Which is larger, 5 or 3?"), category="d")]
-    found = floors.null_floors(made)
-    assert found["c"] == {"floor": 0.75, "strategy": "constant 'Yes'"}
-    assert found["d"]["floor"] == 1.0 and found["all"]["floor"] == 0.8
-
-
 def test_summary_has_n_error_and_floor() -> None:
     made = [item("exact", str(number), question=f"Number {number} of what?") for number in range(200, 250)]
     table = floors.summarise(made, [True] * 45 + [False] * 5)["c"]
@@ -151,6 +143,8 @@ GOOD = item("exact", "a", rejected=("b", "c"))
         ([dataclasses.replace(GOOD, rejected=("b",))], "two rejected"),
         ([dataclasses.replace(GOOD, rejected=("b", "b"))], "two rejected"),
         ([dataclasses.replace(GOOD, accepted=())], "one accepted"),
+        ([dataclasses.replace(GOOD, answer="")], "refuses its accepted"),
+        ([item("code", "", ("def f(x): return x",), tests=("assert f(1) == 3",))], "refuses its accepted"),
         ([GOOD, dataclasses.replace(GOOD, category="d")], "same question"),
         ([dataclasses.replace(GOOD, kind="contains")], "unknown item kind"),
     ],

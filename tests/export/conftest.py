@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +20,15 @@ from athanor.export import gguf
 from athanor.export.parity import Expected, expect, rebuilt
 from athanor.export.probes import Probe, make_probe
 from athanor.export.source import Source, load_source
+from athanor.export.vocabulary import CONTROL, NORMAL, USER_DEFINED
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.model.weights import save_model
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids, render, template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
-from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import train, write_tokenizer
+from tests.evaluation import tiny
 
 CONTEXT = 96
 WORDS = ("apple", "river", "stone", "cloud", "tiger", "paper", "lamp", "seven", "music", "green")
@@ -62,14 +64,7 @@ def reply(number: int) -> Message:
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory) -> Path:
     texts = documents() + [m.content for n in range(100) for m in (*question(n), reply(n))]
-    params = TokenizerParams(
-        vocab_size=640,
-        sample_bytes=1_000_000,
-        check_bytes=10_000,
-        character_coverage=0.9999,
-        max_piece_chars=16,
-        split_by_unicode_script=False,
-    )
+    params = replace(tiny.PARAMS, vocab_size=640, sample_bytes=1_000_000, check_bytes=10_000)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
     with new_dir(path) as folder:
         write_tokenizer(folder, train(texts, params), {})
@@ -171,6 +166,46 @@ def unpermuted(source: Source) -> dict[str, np.ndarray]:
         f"blk.{n}.attn_{kind}.weight": source.weights[f"model.layers.{n}.self_attn.{kind}_proj.weight"].numpy()
         for n in range(source.config.layers)
         for kind in ("q", "k")
+    }
+
+
+def permuted(source: Source) -> dict[str, np.ndarray]:
+    """The same with rows in the order of `llama` files, which other files do not have."""
+    heads = {"attn_q": source.config.heads, "attn_k": source.config.kv_heads}
+    return {name: gguf.interleave(array, heads[name.split(".")[2]]) for name, array in unpermuted(source).items()}
+
+
+def alterations(source: Source) -> dict[str, dict[str, Any]]:
+    """Ways to write a `llama` file that loads and says something else."""
+    keys, rows = gguf.metadata(source, "f32"), gguf.tensors(source)["token_embd.weight"]
+    types = [piece.type for piece in source.vocabulary.pieces]
+    more = {"tokens": [f"[PAD{number}]" for number in range(32)], "scores": [0.0] * 32, "token_type": [5] * 32}
+    values = {
+        "space prefix": {"tokenizer.ggml.add_space_prefix": True},
+        "no bos": {"tokenizer.ggml.add_bos_token": False},
+        "unigram tokenizer": {"tokenizer.ggml.model": "t5"},
+        "control tokens typed normal": {"tokenizer.ggml.token_type": [t if t != CONTROL else NORMAL for t in types]},
+        "newline typed normal": {"tokenizer.ggml.token_type": [t if t != USER_DEFINED else NORMAL for t in types]},
+        "norm eps": {"llama.attention.layer_norm_rms_epsilon": 1e-6},
+        "rotary base wrong": {"llama.rope.freq_base": 500000.0},
+    }
+    absent = {
+        "space prefix": "tokenizer.ggml.add_space_prefix",
+        "scores": "tokenizer.ggml.scores",
+        "rotary base": "llama.rope.freq_base",
+        "chat template": "tokenizer.chat_template",
+        "end of turn": "tokenizer.ggml.eot_token_id",
+        "head count": "llama.attention.head_count_kv",
+    }
+    wider = {f"tokenizer.ggml.{name}": [*keys[f"tokenizer.ggml.{name}"].value, *extra] for name, extra in more.items()}
+    return {
+        "rows of q and k not permuted": {"arrays": unpermuted(source)},
+        "rows without a token": {  # nothing masks them
+            "values": wider | {"llama.vocab_size": len(rows) + 32},
+            "arrays": {"token_embd.weight": np.concatenate([rows, np.zeros((32, rows.shape[1]), np.float32)])},
+        },
+        **{name: {"values": changed} for name, changed in values.items()},
+        **{f"{name} absent": {"drop": [key]} for name, key in absent.items()},
     }
 
 

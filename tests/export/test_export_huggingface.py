@@ -7,18 +7,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from athanor.base.artifacts import sha256_file
 from athanor.base.errors import GateError, InputError
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import load_source, make_source
 from athanor.model.weights import load_model, save_model
 
 
-def test_directory_is_complete_and_deterministic(case, tmp_path):
-    for name in ("one", "two"):
-        write_huggingface(tmp_path / name, case.source, "float32")
-    names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert names == [
+def test_directory_is_complete(case, tmp_path):
+    write_huggingface(tmp_path, case.source, "float32")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
         "athanor.json",
         "chat_template.jinja",
         "config.json",
@@ -28,7 +25,6 @@ def test_directory_is_complete_and_deterministic(case, tmp_path):
         "tokenizer.model",
         "tokenizer_config.json",
     ]
-    assert all(sha256_file(tmp_path / "one" / n) == sha256_file(tmp_path / "two" / n) for n in names)
 
 
 def test_config_states_everything(case, tmp_path):
@@ -63,11 +59,9 @@ def test_weight_that_overflows_the_dtype_is_refused(llama, tmp_path):
 
 def test_model_of_another_tokenizer_or_template_is_refused(llama, tmp_path):
     model, facts = load_model(llama.model_dir)
-    for key in ("tokenizer_digest", "template_hash"):
+    for key, what in (("tokenizer_digest", "tokenizer"), ("template_hash", "chat template")):
         save_model(tmp_path / key, model, model.config, {**facts, key: "another"})
-        with pytest.raises(
-            InputError, match=f"{key}: .*another {'tokenizer' if key == 'tokenizer_digest' else 'chat template'}"
-        ):
+        with pytest.raises(InputError, match=f"another {what}"):
             load_source(tmp_path / key, llama.tokenizer_dir, "tiny", {})
 
 

@@ -19,7 +19,7 @@ from athanor.export.parity import rebuilt
 from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, TextScore, measured
 from athanor.export.perplexity_gate import agree, held_out_text
 from athanor.tokenizer.chat import render
-from tests.export.conftest import CONTEXT, documents, question, reply, unpermuted, write_altered
+from tests.export.conftest import CONTEXT, alterations, documents, permuted, question, reply, write_altered
 
 CHUNKS = 4
 
@@ -65,34 +65,10 @@ def test_llama_cpp_gives_the_same_number(file_type, tolerance, case, text, wante
 # -- traps ------------------------------------------------------------------
 
 
-def more_rows(source):
-    """32 rows and tokens more than the tokenizer has: nothing masks them."""
-    keys = gguf.metadata(source, "f32")
-    rows = gguf.tensors(source)["token_embd.weight"]
-    names = [f"[PAD{number}]" for number in range(32)]
-    return {
-        "values": {
-            "llama.vocab_size": len(rows) + 32,
-            "tokenizer.ggml.tokens": [*keys["tokenizer.ggml.tokens"].value, *names],
-            "tokenizer.ggml.scores": [*keys["tokenizer.ggml.scores"].value, *[0.0] * 32],
-            "tokenizer.ggml.token_type": [*keys["tokenizer.ggml.token_type"].value, *[5] * 32],
-        },
-        "arrays": {"token_embd.weight": np.concatenate([rows, np.zeros((32, rows.shape[1]), np.float32)])},
-    }
-
-
-TRAPS = {
-    "rows of q and k not permuted": lambda s: {"arrays": unpermuted(s)},
-    "space prefix": lambda s: {"values": {"tokenizer.ggml.add_space_prefix": True}},
-    "space prefix key absent": lambda s: {"drop": ["tokenizer.ggml.add_space_prefix"]},
-    "no bos": lambda s: {"values": {"tokenizer.ggml.add_bos_token": False}},
-    "norm eps": lambda s: {"values": {"llama.attention.layer_norm_rms_epsilon": 1e-6}},
-    "rotary base wrong": lambda s: {"values": {"llama.rope.freq_base": 500000.0}},
-    "rotary base absent": lambda s: {"drop": ["llama.rope.freq_base"]},
-    "scores absent": lambda s: {"drop": ["tokenizer.ggml.scores"]},
-    "unigram tokenizer": lambda s: {"values": {"tokenizer.ggml.model": "t5"}},
-    "rows without a token": more_rows,
-}
+TRAPS = (
+    "rows of q and k not permuted", "rows without a token", "space prefix", "space prefix absent", "no bos", "norm eps",
+    "rotary base wrong", "rotary base absent", "scores absent", "unigram tokenizer",
+)  # fmt: skip
 
 
 def caught(path, text, expected):
@@ -106,25 +82,15 @@ def caught(path, text, expected):
 
 @pytest.mark.parametrize("trap", TRAPS)
 def test_trap_of_a_llama_file_is_caught(trap, llama, text, wanted, tmp_path):
-    write_altered(tmp_path / "model.gguf", llama.source, **TRAPS[trap](llama.source))
+    write_altered(tmp_path / "model.gguf", llama.source, **alterations(llama.source)[trap])
     caught(tmp_path / "model.gguf", text, wanted["llama"])
 
 
-def test_trap_permuted_qwen3_is_caught(qwen, text, wanted, tmp_path):
-    heads = {"_q.": qwen.source.config.heads, "_k.": qwen.source.config.kv_heads}
-    permuted = {
-        name: gguf.interleave(array, heads["_q." if "_q." in name else "_k."])
-        for name, array in unpermuted(qwen.source).items()
-    }
-    write_altered(tmp_path / "model.gguf", qwen.source, arrays=permuted)
-    caught(tmp_path / "model.gguf", text, wanted["qwen3"])
-
-
-def test_trap_dropped_qk_norm_is_caught(qwen, text, wanted, tmp_path):
-    write_altered(
-        tmp_path / "model.gguf", qwen.source, arch="llama", without=["attn_q_norm.weight", "attn_k_norm.weight"]
-    )
-    caught(tmp_path / "model.gguf", text, wanted["qwen3"])
+def test_trap_of_a_qwen3_file_is_caught(qwen, text, wanted, tmp_path):
+    no_norm = {"arch": "llama", "without": ["attn_q_norm.weight", "attn_k_norm.weight"]}
+    for how in ({"arrays": permuted(qwen.source)}, no_norm):
+        write_altered(tmp_path / "model.gguf", qwen.source, **how)
+        caught(tmp_path / "model.gguf", text, wanted["qwen3"])
 
 
 def scored(nats):

@@ -152,10 +152,3 @@ def test_llama_cpp(conversations, source, tokenizer, tmp_path):
             assert ids == prompt_ids(tokenizer, spaced) != ours
         else:
             assert ids == ours
-
-
-def test_a_template_that_differs_is_noticed(conversations, tokenizer):
-    """Planted: a newline after each role, as some templates have it."""
-    wrong = [Message(m.role, "\n" + m.content) for m in conversations[0]]
-    assert render(tokenizer, wrong)[0] != render(tokenizer, conversations[0])[0]
-    assert parsed(tokenizer, render_text(wrong)) != parsed(tokenizer, render_text(conversations[0]))

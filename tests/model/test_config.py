@@ -9,8 +9,9 @@ import pytest
 from athanor.base.errors import ParamsError
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
+from tests.training import micro
 
-SMALL = ModelConfig(64, 2, 16, 4, 2, 4, 32, 16, 1e4, 1e-6, False)
+SMALL = micro.CONFIG
 SIZES = {
     235_705_344: ModelConfig(32000, 18, 1024, 16, 4, 64, 2816, 1024, 1e4, 1e-6, False),
     521_570_560: ModelConfig(48000, 26, 1280, 20, 4, 64, 3584, 1024, 1e4, 1e-6, False),

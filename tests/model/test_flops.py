@@ -13,9 +13,10 @@ from athanor.model.config import ModelConfig
 from athanor.model.flops import allowed_pairs, forward_flops, pass_flops, run_flops, training_flops
 from athanor.model.loss import targets, token_losses
 from athanor.model.transformer import Transformer, block_mask
+from tests.training import micro
 
 SHAPES = {
-    "grouped": ModelConfig(64, 2, 16, 4, 2, 4, 32, 16, 1e4, 1e-6, False),
+    "grouped": micro.CONFIG,
     "whole heads": ModelConfig(256, 3, 48, 3, 3, 16, 128, 64, 1e4, 1e-6, False),
     "wide heads, query norm": ModelConfig(512, 1, 32, 2, 1, 64, 96, 128, 1e4, 1e-6, True),
 }

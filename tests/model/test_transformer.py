@@ -130,32 +130,6 @@ def test_cache_in_pieces_equals_one_pass():
         assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@torch.no_grad()
-def test_cache_with_rows_of_unequal_length(side):
-    model, ids, lengths, width = make(), some_ids(rows=3), (4, 11, 9), 11
-    whole = model(ids)
-    prompts, positions = torch.zeros(3, width, dtype=torch.int64), torch.full((3, width), -1)
-    for row, n in enumerate(lengths):
-        place = slice(width - n, width) if side == "left" else slice(0, n)
-        prompts[row, place], positions[row, place] = ids[row, :n], torch.arange(n)
-    cache = KVCache(CONFIG, 3, 24)
-    out = model(prompts, positions_BT=positions, cache=cache)
-    assert torch.isfinite(out).all()
-    for row, n in enumerate(lengths):
-        assert torch.allclose(out[row][positions[row] >= 0], whole[row, :n], atol=1e-5, rtol=0)
-    at = torch.tensor(lengths)
-    rows = [0, 1, 2]
-    for step in range(8):
-        if step == 4:  # a finished row leaves
-            cache.move(2, 1)
-            cache = cache.head(2, cache.length)
-            rows, at = [0, 2], at[[0, 2]]
-        out = model(ids[rows, at][:, None], positions_BT=at[:, None], cache=cache)
-        assert torch.allclose(out[:, 0], whole[rows, at], atol=1e-5, rtol=0)
-        at = at + 1
-
-
 @torch.no_grad()
 def test_the_head_of_a_cache_takes_another_continuation():
     model, ids, other = make(), some_ids(rows=1), some_ids(rows=1, seed=9)

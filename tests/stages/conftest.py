@@ -7,7 +7,7 @@ import functools
 import inspect
 import shutil
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,16 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.base.artifacts import new_dir, write_manifest
+from athanor.base.strict import read_yaml
 from athanor.runtime.run import Run
-from athanor.text.documents import Document, write_documents, write_shards
+from athanor.text.conversations import Conversation, Item, Message, write_rows
+from athanor.text.documents import Document, split_of, write_documents, write_shards
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARD_BYTES = 30_000
-TEXT_PARAMS: dict[str, Any] = {
-    "mixture": {
-        "seed": 1,
-        "sources": {"code": {"share": 0.6, "max_epochs": 2.0}, "prose": {"share": 0.4, "max_epochs": 3.0}},
-        "cooldown": None,
-    },
-    "tokenizer": {
-        "vocab_size": 768,
-        "sample_bytes": 100_000,
-        "check_bytes": 20_000,
-        "character_coverage": 0.9999,
-        "max_piece_chars": 16,
-        "split_by_unicode_script": False,
-    },
-    "shard": {"train_tokens": 30_000, "cooldown_tokens": None, "shard_tokens": 12_000, "share_tolerance": 0.02},
-}
+QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
+ITEM = Item("facts", (Message("user", QUESTION),), "exact", "twelve", ("twelve",), ("one", "two"))
+PARAMS = read_yaml(Path(__file__).with_name("params.yaml"))
 
 
 @functools.cache
@@ -76,15 +65,56 @@ def write_clean(folder: Path, documents: Iterable[Document]) -> None:
         write_manifest(clean, kind="clean", version=1, counts=counts)
 
 
+def write_battery(root: Path, items: Iterable[Item] = (ITEM,)) -> None:
+    with new_dir(root / "data" / "battery") as folder:
+        write_rows(folder / "items.jsonl", items)
+        write_manifest(folder, kind="battery", version=1, counts={})
+
+
+def conversation(source: str, *texts: str) -> Conversation:
+    roles = ("user", "assistant") * (len(texts) // 2)
+    return Conversation(tuple(map(Message, roles, texts)), source, "CC0-1.0", split_of(texts[0], 0.2), texts[0])
+
+
+def settle(patch: pytest.MonkeyPatch, root: Path) -> None:
+    """A stage's working directory, on a small machine; it becomes the current one."""
+    patch.delenv("DVC_ROOT", raising=False)
+    patch.setenv("ATHANOR_THREADS", "1")
+    patch.setenv("ATHANOR_DEVICE", "cpu")
+    patch.chdir(root)
+    for name in ("athanor", "stages"):  # the digest of the code is in fingerprints of slots and in leaf files
+        if not (root / name).exists():
+            (root / name).symlink_to(ROOT / name)
+
+
+def run_stage(stage: types.ModuleType, params: dict[str, Any] | None = None, stop_after: int | None = None) -> Run:
+    """A stage's body in the current directory, with a params.yaml of these sections; asked to stop at the n-th look."""
+    if params is not None:
+        YAML().dump(params, Path("params.yaml"))
+    name = stage.__name__.split(".")[-1].replace("_", "-").replace("evaluate", "eval")
+    run, asked = Run(name, stage.__name__), []
+    if stop_after is not None:
+        run.stop_requested = lambda: asked.append(1) or len(asked) >= stop_after
+    try:
+        stage.run(run)
+    except BaseException as error:
+        run.fail("KILLED", str(error))
+        raise
+    run.finish()
+    return run
+
+
+def run_text_stage(stage: types.ModuleType, **changes: dict[str, Any]) -> None:
+    """`run_stage` with sections of PARAMS, changed by `section={...}` arguments."""
+    params = {name: PARAMS[name] | changes.get(name, {}) for name in ("mixture", "tokenizer", "shard")}
+    run_stage(stage, changes | params)
+
+
 @pytest.fixture
 def text_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with data/clean; it becomes the current one."""
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.setenv("ATHANOR_THREADS", "1")
-    monkeypatch.chdir(tmp_path)
+    settle(monkeypatch, tmp_path)
     write_clean(tmp_path, text_documents())
-    for name in ("athanor", "stages"):  # a slot's fingerprint covers the code
-        (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 
@@ -95,7 +125,7 @@ def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tokenizer_world(text_world: Path, trained_folder: Path, run_text_stage: Callable[..., None]) -> Path:
+def tokenizer_world(text_world: Path, trained_folder: Path) -> Path:
     """`text_world` with models/tokenizer, made by the stage itself."""
     if not trained_folder.exists():
         from stages import train_tokenizer
@@ -105,17 +135,3 @@ def tokenizer_world(text_world: Path, trained_folder: Path, run_text_stage: Call
     else:
         shutil.copytree(trained_folder, "models/tokenizer")
     return text_world
-
-
-@pytest.fixture
-def run_text_stage() -> Callable[..., None]:
-    """Run a stage's body in the current directory with TEXT_PARAMS, changed by `section={...}` arguments."""
-
-    def run(stage: types.ModuleType, **changes: dict[str, Any]) -> None:
-        params = {name: {**values, **changes.get(name, {})} for name, values in TEXT_PARAMS.items()}
-        with open("params.yaml", "w", encoding="utf-8") as file:
-            YAML().dump({**changes, **params}, file)
-        name = stage.__name__.split(".")[-1]
-        stage.run(Run(name.replace("_", "-"), f"stages.{name}"))
-
-    return run

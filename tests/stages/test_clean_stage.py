@@ -20,15 +20,12 @@ from athanor.base.artifacts import manifest_digest, read_json, read_manifest, sh
 from athanor.base.errors import GateError, InputError
 from athanor.cleaning import writing
 from athanor.runtime import presets, run
-from athanor.runtime.run import Run
-from athanor.text.conversations import Item, Message, write_rows
 from athanor.text.documents import Document, read_documents, read_sources, split_of, write_shards
 from stages import clean
 from tests.cleaning.world import write_scorer
+from tests.stages.conftest import QUESTION, run_stage, settle, write_battery
 
 ROOT = Path(__file__).resolve().parents[2]
-QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
-ITEM = Item("facts", (Message("user", QUESTION),), "exact", "twelve", ("twelve",), ("one", "two"))
 WORDS = "the of and to in is that it with as on be at by this had from they not but which have one you were".split()
 FIRST, LAST = ("gar", "win", "let", "ket", "mor", "kit", "sum"), ("den", "dow", "ter", "tle")
 WORDS += [first + last for first in FIRST for last in LAST]
@@ -64,14 +61,9 @@ def write_raw(raw: dict[str, list[Document]]) -> None:
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.chdir(tmp_path)
-    for name in ("athanor", "stages"):  # the slots' fingerprints hold a digest of the code
-        Path(name).symlink_to(ROOT / name)
+    settle(monkeypatch, tmp_path)
     write_raw(sources())
-    Path("data/battery").mkdir()
-    write_rows("data/battery/items.jsonl", [ITEM])
-    write_manifest("data/battery", kind="battery", version=1, counts={"facts": 1})
+    write_battery(tmp_path)
     write_scorer(Path("models/classifiers"))
     set_params()
     return tmp_path
@@ -86,16 +78,8 @@ def set_params(**dedup) -> None:
         YAML().dump({"clean": section}, file)
 
 
-def run_stage() -> None:
-    this = Run("clean", "stages.clean")
-    try:
-        clean.run(this)
-    finally:
-        this._release()
-
-
 def test_outputs_describe_each_other(world):
-    run_stage()
+    run_stage(clean)
     verify_files("data/clean")
     manifest, metrics = read_manifest("data/clean", "clean", 1), read_json("metrics/clean.json")
     parents = {"raw": "data/raw", "battery": "data/battery", "classifiers": "models/classifiers"}
@@ -127,7 +111,7 @@ def test_outputs_describe_each_other(world):
 
 
 def test_code_leaves_byte_for_byte_and_in_order(world):
-    run_stage()
+    run_stage(clean)
     train = [d.text for d in read_sources("data/clean/train") if d.source == "code"]
     val = [d.text for d in read_documents("data/clean/val.parquet") if d.source == "code"]
     kept = train + val
@@ -144,29 +128,23 @@ def files_of(*folders: str) -> dict[str, str]:
 RESULTS = ("data/clean", "plots")
 
 
-def test_repeats_to_the_byte(world):
-    run_stage()
+def test_any_number_of_workers_gives_the_same_bytes(world, monkeypatch):
+    """And what is older than its inputs is not made anew for that."""
+    monkeypatch.setenv("ATHANOR_WORKERS", "1")
+    run_stage(clean)
     first = files_of(*RESULTS)
     assert len([name for name in first if name.startswith("data/clean/train/docs/")]) > 1
     Path("data/raw/code/00000.parquet").touch()
-    run_stage()
-    assert files_of(*RESULTS) == first
-
-
-def test_any_number_of_workers_gives_the_same_bytes(world, monkeypatch):
-    monkeypatch.setenv("ATHANOR_WORKERS", "1")
-    run_stage()
-    first = files_of(*RESULTS)
     shutil.rmtree(".athanor")
     monkeypatch.setenv("ATHANOR_WORKERS", "2")
     monkeypatch.setattr(run, "SPREAD_BYTES", 1)
-    run_stage()
+    run_stage(clean)
     assert files_of(*RESULTS) == first
 
 
 def test_killed_at_any_shard_and_resumed_gives_the_same_bytes(world):
     """SIGKILL after each number of finished shards; what was finished is not done again."""
-    run_stage()
+    run_stage(clean)
     first = files_of(*RESULTS)
     shutil.rmtree(".athanor")
     command = [sys.executable, "-c", KILLED, str(ROOT)]
@@ -204,24 +182,24 @@ clean.run(Run("clean", "stages.clean"))
 
 
 def test_another_threshold_finds_the_sweep_done(world):
-    run_stage()
+    run_stage(clean)
     (sweep,) = Path(".athanor/slots/clean").glob("*/shards")
     before = files_of(str(sweep))
     stamps = {path: path.stat().st_mtime_ns for path in sweep.rglob("*.parquet")}
     set_params(near_duplicate_jaccard=0.9)
-    run_stage()
+    run_stage(clean)
     assert files_of(str(sweep)) == before and stamps == {path: path.stat().st_mtime_ns for path in stamps}
     assert len(list(Path(".athanor/slots/clean").glob("*/DONE"))) == 3
 
 
 def test_a_failed_run_leaves_the_earlier_output(world):
-    run_stage()
+    run_stage(clean)
     before = manifest_digest("data/clean")
     raw = sources()
     raw["chat"] = [Document("Hi.", "chat", "qa", "MIT", "train", {})]
     write_raw(raw)
     with pytest.raises(GateError, match="source chat.*too_few_words"):
-        run_stage()
+        run_stage(clean)
     assert manifest_digest("data/clean") == before
     assert not list(Path("data").glob(".clean*"))
 
@@ -237,39 +215,39 @@ def test_a_document_in_the_wrong_file_turns_the_gate_red(world, monkeypatch):
 
     monkeypatch.setattr(writing, "write_table", leaking)
     with pytest.raises(GateError, match="splits stay apart"):
-        run_stage()
+        run_stage(clean)
 
 
 def test_a_lost_document_turns_the_gate_red(world, monkeypatch):
     real = writing.write_table
     monkeypatch.setattr(writing, "write_table", lambda path, table: real(path, table.slice(len(table) > 1)))
     with pytest.raises(GateError, match="funnel describes the files"):
-        run_stage()
+        run_stage(clean)
 
 
 def test_missing_and_broken_inputs_are_told(world):
     whole = Path("data/raw/docs/00000.parquet").read_bytes()
     Path("data/raw/docs/00000.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(InputError, match="00000.parquet: not a readable Parquet file"):
-        run_stage()
+        run_stage(clean)
     Path("data/raw/docs/00000.parquet").write_bytes(whole)
     shutil.rmtree("data/raw/code")
     with pytest.raises(InputError, match="no shard of source code.*dvc repro download"):
-        run_stage()
+        run_stage(clean)
     Path("data/battery/items.jsonl").write_text("")
     write_shards("data/raw/code", sources()["code"])
     with pytest.raises(InputError, match="the battery is empty"):
-        run_stage()
+        run_stage(clean)
     Path("data/raw/manifest.json").unlink()
     with pytest.raises(InputError, match="file not found"):
-        run_stage()
+        run_stage(clean)
 
 
 @pytest.mark.extra
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: requirements-cluster.txt")
 def test_a_ray_cluster_gives_the_same_bytes(world, monkeypatch):
     monkeypatch.setenv("ATHANOR_WORKERS", "1")
-    run_stage()
+    run_stage(clean)
     first = files_of(*RESULTS)
     shutil.rmtree(".athanor")
     folder = tempfile.mkdtemp(prefix="ray")  # short: sockets are made below it

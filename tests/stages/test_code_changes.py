@@ -21,7 +21,7 @@ from athanor.runtime.slots import Code, Slot
 from stages import download
 from tests.e2e.clone import environment
 from tests.stages import test_train_stages
-from tests.stages.test_train_stages import MODEL, PRETRAIN, ROOT, SFT, edit, execute, results, slots
+from tests.stages.test_train_stages import MODEL, PRETRAIN, ROOT, SFT, edit, execute, slots
 
 inputs, work = test_train_stages.inputs, test_train_stages.work
 MESSAGE, OTHER = 'f"{text}. Fix: {fix}"', 'f"{text}. Repair: {fix}"'
@@ -104,16 +104,6 @@ def test_dropped_it_begins_at_step_0(place):
     assert subprocess.run([sys.executable, "-m", "athanor", "slots", "drop"], stdout=subprocess.DEVNULL).returncode == 0
     run = execute("pretrain", pretrain={"tokens": 64 * 40, "schedule": "cosine"})
     assert run._facts["trained_tokens"] == 40 * 64 and "trained_by" not in read_json("models/base/manifest.json")
-
-
-def test_finished_work_of_other_code_is_not_written_out_again(place, capfd):
-    execute("pretrain", pretrain={"schedule": "cosine"})
-    first = results("pretrain")
-    hours()
-    correct_a_message()
-    run = execute("pretrain", pretrain={"schedule": "cosine"})
-    assert run._facts["trained_tokens"] == 1280 and results("pretrain") == first
-    assert "the finished work" in capfd.readouterr().err
 
 
 def test_a_cooldown_branches_from_an_adopted_trunk_and_knows_who_trained_it(place):

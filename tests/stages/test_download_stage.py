@@ -2,70 +2,33 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
+import copy
 import json
-import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from ruamel.yaml import YAML
 
-from athanor.base.artifacts import read_json, read_manifest, sha256_file, verify_files
+from athanor.base.artifacts import read_json, read_manifest, verify_files
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.runtime.run import Run
 from athanor.text.conversations import read_conversations, read_items
-from athanor.text.documents import read_documents, read_sources
+from athanor.text.documents import read_documents
 from stages import download
+from tests.stages.conftest import PARAMS, run_stage, settle
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = ("data/raw", "data/instruct", "data/battery")
 LIMITS = {"text_column": "text", "max_document_bytes": 100_000, "min_chars": 1, "min_documents": 1, "min_bytes": 1}
-
-
 FOREIGN = {"filters": [], "meta_columns": [], "license_column": "license", "licenses": ["MIT"]}
 
 
 def params():
-    files = {"type": "files", "name": "notes", "kind": "prose", "license": "CC0-1.0", "globs": ["corpus/*.md"]}
-    files |= {"select": None}
-    hub = {"type": "huggingface", "name": "web", "kind": "web", "license": "MIT", "dataset": "./set", "config": None}
-    hub |= {"split": "train", "revision": None, "skip_documents": 0, "max_documents": None, "max_bytes": None}
-    hub |= {"json_lines": None, "text_template": None, "select": None, "max_malformed_fraction": 0.0}
-    chats = {"type": "messages", "name": "chats", "files": "chats.jsonl", "hub_id": None, "hub_config": None}
-    chats |= {"revision": None, "hub_split": "train", "shape": "messages", "columns": ["messages"]}
-    chats |= {"select": None, "max_malformed_fraction": 0.0, "max_rows": 9, "min_rows": 1, "license": "CC0-1.0"}
-    exercises = {"type": "exercises", "name": "exercises", "categories": {"comparison": 30, "http_status": 20}}
-    return {
-        "download": {
-            "val_fraction": 0.3,
-            "sources": [files | LIMITS, hub | LIMITS | {"checkpoint_documents": 7}],
-        },
-        "instruct": {
-            "seed": 1,
-            "val_fraction": 0.2,
-            "sources": [
-                exercises | {"multi_turn_rows": 5, "system_fraction": 0.1},
-                {"type": "identity", "name": "identity", "repeats": 3, "min_rows": 20},
-                chats,
-            ],
-        },
-        "battery": {
-            "seed": 1,
-            "held_out_fraction": 0.2,
-            "development_fraction": 0.2,
-            "written": None,
-            "categories": {"comparison": 5, "http_status": 5},
-        },
-    }
+    return {name: copy.deepcopy(PARAMS[name]) for name in ("download", "instruct", "battery")}
 
 
 @pytest.fixture
-def workspace(tmp_path, monkeypatch):
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-
+def workspace(tmp_path):
     def make(name="one"):
         folder = tmp_path / name
         (folder / "corpus").mkdir(parents=True)
@@ -75,8 +38,6 @@ def workspace(tmp_path, monkeypatch):
         row = json.dumps({"text": "a text", "license": "GPL-3.0-only"})
         (folder / "torn" / "a.jsonl").write_text(f"{row}\n" * 9)
         (folder / "torn" / "b.jsonl").write_text(f"{row}\n{row[:9]}\n")
-        for package in ("athanor", "stages"):
-            (folder / package).symlink_to(ROOT / package)
         for number in range(9):
             (folder / "corpus" / f"{number}.md").write_text(f"# Note {number}\n\nSome text.\n")
         pq.write_table(pa.table({"text": [f"page {number}" for number in range(40)]}), folder / "set" / "a.parquet")
@@ -87,14 +48,9 @@ def workspace(tmp_path, monkeypatch):
     return make
 
 
-def execute(folder, monkeypatch, values, stop=False):
-    monkeypatch.chdir(folder)
-    YAML().dump(values, folder / "params.yaml")
-    run = Run("download", "stages.download")
-    if stop:
-        run.on_signal()
-    download.run(run)
-    run.finish()
+def execute(folder, monkeypatch, values, stop_after=None):
+    settle(monkeypatch, folder)
+    run_stage(download, values, stop_after)
 
 
 def content(folder):
@@ -159,7 +115,7 @@ def test_interrupted_then_resumed_is_uninterrupted(workspace, monkeypatch):
     whole, parts = workspace("whole"), workspace("parts")
     execute(whole, monkeypatch, params())
     with pytest.raises(Interrupted):
-        execute(parts, monkeypatch, params(), stop=True)
+        execute(parts, monkeypatch, params(), stop_after=1)
     assert not (parts / "data/raw").exists()
     execute(parts, monkeypatch, params())
     assert content(parts) == content(whole)
@@ -210,57 +166,6 @@ def test_battery_question_in_a_chat_file_fails_the_stage(workspace, monkeypatch)
     (folder / "chats.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(GateError, match="battery held out.*'chats'"):
         execute(folder, monkeypatch, params())
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def served(tmp_path, monkeypatch):
-    """A folder on a web server: (folder, address)."""
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    folder = tmp_path / "served"
-    folder.mkdir()
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield folder, f"http://127.0.0.1:{made.server_port}"
-    made.shutdown()
-    made.server_close()
-    thread.join()
-
-
-def test_http_and_packages(workspace, monkeypatch, served):
-    folder, address = served
-    (folder / "pages.jsonl").write_text("".join(json.dumps({"text": f"page {n}"}) + "\n" for n in range(7)))
-    remote = {"type": "http", "name": "remote", "kind": "web", "license": "MIT", "select": None} | LIMITS
-    remote |= {"urls": [{"url": f"{address}/pages.jsonl", "sha256": "0" * 64}]}
-    installed = {"type": "packages", "prose_name": "docs", "code_name": "code", "exclude": [], "max_bytes": 300_000}
-    installed |= {"licenses": ["MIT", "Apache-2.0", "BSD-3-Clause", "LicenseRef-BSD"], "max_prose_chars": 3000}
-    installed |= {"max_code_chars": 6000, "min_chars": 100, "min_documents": 1, "min_bytes": 1000}
-    values = params()
-    values["download"]["sources"] = [remote, installed]
-    first, second = workspace("first"), workspace("second")
-    with pytest.raises(InputError, match=f"pages.jsonl: the file has SHA-256 .* params.yaml says {'0' * 64}"):
-        execute(first, monkeypatch, values)
-    assert not (first / "data/raw").exists()
-    remote["urls"][0]["sha256"] = sha256_file(folder / "pages.jsonl")
-    execute(first, monkeypatch, values)
-    (folder / "pages.jsonl").unlink()
-    with pytest.raises(InputError, match="HTTP 404"):
-        execute(second, monkeypatch, values)
-    execute(first, monkeypatch, values)  # what was fetched is kept
-    raw = read_json(first / "data/raw/manifest.json")
-    assert raw["counts"]["remote"]["documents"] == 7
-    assert raw["sources"]["remote"]["urls"][0]["sha256"] == remote["urls"][0]["sha256"]
-    assert raw["sources"]["docs"]["packages"] and raw["sources"]["docs"] == raw["sources"]["code"]
-    size = raw["counts"]["docs"]["bytes"] + raw["counts"]["code"]["bytes"]
-    assert 300_000 <= size < 2_000_000
-    licenses = {document.license for document in read_sources(first / "data/raw")}
-    assert {part for license in licenses for part in license.split(" AND ")} <= set(installed["licenses"])
 
 
 def test_items_written_by_hand_join_the_battery(workspace, monkeypatch):

@@ -10,26 +10,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from athanor.base.artifacts import new_dir, read_json, read_manifest, verify_files, write_json, write_manifest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.runtime.run import Run
-from athanor.text.conversations import Item, Message, write_rows
+from athanor.text.conversations import Item, Message
 from athanor.text.documents import Document, write_documents
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import evaluate
 from tests.evaluation import tiny
+from tests.stages import conftest
 
-PARAMS = {
-    "seed": 1,
-    "bpb_max_bytes_per_source": 3000,
-    "max_new_tokens": 10,
-    "batch_rows": 3,
-    "conditions": {"warm": {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2}},
-    "condition_items": 4,
-    "samples_per_category": 1,
-}
+PARAMS = conftest.PARAMS["eval"]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +30,7 @@ def made(tmp_path_factory):
     tokenizer = tiny.write_tiny_tokenizer(root / "models/tokenizer")
     tiny.save(root / "models/base", tiny.silence(tiny.make_model(tokenizer), tokenizer), tokenizer)
     tiny.save(root / "models/sft", tiny.always_says(tokenizer, tokenizer.stop), tokenizer)
-    write_battery(root, tiny.all_kinds())
+    conftest.write_battery(root, tiny.all_kinds())
     draw = random.Random(1)
     words = ["return", "value", "string", "node", "self"]
     texts = {source: [" ".join(draw.choices(words, k=60)) for _ in range(12)] for source in ("code", "prose")}
@@ -51,30 +42,15 @@ def made(tmp_path_factory):
     return root
 
 
-def write_battery(root, items):
-    with new_dir(root / "data/battery") as folder:
-        write_rows(folder / "items.jsonl", items)
-        write_manifest(folder, kind="battery", version=1, counts={})
-
-
 @pytest.fixture
 def workspace(made, tmp_path, monkeypatch):
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.setenv("ATHANOR_THREADS", "1")
     shutil.copytree(made, tmp_path / "work")
-    for name in ("athanor", "stages"):  # the leaf file tells the digest of the code
-        (tmp_path / "work" / name).symlink_to(Path(__file__).resolve().parents[2] / name)
-    monkeypatch.chdir(tmp_path / "work")
+    conftest.settle(monkeypatch, tmp_path / "work")
     return tmp_path / "work"
 
 
-def execute(stop=False, **changes):
-    YAML().dump({"eval": PARAMS | changes}, Path("params.yaml"))
-    run = Run("eval", "stages.evaluate")
-    if stop:
-        run.on_signal()
-    evaluate.run(run)
-    run.finish()
+def execute(stop_after=None, **changes):
+    conftest.run_stage(evaluate, {"eval": PARAMS | changes}, stop_after)
 
 
 def outputs():
@@ -140,29 +116,12 @@ def test_it_repeats_to_the_byte_and_measures_what_the_model_is(workspace):
     assert outputs()["data/eval/battery.jsonl"] == first["data/eval/battery.jsonl"]
 
 
-def changed(field, value, category="copy"):
-    rows = tiny.all_kinds()
-    place = next(i for i, item in enumerate(rows) if item.category == category)
-    rows[place] = dataclasses.replace(rows[place], **{field: value})
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("items", "words"),
-    [
-        (changed("accepted", ("bird",)), "refuses its accepted"),
-        (changed("rejected", ("cat", "dog")), "takes a rejected"),
-        (changed("rejected", ("bird",)), "two rejected"),
-        (changed("accepted", ()), "one accepted"),
-        (changed("answer", ""), "refuses its accepted"),
-        (changed("tests", ("assert add1(1) == 3", "assert add2(1) == 4"), "code"), "refuses its accepted"),
-        ([*tiny.all_kinds(), tiny.all_kinds()[0]], "same question"),
-    ],
-)
-def test_a_battery_that_contradicts_its_scorer_stops_before_any_model_is_read(workspace, items, words):
+def test_a_battery_that_contradicts_its_scorer_stops_before_any_model_is_read(workspace):
+    """All contradictions: tests/evaluation/test_scoring.py."""
     shutil.rmtree("models/base")  # reading it would be another error
-    write_battery(workspace, items)
-    with pytest.raises(GateError, match=words):
+    first, *others = tiny.all_kinds()
+    conftest.write_battery(workspace, [dataclasses.replace(first, accepted=()), *others])
+    with pytest.raises(GateError, match="one accepted"):
         execute()
     assert not Path("data/eval").exists() and not Path("metrics/eval.json").exists()
 
@@ -170,7 +129,7 @@ def test_a_battery_that_contradicts_its_scorer_stops_before_any_model_is_read(wo
 def test_without_conditions_nothing_more_is_decoded(workspace):
     execute(conditions={})
     assert read_json("metrics/eval.json")["conditions"] == {}
-    write_battery(workspace, tiny.items())  # nothing for development
+    conftest.write_battery(workspace, tiny.items())  # nothing for development
     execute()
     metrics = read_json("metrics/eval.json")
     assert metrics["conditions"] == {} and metrics["development"] == {} and metrics["battery"]["sft"]["all"]["n"] == 8
@@ -186,7 +145,7 @@ def test_a_penalty_that_hides_what_the_model_knows_is_reported(workspace, capsys
         ask = (Message("user", f"Say e ten times, please: number {number}"),)
         split = "development" if number % 2 else "test"
         rows.append(Item("say", ask, "exact", "e" * 10, ("e" * 10,), ("e", "x"), split=split))
-    write_battery(workspace, rows)
+    conftest.write_battery(workspace, rows)
     execute(conditions={"heavy": {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 10.0}})
     metrics = read_json("metrics/eval.json")
     assert metrics["conditions"]["greedy"]["score"] == 1 and metrics["conditions"]["heavy"]["score"] == 0
@@ -195,7 +154,7 @@ def test_a_penalty_that_hides_what_the_model_knows_is_reported(workspace, capsys
 
 
 def test_an_empty_battery_and_a_missing_one(workspace):
-    write_battery(workspace, [])
+    conftest.write_battery(workspace, [])
     with pytest.raises(InputError, match="no items"):
         execute()
     shutil.rmtree("data/battery")
@@ -217,7 +176,7 @@ def test_a_failing_run_leaves_the_last_result(workspace):
     execute()
     first = outputs()
     long = Item("sum", (Message("user", "word " * 200),), "numeric", "1", ("1",), ("2", "3"))
-    write_battery(workspace, [long])
+    conftest.write_battery(workspace, [long])
     with pytest.raises(InputError, match="context"):
         execute()
     assert outputs() == first
@@ -225,7 +184,7 @@ def test_a_failing_run_leaves_the_last_result(workspace):
 
 def test_a_request_to_stop_is_heard(workspace):
     with pytest.raises(Interrupted):
-        execute(stop=True)
+        execute(stop_after=1)
     assert not Path("data/eval").exists()
 
 

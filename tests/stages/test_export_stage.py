@@ -18,14 +18,14 @@ from athanor.evaluation.report import Answer, answer_rows, health, score_table
 from athanor.export import gguf
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.model.weights import load_model, save_model
-from athanor.runtime.run import Run
+from athanor.model.weights import save_model
 from athanor.text.conversations import Item, Message
 from athanor.text.documents import Document, write_documents
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import train, write_tokenizer
 from stages import export
+from tests.stages.conftest import run_stage, settle
 
 PARAMS = """
 pretrain: {seed: 1, tokens: 200000, batch_tokens: 4096, lr: 2.0e-3, final_lr_fraction: 0.0, schedule: wsd,
@@ -137,20 +137,13 @@ def built(tmp_path_factory) -> Path:
 def project(built, tmp_path, monkeypatch):
     root = tmp_path / "project"
     shutil.copytree(built, root)
-    for name in ("athanor", "stages"):  # the leaf file tells the digest of the code
-        (root / name).symlink_to(Path(__file__).resolve().parents[2] / name)
-    monkeypatch.chdir(root)
-    for name in ("DVC_ROOT", "ATHANOR_DEVICE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ATHANOR_THREADS", "1")
+    settle(monkeypatch, root)
     return root
 
 
 def execute(root: Path, llama_cpp: str) -> None:
     (root / "params.yaml").write_text(PARAMS.replace("LLAMA", llama_cpp))
-    run = Run("export", "stages.export")
-    export.run(run)
-    run.finish()
+    run_stage(export)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -243,13 +236,6 @@ def test_a_file_that_fails_is_not_written_and_the_earlier_export_stays(project, 
         execute(project, "required")
     assert contents(project / "models" / "export") == before
     assert [path.name for path in (project / "models").iterdir() if "export" in path.name] == ["export"]
-
-
-def test_model_of_another_tokenizer_is_one_clear_error(project):
-    model, facts = load_model(project / "models" / "sft")
-    save_model(project / "models" / "sft", model, model.config, {**facts, "tokenizer_digest": "other"})
-    with pytest.raises(InputError, match="another tokenizer"):
-        execute(project, "off")
 
 
 def test_a_small_corpus_is_exported_with_the_documents_and_prompts_that_there_are(project, capsys):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +28,18 @@ from athanor.monitor.thresholds import Thresholds
 from athanor.runtime import presets
 from athanor.runtime.run import Run
 from athanor.runtime.schema import check_file, check_stage, check_values
-from athanor.text.conversations import Conversation, Item, Message, write_rows
-from athanor.text.documents import split_of
+from athanor.text.conversations import Conversation, write_rows
 from athanor.training.schedule import Schedule
 from athanor.training.setup import Choices
 from stages import lora, lora_data, lora_export
 from tests.adapters import tiny
 from tests.e2e.clone import environment, make_clone
+from tests.stages.conftest import QUESTION, conversation, run_stage, settle, write_battery
 
 pytest.importorskip("peft")
 
 ROOT = Path(__file__).resolve().parents[2]
-QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
+MICRO = presets.values(ROOT / "presets" / "micro.yaml")
 CHANGES: dict[str, dict[str, Any]] = {
     "sft_data": {"context_tokens": 128, "max_pad_share": 1.0, "max_source_share": 1.0},
     "sft": {"base": "base", "epochs": 2.0, "batch_tokens": 256, "lr": 0.01, "precision": "fp32"},
@@ -51,25 +53,19 @@ def conversations() -> list[Conversation]:
     for _ in range(90):
         a, b = rng.randint(1, 99), rng.randint(1, 99)
         talk = [f"What is {a} + {b}?", f"{a + b}.", "And\n  again?", f"\n\n{a + b}."][: 2 * rng.randint(1, 2)]
-        roles = ("user", "assistant", "user", "assistant")
-        split = split_of(talk[0], 0.2)
-        made.append(Conversation(tuple(map(Message, roles, talk)), "sums", "CC0-1.0", split, talk[0]))
-    nasty = ("say <|im_end|>\n<|im_start|>assistant", "<|im_end|> is <|endoftext|> text")
-    made.append(Conversation(tuple(map(Message, ("user", "assistant"), nasty)), "sums", "CC0-1.0", "train", "nasty"))
-    made.append(
-        Conversation((Message("user", QUESTION), Message("assistant", "twelve")), "sums", "CC0-1.0", "train", "q")
-    )
-    return made
+        made.append(conversation("sums", *talk))
+    nasty = conversation("sums", "say <|im_end|>\n<|im_start|>assistant", "<|im_end|> is <|endoftext|> text")
+    return [*made, *(replace(each, split="train") for each in (nasty, conversation("sums", QUESTION, "twelve")))]
 
 
 def write_params(folder: Path, **more: dict[str, Any]) -> None:
-    values = presets.values(ROOT / "presets" / "micro.yaml")
+    values = copy.deepcopy(MICRO)
     for changes in (CHANGES, more):
         for section, part in changes.items():
             values[section] |= part
     source = next(iter(values["sft_data"]["sources"].values()))
     values["sft_data"] |= {"sources": {"sums": source}, "source_priority": [], "replay_share": 0.0}
-    values["sft_data"] |= {key: value for key, value in more.get("sft_data", {}).items()}
+    values["sft_data"] |= more.get("sft_data", {})
     YAML().dump(values, folder / "params.yaml")
 
 
@@ -78,13 +74,10 @@ def inputs(tmp_path_factory) -> Path:
     """A base, conversations and a battery, as files."""
     root = tmp_path_factory.mktemp("inputs")
     tiny.make_base(root / "base", "qwen2", dtype="bfloat16")
-    for name in ("instruct", "battery"):
-        (root / "data" / name).mkdir(parents=True)
+    write_battery(root)
+    (root / "data/instruct").mkdir()
     write_rows(root / "data/instruct/sums.jsonl", conversations())
-    item = Item("facts", (Message("user", QUESTION),), "exact", "twelve", ("twelve",), ("one", "two"))
-    write_rows(root / "data/battery/items.jsonl", [item])
-    for name in ("instruct", "battery"):
-        write_manifest(root / "data" / name, kind=name, version=1, counts={})
+    write_manifest(root / "data/instruct", kind="instruct", version=1, counts={})
     return root
 
 
@@ -98,8 +91,8 @@ def tuned(inputs, tmp_path_factory) -> Iterator[tuple[Path, Path]]:
     write_params(root)
     with pytest.MonkeyPatch.context() as patch:
         settle(patch, root)
-        execute(lora_data)
-        run = execute(lora)
+        run_stage(lora_data)
+        run = run_stage(lora)
     yield root, run.journal.folder / "journal.jsonl"
     torch.set_num_threads(threads)
 
@@ -111,28 +104,6 @@ def work(tuned, tmp_path, monkeypatch) -> Path:
     shutil.copytree(tuned[0], root, symlinks=True)
     settle(monkeypatch, root)
     return root
-
-
-def settle(patch: pytest.MonkeyPatch, root: Path) -> None:
-    patch.delenv("DVC_ROOT", raising=False)
-    patch.setenv("ATHANOR_THREADS", "1")
-    patch.setenv("ATHANOR_DEVICE", "cpu")
-    patch.chdir(root)
-
-
-def execute(stage: Any, stop_after: int | None = None) -> Run:
-    name = stage.__name__.rpartition(".")[2]
-    run = Run(name.replace("_", "-"), stage.__name__)
-    if stop_after is not None:
-        asked: list[int] = []
-        run.stop_requested = lambda: asked.append(1) or len(asked) >= stop_after
-    try:
-        stage.run(run)
-    except BaseException as error:
-        run.fail("KILLED", str(error))
-        raise
-    run.finish()
-    return run
 
 
 def test_a_base_becomes_a_merged_model_an_adapter_and_a_card(work, tuned):
@@ -153,7 +124,7 @@ def test_a_base_becomes_a_merged_model_an_adapter_and_a_card(work, tuned):
     assert {"loss", "lr", "grad_norm", "skipped", "val_loss", "vitals.residual_growth"} <= told
     assert Path("plots/lora.tsv").is_file() and Path("plots/lora_validation.tsv").is_file()
 
-    execute(lora_export)
+    run_stage(lora_export)
     out = Path("models/lora-export")
     verify_files(out)
     parity = read_json("metrics/lora_export.json")["parity"]
@@ -168,11 +139,11 @@ def test_a_base_becomes_a_merged_model_an_adapter_and_a_card(work, tuned):
 
     # 16 bits only round; another base under the same name is not what was trained on.
     write_params(work, export={"dtype": "bfloat16"})
-    execute(lora_export)
+    run_stage(lora_export)
     assert 1e-3 < read_json("metrics/lora_export.json")["parity"]["max_logit_difference"] < 0.5
     tiny.make_base(work / "base", "qwen2", seed=1)
     with pytest.raises(InputError, match="not the one that was trained on"):
-        execute(lora_export)
+        run_stage(lora_export)
 
 
 def test_a_nan_loss_is_a_finding(work, capsys):
@@ -195,9 +166,9 @@ def test_an_interrupted_stage_goes_on_to_the_same_bytes(work):
     shutil.rmtree(work / ".athanor/slots")
     shutil.rmtree(work / "models/lora")
     with pytest.raises(Interrupted):
-        execute(lora, stop_after=4)
+        run_stage(lora, stop_after=4)
     assert not Path("models/lora").exists()
-    execute(lora)
+    run_stage(lora)
     assert {name: Path(name).read_bytes() for name in whole} == whole
 
 
@@ -207,7 +178,7 @@ def test_a_merge_that_went_wrong_is_not_published(work, monkeypatch):
     real = export.lora.merged
     monkeypatch.setattr(export.lora, "merged", lambda weight, a, b, scale: real(weight, a, b, 2 * scale))
     with pytest.raises(GateError, match="merged model"):
-        execute(lora_export)
+        run_stage(lora_export)
     assert not Path("models/lora-export").exists()
 
 
@@ -215,7 +186,7 @@ def test_a_bf16_base_is_not_exported_as_float16(work):
     """In fp16 it overflows, and a check in fp32 does not see that; the preset for cards without bf16 asked for it."""
     write_params(work, export={"dtype": "float16"})
     with pytest.raises(InputError, match=r"export.dtype: the base was trained in bf16.*Fix: set it to bfloat16"):
-        execute(lora_export)
+        run_stage(lora_export)
     assert not Path("models/lora-export").exists()
     assert presets.values(ROOT / "presets/lora-mi50.yaml")["export"]["dtype"] == "bfloat16"
 
@@ -230,11 +201,11 @@ def test_a_stage_reads_no_value_that_it_does_not_declare(work):
 def test_rows_of_another_tokenizer_or_too_long_are_refused(work):
     tiny.make_base(work / "base", "llama")
     with pytest.raises(InputError, match="another tokenizer"):
-        execute(lora)
+        run_stage(lora)
     write_params(work, sft_data={"context_tokens": 512}, sft={"batch_tokens": 512})
-    execute(lora_data)
+    run_stage(lora_data)
     with pytest.raises(InputError, match="rows of 512 tokens, the model was made for 256"):
-        execute(lora)
+        run_stage(lora)
 
 
 def test_tokens_without_an_embedding_row_are_refused(work):
@@ -242,15 +213,13 @@ def test_tokens_without_an_embedding_row_are_refused(work):
     path, last = work / "base/config.json", ForeignTokenizer("base").vocab_size - 1
     path.write_text(json.dumps(read_json(path) | {"vocab_size": last}))
     with pytest.raises(InputError, match=f"token {last} has no row in the embedding.*Fix: resize the embeddings"):
-        execute(lora)
+        run_stage(lora)
 
 
 def test_sft_base_decides_which_stages_run(tmp_path):
-    write_params(tmp_path)
+    write_params(tmp_path, sft_data={"sources": MICRO["sft_data"]["sources"]})
     values = read_yaml(tmp_path / "params.yaml")
-    values["sft_data"]["sources"] = presets.values(ROOT / "presets/micro.yaml")["sft_data"]["sources"]
-    YAML().dump(values, tmp_path / "params.yaml")
-    ours, theirs = check_values(presets.values(ROOT / "presets/micro.yaml")), check_file(tmp_path / "params.yaml")
+    ours, theirs = check_values(MICRO), check_file(tmp_path / "params.yaml")
     for stage in ("lora-data", "lora", "lora-export"):
         check_stage(stage, theirs)
         with pytest.raises(ParamsError, match="no foreign base"):
@@ -337,10 +306,7 @@ def test_the_graph_is_there_only_while_repro_runs(graph):
 
 
 def test_repro_without_the_base_says_so(tmp_path):
-    write_params(tmp_path, sft={"base": "models/none"})
-    values = read_yaml(tmp_path / "params.yaml")
-    values["sft_data"]["sources"] = presets.values(ROOT / "presets/micro.yaml")["sft_data"]["sources"]
-    YAML().dump(values, tmp_path / "params.yaml")
+    write_params(tmp_path, sft={"base": "models/none"}, sft_data={"sources": MICRO["sft_data"]["sources"]})
     command = [sys.executable, "-m", "athanor", "repro"]
     env = environment(PYTHONPATH=str(ROOT))
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)

@@ -23,13 +23,14 @@ from athanor.runtime.schema import check_file
 from stages import probe_lr
 from tests.e2e.clone import Clone, environment
 from tests.stages import test_train_stages
+from tests.stages.conftest import PARAMS, run_stage, settle
 from tests.stages.test_train_stages import MODEL, PRETRAIN
 
 ROOT = Path(__file__).resolve().parents[2]
 inputs, work = test_train_stages.inputs, test_train_stages.work
 # One row a step: enough steps in a tenth of a second for a curve with both sides.
 RECIPE = PRETRAIN | {"lr": 0.016, "tokens": 2400, "batch_tokens": 16, "warmup_tokens": 240}
-PROBE = {"tokens": 960, "points": 5, "ratio": 2.5, "max_points": 7}
+PROBE = PARAMS["probe_lr"]
 RATES = [0.0025, 0.00625, 0.0156, 0.0391, 0.0977]
 RESULTS = ("metrics/probe_lr.json", "plots/probe_lr.tsv")
 
@@ -37,18 +38,7 @@ RESULTS = ("metrics/probe_lr.json", "plots/probe_lr.tsv")
 def execute(stop_after: int | None = None, **changes: dict) -> Run:
     """The stage's body here; `stop_after` asks it to stop at the n-th look."""
     params = {"model": MODEL, "pretrain": RECIPE, "probe_lr": PROBE}
-    YAML().dump({name: values | changes.get(name, {}) for name, values in params.items()}, Path("params.yaml"))
-    run = Run("probe-lr", "stages.probe_lr")
-    if stop_after is not None:
-        asked: list[int] = []
-        run.stop_requested = lambda: asked.append(1) or len(asked) >= stop_after
-    try:
-        probe_lr.run(run)
-    except BaseException as error:
-        run.fail("KILLED", str(error))
-        raise
-    run.finish()
-    return run
+    return run_stage(probe_lr, {name: values | changes.get(name, {}) for name, values in params.items()}, stop_after)
 
 
 def results() -> list[bytes]:
@@ -61,10 +51,7 @@ def probed(inputs, tmp_path_factory):
     root = tmp_path_factory.mktemp("probed") / "work"
     shutil.copytree(inputs, root, symlinks=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("DVC_ROOT", raising=False)
-        patch.setenv("ATHANOR_THREADS", "1")
-        patch.setenv("ATHANOR_DEVICE", "cpu")
-        patch.chdir(root)
+        settle(patch, root)
         execute()
         return results(), root
 
@@ -195,30 +182,19 @@ def checkout(inputs, tmp_path) -> Clone:
     return clone
 
 
-def test_the_pipeline_never_runs_it_and_dvc_remembers_it(checkout, tmp_path):
+def test_the_command_tells_the_optimum_and_plan_remembers_it(checkout, tmp_path):
+    """What DVC makes of a side stage: tests/cli/test_side.py."""
     env = {**QUIET, "DVC_SITE_CACHE_DIR": str(tmp_path / "site")}
     path, values = checkout.path, read_yaml(checkout.path / "params.yaml")
-
-    def probe() -> subprocess.CompletedProcess[str]:
-        return checkout.run(sys.executable, "-m", "athanor", "probe", "lr", **env)
-
     said = checkout.dvc("repro", **env).stdout
     assert "main" in said and "probe" not in said
-    assert "up to date" in checkout.dvc("status", **env).stdout  # a side stage that has never run is not called changed
     (path / "probes/dvc.yaml").write_text("left behind by a kill")
-    first = probe()
-    assert "Running stage 'probes/dvc.yaml:probe-lr'" in first.stdout and "Optimum" in first.stdout
-    assert "\nPlot           plots/probe_lr.svg\n" in first.stdout and not (path / "probes/dvc.yaml").exists()
-    assert "up to date" in checkout.dvc("status", **env).stdout
-    (path / "plots/probe_lr.svg").unlink()
-    again = probe()
-    assert "probe-lr' didn't change, skipping" in again.stdout and "Running stage" not in again.stdout
-    assert again.stdout.split("learning rate")[-1] == first.stdout.split("learning rate")[-1]
+    said = checkout.run(sys.executable, "-m", "athanor", "probe", "lr", **env).stdout
+    assert "Running stage 'probes/dvc.yaml:probe-lr'" in said and "Optimum" in said
+    assert "\nPlot           plots/probe_lr.svg\n" in said and not (path / "probes/dvc.yaml").exists()
     ElementTree.parse(path / "plots/probe_lr.svg")
     # What plan says of a rate that is far from the optimum, while the probe is one of this recipe and this data.
     for lr, changes, told in ((0.016, {}, False), (0.0025, {}, True), (0.0025, {"beta2": 0.9}, False)):
         YAML().dump({**values, "pretrain": {**values["pretrain"], **changes, "lr": lr}}, path / "params.yaml")
         said = command.far_from_probe(path, check_file(path / "params.yaml"))
         assert bool(said) == told and (not told or "times below the optimum" in said)
-    YAML().dump(values, path / "params.yaml")
-    assert "probe" not in checkout.dvc("repro", **env).stdout

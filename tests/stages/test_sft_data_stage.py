@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from athanor.base.artifacts import manifest_digest, read_json, sha256_file, verify_files, write_manifest
+from athanor.base.artifacts import manifest_digest, read_json, verify_files, write_manifest
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.chat_data import gates as sft_gates
 from athanor.chat_data import replay
@@ -17,34 +17,14 @@ from athanor.cli import cli
 from athanor.cli import sft as sft_command
 from athanor.data.rows import PackedRows
 from athanor.data.sampler import SftSampler
-from athanor.text.conversations import Conversation, Item, Message, read_conversations, write_rows
-from athanor.text.documents import read_documents, shard_files, split_of, write_documents
+from athanor.text.conversations import Conversation, read_conversations, write_rows
+from athanor.text.documents import read_documents, shard_files, write_documents
 from athanor.tokenizer import chat
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import sft_data
+from tests.stages.conftest import PARAMS, QUESTION, conversation, run_text_stage, write_battery
 
-SFT = {
-    "context_tokens": 64,
-    "seed": 1,
-    "max_source_share": 0.9,
-    "max_pad_share": 0.1,
-    "max_hedge_rate": 0.1,
-    "replay_share": 0.0,
-    "filter_exceptions": {"identity_leak": [], "hedge_opening": [], "refusal_opening": [], "cut_answer": []},
-    "source_priority": [],
-    "decontamination": {"ngram_words": 13, "max_ngram_conversations": 10, "max_ngram_items": 1, "fact_categories": []},
-    "sources": {
-        "sums": {"max_copies": 1, "repeats": 1, "max_supervised_tokens": None},
-        "chat": {"max_copies": 2, "repeats": 3, "max_supervised_tokens": 400},
-    },
-}
-QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
-
-
-def conversation(source: str, *texts: str) -> Conversation:
-    roles = ("user", "assistant") * (len(texts) // 2)
-    split = split_of(texts[0], 0.2)
-    return Conversation(tuple(map(Message, roles, texts)), source, "CC0-1.0", split, texts[0])
+SFT = PARAMS["sft_data"]
 
 
 def conversations() -> dict[str, list[Conversation]]:
@@ -68,10 +48,7 @@ def world(tokenizer_world):
     for name, rows in conversations().items():
         write_rows(tokenizer_world / "data/instruct" / f"{name}.jsonl", rows)
     write_manifest("data/instruct", kind="instruct", version=1, counts={})
-    (tokenizer_world / "data/battery").mkdir()
-    item = Item("facts", (Message("user", QUESTION),), "exact", "twelve", ("twelve",), ("one", "two"))
-    write_rows(tokenizer_world / "data/battery/items.jsonl", [item])
-    write_manifest("data/battery", kind="battery", version=1, counts={})
+    write_battery(tokenizer_world)
     return tokenizer_world
 
 
@@ -79,7 +56,7 @@ def changed(**values):
     return {**copy.deepcopy(SFT), **values}
 
 
-def test_rows_hold_the_conversations_and_the_losses_are_counted(world, run_text_stage):
+def test_rows_hold_the_conversations_and_the_losses_are_counted(world):
     run_text_stage(sft_data, sft_data=SFT)
     verify_files("data/sft")
     metrics, manifest = read_json("metrics/sft_data.json"), read_json("data/sft/manifest.json")
@@ -97,7 +74,7 @@ def test_rows_hold_the_conversations_and_the_losses_are_counted(world, run_text_
     assert QUESTION not in tokenizer.decode(ids.ravel().tolist())
 
 
-def test_repeats_are_entries_and_not_copies_and_validation_is_not_repeated(world, run_text_stage):
+def test_repeats_are_entries_and_not_copies_and_validation_is_not_repeated(world):
     run_text_stage(sft_data, sft_data=SFT)
     tokenizer, train, val = Tokenizer.load("models/tokenizer"), PackedRows("data/sft"), PackedRows("data/sft", "val")
     entries = np.bincount([n for row in range(len(train)) for n in train.numbers(row)])
@@ -106,41 +83,26 @@ def test_repeats_are_entries_and_not_copies_and_validation_is_not_repeated(world
     assert sorted(n for row in range(len(val)) for n in val.numbers(row)) == list(range(val.conversation_count))
 
 
-def test_repeats_to_the_byte(world, run_text_stage):
-    run_text_stage(sft_data, sft_data=SFT)
-    first = manifest_digest("data/sft"), sha256_file("metrics/sft_data.json")
-    run_text_stage(sft_data, sft_data=SFT)
-    assert (manifest_digest("data/sft"), sha256_file("metrics/sft_data.json")) == first
-
-
-def test_decontamination_looks_at_the_packed_artifact(world, run_text_stage, monkeypatch):
+def test_decontamination_looks_at_the_packed_artifact(world, monkeypatch):
     monkeypatch.setattr(sft_rows, "decontaminate", lambda rows, *_: list(rows))
     with pytest.raises(GateError, match="contamination.*1 conversations hold a battery item"):
         run_text_stage(sft_data, sft_data=SFT)
     assert not (world / "data/sft").exists()
 
 
-def test_a_template_that_training_and_serving_do_not_share(world, run_text_stage, monkeypatch):
-    real = sft_rows.render
-
-    def with_newlines(tokenizer, messages):
-        return real(tokenizer, [Message(m.role, f"\n{m.content}") for m in messages])
-
+def test_a_template_that_training_and_serving_do_not_share(world, monkeypatch):
     monkeypatch.setattr(sft_gates, "prompt_ids", lambda t, m: chat.prompt_ids(t, m)[:-1] + t.encode("\n"))
     with pytest.raises(GateError, match="prompt-ids"):
         run_text_stage(sft_data, sft_data=SFT)
-    monkeypatch.setattr(sft_rows, "render", with_newlines)
-    with pytest.raises(GateError, match="prompt-ids"):
-        run_text_stage(sft_data, sft_data=SFT)
 
 
-def test_one_source_that_drowns_the_rest(world, run_text_stage):
+def test_one_source_that_drowns_the_rest(world):
     with pytest.raises(GateError, match="source-share.*lower sft_data.sources"):
         run_text_stage(sft_data, sft_data=changed(max_source_share=0.3))
     assert not (world / "data/sft").exists()
 
 
-def test_sources_of_data_and_params_must_be_the_same(world, run_text_stage):
+def test_sources_of_data_and_params_must_be_the_same(world):
     sources = SFT["sources"]
     with pytest.raises(ParamsError, match="source 'chat' is not named"):
         run_text_stage(sft_data, sft_data=changed(sources={"sums": sources["sums"]}))
@@ -167,7 +129,7 @@ BAD = {
 }
 
 
-def test_bad_habits_are_left_out_and_counted_by_reason(world, run_text_stage):
+def test_bad_habits_are_left_out_and_counted_by_reason(world):
     add(world, "sums", *(conversation("sums", *texts) for texts in BAD.values()))
     run_text_stage(sft_data, sft_data=SFT)
     metrics = read_json("metrics/sft_data.json")
@@ -180,9 +142,11 @@ def test_bad_habits_are_left_out_and_counted_by_reason(world, run_text_stage):
     assert [sums[name] for name in BAD] == [1, 0, 0, 1]
     with pytest.raises(ParamsError, match="cut_answer.*'talks' is not a source"):
         run_text_stage(sft_data, sft_data=changed(filter_exceptions={**off, "cut_answer": ["talks"]}))
+    with pytest.raises(ParamsError, match="'talks' is not a source"):
+        run_text_stage(sft_data, sft_data=changed(source_priority=["talks"]))
 
 
-def test_habits_that_no_filter_took_out_are_found_in_the_rows(world, run_text_stage, monkeypatch):
+def test_habits_that_no_filter_took_out_are_found_in_the_rows(world, monkeypatch):
     off = {name: ["sums"] for name in SFT["filter_exceptions"]}
     add(world, "sums", conversation("sums", *BAD["hedge_opening"]))
     with pytest.raises(GateError, match="hedges.*open with a hedge, limit 0.001"):
@@ -196,7 +160,7 @@ def test_habits_that_no_filter_took_out_are_found_in_the_rows(world, run_text_st
     assert not (world / "data/sft").exists()
 
 
-def test_a_source_excepted_from_identity_leak_reaches_the_rows(world, run_text_stage):
+def test_a_source_excepted_from_identity_leak_reaches_the_rows(world):
     """Any other name than ours counts as another assistant's, so a model of one's own could not be trained."""
     add(world, "sums", conversation("sums", "Who are you?", "I am Nova, an AI made by Acme Labs."))
     off = {**SFT["filter_exceptions"], "identity_leak": ["sums"]}
@@ -210,19 +174,7 @@ def test_a_source_excepted_from_identity_leak_reaches_the_rows(world, run_text_s
     assert sum("I am Nova, an AI made by Acme Labs." in text for text in texts) == metrics["identity_leaks"] == 1
 
 
-def test_of_copies_in_several_sources_the_better_ones_stay(world, run_text_stage):
-    long = "The answer to this question is long. " * 10
-    for name, end in (("sums", "One end."), ("chat", "Another.")):
-        add(world, name, conversation(name, "What is  LONG?", long + end), conversation(name, "What else?", end))
-    for priority, loser in ((("chat", "sums"), "sums"), (("sums",), "chat"), ((), "sums")):
-        run_text_stage(sft_data, sft_data=changed(source_priority=list(priority), context_tokens=256))
-        sources = read_json("metrics/sft_data.json")["sources"]
-        assert {name: row["in_better_source"] for name, row in sources.items()} == {"chat": 0, "sums": 0, loser: 1}
-    with pytest.raises(ParamsError, match="'talks' is not a source"):
-        run_text_stage(sft_data, sft_data=changed(source_priority=["talks"]))
-
-
-def test_a_cap_is_filled_with_what_the_filters_leave(world, run_text_stage):
+def test_a_cap_is_filled_with_what_the_filters_leave(world):
     """Contaminated conversations once counted towards the cap before they were dropped, so the source fell short."""
     leaks = [conversation("chat", QUESTION, f"{number}") for number in range(300)]
     add(world, "chat", *[dataclasses.replace(row, split="train", key=f"leak {n}") for n, row in enumerate(leaks)])
@@ -231,7 +183,7 @@ def test_a_cap_is_filled_with_what_the_filters_leave(world, run_text_stage):
     assert chat_["contaminated"] > 200 and 380 * 3 < chat_["supervised_tokens"] <= 400 * 3
 
 
-def test_replay_is_the_share_asked_in_the_mixtures_proportions(world, run_text_stage):
+def test_replay_is_the_share_asked_in_the_mixtures_proportions(world):
     run_text_stage(sft_data, sft_data=SFT)
     plain = read_json("metrics/sft_data.json")
     assert plain["replay"] == {"supervised_tokens": 0, "sources": {}, "contaminated": 0}
@@ -266,7 +218,7 @@ def test_replay_is_the_share_asked_in_the_mixtures_proportions(world, run_text_s
     assert manifest_digest("data/sft") != first
 
 
-def test_replay_never_holds_a_battery_item_and_says_when_text_runs_out(world, run_text_stage):
+def test_replay_never_holds_a_battery_item_and_says_when_text_runs_out(world):
     path = next(iter(shard_files("data/clean/train")["prose"]))
     documents = list(read_documents(path))
     documents[:5] = [dataclasses.replace(d, text=f"{QUESTION} twelve") for d in documents[:5]]
@@ -277,7 +229,7 @@ def test_replay_never_holds_a_battery_item_and_says_when_text_runs_out(world, ru
         run_text_stage(sft_data, sft_data=changed(replay_share=0.9))
 
 
-def test_peek_shows_what_is_supervised(world, run_text_stage, monkeypatch, capsys):
+def test_peek_shows_what_is_supervised(world, monkeypatch, capsys):
     def peek(*words: str) -> str:
         assert cli.call("sft", ["peek", *words]) == 0
         return capsys.readouterr().out

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from athanor.base.artifacts import new_dir, read_json, read_manifest, verify_files, write_manifest
+from athanor.base.artifacts import read_json, read_manifest, verify_files
 from athanor.base.errors import AthanorError
 from athanor.base.strict import read_yaml
 from athanor.cli import synthesize as command
@@ -23,16 +23,17 @@ from athanor.runtime import presets
 from athanor.runtime.run import Run
 from athanor.runtime.schema import check_file
 from athanor.synthesis.params import SyntheticParams
-from athanor.text.conversations import Item, Message, read_conversations, write_rows
+from athanor.text.conversations import Item, Message, read_conversations
 from stages import download, synthesize
 from tests.e2e.clone import Clone, environment
-from tests.stages.conftest import text_documents, write_clean
+from tests.stages.conftest import text_documents, write_battery, write_clean
 from tests.synthesis.model_server import Fault, model_server, talks, written
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "Zq9/secret+0123456789abcdef=="  # of no shape that is known, under a name that does not say what it is
 ITEM = "Name the largest of these seven numbers, please, and write it down as digits: 17 4 92 33 8 51 60"
 OUTPUTS = ("data/synthetic/manifest.json", "data/synthetic/chats.jsonl", "metrics/synthesize.json")
+PRICES = {"requests": 100, "tokens": 10**7, "money": 9.0, "input_price": 1.0, "output_price": 5.0}
 QUIET = {"ATHANOR_TRACKING": "off", "ATHANOR_THREADS": "1", "http_proxy": "http://127.0.0.1:9"}
 
 
@@ -47,10 +48,7 @@ def write_world(folder: Path, url: str, **changes: object) -> Path:
     YAML().dump(values, folder / "params.yaml")
     if not (folder / "data").exists():
         write_clean(folder, text_documents())
-        with new_dir(folder / "data/battery") as battery:
-            item = Item("c", (Message("user", ITEM),), "numeric", "92", ("92",), ("60", "17"))
-            write_rows(battery / "items.jsonl", [item])
-            write_manifest(battery, kind="battery", version=1, counts={"c": 1})
+        write_battery(folder, [Item("c", (Message("user", ITEM),), "numeric", "92", ("92",), ("60", "17"))])
         for name in ("athanor", "stages"):
             (folder / name).symlink_to(ROOT / name)
         shutil.copytree(ROOT / "probes", folder / "probes", ignore=shutil.ignore_patterns("dvc.*"))
@@ -204,7 +202,7 @@ def test_the_key_is_nowhere(server, tmp_path):
         ({"base_url": "http://api.somewhere.com"}, {}, "synthetic.base_url: plain http to api.somewhere.com"),
         ({"base_url": "localhost:8080"}, {}, "synthetic.base_url: no usable address"),
         ({"key_env": KEY}, {}, "synthetic.key_env: is not the name of an environment variable"),
-        ({"budget": {"requests": 9, "tokens": 99, "money": None, "input_price": None, "output_price": None}}, {},
+        ({"budget": PRICES | {"tokens": 99}}, {},
          "no request was answered: budget.tokens is less than one request may use"),
     ],
 )  # fmt: skip
@@ -289,8 +287,7 @@ def fields(schema: type) -> set[str]:
 
 
 def test_every_parameter_is_read(server, tmp_path):
-    prices = {"requests": 100, "tokens": 10**7, "money": 9.0, "input_price": 1.0, "output_price": 5.0}
-    folder = write_world(tmp_path / "work", server.url, budget=prices)
+    folder = write_world(tmp_path / "work", server.url, budget=PRICES)
     (tmp_path / "reads").mkdir()
     code = "import runpy, tests.e2e.param_reads\n"
     code += "runpy.run_module('stages.synthesize', run_name='__main__', alter_sys=True)"
@@ -354,8 +351,7 @@ def test_the_command_shows_publishes_and_remembers_and_download_reads_it(server,
 
 
 def test_a_dry_run_knows_what_is_left_and_what_it_may_cost(server, tmp_path, monkeypatch):
-    prices = {"requests": 100, "tokens": 10**7, "money": 0.02, "input_price": 1.0, "output_price": 5.0}
-    folder = write_world(tmp_path / "work", server.url, budget=prices)
+    folder = write_world(tmp_path / "work", server.url, budget=PRICES | {"money": 0.02})
     monkeypatch.chdir(folder)
     monkeypatch.delenv("DVC_ROOT", raising=False)
     monkeypatch.setenv("MY_LLM", KEY)

@@ -11,28 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ruamel.yaml import YAML
 
 from athanor.base.artifacts import manifest_digest, read_json, sha256_file, verify_files, write_manifest
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.base.strict import read_yaml
 from athanor.quality.model import Scorer
-from athanor.runtime.run import Run
 from athanor.text.documents import Document, write_shards
 from athanor.words.words import tokenise
 from stages import train_classifiers
+from tests.stages import conftest
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path("models/classifiers")
-PARAMS: dict[str, Any] = {
-    "seed": 1,
-    "sample_bytes": 400_000,
-    "quality_labels": None,
-    "toxicity_labels": None,
-    "inverse_l2": 1.0,
-    "min_auroc": 0.8,
-    "max_length_correlation": 0.5,
-}
 ACTORS = "farmer teacher doctor sailor baker driver painter writer".split()
 ACTIONS = "sells buys finds keeps shows brings carries makes".split()
 THINGS = "apples books letters boats cakes houses pictures stories".split()
@@ -93,15 +83,12 @@ def write_raw(sources: dict[str, list[Document]], shard_bytes: int = 10**9, extr
 
 @pytest.fixture(autouse=True)
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.chdir(tmp_path)
+    conftest.settle(monkeypatch, tmp_path)
     return tmp_path
 
 
 def run_stage(**changes: Any) -> None:
-    with open("params.yaml", "w", encoding="utf-8") as file:
-        YAML().dump({"classifiers": {**PARAMS, **changes}}, file)
-    train_classifiers.run(Run("train-classifiers", "stages.train_classifiers"))
+    conftest.run_stage(train_classifiers, {"classifiers": conftest.PARAMS["classifiers"] | changes})
 
 
 LABELS = {"source": "pages", "meta_key": "score", "high_from": 3.0, "low_below": 1.5}

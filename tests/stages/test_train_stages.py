@@ -12,68 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ruamel.yaml import YAML
 
 from athanor.base.artifacts import read_json, read_manifest, verify_files, write_manifest
 from athanor.base.errors import InputError, Interrupted, ParamsError
 from athanor.data import rows as packed
 from athanor.data.shards import ShardWriter, token_dtype
 from athanor.model.weights import load_model
-from athanor.runtime.run import Run
+from tests.stages.conftest import PARAMS, run_stage, settle
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB, CONTEXT = 64, 16
-MODEL = {
-    "vocab_size": None,
-    "layers": 2,
-    "dim": 16,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 4,
-    "ffn_dim": 32,
-    "context_tokens": CONTEXT,
-    "rope_theta": 1e4,
-    "norm_eps": 1e-6,
-    "qk_norm": False,
-}
-SHARED = {
-    "seed": 1,
-    "batch_tokens": 64,
-    "lr": 0.01,
-    "final_lr_fraction": 0.1,
-    "schedule": "wsd",
-    "cooldown_fraction": 0.25,
-    "optimizer": "adamw",
-    "muon_momentum": 0.95,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-8,
-    "weight_decay": 0.1,
-    "spike_guard": True,
-    "max_rollbacks": 3,
-    "grad_clip": 1.0,
-    "z_loss": 0.0,
-    "precision": "fp32",
-}
-PRETRAIN = SHARED | {
-    "tokens": 1300,
-    "warmup_tokens": 128,
-    "document_mask": True,
-    "validation_every_tokens": 640,
-    "validation_max_bytes": 400,
-    "sample_every_tokens": 0,
-    "sample_prompts": [],
-}
-SFT = SHARED | {
-    "base": "scratch",
-    "epochs": 1.5,
-    "schedule": "cosine",
-    "warmup_fraction": 0.1,
-    "validations_per_epoch": 2.0,
-    "validation_max_conversations": 5,
-    "select": "best",
-    "min_stop_rate": 0.99,
-}
+MODEL, PRETRAIN, SFT = (PARAMS[name] for name in ("model", "pretrain", "sft"))
 
 
 def write_inputs(root):
@@ -99,7 +48,7 @@ def write_inputs(root):
         packed.write_split(sft, split, part, [[n] for n in range(len(part))], VOCAB)
     facts = {"dtype": dtype.name, "tokenizer": "tok", "template_hash": "tpl", "pad_id": 0, "stop_id": 3}
     write_manifest(sft, kind=packed.KIND, version=packed.VERSION, counts={}, context_tokens=CONTEXT, **facts)
-    for name in ("athanor", "stages"):  # the slot's fingerprint covers the code
+    for name in ("athanor", "stages"):  # a slot's fingerprint covers the code
         (root / name).symlink_to(ROOT / name)
 
 
@@ -112,12 +61,9 @@ def inputs(tmp_path_factory):
 
 @pytest.fixture
 def work(inputs, tmp_path, monkeypatch):
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.setenv("ATHANOR_THREADS", "1")
-    monkeypatch.setenv("ATHANOR_DEVICE", "cpu")
     torch.set_num_threads(1)
     shutil.copytree(inputs, tmp_path / "work", symlinks=True)
-    monkeypatch.chdir(tmp_path / "work")
+    settle(monkeypatch, tmp_path / "work")
     yield tmp_path / "work"
     torch.set_flush_denormal(False)
 
@@ -125,18 +71,7 @@ def work(inputs, tmp_path, monkeypatch):
 def execute(stage, stop_after=None, **changes):
     params = {"model": MODEL, "pretrain": PRETRAIN, "sft": SFT}
     params = {name: values | changes.get(name, {}) for name, values in params.items()}
-    YAML().dump(params, Path("params.yaml"))
-    run = Run(stage, f"stages.{stage}")
-    if stop_after is not None:
-        asked = []
-        run.stop_requested = lambda: asked.append(1) or len(asked) >= stop_after
-    try:
-        importlib.import_module(f"stages.{stage}").run(run)
-    except BaseException as error:
-        run.fail("KILLED", str(error))
-        raise
-    run.finish()
-    return run
+    return run_stage(importlib.import_module(f"stages.{stage}"), params, stop_after)
 
 
 def results(stage):
@@ -158,10 +93,7 @@ def pretrained(inputs, tmp_path_factory):
     root = tmp_path_factory.mktemp("done") / "work"
     shutil.copytree(inputs, root, symlinks=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("DVC_ROOT", raising=False)
-        patch.setenv("ATHANOR_THREADS", "1")
-        patch.setenv("ATHANOR_DEVICE", "cpu")
-        patch.chdir(root)
+        settle(patch, root)
         execute("pretrain")
         execute("sft")
         return results("pretrain"), results("sft"), root
@@ -189,13 +121,6 @@ def test_pretrain_outputs(pretrained):
         float(row["all"]) > 0 for row in validations
     )
     assert float(rows[-1]["lr"]) == 0.001
-
-
-def test_no_timing_in_tracked_results(pretrained):
-    for path, content in (pretrained[0] | pretrained[1]).items():
-        if not path.endswith(".safetensors"):
-            assert b"second" not in content and b"/tmp" not in content, path
-    assert "tokens_per_second" in json.dumps(read_json(pretrained[2] / "metrics/runs/pretrain.json"))
 
 
 def test_pretrain_repeats_to_the_byte_whatever_the_machine(work, pretrained, monkeypatch):

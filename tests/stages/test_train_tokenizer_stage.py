@@ -14,11 +14,12 @@ from athanor.runtime import process
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import download, train_tokenizer
+from tests.stages.conftest import run_text_stage
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_artifact_is_complete_and_repeats_elsewhere(text_world, run_text_stage, tmp_path_factory, monkeypatch):
+def test_artifact_is_complete_and_repeats_elsewhere(text_world, tmp_path_factory, monkeypatch):
     run_text_stage(train_tokenizer)
     verify_files("models/tokenizer")
     tokenizer = Tokenizer.load("models/tokenizer")
@@ -40,7 +41,7 @@ def test_artifact_is_complete_and_repeats_elsewhere(text_world, run_text_stage, 
     assert sha256_file("metrics/train_tokenizer.json") == first_metrics
 
 
-def test_a_red_gate_publishes_nothing(text_world, run_text_stage, monkeypatch):
+def test_a_red_gate_publishes_nothing(text_world, monkeypatch):
     run_text_stage(train_tokenizer)
     before = manifest_digest("models/tokenizer")
     real = train_tokenizer.train
@@ -59,7 +60,7 @@ def test_a_red_gate_publishes_nothing(text_world, run_text_stage, monkeypatch):
     assert manifest_digest("models/tokenizer") == before
 
 
-def test_bad_parameters_and_missing_text_are_named(text_world, run_text_stage):
+def test_bad_parameters_and_missing_text_are_named(text_world):
     with pytest.raises(ParamsError, match="tokenizer.vocab_size: 32768 is more than the text supports"):
         run_text_stage(train_tokenizer, tokenizer={"vocab_size": 32768})
     shares = {"code": {"share": 1.0, "max_epochs": 1.0}}
@@ -73,9 +74,7 @@ def test_bad_parameters_and_missing_text_are_named(text_world, run_text_stage):
         run_text_stage(train_tokenizer)
 
 
-def test_memory_is_told_before_it_is_needed_and_refused_where_it_is_not_there(
-    text_world, run_text_stage, monkeypatch, capsys
-):
+def test_memory_is_told_before_it_is_needed_and_refused_where_it_is_not_there(text_world, monkeypatch, capsys):
     """The 2 GB of the large presets wanted 22 to 30 GB, and nothing said so before the kernel killed the stage."""
     monkeypatch.setattr(train_tokenizer, "train", lambda *_: pytest.fail("training began"))
     monkeypatch.setattr(train_tokenizer, "read_texts", lambda *_: pytest.fail("the texts were read"))

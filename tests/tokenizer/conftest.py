@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json.decoder
 import string
 import textwrap
@@ -13,18 +14,12 @@ import pytest
 from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.tokenizer_training.params import TokenizerParams
 from athanor.tokenizer_training.train import train
+from tests.evaluation import tiny
 
 
 @pytest.fixture(scope="session")
 def tokenizer_params() -> TokenizerParams:
-    return TokenizerParams(
-        vocab_size=1024,
-        sample_bytes=200_000,
-        check_bytes=20_000,
-        character_coverage=0.9999,
-        max_piece_chars=16,
-        split_by_unicode_script=False,
-    )
+    return dataclasses.replace(tiny.PARAMS, vocab_size=1024, sample_bytes=200_000, check_bytes=20_000)
 
 
 @pytest.fixture(scope="session")

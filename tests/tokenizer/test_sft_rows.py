@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -16,16 +17,16 @@ from athanor.chat_data import replay
 from athanor.chat_data import rows as sft_rows
 from athanor.chat_data.params import SftDataParams
 from athanor.data.rows import KIND, VERSION, PackedRows, write_split
-from athanor.text.conversations import Conversation, Item, Message
+from athanor.text.conversations import Conversation
 from athanor.text.documents import Document, write_shards
 from athanor.tokenizer.chat import render
 from athanor.words.decontaminate import ItemIndex
+from tests.stages.conftest import ITEM, PARAMS, conversation
 
 
 def talk(*texts: str, split: str = "train", source: str = "s", key: str = "") -> Conversation:
-    roles = ("user", "assistant") * (len(texts) // 2)
-    messages = tuple(Message(role, text) for role, text in zip(roles, texts, strict=True))
-    return Conversation(messages, source, "CC0-1.0", split, key or texts[0])
+    made = conversation(source, *texts)
+    return dataclasses.replace(made, split=split, key=key or made.key)
 
 
 @pytest.fixture
@@ -33,18 +34,13 @@ def dropped() -> dict[str, Counter[str]]:
     return defaultdict(Counter)
 
 
-def write(folder: Path, tokenizer, pairs, rows, context_tokens: int = 63) -> PackedRows:
-    write_split(folder, "train", pairs, rows, tokenizer.vocab_size)
-    write_manifest(
-        folder,
-        kind=KIND,
-        version=VERSION,
-        counts={},
-        dtype="uint16",
-        pad_id=0,
-        stop_id=tokenizer.stop,
-        context_tokens=context_tokens,
-    )
+def write(folder: Path, tokenizer, pairs, rows, context_tokens: int = 63, replay: str = "") -> PackedRows:
+    """The packed rows of a train split; `replay` names the source of all pieces behind the first."""
+    sources = [0, *[1] * (len(pairs) - 1)] if replay else None
+    write_split(folder, "train", pairs, rows, tokenizer.vocab_size, sources)
+    facts = {"sources": ["s"], "replay_sources": [replay]} if replay else {}
+    facts |= {"dtype": "uint16", "pad_id": 0, "stop_id": tokenizer.stop, "context_tokens": context_tokens}
+    write_manifest(folder, kind=KIND, version=VERSION, counts={}, **facts)
     return PackedRows(folder)
 
 
@@ -59,21 +55,12 @@ def test_duplicates_go_and_validation_wins(dropped):
 def choose(tokenizer, dropped, conversations, priority):
     """The training conversations that sources with default rules leave, as (source, first question, last answer)."""
     source = {"max_copies": 9, "repeats": 1, "max_supervised_tokens": None}
-    params = {
+    params = PARAMS["sft_data"] | {
         "context_tokens": 512,
-        "seed": 1,
         "max_source_share": 1.0,
         "max_pad_share": 1.0,
         "max_hedge_rate": 1.0,
-        "replay_share": 0.0,
-        "filter_exceptions": {name: [] for name in sft_rows.FILTERS},
         "source_priority": list(priority),
-        "decontamination": {
-            "ngram_words": 13,
-            "max_ngram_conversations": 10,
-            "max_ngram_items": 1,
-            "fact_categories": [],
-        },
         "sources": {name: source for name in sorted({row.source for row in conversations})},
     }
     dropped |= {name: Counter() for name in params["sources"]}
@@ -129,21 +116,9 @@ def test_cap_counts_supervised_training_tokens(tokenizer, dropped):
     assert sft_rows.cap_supervised(rows, {"s": None}, 1, dropped) == rows
 
 
-ITEM = Item(
-    "facts",
-    (Message("user", "Which of the seven wooden boats on the northern lake was painted bright yellow last summer?"),),
-    "exact",
-    "The third one",
-    ("The third one",),
-    ("no", "none"),
-)
-
-
 def test_conversations_that_hold_an_item_are_dropped_and_counted(tokenizer, dropped):
     index = ItemIndex.from_items([ITEM])
-    rows = sft_rows.encode(
-        tokenizer, [talk("hello", "hi"), talk(ITEM.prompt[0].content, "The third one")], 128, dropped
-    )
+    rows = sft_rows.encode(tokenizer, [talk("hello", "hi"), talk(ITEM.prompt[0].content, "twelve")], 128, dropped)
     contaminated = Counter()
     kept = sft_rows.decontaminate(rows, index, 10, dropped, contaminated)
     assert contaminated == {ITEM.id: 1} and len(sft_rows.decontaminate(rows, index, 10, dropped, Counter())) == 1
@@ -236,22 +211,6 @@ def test_encoded_arrays_have_fixed_types(tokenizer, dropped):
     assert row.ids.dtype == np.uint32 and row.mask.dtype == np.uint8
 
 
-def test_system_messages_and_several_turns_in_rows(tokenizer, tmp_path, dropped):
-    short = talk("one", "two", "three", "four", "five", "six")
-    system = Conversation((Message("system", "Be brief."), *short.messages), "s", "CC0-1.0", "train", "k")
-    long = Conversation(
-        (*system.messages, Message("user", "seven"), Message("assistant", "x y " * 90)), "s", "CC0-1.0", "train", "l"
-    )
-    rows = sft_rows.encode(tokenizer, [system, long], 100, dropped)
-    assert [row.conversation.messages for row in rows] == [system.messages] * 2 and dropped["s"]["truncated"] == 1
-    packed = write(tmp_path, tokenizer, [(row.ids, row.mask) for row in rows], [[0, 1]], context_tokens=199)
-    assert sft_gates.check_packed(tokenizer, packed, "train") == {0: system.messages, 1: system.messages}
-    ids, mask = packed.conversation(0)
-    taught = tokenizer.decode(ids[mask == 1].tolist())
-    assert taught == "twofoursix" and int((ids[mask == 1] == tokenizer.stop).sum()) == 3
-    assert ids[1] == tokenizer.system and not mask[: ids.tolist().index(tokenizer.assistant) + 1].any()
-
-
 TEXT_DEFECTS = {
     "control inside": (lambda t, ids: [*ids[:3], t.stop, *ids[3:]], None, "replay-text"),
     "two beginnings": (lambda t, ids: [t.bos, *ids], None, "replay-text"),
@@ -267,11 +226,7 @@ def test_pieces_of_text_have_gates_of_their_own(tokenizer, tmp_path, name):
     ids = change(tokenizer, next(pieces).tolist())
     mask = replay.mask_of(np.array(ids)).tolist()
     pair = (ids, masked(mask) if masked else mask)
-    write_split(tmp_path, "train", [render(tokenizer, talk("a", "b").messages), pair], [[0, 1]], 768, [0, 1])
-    facts = {"dtype": "uint16", "pad_id": 0, "stop_id": 7, "context_tokens": 63, "sources": ["s"]}
-    facts |= {"replay_sources": ["text"]}
-    write_manifest(tmp_path, kind=KIND, version=VERSION, counts={}, **facts)
-    packed = PackedRows(tmp_path)
+    packed = write(tmp_path, tokenizer, [render(tokenizer, talk("a", "b").messages), pair], [[0, 1]], replay="text")
     assert packed.is_text(1) and not packed.is_text(0) and packed.source(1) == "text"
     if gate is None:
         assert list(sft_gates.check_packed(tokenizer, packed, "train")) == [0]
@@ -282,13 +237,9 @@ def test_pieces_of_text_have_gates_of_their_own(tokenizer, tmp_path, name):
 
 def test_another_share_of_text_than_asked_and_an_item_in_it_are_refused(tokenizer, tmp_path):
     index = ItemIndex.from_items([ITEM])
-    ids = np.array([tokenizer.bos, *tokenizer.encode(f"{ITEM.prompt[0].content} The third one"), tokenizer.eos])
+    ids = np.array([tokenizer.bos, *tokenizer.encode(f"{ITEM.prompt[0].content} twelve"), tokenizer.eos])
     pair = render(tokenizer, talk("a", "b").messages)
-    write_split(tmp_path, "train", [pair, (ids, replay.mask_of(ids))], [[0, 1]], 768, [0, 1])
-    facts = {"dtype": "uint16", "pad_id": 0, "stop_id": 7, "context_tokens": 255, "sources": ["s"]}
-    facts |= {"replay_sources": ["text"]}
-    write_manifest(tmp_path, kind=KIND, version=VERSION, counts={}, **facts)
-    packed = PackedRows(tmp_path)
+    packed = write(tmp_path, tokenizer, [pair, (ids, replay.mask_of(ids))], [[0, 1]], 255, replay="text")
     share = (len(ids) - 1) / (len(ids) - 1 + sum(pair[1]))
     with pytest.raises(GateError, match="replay-share"):
         sft_gates.check_replay(tokenizer, packed, share / 2, index, 10, "train")
@@ -315,11 +266,9 @@ def test_replay_of_boilerplate_shared_with_an_item_passes_its_own_gate(tokenizer
         left_out += made.contaminated
         pair = render(tokenizer, talk("a", "b").messages)
         entries = [pair, *((piece, replay.mask_of(piece)) for piece in pieces)]
-        write_split(tmp_path, "train", entries, [[n] for n in range(len(entries))], 768, [0, *[1] * len(pieces)])
-        facts = {"dtype": "uint16", "pad_id": 0, "stop_id": 7, "context_tokens": 63, "sources": ["s"]}
-        write_manifest(tmp_path, kind=KIND, version=VERSION, counts={}, replay_sources=["web"], **facts)
+        packed = write(tmp_path, tokenizer, entries, [[n] for n in range(len(entries))], replay="web")
         share = 300 / (300 + sum(pair[1]))
-        assert sft_gates.check_replay(tokenizer, PackedRows(tmp_path), share, index, 10, "train") == {"web": 300}
+        assert sft_gates.check_replay(tokenizer, packed, share, index, 10, "train") == {"web": 300}
     assert left_out > 5
     with pytest.raises(InputError, match="data/clean/train/web"):
         replay.choose(tokenizer, files, {"web": 10**6}, 64, 0, index, 10)

@@ -8,7 +8,6 @@ checkpoint that goes), or at a step after it.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
@@ -19,13 +18,7 @@ import numpy as np
 
 from athanor.training.guard import Rules
 from athanor.training.schedule import Schedule
-
-MICRO = "training_micro"
-if MICRO not in sys.modules:
-    spec = importlib.util.spec_from_file_location(MICRO, Path(__file__).with_name("micro.py"))
-    sys.modules[MICRO] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[MICRO])
-micro = sys.modules[MICRO]
+from tests.training import micro
 
 BATCH = 128
 SCHEDULE = Schedule("wsd", 0.01, 0.001, 256, 1024, 48 * BATCH)

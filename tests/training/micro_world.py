@@ -18,9 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-import micro
-
 from athanor.base.errors import AthanorError, GateError
 from athanor.model.transformer import Transformer
 from athanor.model.validation import sequence_nats
@@ -28,6 +25,7 @@ from athanor.runtime import launch
 from athanor.training import lanes, parallel
 from athanor.training.loop import Hooks, train
 from athanor.training.world import join
+from tests.training import micro
 
 TIMEOUT = 300.0  # s; beside other work a process takes a minute to import torch
 LANE_COUNT, BUCKET_BYTES = lanes.lane_count, parallel.BUCKET_BYTES

@@ -7,10 +7,11 @@ import torch
 
 from athanor.base.errors import Interrupted
 from athanor.training.best import Best, by_stops_and_loss
+from tests.training import micro
 
 
 @pytest.fixture(scope="module")
-def plain(micro, tmp_path_factory):
+def plain(tmp_path_factory):
     """A run that keeps its last weights, and those that it had at each validation."""
     torch.set_flush_denormal(True)
     seen = {}
@@ -26,7 +27,7 @@ def plain(micro, tmp_path_factory):
 
 
 @pytest.mark.parametrize("step", [5, 15, 24])
-def test_the_model_ends_with_the_weights_of_the_validation_that_ranks_highest(micro, tmp_path, plain, step):
+def test_the_model_ends_with_the_weights_of_the_validation_that_ranks_highest(tmp_path, plain, step):
     whole, weights = plain
     (score,) = [row["scores"]["score"] for row in whole.validations if row["step"] == step]
     model, result = micro.run(tmp_path, rank=micro.near(score))
@@ -36,7 +37,7 @@ def test_the_model_ends_with_the_weights_of_the_validation_that_ranks_highest(mi
     assert result.curve == whole.curve and result.validations == whole.validations
 
 
-def test_stopped_before_or_after_the_best_the_weights_are_the_same(micro, tmp_path, plain):
+def test_stopped_before_or_after_the_best_the_weights_are_the_same(tmp_path, plain):
     score = plain[0].validations[2]["scores"]["score"]
     expected = micro.outcome(*micro.run(tmp_path / "whole", rank=micro.near(score)))
     for stops in (12, 17):
@@ -50,7 +51,7 @@ def test_stopped_before_or_after_the_best_the_weights_are_the_same(micro, tmp_pa
         assert micro.outcome(*micro.run(folder, rank=micro.near(score))) == expected
 
 
-def test_of_equals_the_later_one_is_kept(micro):
+def test_of_equals_the_later_one_is_kept():
     best = Best()
     for step, rank in ((1, [0.5, 1.0]), (2, [0.5, 1.0]), (3, [0.5, 0.9]), (4, [0.4, 9.0])):
         best.offer(step, rank, micro.make_model(step), keep=True)

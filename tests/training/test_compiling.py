@@ -23,6 +23,7 @@ from athanor.training.lanes import Lanes
 from athanor.training.loop import Hooks, train
 from athanor.training.memory import Load
 from athanor.training.setup import Choices, tuned
+from tests.training import micro
 
 CPU = torch.device("cpu")
 ROWS, TOKENS = 2, 16
@@ -66,7 +67,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory):
 
 
 @needs_compiler
-def test_compiled_is_eager(micro, cache: Path):
+def test_compiled_is_eager(cache: Path):
     model, notes = micro.make_model(), []
     names, truth = list(model.state_dict()), step(model)
     shapes = Shapes.of(ROWS, TOKENS, 4 * ROWS * TOKENS, documents=True)
@@ -96,7 +97,7 @@ def test_compiled_is_eager(micro, cache: Path):
     assert compile_blocks([copy.deepcopy(model)], shapes, **{**how, "limit_seconds": 0.0})
 
 
-def test_a_hanging_compiler_costs_a_bounded_time(micro, cache: Path):
+def test_a_hanging_compiler_costs_a_bounded_time(cache: Path):
     model, notes = micro.make_model(), []
     shapes = Shapes.of(1, TOKENS, TOKENS, documents=False)
     how = {"precision": "fp32", "cache": cache, "one_thread": True, "note": notes.append}
@@ -106,7 +107,7 @@ def test_a_hanging_compiler_costs_a_bounded_time(micro, cache: Path):
     assert type(model.model.layers[0]) is Block
 
 
-def test_a_compiler_that_fails_is_told(micro, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_compiler_that_fails_is_told(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "/nonexistent/compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model, notes = micro.make_model(), []
@@ -116,7 +117,7 @@ def test_a_compiler_that_fails_is_told(micro, cache: Path, tmp_path: Path, monke
     assert type(model.model.layers[0]) is Block
 
 
-def test_checkpointed_is_plain_to_the_bit(micro):
+def test_checkpointed_is_plain_to_the_bit():
     model = micro.make_model()
     truth = step(model)
     checkpoint_blocks([model])
@@ -140,7 +141,7 @@ def test_checkpointed_is_plain_to_the_bit(micro):
     assert again < sum(kept)  # what it is for
 
 
-def test_training_as_chosen_ends_with_the_same_bytes(micro, tmp_path: Path):
+def test_training_as_chosen_ends_with_the_same_bytes(tmp_path: Path):
     """Activations computed again, through the whole loop; and blocks are plain before and after."""
     truth = micro.outcome(*micro.run(tmp_path / "plain"))
     torch.set_flush_denormal(True)
@@ -156,7 +157,7 @@ def test_training_as_chosen_ends_with_the_same_bytes(micro, tmp_path: Path):
         assert type(model.model.layers[0]) is Block and not (tmp_path / "cache").exists()
 
 
-def test_a_cache_is_served_by_the_plain_block(micro):
+def test_a_cache_is_served_by_the_plain_block():
     from athanor.decoding.cache import KVCache
 
     model = micro.make_model()
@@ -168,7 +169,7 @@ def test_a_cache_is_served_by_the_plain_block(micro):
 
 
 @pytest.mark.parametrize("kernel", ["default", "flash", "math"])
-def test_every_attention_kernel_is_the_math_one(micro, kernel, monkeypatch):
+def test_every_attention_kernel_is_the_math_one(kernel, monkeypatch):
     model, calls = micro.make_model(), []
     with attention("math", CPU):
         truth = step(model)

@@ -12,10 +12,11 @@ from athanor.base.errors import GateError
 from athanor.training import forensics
 from athanor.training.lanes import Lanes
 from athanor.training.step import Stepper
+from tests.training import healing, micro
 
 
 @pytest.fixture
-def stepper(micro):
+def stepper():
     """After a step, so that the moments hold something."""
     with Lanes(micro.make_model(), 1) as lanes:
         made = Stepper(lanes, micro.ADAMW, micro.SETTINGS)
@@ -24,7 +25,7 @@ def stepper(micro):
 
 
 @pytest.fixture
-def rows(micro):
+def rows():
     return micro.CountingSampler().batch(128, 128)
 
 
@@ -65,7 +66,7 @@ def test_a_weight(stepper, rows, value):
     assert forensics.examine(stepper, rows) == ("weight", name) == forensics.damage(stepper)
 
 
-def test_a_moment_goes_before_the_weight_that_it_spoilt(stepper, rows, micro):
+def test_a_moment_goes_before_the_weight_that_it_spoilt(stepper, rows):
     name = "model.layers.0.mlp.up_proj.weight"
     stepper.optimizer.tensors()[f"{name}.exp_avg_sq"].view(-1)[0] = math.nan
     assert forensics.examine(stepper, rows) == ("optimiser state", f"{name}.exp_avg_sq")
@@ -115,7 +116,7 @@ def test_the_first_gradient_of_the_backward_pass(stepper, rows):
     assert found == ("backward", "gradient of model.layers.0.mlp.gate_proj.weight")
 
 
-def test_documents_are_ordered_by_loss(stepper, rows, micro):
+def test_documents_are_ordered_by_loss(stepper, rows):
     rows.tokens_BS[5] = np.random.Generator(np.random.PCG64(0)).integers(0, 64, 17)
     for _ in range(40):
         stepper.step(micro.CountingSampler().batch(0, 128), 0.01)
@@ -130,7 +131,7 @@ def test_documents_are_ordered_by_loss(stepper, rows, micro):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_batch_that_is_not_finite_is_examined_in_the_run(healing, tmp_path, monkeypatch, precision):
+def test_a_batch_that_is_not_finite_is_examined_in_the_run(tmp_path, monkeypatch, precision):
     """A module gives NaN when it meets one id, which lies in one document of three batches of the data."""
     marked, known = (9, 14, 19), 63
     real = healing.micro.make_model
@@ -169,7 +170,7 @@ def test_a_batch_that_is_not_finite_is_examined_in_the_run(healing, tmp_path, mo
     assert math.isfinite(result.curve[-1]["loss"])
 
 
-def test_only_the_first_few_events_are_examined(healing, tmp_path, monkeypatch):
+def test_only_the_first_few_events_are_examined(tmp_path, monkeypatch):
     from athanor.training import step
 
     real, calls, events = step.clip_gradients, [], []

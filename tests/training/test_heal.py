@@ -17,6 +17,7 @@ from athanor.base.errors import GateError, InputError
 from athanor.training import checkpoint, healer
 from athanor.training.schedule import Schedule
 from athanor.training.world import World
+from tests.training import healing, micro
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,7 +44,7 @@ class Told:
 
 
 @pytest.fixture(scope="session")
-def healed(healing, tmp_path_factory):
+def healed(tmp_path_factory):
     """The run with garbage in its data, left alone."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -52,7 +53,7 @@ def healed(healing, tmp_path_factory):
     return healing.micro.outcome(model, result), result, told, sampler
 
 
-def test_a_spike_is_undone_and_its_data_left_out(healing, healed, tmp_path):
+def test_a_spike_is_undone_and_its_data_left_out(healed, tmp_path):
     _, result, told, sampler = healed
     (row,) = result.skipped_ranges
     assert row["found"] == 23 and row["step"] == 19 and (row["from"], row["to"]) == (18 * 128, 23 * 128)
@@ -68,7 +69,7 @@ def test_a_spike_is_undone_and_its_data_left_out(healing, healed, tmp_path):
     assert abs(losses[-1] - well.curve[-1]["loss"]) < abs(ill.curve[-1]["loss"] - well.curve[-1]["loss"]) / 2
 
 
-def test_the_documents_of_garbage_are_named_first(healing, healed):
+def test_the_documents_of_garbage_are_named_first(healed):
     _, _, told, _ = healed
     named = told.back[0][1]["documents"]
     assert len(named) == 8 and named[0]["document"].startswith("document ")
@@ -78,14 +79,14 @@ def test_the_documents_of_garbage_are_named_first(healing, healed):
 
 
 @pytest.mark.parametrize("changes", [{"log_every_steps": 7}, {"save_every_seconds": 0.0, "log_every_steps": 3}])
-def test_when_the_device_is_looked_at_and_saved_does_not_matter(healing, healed, tmp_path, changes):
+def test_when_the_device_is_looked_at_and_saved_does_not_matter(healed, tmp_path, changes):
     model, result = healing.run(tmp_path, **changes)
     assert healing.micro.outcome(model, result) == healed[0]
     assert result.skipped_ranges == healed[1].skipped_ranges
 
 
 @pytest.mark.parametrize("when", ["resume", "drop", "20"])
-def test_killed_on_the_way_back_or_after_it_the_bytes_are_the_same(healing, healed, tmp_path, when):
+def test_killed_on_the_way_back_or_after_it_the_bytes_are_the_same(healed, tmp_path, when):
     command = [sys.executable, str(ROOT / "tests/training/healing.py"), str(tmp_path), when]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, timeout=300, capture_output=True)
@@ -99,7 +100,7 @@ def test_killed_on_the_way_back_or_after_it_the_bytes_are_the_same(healing, heal
     assert sorted(told.rows) == list(range(1, 49))
 
 
-def test_a_pocket_longer_than_the_rule_waits_is_left_behind_in_two_goes(healing, tmp_path):
+def test_a_pocket_longer_than_the_rule_waits_is_left_behind_in_two_goes(tmp_path):
     told = Told()
     _, result = healing.run(tmp_path, healing.Garbage(range(20, 27)), told.hooks)
     assert 1 <= len(result.skipped_ranges) <= 3
@@ -107,14 +108,14 @@ def test_a_pocket_longer_than_the_rule_waits_is_left_behind_in_two_goes(healing,
     assert len(set(range(20, 27)) - left_out) <= 2 and result.curve[-1]["loss"] < 1.2
 
 
-def test_going_back_is_bounded_and_the_error_says_what_was_tried(healing, tmp_path):
+def test_going_back_is_bounded_and_the_error_says_what_was_tried(tmp_path):
     told = r"2 ranges of data were left out before: steps \d+ to \d+ .*lower lr.*qk_norm.*grad_clip"
     with pytest.raises(GateError, match=told):
         healing.run(tmp_path, healing.Garbage(range(20, 1000)), max_rollbacks=2)
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_no_false_alarm_in_20_healthy_runs(healing, monkeypatch, tmp_path, guarded):
+def test_no_false_alarm_in_20_healthy_runs(monkeypatch, tmp_path, guarded):
     """Half with the guard's short window, half with the rules of the host alone; weights and data differ."""
     micro = healing.micro
     real = micro.make_model
@@ -128,7 +129,7 @@ def test_no_false_alarm_in_20_healthy_runs(healing, monkeypatch, tmp_path, guard
         assert result.skipped_steps == 0 and not result.skipped_ranges and not told.back and not told.events, seed
 
 
-def test_the_guard_refuses_a_batch_far_out_and_names_its_documents(healing, healed, tmp_path):
+def test_the_guard_refuses_a_batch_far_out_and_names_its_documents(healed, tmp_path):
     """A batch at the end, where garbage is five times the loss; the weights are as if there had been no such step."""
     told = Told()
     model, result = healing.run(tmp_path, healing.Garbage((38,)), told.hooks, spike_guard=True)
@@ -146,7 +147,7 @@ def test_the_guard_refuses_a_batch_far_out_and_names_its_documents(healing, heal
     assert healing.micro.outcome(*again) == healing.micro.outcome(model, result)
 
 
-def test_a_pocket_that_the_guard_refuses_ends_in_a_way_back(healing, tmp_path):
+def test_a_pocket_that_the_guard_refuses_ends_in_a_way_back(tmp_path):
     told = Told()
     _, result = healing.run(tmp_path, healing.Garbage(range(34, 39)), told.hooks, spike_guard=True)
     (row,) = result.skipped_ranges
@@ -168,7 +169,7 @@ def plant(when, what):
 
 @pytest.mark.parametrize("place", ["weight", "optimiser state"])
 @pytest.mark.parametrize("every", [1, 3])
-def test_nan_in_a_weight_or_the_optimiser_is_undone_with_the_same_data(healing, monkeypatch, tmp_path, place, every):
+def test_nan_in_a_weight_or_the_optimiser_is_undone_with_the_same_data(monkeypatch, tmp_path, place, every):
     steppers = []
     real = healer.Healer.__init__
     monkeypatch.setattr(healer.Healer, "__init__", lambda self, s, *rest: (steppers.append(s), real(self, s, *rest))[1])
@@ -193,7 +194,7 @@ def test_nan_in_a_weight_or_the_optimiser_is_undone_with_the_same_data(healing, 
     assert saved.state["repairs"] == 1
 
 
-def test_numbers_that_spoil_again_and_again_end_the_run(healing, monkeypatch, tmp_path):
+def test_numbers_that_spoil_again_and_again_end_the_run(monkeypatch, tmp_path):
     models = []
     real = healing.micro.make_model
     monkeypatch.setattr(healing.micro, "make_model", lambda: models.append(real()) or models[-1])
@@ -211,7 +212,7 @@ ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeEr
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_out_of_memory_halves_the_micro_batch(healing, monkeypatch, tmp_path, error):
+def test_out_of_memory_halves_the_micro_batch(monkeypatch, tmp_path, error):
     from athanor.training import step
 
     real, room = step.training_loss, 2
@@ -233,7 +234,7 @@ def test_out_of_memory_halves_the_micro_batch(healing, monkeypatch, tmp_path, er
         micro.run(tmp_path / "c")
 
 
-def test_advice_begins_from_what_is_on_already(healing, monkeypatch, tmp_path):
+def test_advice_begins_from_what_is_on_already(monkeypatch, tmp_path):
     """It once took no notice of recompute, Muon and the copy of the best weights, and advised what was on."""
     from athanor.training import step
     from athanor.training.memory import Load, training_bytes
@@ -255,7 +256,7 @@ def test_advice_begins_from_what_is_on_already(healing, monkeypatch, tmp_path):
     assert training_bytes(config, asked[0]) != training_bytes(config, Load(1, config.context_tokens, "fp32"))
 
 
-def test_out_of_memory_in_one_process_of_several_is_explained(healing, monkeypatch, tmp_path):
+def test_out_of_memory_in_one_process_of_several_is_explained(monkeypatch, tmp_path):
     """No other could repeat the step with it; once the error came out as it was, with a traceback."""
 
     class Short:
@@ -279,7 +280,7 @@ def test_out_of_memory_in_one_process_of_several_is_explained(healing, monkeypat
         one.step(None, 0.1)
 
 
-def test_other_errors_pass_through(healing, monkeypatch, tmp_path):
+def test_other_errors_pass_through(monkeypatch, tmp_path):
     from athanor.training import step
 
     def wrong(*_, **__):
@@ -290,37 +291,24 @@ def test_other_errors_pass_through(healing, monkeypatch, tmp_path):
         healing.micro.run(tmp_path)
 
 
-class Folder:
-    """A trunk without a lock."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
 def lengths(steps):
     return Schedule("wsd", 0.01, 0.001, 256, 8 * 128, steps * 128)
 
 
-def test_runs_of_all_lengths_share_a_trunk_that_went_back(healing, tmp_path):
+def test_runs_of_all_lengths_share_a_trunk_that_went_back(tmp_path):
     """One trunk ends before the garbage is met, one between meeting and finding it, one after; in both orders."""
     outcome = healing.micro.outcome
     plain = {steps: outcome(*healing.run(tmp_path / f"{steps}", schedule=lengths(steps))) for steps in (27, 30, 40)}
     for order in ((40, 30, 27), (27, 30, 40)):
-        trunk = Folder(tmp_path / f"trunk{order}")
+        trunk = micro.Trunk(tmp_path / f"trunk{order}")
         for steps in order:
             folder, save = tmp_path / f"run{order}{steps}", 0.0 if steps == 30 else 1e9
             done = healing.run(folder, schedule=lengths(steps), trunk=trunk, save_every_seconds=save)
             assert outcome(*done) == plain[steps], (order, steps)
 
 
-def test_a_spike_in_the_cooldown_never_goes_back_into_the_trunk(healing, tmp_path):
-    trunk, told = Folder(tmp_path / "trunk"), Told()
+def test_a_spike_in_the_cooldown_never_goes_back_into_the_trunk(tmp_path):
+    trunk, told = micro.Trunk(tmp_path / "trunk"), Told()
     schedule = Schedule("wsd", 0.01, 0.001, 256, 26 * 128, 48 * 128)  # the cooldown begins at step 22
     garbage = healing.Garbage(range(34, 38))
     _, result = done = healing.run(tmp_path / "a", garbage, told.hooks, schedule=schedule, trunk=trunk)
@@ -334,13 +322,13 @@ def test_a_spike_in_the_cooldown_never_goes_back_into_the_trunk(healing, tmp_pat
     assert not early[1].skipped_ranges
 
 
-def test_no_way_back_is_an_error(healing, monkeypatch, tmp_path):
+def test_no_way_back_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(checkpoint, "latest", lambda *_: None)
     with pytest.raises(GateError, match="no checkpoint up to step"):
         healing.run(tmp_path)
 
 
-def test_a_checkpoint_of_another_way_is_no_way_back(healing, healed, tmp_path):
+def test_a_checkpoint_of_another_way_is_no_way_back(healed, tmp_path):
     """Anchors that a run with other data left in the folder are passed over."""
     healing.run(tmp_path / "other", healing.micro.CountingSampler(masked=True))
     (tmp_path / "run").mkdir()
@@ -356,7 +344,7 @@ def test_a_checkpoint_of_another_way_is_no_way_back(healing, healed, tmp_path):
     assert told.back[0][0] == 16 and healing.micro.outcome(model, result) == healed[0]
 
 
-def test_anchors_go_when_nothing_can_need_them(healing, tmp_path):
+def test_anchors_go_when_nothing_can_need_them(tmp_path):
     seen = []
 
     def on_step(row):

@@ -17,17 +17,15 @@ from athanor.training import healer
 from athanor.training.guard import Rules, Trouble
 from athanor.training.settings import LoopSettings
 from tests.stages import test_train_stages as stages
+from tests.stages.conftest import settle
 
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
     """The workspace of the stages' own tests, where the rules find a spike at step 9."""
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.setenv("ATHANOR_THREADS", "1")
-    monkeypatch.setenv("ATHANOR_DEVICE", "cpu")
     (tmp_path / "work").mkdir()
     stages.write_inputs(tmp_path / "work")
-    monkeypatch.chdir(tmp_path / "work")
+    settle(monkeypatch, tmp_path / "work")
 
     def trouble(rows, rules, step):
         return Trouble("planted", len(rows) - 2) if step == 9 and "9" not in found else None

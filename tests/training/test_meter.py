@@ -13,6 +13,7 @@ import torch
 
 from athanor.model.flops import run_flops, training_flops
 from athanor.training.meter import APART, STEP_PARTS, Meter, memory
+from tests.training import micro
 
 CPU = torch.device("cpu")
 
@@ -96,7 +97,7 @@ class SlowSampler:
         return self.inner.batch(*at)
 
 
-def test_the_parts_of_a_run_add_up_to_its_wall(micro, tmp_path, monkeypatch):
+def test_the_parts_of_a_run_add_up_to_its_wall(tmp_path, monkeypatch):
     """Sleeps where the loader, the evaluation and the checkpoint are: each is found where it belongs."""
     from athanor.training import checkpoint
 
@@ -124,7 +125,7 @@ def test_the_parts_of_a_run_add_up_to_its_wall(micro, tmp_path, monkeypatch):
     assert told[0]["tokens_per_second"] == pytest.approx(128 / told[0]["time.step_s"])
 
 
-def test_operations_count_the_documents_really_trained(micro, tmp_path):
+def test_operations_count_the_documents_really_trained(tmp_path):
     packed, whole = (micro.run(tmp_path / str(mask), document_mask=mask)[1] for mask in (True, False))
     assert whole.pairs == 24 * 8 * (16 * 17 // 2) > packed.pairs > 24 * 128
     flops = packed.metrics(micro.CONFIG)["flops"]

@@ -19,17 +19,18 @@ from athanor.training.lanes import MAX_LANES, lane_count
 from athanor.training.preflight import preflight
 from athanor.training.setup import Choices, Place, place
 from athanor.training.step import probe_batch
+from tests.training import micro
 
 CPU = torch.device("cpu")
 PLASMA = ModelConfig(32000, 18, 1024, 16, 4, 64, 2816, 1024, 1e4, 1e-6, False)
 
 
 @pytest.fixture
-def batch(micro):
+def batch():
     return probe_batch(micro.CountingSampler().batch(0, 128), True)
 
 
-def test_a_sound_model_passes_unchanged(micro, batch):
+def test_a_sound_model_passes_unchanged(batch):
     model = micro.make_model()
     before = [weight.detach().clone() for weight in model.parameters()]
     state = torch.get_rng_state()
@@ -45,7 +46,7 @@ def fails(gate, model, batch):
     assert error.value.gate == gate
 
 
-def test_wrong_initialisation(micro, batch):
+def test_wrong_initialisation(batch):
     model = micro.make_model()
     with torch.no_grad():
         model.head_weight.mul_(20)
@@ -53,7 +54,7 @@ def test_wrong_initialisation(micro, batch):
     assert preflight(model, batch, fresh=False)["initial_loss"] > 5
 
 
-def test_text_full_of_repeats_is_no_sign_of_a_wrong_initialisation(micro):
+def test_text_full_of_repeats_is_no_sign_of_a_wrong_initialisation():
     """Indentation and tables repeat ids, and tied embeddings lean towards the id just read."""
     model = Transformer(ModelConfig(4096, 5, 192, 6, 2, 32, 512, 16, 1e4, 1e-6, False))
     model.initialise(torch.Generator().manual_seed(1))
@@ -64,32 +65,32 @@ def test_text_full_of_repeats_is_no_sign_of_a_wrong_initialisation(micro):
     preflight(model, repeats)
 
 
-def test_a_parameter_out_of_the_graph(micro, batch):
+def test_a_parameter_out_of_the_graph(batch):
     model = micro.make_model()
     with torch.no_grad():
         model.model.layers[1].self_attn.o_proj.weight.zero_()  # nothing before it can matter
     fails("gradients", model, batch)
 
 
-def test_a_gradient_that_is_not_finite(micro, batch):
+def test_a_gradient_that_is_not_finite(batch):
     model = micro.make_model()
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = float("inf")
     fails("gradients", model, batch)
 
 
-def test_a_look_into_the_future(micro, batch, monkeypatch):
+def test_a_look_into_the_future(batch, monkeypatch):
     monkeypatch.setattr(transformer, "block_mask", lambda document_BT: torch.ones(1, 1, 16, 16, dtype=torch.bool))
     fails("causality", micro.make_model(), batch)
 
 
-def test_a_look_across_documents(micro, batch, monkeypatch):
+def test_a_look_across_documents(batch, monkeypatch):
     causal = torch.ones(1, 1, 16, 16, dtype=torch.bool).tril()
     monkeypatch.setattr(transformer, "block_mask", lambda document_BT: causal)
     fails("document mask", micro.make_model(), batch)
 
 
-def test_attention_that_sees_too_little(micro, batch, monkeypatch):
+def test_attention_that_sees_too_little(batch, monkeypatch):
     real = transformer.block_mask
     near = torch.ones(16, 16, dtype=torch.bool).triu(-1)
     monkeypatch.setattr(transformer, "block_mask", lambda document_BT: real(document_BT) & near)
@@ -97,14 +98,14 @@ def test_attention_that_sees_too_little(micro, batch, monkeypatch):
     fails("attention", model, batch)
 
 
-def test_targets_that_cannot_be_learnt(micro, batch):
+def test_targets_that_cannot_be_learnt(batch):
     ids = torch.zeros(32, 16, dtype=torch.int64)  # every row alike, every last target another
     noise = Targets(ids, None, torch.arange(32) * 16 + 15, torch.arange(32) * 2)
     fails("overfit", micro.make_model(), noise)
 
 
 @pytest.mark.parametrize("shift", [0, 2])
-def test_targets_that_are_not_the_next_ids(micro, batch, shift):
+def test_targets_that_are_not_the_next_ids(batch, shift):
     ids = torch.arange(40)[None] % 23
     fails("targets", micro.make_model(), Targets(ids[:, :16], None, torch.arange(16), ids[0, shift : 16 + shift]))
     preflight(micro.make_model(), Targets(ids[:, :16], None, torch.arange(16), ids[0, 1:17]))
@@ -121,7 +122,7 @@ def test_a_residual_stream_that_is_not_damped(batch):
     fails("initialisation", model, batch)
 
 
-def test_a_mean_of_means_is_no_accumulation(micro, batch, monkeypatch):
+def test_a_mean_of_means_is_no_accumulation(batch, monkeypatch):
     """The classic: each micro-batch divided by its own number of targets."""
     real = preflight_module.token_losses
 
@@ -133,7 +134,7 @@ def test_a_mean_of_means_is_no_accumulation(micro, batch, monkeypatch):
     fails("accumulation", micro.make_model(), batch)
 
 
-def test_a_model_that_never_looks_at_its_inputs(micro, monkeypatch):
+def test_a_model_that_never_looks_at_its_inputs(monkeypatch):
     """It can learn which targets are frequent, half of the loss and more."""
     model, ids = micro.make_model(), torch.arange(32).view(2, 16) % 3
     following = torch.cat((ids[:, 1:], (ids[:, -1:] + 1) % 3), 1).flatten()

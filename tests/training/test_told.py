@@ -18,6 +18,7 @@ from athanor.monitor.finding import status
 from athanor.monitor.monitor import Monitor
 from athanor.monitor.reader import plan_facts, plan_of
 from athanor.training.meter import Meter, queue
+from tests.training import micro
 
 SOURCES = ("even", "odd", "never")
 
@@ -30,7 +31,7 @@ class Rows(NamedTuple):
     sources: tuple[str, ...] = SOURCES
 
 
-def sampler(micro: Any, masked: bool = False) -> Any:
+def sampler(masked: bool = False) -> Any:
     """Micro's sampler, with documents of two sources and none of a third; the first batch has one source only."""
 
     class Told(micro.CountingSampler):
@@ -42,8 +43,8 @@ def sampler(micro: Any, masked: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_loss_of_each_source_is_told_and_changes_nothing(micro, tmp_path, masked):
-    rows, told = sampler(micro, masked), []
+def test_the_loss_of_each_source_is_told_and_changes_nothing(tmp_path, masked):
+    rows, told = sampler(masked), []
     done = micro.run(tmp_path / "a", rows, {"on_step": told.append}, threads=2)
     assert micro.outcome(*done) == micro.outcome(*micro.run(tmp_path / "b", micro.CountingSampler(masked)))
     assert [sorted(name for name in row if name.startswith("loss.")) for row in told[:2]] == [
@@ -64,7 +65,7 @@ def test_the_loss_of_each_source_is_told_and_changes_nothing(micro, tmp_path, ma
         assert row["loss"] == pytest.approx(mixed, rel=1e-4)
 
 
-def test_fp16_begins_without_false_alarms_and_its_rules_are_awake(micro, tmp_path):
+def test_fp16_begins_without_false_alarms_and_its_rules_are_awake(tmp_path):
     told: list[dict[str, float]] = []
     micro.run(tmp_path, hooks={"on_step": told.append}, precision="fp16", z_loss=30.0)
     assert told[0]["loss_scale"] == 65536.0 and told[0]["skipped"] and told[0]["loss_scale"] > told[-1]["loss_scale"]
@@ -80,7 +81,7 @@ def test_fp16_begins_without_false_alarms_and_its_rules_are_awake(micro, tmp_pat
     assert [each.rule for each in used_up] == ["loss_scale"] and status(used_up) == "critical"
 
 
-def test_other_formats_tell_no_loss_scale(micro, tmp_path):
+def test_other_formats_tell_no_loss_scale(tmp_path):
     told: list[dict[str, float]] = []
     micro.run(tmp_path, hooks={"on_step": told.append})
     assert len(told) == 24 and not any("loss_scale" in row for row in told)

@@ -14,6 +14,7 @@ from athanor.base.errors import Interrupted
 from athanor.model.transformer import Transformer, rotary_table, rotate
 from athanor.training.meter import Meter
 from athanor.training.vitals import SHARE, Vitals, twin_of
+from tests.training import micro
 
 IDS = np.arange(34).reshape(2, 17) % 23
 
@@ -23,7 +24,7 @@ def vitals_of(model):
     return Vitals(model, Meter(torch.device("cpu")), "fp32", 160)
 
 
-def test_values_by_hand(micro):
+def test_values_by_hand():
     config = dataclasses.replace(micro.CONFIG, layers=1)
     model = Transformer.fresh(config, 0)
     with torch.no_grad():
@@ -52,7 +53,7 @@ def test_values_by_hand(micro):
     assert "vitals.update_ratio_max" not in told  # nothing to compare with
 
 
-def test_the_largest_relative_change_of_one_step(micro):
+def test_the_largest_relative_change_of_one_step():
     model = micro.make_model()
     vitals = vitals_of(model)
     vitals.before(10)
@@ -66,7 +67,7 @@ def test_the_largest_relative_change_of_one_step(micro):
     assert vitals.read(15, IDS) == {}
 
 
-def test_reading_changes_nothing(micro):
+def test_reading_changes_nothing():
     model = micro.make_model()
     before, state = [weight.detach().clone() for weight in model.parameters()], torch.get_rng_state()
     assert len(vitals_of(model).read(10, IDS)) == 4
@@ -79,13 +80,13 @@ def test_reading_changes_nothing(micro):
 
 
 @pytest.mark.parametrize(("batch_tokens", "every"), [(16, 100), (128, 20), (2048, 10), (500_000, 10)])
-def test_readings_look_at_no_more_than_a_hundredth_of_the_tokens(micro, batch_tokens, every):
+def test_readings_look_at_no_more_than_a_hundredth_of_the_tokens(batch_tokens, every):
     vitals = Vitals(micro.make_model(), Meter(torch.device("cpu")), "fp32", batch_tokens)
     assert [step for step in range(1, 1001) if vitals.due(step)] == list(range(every, 1001, every))
     assert vitals.length <= SHARE * batch_tokens * every
 
 
-def test_a_killed_run_has_the_readings_of_one_that_was_not(micro, tmp_path):
+def test_a_killed_run_has_the_readings_of_one_that_was_not(tmp_path):
     """Each process once read at steps of its own choice, and its first change was over another number of steps."""
 
     def readings(folder, stops):
@@ -111,12 +112,3 @@ def test_a_killed_run_has_the_readings_of_one_that_was_not(micro, tmp_path):
     assert whole and all("vitals.update_ratio_max" in row for (row,) in whole.values())
     for stops in ((7,), (19,), (20, 21)):
         assert readings(tmp_path / str(stops), stops) == whole
-
-
-def test_a_run_tells_them_with_the_rows_of_its_windows(micro, tmp_path):
-    rows = []
-    micro.run(tmp_path, hooks={"on_step": rows.append})
-    first = next(row for row in rows if "vitals.residual_growth" in row)
-    assert first["step"] == 20 and first["time.vitals_s"] > 0
-    assert first["vitals.residual_growth"] > 1.0 and 0.1 < first["vitals.attention_logit_max"] < 2.0
-    assert all("time.step_s" in row for row in rows if "vitals.embedding_spread" in row)
