@@ -13,7 +13,7 @@ from typing import Any
 
 from athanor.base.artifacts import write_json
 from athanor.monitor.finding import Finding, status
-from athanor.monitor.reader import Reader, plan_facts
+from athanor.monitor.monitor import Reader, plan_facts
 from athanor.monitor.thresholds import Thresholds
 from athanor.runtime.journal import Journal, rows
 from athanor.runtime.redact import redact

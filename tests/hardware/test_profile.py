@@ -13,7 +13,7 @@ import torch
 from athanor.base.artifacts import read_json, write_json
 from athanor.cli import cli
 from athanor.cli.doctor.checks import hardware_profile
-from athanor.hardware import kernels, measure, products, profile, steps, storage
+from athanor.hardware import kernels, measure, profile, steps
 from athanor.hardware.measure import Bounds
 from athanor.model.config import ModelConfig
 from athanor.model.flops import forward_flops
@@ -65,7 +65,7 @@ def test_round_trip_and_fingerprint(here):
 
 
 def test_shapes_are_those_of_the_flops_count():
-    matrices = sum(2 * outputs * inputs * times for (outputs, inputs), times in products.shapes(TINY).items())
+    matrices = sum(2 * outputs * inputs * times for (outputs, inputs), times in kernels.shapes(TINY).items())
     scores = 2 * TINY.layers * 2 * TINY.heads * TINY.head_dim
     assert matrices == forward_flops(TINY, 1) - scores
 
@@ -76,9 +76,9 @@ def test_products_have_the_layouts_of_training():
     y = linear(x)
     y.backward(torch.ones_like(y))
     truth = {"forward": y, "input_gradient": x.grad, "weight_gradient": linear.weight.grad}
-    for layout in products.LAYOUTS:
-        assert products.product(layout, 5, 3, 4)().shape == truth[layout].shape
-    call = products.product("forward", 5, 3, 4)
+    for layout in kernels.LAYOUTS:
+        assert kernels.product(layout, 5, 3, 4)().shape == truth[layout].shape
+    call = kernels.product("forward", 5, 3, 4)
     assert len(call().unique()) > 10 and torch.equal(call(), call())  # a chip is faster with numbers all alike
 
 
@@ -90,7 +90,7 @@ def test_measured_whole(here, monkeypatch):
     assert json.loads(json.dumps(found)) == found
     assert found["fingerprint"] == profile.fingerprint(TINY, CPU, 1)
     row = found["products"]["gflops"]["fp32"]
-    assert min(row[name] for name in products.LAYOUTS) <= row["ceiling"] <= max(row[name] for name in products.LAYOUTS)
+    assert min(row[name] for name in kernels.LAYOUTS) <= row["ceiling"] <= max(row[name] for name in kernels.LAYOUTS)
     attention = found["attention"]
     assert attention["default"] in attention["kernels"] and attention["kernels"]["math"]["works"]
     assert not attention["kernels"]["cudnn"]["works"] and attention["kernels"]["cudnn"]["why"]
@@ -140,8 +140,8 @@ def test_a_full_disk_is_told(here, monkeypatch):
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(storage.checkpoint, "save", full)
-    assert "No space" in storage.checkpoints(here / "slots", TINY)["why"] and list((here / "slots").iterdir()) == []
+    monkeypatch.setattr(measure.checkpoint, "save", full)
+    assert "No space" in measure.checkpoints(here / "slots", TINY)["why"] and list((here / "slots").iterdir()) == []
 
 
 def test_command_measures_once(here, monkeypatch, capsys):

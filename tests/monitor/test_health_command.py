@@ -15,7 +15,7 @@ import pytest
 from athanor.base.artifacts import write_json
 from athanor.base.errors import InputError
 from athanor.cli import health
-from athanor.monitor.rules import RULES
+from athanor.monitor.monitor import RULES
 from athanor.monitor.thresholds import Thresholds
 from athanor.runtime.journal import Journal
 from tests.monitor.curves import change, healthy, plan

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from athanor.monitor.finding import LEVELS, Finding, events
-from athanor.monitor.rules import RULES
+from athanor.monitor.monitor import RULES
 from tests.monitor.curves import BATCH, GIB, Rows, change, findings, healthy, schedule, trouble
 
 
