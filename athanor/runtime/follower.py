@@ -46,14 +46,8 @@ class Follower(Run):
     def note(self, text: str) -> None:
         """Nothing: what is worth knowing is the same in all processes."""
 
-    def log(self, step: int, **values: float) -> None:
-        """Nothing."""
-
     def watch_health(self, *_: Any, **__: Any) -> None:
         """Nothing: the numbers are the same."""
-
-    def rewind(self, step: int, bar: Progress, amount: float, **facts: Any) -> None:
-        """Nothing: there is no record."""
 
     def progress(self, total: float | None, desc: str = "", unit: str = "") -> Progress:
         self._watch.bar = _Silent()
@@ -73,11 +67,12 @@ class Follower(Run):
 
 
 class _NoJournal:
-    def event(self, event: str, **values: Any) -> None:
-        """Nothing."""
+    """Takes events, numbers and steps back for none of its own."""
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Nothing."""
+    def scalars(self, *_: Any, **__: Any) -> None:
+        """Nothing: there is no record."""
+
+    event = rewind = scalars
 
 
 class _Silent(Progress):

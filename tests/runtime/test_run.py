@@ -111,7 +111,7 @@ def test_results_are_separate_from_facts_that_vary(repo):
     [
         ("gate", "toy: data/shards: gate 'shares' failed: web is 3 %. Fix: add web text"),
         ("full", "the disk is full"),
-        ("undeclared", "reads section 'sft' but does not declare it"),
+        ("undeclared", "reads 'sft' but does not declare it"),
     ],
 )
 def test_failure_is_one_line_and_recorded(repo, what, message):
