@@ -8,16 +8,16 @@ import contextlib
 import pytest
 
 from athanor.base.errors import InputError
+from athanor.serving.backends.base import Request
 from athanor.serving.discover import Found
-from athanor.serving.memory import RUNTIME_BYTES, default_memory_bytes
-from athanor.serving.models import Models
+from athanor.serving.models import RUNTIME_BYTES, Models, default_memory_bytes
 from athanor.text.conversations import Message
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.models_tiny import write_export
 
 MIB = 1 << 20
 PATIENCE = 60.0
-HELLO = (Message("user", "hello"),)
+HELLO = Request((Message("user", "hello"),))
 
 
 class Workers:
@@ -48,7 +48,7 @@ class Worker:
     def resident_bytes(self):
         return self.workers.sizes[self.name]
 
-    async def answer(self, messages, max_new_tokens, sampling, stop):
+    async def answer(self, request):
         try:
             yield {"type": "start", "prompt_tokens": 3, "forgotten": 0}
             waiting = asyncio.create_task(self.workers.may_end.wait())

@@ -62,10 +62,13 @@ class Scripted:
     def open_gate(self) -> None:
         self.loop.call_soon_threadsafe(self.gate.set)
 
-    async def answer(self, model, messages, *, max_new_tokens=None, sampling=None, stop=()) -> AsyncIterator[dict]:
+    async def answer(self, model, request) -> AsyncIterator[dict]:
+        messages = request.messages
         self.loop = asyncio.get_running_loop()
         self.gate, self.pair = self.gate or asyncio.Event(), self.pair or asyncio.Barrier(2)
-        self.asked.append({"model": model, "messages": messages, "limit": max_new_tokens, "sampling": sampling})
+        self.asked.append(
+            {"model": model, "messages": messages, "limit": request.max_new_tokens, "sampling": request.sampling}
+        )
         assert all(isinstance(message, Message) for message in messages)
         check_messages([*messages, Message("assistant", "x")], "what a model is sent")
         try:

@@ -102,7 +102,7 @@ def test_the_ids_that_the_engine_gets_are_a_prefix_of_the_trained_ones(export):
             if event["type"] in ("end", "error"):
                 ended.append((number, event))
 
-        backend.submit(Request(number, tuple(messages), 1, {}), emit)
+        backend.submit(Request(messages, 1, id=number), emit)
     until(lambda: len(ended) == HISTORIES, "all answers")
     backend.close()
     failed = {number for number, event in ended if event["type"] == "error"}
@@ -142,8 +142,8 @@ class Listening:
     def default(self):
         return "parrot"
 
-    async def answer(self, model, messages, **settings):
-        self.heard.append(list(messages))
+    async def answer(self, model, request):
+        self.heard.append(list(request.messages))
         yield {"type": "end", "reason": "stopped", "tokens": 0, "seconds": 0.0}
 
 
