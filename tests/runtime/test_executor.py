@@ -78,7 +78,7 @@ def test_workers_run_the_code_of_this_folder_with_one_thread(toy: ShardToy, monk
 def test_an_experiment_in_another_checkout_runs_its_own_code(tmp_path: Path) -> None:
     """DVC runs experiments in temporary copies: their workers must not import the main checkout."""
     copy = tmp_path / "copy"
-    (copy / "tests" / "pipeline").mkdir(parents=True)
+    (copy / "tests" / "runtime").mkdir(parents=True)
     (copy / "athanor").symlink_to(ROOT / "athanor")  # its __file__ names the copy all the same
     (copy / "tests/runtime/toy_work.py").symlink_to(ROOT / "tests/runtime/toy_work.py")
     code = (

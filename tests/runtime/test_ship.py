@@ -25,6 +25,10 @@ def store(tmp_path_factory):
     return root, Tracker(root, f"sqlite:///{root}/mlflow.db")
 
 
+def finish(journal):
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+
+
 def folder(root, run, stage, steps, **more):
     path = root / ".athanor" / "runs" / run
     journal = Journal(path)
@@ -78,7 +82,7 @@ def test_health_of_a_run_is_a_tag_and_its_findings_are_points(store):
     }
     assert [(point.step, point.value) for point in points["spike_recovery"]] == [(3, 2.0)]
     assert {(point.step, point.value) for point in points["nan_loss"]} == {(5, 4.0), (5, 3.0)}
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    finish(journal)
     tracker.client.set_tag(run_id, "health", "lost")
     (path / "ship.json").unlink()  # told from nothing it comes out the same
     tracker.ship(path, live=False)
@@ -91,7 +95,7 @@ def test_lost_ship_state_does_not_double_points(store):
     tracker.ship(path, live=True)
     first = read_json(path / "ship.json")["mlflow_run"]
     (path / "ship.json").unlink()
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    finish(journal)
     tracker.ship(path, live=False)
     assert read_json(path / "ship.json")["mlflow_run"] == first
     assert len(tracker.client.get_metric_history(first, "train/loss")) == 30
@@ -106,7 +110,7 @@ def test_stages_of_one_configuration_share_a_parent_and_another_has_its_own(stor
         ("c-1", "main@1111111/bbbbbbbb"),
     ):
         path, journal = folder(root, run, run[0], 1, key=key)
-        journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+        finish(journal)
         tracker.ship(path, live=False)
         child = tracker.client.get_run(read_json(path / "ship.json")["mlflow_run"])
         parents.append(child.data.tags["mlflow.parentRunId"])
@@ -123,7 +127,7 @@ def test_killed_then_resumed_run_is_one_run(store):
     journal = Journal(path)
     for step in range(5, 20):
         journal.scalars(step, {"train/loss": 1.0 / (step + 1)})
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    finish(journal)
     tracker.ship(path, live=False)
     run = tracker.client.get_run(run_id)
     assert run.info.status == "FINISHED" and run.data.tags["athanor.resumed"] == "1"
@@ -133,7 +137,7 @@ def test_killed_then_resumed_run_is_one_run(store):
 def test_shipper_process_delivers_and_leaves(store, tmp_path):
     root, tracker = store
     path, journal = folder(root, "proc-1", "clean", 3)
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    finish(journal)
     command = [sys.executable, "-m", "athanor.runtime.ship", "--root", str(root), "--wait", "90"]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -163,7 +167,7 @@ def test_what_cannot_be_delivered_is_told_with_what_happens_now_and_has_status_1
     root, _ = store
     here = root / "twice"
     path, journal = folder(here, "clean-1", "clean", 3)
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    finish(journal)
     said, failures = [], [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path / "ship.json"))] * 2
     plain = Tracker.ship
 
@@ -195,7 +199,7 @@ def test_dead_server_keeps_the_journal(store, monkeypatch):
     dead = root / "dead"
     (dead / ".athanor" / "runs").mkdir(parents=True)
     path, journal = folder(dead, "clean-1", "clean", 3)
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    finish(journal)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setattr(ship, "GIVE_UP_SECONDS", 0.0)
     monkeypatch.setattr(ship, "POLL_SECONDS", 0.01)

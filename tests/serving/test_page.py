@@ -382,19 +382,6 @@ def test_settings_and_the_system_prompt_reach_the_model_and_stay_with_the_chat(r
     page = reader.page
     page.click("#settings")
     reader.see("#set-temperature").to_have_value("0")
-    for name, value in (
-        ("temperature", "0.25"),
-        ("top_k", "9"),
-        ("top_p", "0.5"),
-        ("min_p", "0.1"),
-        ("repetition_penalty", "1.25"),
-        ("seed", "7"),
-        ("max_new_tokens", "3"),
-    ):
-        page.fill(f"#set-{name}", value)
-    page.fill("#system", "Be brief.")
-    page.keyboard.press("Escape")
-    reader.ask(PLAIN[0])
     expected = {
         "temperature": 0.25,
         "top_k": 9,
@@ -404,6 +391,11 @@ def test_settings_and_the_system_prompt_reach_the_model_and_stay_with_the_chat(r
         "seed": 7,
         "max_new_tokens": 3,
     }
+    for name, value in expected.items():
+        page.fill(f"#set-{name}", str(value))
+    page.fill("#system", "Be brief.")
+    page.keyboard.press("Escape")
+    reader.ask(PLAIN[0])
     assert reader.sent[-1]["sampling"] == expected
     assert "3 tokens" in reader.stats() and reader.stats().endswith("cut at the limit")
     chat = reader.chat()

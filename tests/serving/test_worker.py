@@ -18,7 +18,7 @@ from athanor.serving.worker import Worker
 from athanor.text.conversations import Message
 from tests.serving.endless import write_endless
 from tests.serving.live import PATIENCE, Live, environment, lay_out
-from tests.serving.parrot import LONG, PLAIN
+from tests.serving.parrot import PLAIN
 
 QUESTION = [{"role": "user", "content": PLAIN[0]}]
 
@@ -146,22 +146,3 @@ def test_an_answer_cancelled_before_the_engine_saw_it_is_not_made(parrot_dir):
     assert events.get(timeout=PATIENCE) == {"type": "end", "reason": "stopped", "tokens": 0, "seconds": 0.0}
     backend.close()
     assert events.empty()
-
-
-def test_closing_the_events_stops_the_answer_in_the_worker(parrot_dir):
-    async def body():
-        worker = await Worker.start(spec(parrot_dir, rows=1))
-        events = worker.answer(Request([Message("user", LONG[0])]))
-        async for event in events:
-            if event["type"] == "text":
-                break
-        await events.aclose()
-        # With one row the next answer begins when the first has left it.
-        made = [event async for event in worker.answer(Request([Message("user", PLAIN[0])]))]
-        assert not worker.queues
-        await worker.close()
-        return made
-
-    made = asyncio.run(asyncio.wait_for(body(), PATIENCE))
-    assert "".join(event["text"] for event in made if event["type"] == "text") == PLAIN[1]
-    assert made[0]["type"] == "start" and made[-1]["reason"] == "stop"
