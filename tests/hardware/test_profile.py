@@ -20,8 +20,8 @@ from athanor.model.flops import forward_flops
 from athanor.runtime import presets
 from athanor.runtime.choices import FILE, choose
 from athanor.training.setup import Choices
+from tests.runtime.view import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 TINY = ModelConfig(256, 2, 32, 4, 2, 8, 64, 32, 1e4, 1e-6, False)
 BRIEF = Bounds(0.3, 0.2, 0.2, 0.2, 0.0, 0.1)

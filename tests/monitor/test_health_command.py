@@ -19,9 +19,8 @@ from athanor.monitor.monitor import RULES
 from athanor.monitor.thresholds import Thresholds
 from athanor.runtime.journal import Journal
 from tests.monitor.curves import change, healthy, plan
-from tests.runtime.view import meta
+from tests.runtime.view import ROOT, meta
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 300
 
 

@@ -6,15 +6,13 @@ import ast
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from athanor.base.errors import AthanorError
 from athanor.base.strict import read_yaml
 from athanor.runtime import closure
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.runtime.view import ROOT
 
 
 @pytest.fixture

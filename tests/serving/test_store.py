@@ -19,9 +19,9 @@ from athanor.base.errors import InputError
 from athanor.serving import database
 from athanor.serving.store import Store, Unknown
 from athanor.serving.words import SNIPPET_CHARS, TITLE_CHARS, fold, snippet, title_of, words_of
+from tests.serving.live import ROOT
 
 STATS = {"tokens": 3, "seconds": 0.1, "reason": "stop", "prompt_tokens": 5, "forgotten": 0}
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

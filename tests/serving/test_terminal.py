@@ -30,8 +30,7 @@ from athanor.serving.terminal import main, printable
 from athanor.text.conversations import Message
 from athanor.tokenizer.chat import prompt_ids
 from tests.evaluation.tiny import make_model, silence, write_tiny_tokenizer
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.serving.live import ROOT
 
 
 def export(folder: Path, model, tokenizer_folder: Path, tokenizer) -> Path:
