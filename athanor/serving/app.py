@@ -9,7 +9,7 @@ import ipaddress
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from athanor.serving.models import Models
 from athanor.serving.openai_api import openai_router
@@ -43,10 +44,6 @@ HEADERS = {
 }
 FREE = ("/health", "/page/")  # without a key; so is the page itself
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 
 class Gate:
     """What a request passes before any route: the host it names, and the key, if there is one.
@@ -59,7 +56,7 @@ class Gate:
     def __init__(self, app: Any, *, key: str, hosts: tuple[str, ...], addresses: bool) -> None:
         self.app, self.key, self.hosts, self.addresses = app, key, hosts, addresses
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
 
