@@ -46,6 +46,10 @@ def stored(root: Path, **parts: Any) -> dict[str, Any]:
     return made
 
 
+def pick(*slots: Path, precision: str = "auto", steps: int = 10) -> tuple[Choices, dict[str, str]]:
+    return choose(slots, TINY, precision, 256, steps)
+
+
 def test_round_trip_and_fingerprint(here):
     wanted = profile.fingerprint(TINY, CPU, 1)
     assert profile.load(here, wanted) is None
@@ -183,42 +187,42 @@ def test_doctor_tells_of_the_profile(here):
 
 
 def test_without_a_profile_the_cpu_does_as_it_always_did(here):
-    choices, why = choose([here / "slot"], TINY, "auto", 256, 10**9)
+    choices, why = pick(here / "slot", steps=10**9)
     assert choices == Choices("fp32") and set(why) == {field.name for field in dataclasses.fields(Choices)}
 
 
 def test_a_resume_keeps_its_choices_when_the_profile_changes(here):
     slots = [here / "slot", here / "trunk"]
     stored(here, compile={**COMPILE, "works": False, "why": "no compiler"})
-    first = choose(slots, TINY, "auto", 256, 10**9)[0]
+    first = pick(*slots, steps=10**9)[0]
     assert not first.compile
     stored(here, compile=COMPILE, steps={"fp32": 1.0, "bf16": 9.0})
-    assert choose(slots, TINY, "auto", 256, 10**9)[0] == first
-    fresh = choose([here / "other"], TINY, "auto", 256, 10**9)[0]
+    assert pick(*slots, steps=10**9)[0] == first
+    fresh = pick(here / "other", steps=10**9)[0]
     assert fresh.compile  # the planted difference: a new run does follow the new profile
     # A run of another length goes on from the trunk as the trunk began, and so do those after it.
     longer = [here / "longer", here / "trunk"]
-    assert choose(longer, TINY, "auto", 256, 10**9)[0] == first
-    assert choose([here / "longer"], TINY, "auto", 256, 10**9)[0] == first
+    assert pick(*longer, steps=10**9)[0] == first
+    assert pick(here / "longer", steps=10**9)[0] == first
     assert read_json(here / "longer" / FILE) == read_json(here / "slot" / FILE)
 
 
 def test_settings_by_hand_win_over_kept_choices(here, monkeypatch):
-    slot = [here / "slot"]
-    assert not choose(slot, TINY, "auto", 256, 10)[0].compile
+    slot = here / "slot"
+    assert not pick(slot)[0].compile
     monkeypatch.setenv("ATHANOR_COMPILE", "on")
     monkeypatch.setenv("ATHANOR_ATTENTION", "math")
-    choices, why = choose(slot, TINY, "auto", 256, 10)
+    choices, why = pick(slot)
     assert choices.compile and choices.attention == "math" and why["compile"] == "as set"
     monkeypatch.delenv("ATHANOR_COMPILE")
-    assert not choose(slot, TINY, "auto", 256, 10)[0].compile
+    assert not pick(slot)[0].compile
 
 
 def test_precision_stays_when_the_device_changes(here):
     began = dataclasses.asdict(Choices("bf16", "cudnn", True))
     record = {"device": "cuda", "profile": None, "why": {}, "choices": began}
     write_json(here / "slot" / FILE, record)
-    choices, _ = choose([here / "slot"], TINY, "auto", 256, 10)
+    choices, _ = pick(here / "slot")
     assert choices == Choices("bf16")  # kernels of the other device mean nothing here
     assert read_json(here / "slot" / FILE) == record
 
@@ -226,5 +230,5 @@ def test_precision_stays_when_the_device_changes(here):
 def test_a_record_that_is_not_understood_is_made_anew(here):
     """Code may change what is chosen; a slot that it goes on with once had to be mended by hand."""
     write_json(here / "slot" / FILE, {"device": "cpu", "choices": {"precision": "fp32"}})
-    choices, _ = choose([here / "slot"], TINY, "fp32", 256, 10)
+    choices, _ = pick(here / "slot", precision="fp32")
     assert read_json(here / "slot" / FILE)["choices"] == dataclasses.asdict(choices)

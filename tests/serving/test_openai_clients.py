@@ -124,14 +124,6 @@ def test_a_limit_cuts_the_answer_and_says_so(client, name):
     assert LONG[1].startswith(said(answer))
 
 
-def test_equal_seeds_give_equal_text_and_others_do_not(client):
-    def say(seed):
-        return said(complete(client, "Anything?", seed=seed, temperature=3.0, max_tokens=24))
-
-    assert say(7) == say(7)
-    assert len({say(seed) for seed in range(5)} | {say(7)}) > 2
-
-
 def test_filters_beyond_the_protocol_are_honoured(client):
     for extra in ({"top_k": 1}, {"min_p": 1.0}):
         answer = complete(client, temperature=3.0, extra_body=extra)

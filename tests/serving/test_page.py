@@ -768,17 +768,6 @@ def test_a_server_that_dies_in_the_middle_is_told_and_costs_neither_text_nor_his
         assert reader.answers()[0] == PLAIN[1] and reader.questions()[-1] == WHO[0]
 
 
-def test_text_that_was_not_sent_survives_a_reload(reader):
-    reader.ask(PLAIN[0])
-    reader.page.fill("#question", "half a thou")
-    reader.new_chat()
-    reader.see("#question").to_have_value("")
-    reader.page.go_back()
-    reader.see("#question").to_have_value("half a thou")
-    reader.reload()
-    reader.see("#question").to_have_value("half a thou")
-
-
 # -- looks and hands ---------------------------------------------------------------
 
 # Of every text that is seen: its contrast with what lies behind it. Colours come as rgb(), maybe with alpha.

@@ -303,20 +303,6 @@ def test_whatever_is_done_in_whatever_order_every_way_alternates(data):
         assert_whole(path)
 
 
-def test_a_full_disk_stores_nothing_of_a_turn_and_is_told(store):
-    chat = store.create()["id"]
-    say(store, chat, None, "x")
-    before = store.chat(chat)
-    pages = store._file._db.execute("PRAGMA page_count").fetchone()[0]
-    store._file._db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(InputError, match="full") as caught:
-        say(store, chat, before["leaf"], "y" * 100_000)
-    assert caught.value.where == str(store.path)
-    store._file._db.execute("PRAGMA max_page_count = 1000000")
-    assert store.chat(chat) == before
-    say(store, chat, before["leaf"], "y" * 100_000)
-
-
 WRITER = """
 import sys
 from athanor.serving.store import Store
