@@ -16,11 +16,10 @@ from athanor.data import rows as packed
 from athanor.data.sampler import SftSampler
 from athanor.model.validation import conversation_loss
 from athanor.runtime import choices
-from athanor.runtime.hooks import hooks
+from athanor.runtime.hooks import hooks, with_rates
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.runtime.speed import with_rates
 from athanor.training.best import by_stops_and_loss
 from athanor.training.loop import train
 from athanor.training.optimizer import OptimizerSettings

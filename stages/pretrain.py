@@ -12,13 +12,12 @@ from athanor.data.shards import open_val, read_shards_manifest
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.model.weights import save_model
-from athanor.runtime import choices, observe
-from athanor.runtime.hooks import hooks
+from athanor.runtime import choices
+from athanor.runtime.hooks import hooks, text_sampler, with_rates
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
-from athanor.runtime.speed import with_rates
 from athanor.training.loop import train
 from athanor.training.model_params import ModelParams
 from athanor.training.optimizer import OptimizerSettings
@@ -88,7 +87,7 @@ def run(run: Run) -> None:
             run.fact(preflight=str(preflight(model, batch.to(device))))
 
         def on_sample(step: int, model: Transformer) -> None:
-            texts = observe.sampler(TOKENIZER, params.sample_prompts)(model) if params.sample_prompts else []
+            texts = text_sampler(TOKENIZER, params.sample_prompts)(model) if params.sample_prompts else []
             run.journal.event("sample", step=step, texts=texts)
 
         wired = hooks(

@@ -277,7 +277,7 @@ def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, 
     """Rounds of one step each, in an order that changes, so that a slow minute of the machine is everybody's."""
     import torch
 
-    from athanor.hardware import products
+    from athanor.hardware.kernels import products
     from athanor.model.flops import training_flops
 
     config = SHAPES[name]
@@ -289,7 +289,7 @@ def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, 
     try:
         for number in range(args.rounds):
             if number % CEILING_EVERY == 0:
-                measured = products.measure(config, 1024, torch.device("cpu"), 2.0, ("fp32",))
+                measured = products(config, 1024, torch.device("cpu"), 2.0, ("fp32",))
                 ceilings.append(measured["gflops"]["fp32"]["ceiling"])
             turn = number % len(contenders)
             for contender in contenders[turn:] + contenders[:turn]:

@@ -35,7 +35,7 @@ def quantile(pairs: int) -> float:
 
 def load(words: list[str]) -> int:
     """Score again and again until a signal comes."""
-    from athanor.hardware.priority import step_back
+    from athanor.runtime.machine import step_back
 
     step_back()
     from athanor.base.errors import AthanorError

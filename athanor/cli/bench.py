@@ -22,8 +22,8 @@ from typing import Any
 from athanor.base.strict import load_section
 from athanor.cli.render import fill_template
 from athanor.hardware import measure, policy, profile
-from athanor.hardware.choose import Asked, resolve
-from athanor.hardware.products import LAYOUTS
+from athanor.hardware.kernels import LAYOUTS
+from athanor.hardware.policy import Asked, resolve
 from athanor.model import architecture
 from athanor.model.device import prepare
 from athanor.model.precision import AUTOCAST

@@ -109,7 +109,7 @@ def main() -> int:
         sys.stderr.close()
         return 1
     except OSError as error:
-        from athanor.runtime.disk_errors import in_words
+        from athanor.runtime.terminal import in_words
 
         if (told := in_words(error)) is None:
             raise

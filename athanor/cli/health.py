@@ -21,7 +21,7 @@ from typing import Any
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError
 from athanor.monitor.finding import Event, events, status
-from athanor.monitor.reader import PHASES, Reader
+from athanor.monitor.monitor import PHASES, Reader
 from athanor.monitor.thresholds import Thresholds, load
 from athanor.runtime.journal import alive, rows
 from athanor.runtime.machine import anchor

@@ -14,7 +14,7 @@ from typing import Any
 
 from athanor.base.artifacts import read_json
 from athanor.cli.render import fill_template
-from athanor.monitor.reader import PHASES
+from athanor.monitor.monitor import PHASES
 from athanor.runtime.facts import Graph
 from athanor.runtime.machine import anchor
 from athanor.runtime.progress import duration

@@ -1,24 +1,149 @@
-"""Attention kernels: which work here, whether they are right, and what they cost."""
+"""Single kernels of a model's own shapes and what they cost: matrix products in every number format, attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from athanor.hardware.timing import compare
 from athanor.model.config import ModelConfig
 from athanor.model.precision import AUTOCAST
 from athanor.model.transformer import block_mask
 from athanor.training.attention import KERNELS
 from athanor.training.compiling import first_line
 
+TRIES = 20
+LAYOUTS = ("forward", "input_gradient", "weight_gradient")
+# Operations of one pass over all shapes: slow units shall not take minutes.
+_MOST_FLOPS = {"cpu": 30e9, "mps": 1e12, "cuda": 2e13}
+_LEAST_TOKENS = 64
 # Largest difference from fp32 attention, relative to the largest value. Half formats carry 8 and 11 bits.
 TOLERANCE = {"fp32": 1e-4, "bf16": 4e-2, "fp16": 1e-2}
 _MOST_SCORES = 1 << 26  # rows · heads · tokens², so that the reference is quick and fits
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device: without it a clock measures how fast work is queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def fastest(call: Callable[[], Any], device: torch.device, budget_seconds: float) -> float:
+    """The shortest of as many calls as fit into the budget, after one to warm up; that one counts when it is long."""
+    return compare({"": call}, device, budget_seconds)[""]
+
+
+def compare(calls: Mapping[str, Callable[[], Any]], device: torch.device, budget_seconds: float) -> dict[str, float]:
+    """As `fastest` for each of several calls, in turns: what else the machine does then meets them all alike."""
+
+    def once(call: Callable[[], Any]) -> float:
+        synchronise(device)
+        started = time.perf_counter()
+        call()
+        synchronise(device)
+        return time.perf_counter() - started
+
+    started = time.perf_counter()
+    warm = {name: once(call) for name, call in calls.items()}
+    if time.perf_counter() - started > 2 * budget_seconds:
+        return warm
+    found = {name: once(call) for name, call in calls.items()}
+    for _ in range(TRIES):
+        if time.perf_counter() - started > budget_seconds:
+            break
+        found = {name: min(found[name], once(call)) for name, call in calls.items()}
+    return found
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """That many threads for each operation inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def shapes(config: ModelConfig) -> Counter[tuple[int, int]]:
+    """(outputs, inputs) of the model's linear layers, with how often a forward pass uses each."""
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    found: Counter[tuple[int, int]] = Counter()
+    for outputs, inputs, times in (
+        (queries, config.dim, 1),
+        (keys, config.dim, 2),
+        (config.dim, queries, 1),
+        (config.ffn_dim, config.dim, 2),
+        (config.dim, config.ffn_dim, 1),
+    ):
+        found[outputs, inputs] += times * config.layers
+    found[config.vocab_size, config.dim] += 1
+    return found
+
+
+def rows_for(config: ModelConfig, tokens: int, device: torch.device) -> int:
+    """Tokens of a product: those of a micro-batch, fewer where that would take too long."""
+    weights = sum(outputs * inputs for outputs, inputs in shapes(config))
+    while tokens > _LEAST_TOKENS and 2 * len(LAYOUTS) * weights * tokens > _MOST_FLOPS[device.type]:
+        tokens //= 2
+    return tokens
+
+
+def product(layout: str, outputs: int, inputs: int, tokens: int, **how: Any) -> Callable[[], Tensor]:
+    """One of the three products of a linear layer Y = X Wᵀ, with transposes as training has them."""
+    x_TI, w_OI, dy_TO = (_drawn(*shape, **how) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
+    calls: dict[str, Callable[[], Tensor]] = {
+        "forward": lambda: x_TI @ w_OI.t(),
+        "input_gradient": lambda: dy_TO @ w_OI,
+        "weight_gradient": lambda: dy_TO.t() @ x_TI,
+    }
+    return calls[layout]
+
+
+def _drawn(rows: int, columns: int, **how: Any) -> Tensor:
+    """Numbers as a model has them: constant ones take less power, so a chip that is warm works faster on them."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(rows, columns, generator=draw).to(**how)
+
+
+def products(
+    config: ModelConfig,
+    tokens: int,
+    device: torch.device,
+    budget_seconds: float,
+    formats: tuple[str, ...] = tuple(AUTOCAST),
+) -> dict[str, Any]:
+    """GFLOPS by format: of each layout, and of all together weighted by the time they take (`ceiling`).
+
+    The ceiling is what a model made of nothing but these products would reach.
+    """
+    tokens = rows_for(config, tokens, device)
+    wanted = shapes(config)
+    each = budget_seconds / (len(formats) * len(LAYOUTS) * len(wanted))
+    made: dict[str, Any] = {}
+    for name in formats:
+        how = {"dtype": AUTOCAST[name] or torch.float32, "device": device}
+        flops, seconds = dict.fromkeys(LAYOUTS, 0.0), dict.fromkeys(LAYOUTS, 0.0)
+        try:
+            for (outputs, inputs), times in wanted.items():
+                for layout in LAYOUTS:
+                    took = fastest(product(layout, outputs, inputs, tokens, **how), device, each)
+                    flops[layout] += 2.0 * outputs * inputs * tokens * times
+                    seconds[layout] += took * times
+        except RuntimeError:  # a format that this device has no products for
+            continue
+        made[name] = {layout: flops[layout] / seconds[layout] / 1e9 for layout in LAYOUTS}
+        made[name]["ceiling"] = sum(flops.values()) / sum(seconds.values()) / 1e9
+    return {"tokens": tokens, "gflops": made}
 
 
 def attention(

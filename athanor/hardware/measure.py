@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 
-from athanor.hardware import kernels, policy, products, profile, steps, storage
-from athanor.hardware.timing import threads
+from athanor.base.errors import AthanorError
+from athanor.data.sampler import PretrainSampler
+from athanor.hardware import kernels, policy, profile, steps
+from athanor.hardware.kernels import threads
 from athanor.model import architecture
 from athanor.model.config import ModelConfig
 from athanor.model.device import micro_batch
 from athanor.model.kernels import rows_by_hand
+from athanor.training import checkpoint
 from athanor.training.lanes import lane_count
+from athanor.training.memory import available_bytes
+
+_MOST_BYTES = 128 << 20  # of a checkpoint that is written to try
 
 
 class Bounds(NamedTuple):
@@ -60,7 +69,7 @@ def measure(
         "lanes": lanes,
     }
     tell("matrix products")
-    found["products"] = products.measure(config, rows * config.context_tokens, device, bounds.products)
+    found["products"] = kernels.products(config, rows * config.context_tokens, device, bounds.products)
     with threads(each):
         found |= _formats(config, rows, device, bounds, tell)
         chosen = choose_precision(precision, device, found)
@@ -79,10 +88,10 @@ def measure(
     else:
         found["compile"] = {"works": False, "why": "not measured, because it is off"}
     tell("loader")
-    found["loader"] = storage.loader(root / "data" / "shards", config.context_tokens, batch_tokens, bounds.loader)
+    found["loader"] = loader(root / "data" / "shards", config.context_tokens, batch_tokens, bounds.loader)
     tell("checkpoint")
-    found["checkpoint"] = storage.checkpoints(root / ".athanor" / "slots", config)
-    found["memory"] = storage.memory(device)
+    found["checkpoint"] = checkpoints(root / ".athanor" / "slots", config)
+    found["memory"] = memory(device)
     found["seconds"] = round(time.monotonic() - started, 1)
     return found
 
@@ -90,7 +99,7 @@ def measure(
 def quick(config: ModelConfig, device: torch.device, batch_tokens: int) -> dict[str, Any]:
     """Only what a number format is chosen by: for an accelerator without a profile, a few seconds."""
     rows = micro_batch(device, 0, config.context_tokens, batch_tokens)
-    found = {"products": products.measure(config, rows * config.context_tokens, device, QUICK.products)}
+    found = {"products": kernels.products(config, rows * config.context_tokens, device, QUICK.products)}
     return found | _formats(config, rows, device, QUICK, lambda part: None)
 
 
@@ -117,3 +126,44 @@ def choose_precision(asked: str, device: torch.device, found: dict[str, Any]) ->
 def ceilings(found: dict[str, Any]) -> dict[str, float]:
     """GFLOPS of matrix products by number format."""
     return {name: row["ceiling"] for name, row in found["products"]["gflops"].items()}
+
+
+def loader(shards: Path, context_tokens: int, batch_tokens: int, budget_seconds: float) -> dict[str, Any]:
+    """Tokens per second that the sampler reads from the shards, all of its work included."""
+    if not (shards / "manifest.json").is_file():
+        return {"works": False, "why": f"{shards} is not there yet"}
+    try:
+        sampler = PretrainSampler(shards, context_tokens, 0, cooldown_start=1 << 60)
+        sampler.batch(0, batch_tokens)
+        started, position = time.perf_counter(), 0
+        while not position or time.perf_counter() - started < budget_seconds:
+            position += batch_tokens
+            sampler.batch(position, batch_tokens)
+        return {"works": True, "tokens_per_second": position / (time.perf_counter() - started)}
+    except AthanorError as error:
+        return {"works": False, "why": str(error)}
+
+
+def checkpoints(slots: Path, config: ModelConfig) -> dict[str, Any]:
+    """Bytes per second at which a checkpoint reaches the disk where slots are kept, checksum and fsync included."""
+    count = min(12 * config.parameter_count(), _MOST_BYTES)
+    slots.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".bench.", suffix=".tmp", dir=slots))
+    try:
+        started = time.perf_counter()
+        checkpoint.save(folder, 1, {"tensor": torch.ones(count // 4)}, {})
+        return {"bytes": count, "bytes_per_second": count / (time.perf_counter() - started)}
+    except OSError as error:
+        return {"bytes": count, "bytes_per_second": None, "why": str(error)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def memory(device: torch.device) -> dict[str, int | None]:
+    """Bytes of the device: free now, and in all."""
+    total = None
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+    elif device.type == "cpu":
+        total = psutil.virtual_memory().total
+    return {"free_bytes": available_bytes(device), "total_bytes": total}

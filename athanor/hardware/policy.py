@@ -1,19 +1,28 @@
 """What to choose for a machine, given what was measured on it. Pure functions: numbers in, a choice and its reason out.
 
-The measurements are parts of a profile (athanor/hardware/profile.py); a part
+`resolve` decides every `auto` at once. The measurements are parts of a profile (athanor/hardware/profile.py); a part
 that was not measured is None, and then the choice is the safe one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from athanor.base.errors import InputError
 from athanor.model.architecture import Architecture, memory_share
+from athanor.model.config import ModelConfig
+from athanor.model.device import MICRO_BATCH_TOKENS
+from athanor.model.kernels import rows_by_hand
 from athanor.training.attention import DEFAULT
+from athanor.training.memory import Load, training_bytes
+from athanor.training.setup import Choices
 
+AUTO = "auto"
+_USABLE = 0.95  # of free memory
 HALF_GAIN = 1.5  # matrix products of a half format against fp32, for it to be worth its rounding
 CPU_STEP_GAIN = 1.3  # of whole training steps: on a CPU the products are not the bottleneck of a small model
 KERNEL_GAIN = 1.03  # a kernel other than the usual one has to be faster by this much
@@ -155,3 +164,100 @@ def memory_fraction(architecture: Architecture) -> Choice:
     """The share of a GPU's memory that torch may take."""
     share = memory_share(architecture)
     return Choice(share, "memory of its own" if share == 1.0 else "the GPU shares memory with the processor")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What parameters and machine settings say, autos included; `lanes` run side by side on `threads`."""
+
+    precision: str
+    attention: str
+    compile: str
+    checkpointing: str
+    micro_batch_tokens: int
+    batch_tokens: int
+    steps: int
+    lanes: int = 1
+    threads: int = 1
+
+    def by_hand(self) -> dict[str, Any]:
+        """What is set and not left to choose, by the names of `Choices`."""
+        names = ("precision", "attention", "compile", "checkpointing", "micro_batch_tokens")
+        found = {name: getattr(self, name) for name in names}
+        return {k: {"on": True, "off": False}.get(v, v) for k, v in found.items() if v not in (AUTO, 0)}
+
+
+def resolve(
+    asked: Asked,
+    architecture: Architecture,
+    config: ModelConfig,
+    profile: Mapping[str, Any] | None,
+    free_bytes: int | None,
+) -> tuple[Choices, dict[str, str]]:
+    """Choices, and why, by name. A part that the profile lacks gets its safe default."""
+    found = profile or {}
+    share = memory_fraction(architecture)
+    free = None if free_bytes is None else int(free_bytes * share.value * _USABLE)
+    made = {"memory_fraction": share, **{name: Choice(value, "as set") for name, value in asked.by_hand().items()}}
+    side_by_side = min(asked.lanes, asked.threads)
+
+    if "precision" not in made:
+        gflops = {name: row["ceiling"] for name, row in found.get("products", {}).get("gflops", {}).items()}
+        made["precision"] = precision(architecture, gflops, found.get("steps"), found.get("stable"))
+    number = made["precision"].value
+    if "attention" not in made:
+        by_hand = rows_by_hand(architecture.device, number, config.context_tokens)
+        kernel = attention(architecture, found.get("attention")) if not by_hand else None
+        made["attention"] = kernel or Choice(DEFAULT, "rows so short are worked by hand on a CPU")
+
+    def fits(rows: int, again: bool) -> bool:
+        load = Load(rows, config.context_tokens, number, asked.lanes, side_by_side)
+        return free is None or needed_bytes(config, load, again) <= free
+
+    if "checkpointing" not in made:
+        made["checkpointing"] = checkpointing(fits(1, False), fits(1, True))
+    again = made["checkpointing"].value
+    if "micro_batch_tokens" not in made:
+        made["micro_batch_tokens"] = _micro_batch(asked, architecture, config, found, lambda rows: fits(rows, again))
+    if "compile" not in made:
+        tokens = made["micro_batch_tokens"].value or MICRO_BATCH_TOKENS[architecture.device]
+        rows = found.get("rows", tokens / config.context_tokens)
+        blocks = config.layers * asked.batch_tokens / config.context_tokens / rows / max(1, side_by_side)
+        made["compile"] = compiled(found.get("compile"), blocks_per_step=blocks, steps=asked.steps)
+    # In the order of the fields.
+    made = {field.name: made[field.name] for field in dataclasses.fields(Choices)}
+    return Choices(**{name: one.value for name, one in made.items()}), {name: one.why for name, one in made.items()}
+
+
+def _micro_batch(
+    asked: Asked, architecture: Architecture, config: ModelConfig, found: Mapping[str, Any], fits: Callable[[int], bool]
+) -> Choice:
+    """Tokens of a micro-batch, 0 for the trainer's rule.
+
+    Where micro-batches run side by side their size is a rule and not a
+    measurement: bytes shall not depend on a machine's mood for a gain that
+    other cores take anyway.
+    """
+    if asked.lanes > 1 or architecture.device == "cpu" and not found.get("micro_batch"):
+        return Choice(0, "the trainer's rule")
+    measured = micro_batch_rows(found.get("micro_batch"), fits)
+    if measured.value:
+        return Choice(measured.value * config.context_tokens, measured.why)
+    most = min(MICRO_BATCH_TOKENS[architecture.device], asked.batch_tokens)
+    rows = max(1, most // config.context_tokens)
+    if fits(rows):
+        return Choice(0, "the trainer's rule")
+    while rows > 1 and not fits(rows):
+        rows //= 2
+    return Choice(rows * config.context_tokens, "more does not fit")
+
+
+def needed_bytes(config: ModelConfig, load: Load, again: bool) -> int:
+    """Peak bytes of training, where activations are computed `again` block by block: each block's input is kept."""
+    if not again:
+        return training_bytes(config, load)
+    nothing = dataclasses.replace(load, micro_batch_rows=0)
+    single = dataclasses.replace(config, layers=1)
+    inside = training_bytes(single, load) - training_bytes(single, nothing)
+    inputs = load.parallel * config.layers * config.dim * load.micro_batch_tokens * 4
+    return training_bytes(config, nothing) + inside + inputs

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from athanor.hardware.timing import compare, fastest, threads
+from athanor.hardware.kernels import compare, fastest, threads
 from athanor.model.config import ModelConfig
 from athanor.model.loss import Targets, training_loss
 from athanor.model.precision import LossScale, autocast, products

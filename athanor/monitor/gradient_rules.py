@@ -6,9 +6,7 @@ import math
 from collections import deque
 
 from athanor.monitor.finding import CRITICAL, INFO, WARNING
-from athanor.monitor.rule import NO_READING, Row, Rule, Verdict
-from athanor.monitor.setup import MIN_HISTORY, Shared
-from athanor.monitor.statistics import Alarm
+from athanor.monitor.rule import MIN_HISTORY, NO_READING, Row, Rule, Verdict
 
 SKIP_WINDOW = 1000
 MIN_SHARE_STEPS = 200  # below, a share of skipped steps means little
@@ -39,8 +37,7 @@ class SkippedSteps(Rule):
     inputs = ("loss", "grad_norm")
     finite = False
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+    def begin(self) -> None:
         self.skips = _Skips()
 
     def check(self, step: int, row: Row) -> Verdict | None:
@@ -65,8 +62,7 @@ class RefusedSteps(Rule):
 
     inputs = ("loss", "grad_norm", "skipped")
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+    def begin(self) -> None:
         self.skips = _Skips()
 
     def check(self, step: int, row: Row) -> Verdict | None:
@@ -89,10 +85,9 @@ class LossScale(Rule):
     inputs = ("loss_scale",)
     finite = False
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+    def begin(self) -> None:
         self.skips = _Skips()
-        self.rows, self.settled = 0, shared.span(0.05, 10, 100)  # a scale begins high and falls to where it fits
+        self.rows, self.settled = 0, self.shared.span(0.05, 10, 100)  # a scale begins high and falls to where it fits
 
     def check(self, step: int, row: Row) -> Verdict | None:
         scale, self.rows = row["loss_scale"], self.rows + 1
@@ -142,9 +137,8 @@ class GradientBand(Rule):
 
     inputs = ("grad_norm",)
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self.need = shared.log_norm.size
+    def begin(self) -> None:
+        self.need = self.shared.log_norm.size
 
     def check(self, step: int, row: Row) -> Verdict | None:
         # Norms near zero have a rule of their own.
@@ -165,9 +159,8 @@ class GradientBand(Rule):
 class VanishingGradient(Rule):
     inputs = ("grad_norm",)
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self.need, self.zeros_need = shared.span(0.1, 10, 20), shared.span(0.1, 5, 10)
+    def begin(self) -> None:
+        self.need, self.zeros_need = self.shared.span(0.1, 10, 20), self.shared.span(0.1, 5, 10)
         self.low = self.zeros = 0
 
     def check(self, step: int, row: Row) -> Verdict | None:
@@ -188,14 +181,11 @@ class AttentionLogits(Rule):
     """Logits of the attention that are large, or twice as large as before (Dehghani et al. 2023, arXiv:2302.05442)."""
 
     inputs = ("vitals.attention_logit_max",)
+    agreed = (2, 3)
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self.span_steps = shared.span(0.2, 20, 1000)
+    def begin(self) -> None:
+        self.span_steps = self.shared.span(0.2, 20, 1000)
         self.readings: deque[tuple[int, float]] = deque()
-
-    def make_alarm(self) -> Alarm:
-        return self.alarm_of(2, 3)
 
     def check(self, step: int, row: Row) -> Verdict | None:
         value, limit = row["vitals.attention_logit_max"], self.limits.attention_logits
@@ -220,9 +210,7 @@ class _Vital(Rule):
     limit: str
     text: str
     fix: str
-
-    def make_alarm(self) -> Alarm:
-        return self.alarm_of(2, 3)
+    agreed = (2, 3)
 
     def check(self, step: int, row: Row) -> Verdict | None:
         value, limit = row[self.inputs[0]], getattr(self.limits, self.limit)
@@ -250,8 +238,7 @@ class EmbeddingSpread(_Vital):
     text = "The spread of the embedding's row norms"
     fix = "{phase}.lr lower or {phase}.z_loss 1e-4; a smaller tokenizer.vocab_size if many tokens are rare."
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+    def begin(self) -> None:
         self.began: list[float] = []
 
     def check(self, step: int, row: Row) -> Verdict | None:

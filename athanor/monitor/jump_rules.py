@@ -7,9 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from athanor.monitor.finding import CRITICAL, INFO, WARNING
-from athanor.monitor.rule import NO_READING, Row, Rule, Verdict
-from athanor.monitor.setup import MIN_HISTORY, Shared, Spike, losses_of
-from athanor.monitor.statistics import MEDIAN_ERROR, Alarm, Window, median
+from athanor.monitor.rule import MIN_HISTORY, NO_READING, Row, Rule, Spike, Verdict, losses_of
+from athanor.monitor.statistics import MEDIAN_ERROR, Window, median
 
 
 class LossSpike(Rule):
@@ -22,8 +21,7 @@ class LossSpike(Rule):
 
     inputs = ("loss",)
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+    def begin(self) -> None:
         self.jumps: dict[str, _Jump] = {}
         self.worst: _Jump | None = None
 
@@ -100,10 +98,9 @@ class SpikeRecovery(Rule):
 
     inputs = ("loss",)
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self.fast, self.never = shared.span(0.05, 10, 50), shared.span(0.3, 60, 500)
-        self.alarm = Alarm(calm=1, cooldown=0)  # one verdict ends an episode; each episode has its own
+    def begin(self) -> None:
+        self.fast, self.never = self.shared.span(0.05, 10, 50), self.shared.span(0.3, 60, 500)
+        self.alarm.calm, self.alarm.cooldown = 1, 0  # one verdict ends an episode; each episode has its own
 
     def check(self, step: int, row: Row) -> Verdict | None:
         spike = self.shared.spike
@@ -118,13 +115,11 @@ class SpikeRecovery(Rule):
         level_now = median(spike.recent)
         if len(spike.recent) > 2 and level_now <= 1.01 * spike.base * math.exp(0.5 * spike.sigma):
             self.shared.spike = None
-            level, limit = (INFO, float(self.fast)) if took <= self.fast else (WARNING, float(self.fast))
-            slow = "" if level == INFO else " slowly"
-            text = f"The loss recovered{slow} from the spike at step {spike.step}: back at "
-            text += f"{level_now:.3f} after {took} steps."
+            told = f"from the spike at step {spike.step}: back at {level_now:.3f} after {took} steps."
+            if took <= self.fast:
+                return Verdict(INFO, took, float(self.fast), f"The loss recovered {told}", "nothing.")
             fix = f"{self.phase}.lr lower if spikes come again; look at the data around it."
-            fix = "nothing." if level == INFO else fix
-            return Verdict(level, took, limit, text, fix)
+            return Verdict(WARNING, took, float(self.fast), f"The loss recovered slowly {told}", fix)
         if took <= self.never:
             return None
         text = f"The loss did not recover from the spike at step {spike.step}: {level_now:.3f} after {took} steps, "
@@ -139,9 +134,8 @@ class ResumeSpike(Rule):
 
     inputs = ("loss",)
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self.need = shared.span(0.05, 10, 50)
+    def begin(self) -> None:
+        self.need = self.shared.span(0.05, 10, 50)
         self.alarm.calm = self.alarm.cooldown = 0  # each resume is judged once
         self.after: list[float] = []
         self.before = self.sigma = 0.0
@@ -164,15 +158,14 @@ class ResumeSpike(Rule):
         now, before = median(self.after), self.before
         error = MEDIAN_ERROR * max(self.sigma, 1e-9) * math.sqrt(1 / self.need + 1 / self.n)
         z = (now - before) / error
-        if z <= self.limits.resume_warning or now <= before * (1 + self.limits.resume_change):
+        level, limit = self.level("resume", z)
+        if not level or now <= before * (1 + self.limits.resume_change):
             return None
         self.shared.rebase()
-        critical = z > self.limits.resume_critical
-        limit = self.limits.resume_critical if critical else self.limits.resume_warning
         text = f"After the resume the median loss of {self.need} steps is {now:.3f}, {before:.3f} before it "
         text += f"({z:.0f} standard errors)."
         fix = f"the checkpoint may not fit: run python -m tools.drill --stages {self.phase}; athanor slots shows what is kept."
-        return Verdict(CRITICAL if critical else WARNING, z, limit, text, fix)
+        return Verdict(level, z, limit, text, fix)
 
 
 class ResumeUnderReport(Rule):
@@ -180,9 +173,8 @@ class ResumeUnderReport(Rule):
 
     inputs = ("loss",)
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self.need, self.until = shared.span(0.05, 10, 50), shared.span(0.5, 100, 1000)
+    def begin(self) -> None:
+        self.need, self.until = self.shared.span(0.05, 10, 50), self.shared.span(0.5, 100, 1000)
         self.recent = Window(self.need)
         self.lowest: float | None = None
         self.expected = self.error = 0.0

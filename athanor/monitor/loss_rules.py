@@ -6,8 +6,7 @@ import math
 
 from athanor.monitor.finding import CRITICAL, INFO, WARNING
 from athanor.monitor.rule import NO_READING, Row, Rule, Verdict
-from athanor.monitor.setup import Shared
-from athanor.monitor.statistics import MEDIAN_ERROR, Alarm, Window
+from athanor.monitor.statistics import MEDIAN_ERROR, Window
 
 
 class InitialLoss(Rule):
@@ -27,14 +26,15 @@ class InitialLoss(Rule):
             text = f"Fine-tuning begins with a loss of {loss:.3f}, above chance ({chance:.3f})."
             fix = "check that models/base is the trained model and that its tokenizer made data/sft."
             return Verdict(WARNING, off, self.limits.initial_loss_warning, text, fix)
-        if abs(off) <= self.limits.initial_loss_warning:
+        level, limit = self.level("initial_loss", abs(off))
+        if not level:
             return None
-        critical = abs(off) > self.limits.initial_loss_critical
-        limit = self.limits.initial_loss_critical if critical else self.limits.initial_loss_warning
-        text = f"The first loss is {loss:.3f} where a fresh model scores ln({size}) = {chance:.3f}"
-        why = ": the input shows the labels." if off < 0 else ": the init is too wide, or the loss is wired wrongly."
-        fix = "check the shift of the targets and the document mask." if off < 0 else "check the model's init and loss."
-        return Verdict(CRITICAL if critical else WARNING, off, limit, text + why, fix)
+        text = f"The first loss is {loss:.3f} where a fresh model scores ln({size}) = {chance:.3f}: "
+        if off < 0:
+            fix = "check the shift of the targets and the document mask."
+            return Verdict(level, off, limit, text + "the input shows the labels.", fix)
+        text += "the init is too wide, or the loss is wired wrongly."
+        return Verdict(level, off, limit, text, "check the model's init and loss.")
 
 
 class NotLearning(Rule):
@@ -43,11 +43,10 @@ class NotLearning(Rule):
     inputs = ("loss",)
     phases = ("pretrain",)
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self.due = shared.plan.warmup_steps + shared.span(0.2, 20, 300)
+    def begin(self) -> None:
+        self.due = self.shared.plan.warmup_steps + self.shared.span(0.2, 20, 300)
         self.start: float | None = None
-        self.recent = Window(shared.span(0.04, 10, 50))
+        self.recent = Window(self.shared.span(0.04, 10, 50))
         self.done = False
 
     def check(self, step: int, row: Row) -> Verdict | None:
@@ -61,14 +60,13 @@ class NotLearning(Rule):
             return None
         self.done = True
         drop = self.start - self.recent.median
-        if drop >= self.limits.not_learning_warning:
+        level, limit = self.level("not_learning", drop, below=True)
+        if not level:
             return None
-        critical = drop < self.limits.not_learning_critical
-        limit = self.limits.not_learning_critical if critical else self.limits.not_learning_warning
         text = f"After {step} steps the loss is {self.recent.median:.3f}, {drop:.3f} nats below "
         text += f"chance ({self.start:.3f})."
         fix = "pretrain.lr 2-5 times higher; look at data/shards with: athanor data peek."
-        return Verdict(CRITICAL if critical else WARNING, drop, limit, text, fix)
+        return Verdict(level, drop, limit, text, fix)
 
 
 class Plateau(Rule):
@@ -76,9 +74,8 @@ class Plateau(Rule):
 
     inputs = ("loss", "lr")
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self.size = max(shared.span(0.1, 100, 1000), (shared.plan.total_steps or 0) // 20)
+    def begin(self) -> None:
+        self.size = max(self.shared.span(0.1, 100, 1000), (self.shared.plan.total_steps or 0) // 20)
         self.alarm.calm = 1  # window
         self.block: list[float] = []
         self.before: tuple[float, float] | None = None
@@ -109,15 +106,11 @@ class Divergence(Rule):
 
     inputs = ("loss",)
 
-    def __init__(self, shared: Shared) -> None:
-        self.size = shared.span(0.1, 20, 100)
-        super().__init__(shared)
+    def begin(self) -> None:
+        self.size = self.alarm.need = self.alarm.of = self.shared.span(0.1, 20, 100)
         self.recent = Window(self.size)
         self.best: float | None = None
         self.rebased = 0
-
-    def make_alarm(self) -> Alarm:
-        return self.alarm_of(self.size, self.size)
 
     def check(self, step: int, row: Row) -> Verdict | None:
         shared = self.shared
@@ -131,17 +124,14 @@ class Divergence(Rule):
         if self.best is None or now < self.best:
             self.best = now
             return None
-        if now <= self.best * self.limits.divergence_warning or shared.spike or shared.judging_resume:
-            return None
-        noise = MEDIAN_ERROR * self.recent.sigma / math.sqrt(self.size)
-        if now - self.best <= 6 * noise:
-            return None
         rise = now / max(self.best, 1e-12)
-        critical = rise > self.limits.divergence_critical
-        limit = self.limits.divergence_critical if critical else self.limits.divergence_warning
+        level, limit = self.level("divergence", rise)
+        noise = MEDIAN_ERROR * self.recent.sigma / math.sqrt(self.size)
+        if not level or shared.spike or shared.judging_resume or now - self.best <= 6 * noise:
+            return None
         text = f"The loss drifts up: a median of {now:.3f} over {self.size} steps, {self.best:.3f} at its best."
         fix = f"{self.phase}.lr lower; precision fp32 if it is fp16; check the data that came since."
-        return Verdict(CRITICAL if critical else WARNING, rise, limit, text, fix)
+        return Verdict(level, rise, limit, text, fix)
 
 
 class NanLoss(Rule):
@@ -150,8 +140,7 @@ class NanLoss(Rule):
     inputs = ("loss",)
     finite = False
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+    def begin(self) -> None:
         self.norm_before: float | None = None
 
     def check(self, step: int, row: Row) -> Verdict | None:
@@ -163,17 +152,18 @@ class NanLoss(Rule):
         if norm is not None and not math.isfinite(norm):
             text += f" after a gradient norm of {norm}: the backward pass broke first."
         else:
-            text += ": the forward pass broke." if norm is None else " after a gradient norm of "
-            text += f"{norm:.3g}: the forward broke."
+            text += (
+                ": the forward pass broke."
+                if norm is None
+                else f" after a gradient norm of {norm:.3g}: the forward broke."
+            )
         fix = f"{self.phase}.lr lower, {self.phase}.precision fp32, and look at the batch of this step."
         return Verdict(CRITICAL, loss, 0.0, text, fix)
 
 
 class ZeroLoss(Rule):
     inputs = ("loss",)
-
-    def make_alarm(self) -> Alarm:
-        return self.alarm_of(5, 5)
+    agreed = (5, 5)
 
     def check(self, step: int, row: Row) -> Verdict | None:
         if row["loss"] != 0:
@@ -188,9 +178,8 @@ class ConstantLoss(Rule):
 
     inputs = ("loss",)
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self.need = shared.span(0.2, 10, 50)
+    def begin(self) -> None:
+        self.need = self.shared.span(0.2, 10, 50)
         self.anchor, self.same = math.nan, 0
 
     def check(self, step: int, row: Row) -> Verdict | None:
@@ -210,8 +199,7 @@ class Overfitting(Rule):
 
     inputs = ("validation",)
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+    def begin(self) -> None:
         self.alarm.calm = 1
         self.scores: list[tuple[int, float]] = []
         self.best = math.inf

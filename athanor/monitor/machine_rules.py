@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from athanor.monitor.finding import CRITICAL, INFO, WARNING
 from athanor.monitor.rule import NO_READING, Row, Rule, Verdict
-from athanor.monitor.setup import Shared
-from athanor.monitor.statistics import Alarm, Window
+from athanor.monitor.statistics import Window
 
 MIB = 2**20
 PARTS = ("time.data_s", "time.forward_backward_s", "time.optimizer_s")
@@ -45,21 +44,15 @@ class Throughput(Rule):
 
     inputs = ("tokens_per_second",)
 
-    def __init__(self, shared: Shared) -> None:
-        self.skip, self.size = shared.span(0.04, 10, 20), shared.span(0.1, 25, 50)
-        super().__init__(shared)
+    def begin(self) -> None:
+        self.skip, self.size = self.shared.span(0.04, 10, 20), self.shared.span(0.1, 25, 50)
+        self.alarm.need = self.alarm.of = 2 * self.size
+        self.resumed()
+
+    def resumed(self) -> None:
         self.first, self.recent = Window(2 * self.size), Window(self.size)
         self.seen = 0
         self.parts: dict[str, tuple[Window, Window]] = {}
-
-    def make_alarm(self) -> Alarm:
-        return self.alarm_of(2 * self.size, 2 * self.size)
-
-    def resumed(self) -> None:
-        self.seen = 0
-        self.parts = {}
-        self.first.clear()
-        self.recent.clear()
 
     def check(self, step: int, row: Row) -> Verdict | None:
         self.seen += 1
@@ -78,10 +71,9 @@ class Throughput(Rule):
         if filling:
             return None
         share = self.recent.median / max(self.first.median, 1e-9)
-        if share >= self.limits.throughput_warning:
+        level, limit = self.level("throughput", share, below=True)
+        if not level:
             return None
-        critical = share < self.limits.throughput_critical
-        limit = self.limits.throughput_critical if critical else self.limits.throughput_warning
         text = f"The speed is {self.recent.median:,.0f} tokens/s, {share:.0%} of the "
         text += f"{self.first.median:,.0f} at the start"
         grew = {name: now.median - start.median for name, (start, now) in self.parts.items() if len(start) and len(now)}
@@ -93,7 +85,7 @@ class Throughput(Rule):
             text += f"; it waits for a processor {waiting:.0%} of its time, because other programs have it."
             return Verdict(INFO, share, limit, text, "nothing, or let the other programs end first.")
         fix = "other work on this machine, heat, or disk; machine.yaml threads and micro_batch_tokens."
-        return Verdict(CRITICAL if critical else WARNING, share, limit, text + ".", fix)
+        return Verdict(level, share, limit, text + ".", fix)
 
 
 class _Steps:
@@ -121,10 +113,9 @@ class DataWait(Rule):
 
     inputs = PARTS
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+    def begin(self) -> None:
         self.alarm.calm = 2  # stretches
-        self.steps = _Steps(shared.span(0.1, 20, 100))
+        self.steps = _Steps(self.shared.span(0.1, 20, 100))
 
     def check(self, step: int, row: Row) -> Verdict | None:
         seconds = row.get("time.step_s", sum(row[name] for name in PARTS))
@@ -133,14 +124,13 @@ class DataWait(Rule):
             return NO_READING
         total = sum(whole for _, whole in done)
         share = sum(wait for wait, _ in done) / total if total > 0 else 0.0
-        if share <= self.limits.data_wait_warning:
+        level, limit = self.level("data_wait", share)
+        if not level:
             return None
-        critical = share > self.limits.data_wait_critical
-        limit = self.limits.data_wait_critical if critical else self.limits.data_wait_warning
         text = f"Waiting for data takes {share:.0%} of the time of about {self.steps.size} steps."
         fix = f"the data on a local disk, a larger {self.phase}.batch_tokens, fewer processes beside "
         fix += "it (machine.yaml workers)."
-        return Verdict(CRITICAL if critical else WARNING, share, limit, text, fix)
+        return Verdict(level, share, limit, text, fix)
 
 
 class _Growth(Rule):
@@ -151,15 +141,14 @@ class _Growth(Rule):
     fix: str
     least = 32 * MIB
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self.steps = _Steps(shared.span(0.05, 10, 100))
+    def begin(self) -> None:
+        self.steps = _Steps(self.shared.span(0.05, 10, 100))
         self.alarm.calm = 3  # stretches
-        self.lows: list[tuple[int, float]] = []  # (step, bytes)
-        self.first = True
+        self.resumed()
 
     def resumed(self) -> None:
-        self.lows, self.first = [], True
+        self.lows: list[tuple[int, float]] = []  # (step, bytes)
+        self.first = True
 
     def check(self, step: int, row: Row) -> Verdict | None:
         done = self.steps.add(step, row[self.inputs[0]])
@@ -217,8 +206,7 @@ class CheckpointCost(Rule):
     inputs = ("time.checkpoint_s",)
     min_seconds, min_saves = 600.0, 3
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
+    def begin(self) -> None:
         self.before: int | None = None
         self.saving = self.working = 0.0
         self.saves = 0
@@ -255,15 +243,14 @@ class DiskRunway(Rule):
     inputs = ("disk.free_bytes",)
     block = 8  # readings
 
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self.lows: list[tuple[int, float]] = []  # (step, bytes), of the first block and the last one
-        self.readings: list[float] = []
+    def begin(self) -> None:
         self.before = 0.0
         self.drops = Window(16)  # what a checkpoint costs, as far as free space tells
+        self.resumed()
 
     def resumed(self) -> None:
-        self.lows, self.readings = [], []
+        self.lows: list[tuple[int, float]] = []  # (step, bytes), of the first block and the last one
+        self.readings: list[float] = []
 
     def check(self, step: int, row: Row) -> Verdict | None:
         free = row["disk.free_bytes"]

@@ -7,15 +7,27 @@ Findings depend on nothing but the rows and the plan.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
+from athanor.monitor import gradient_rules, jump_rules, loss_rules, machine_rules
 from athanor.monitor.finding import LEVELS, Finding
-from athanor.monitor.rule import NO_READING, Rule
-from athanor.monitor.rules import RULES
-from athanor.monitor.setup import Plan, Shared, losses_of
+from athanor.monitor.rule import NO_READING, Plan, Rule, Shared, losses_of
 from athanor.monitor.statistics import Window
 from athanor.monitor.thresholds import Thresholds
+from athanor.training.schedule import Schedule
+
+# Every rule by its name, in the order in which they look at a step.
+RULES: dict[str, type[Rule]] = {
+    **loss_rules.RULES,
+    **jump_rules.RULES,
+    **gradient_rules.RULES,
+    **machine_rules.RULES,
+}
+# Of each stage that trains, the phase whose rules judge it: also the section of params.yaml that it reads.
+PHASES = {"pretrain": "pretrain", "sft": "sft", "lora": "sft"}
 
 # Validations have other names in each phase.
 VALIDATIONS = ("val_bpb.all", "val_loss")
@@ -24,18 +36,9 @@ VALIDATIONS = ("val_bpb.all", "val_loss")
 class Monitor:
     """Watches one run of a phase. `feed` costs tens of microseconds."""
 
-    def __init__(
-        self,
-        phase: str,
-        schedule: Callable[[int], float] | None = None,
-        vocab_size: int | None = None,
-        thresholds: Thresholds | None = None,
-        plan: Plan | None = None,
-    ) -> None:
-        plan = plan or Plan(phase, rate=schedule, vocab_size=vocab_size)
-        limits = thresholds or Thresholds()
+    def __init__(self, plan: Plan, limits: Thresholds = Thresholds()) -> None:
         self.shared = Shared(plan, limits)
-        rules = {name: rule for name, rule in RULES.items() if phase in rule.phases and name not in limits.off}
+        rules = {name: rule for name, rule in RULES.items() if plan.phase in rule.phases and name not in limits.off}
         self.rules: dict[str, Rule] = {name: rule(self.shared) for name, rule in rules.items()}
         self._step: int | None = None
         self._row: dict[str, float] = {}
@@ -120,3 +123,72 @@ class Monitor:
         if math.isfinite(norm) and norm > 0:
             shared.log_norm.add(math.log(norm))
         shared.speed = self._row.get("tokens_per_second", shared.speed)
+
+
+def plan_facts(
+    phase: str,
+    schedule: Schedule,
+    batch_tokens: int,
+    vocab_size: int,
+    memory_bytes: int | None,
+    cooldown_data: bool = False,
+    precision: str | None = None,
+) -> dict[str, Any]:
+    """What the journal's event `training` says of a run's plan, in JSON types."""
+    return {
+        "phase": phase,
+        "schedule": dataclasses.asdict(schedule),
+        "batch_tokens": batch_tokens,
+        "vocab_size": vocab_size,
+        "memory_bytes": memory_bytes,
+        "cooldown_data": cooldown_data,
+        "precision": precision,
+    }
+
+
+def plan_of(facts: Mapping[str, Any]) -> Plan:
+    """The plan that an event `training` tells."""
+    schedule, batch = Schedule(**facts["schedule"]), facts["batch_tokens"]
+    return Plan(
+        PHASES[facts["phase"]],
+        rate=schedule.rate,
+        total_steps=schedule.total_tokens // batch,
+        batch_tokens=batch,
+        peak_lr=schedule.peak,
+        warmup_steps=schedule.warmup_tokens // batch,
+        other_data_step=schedule.cooldown_start // batch if facts.get("cooldown_data") else None,
+        vocab_size=facts["vocab_size"],
+        memory_bytes=facts["memory_bytes"],
+        precision=facts.get("precision"),
+    )
+
+
+class Reader:
+    """Follows one journal. `stage`: what the run is when its journal tells no plan (rules that need one sleep)."""
+
+    def __init__(self, stage: str, thresholds: Thresholds) -> None:
+        self.phase, self.thresholds = PHASES[stage], thresholds
+        self.monitor: Monitor | None = None
+        self.plan: dict[str, Any] | None = None
+        self.findings: list[Finding] = []
+        self.recorded: list[Finding] = []  # findings that the journal holds already
+        self.last_step = 0
+
+    def line(self, row: Mapping[str, Any]) -> list[Finding]:
+        """Take in one journal row; returns what the monitor says to it."""
+        event, found = row.get("event"), []
+        if event == "training" and self.monitor is None:
+            self.plan = {key: value for key, value in row.items() if key not in ("t", "event")}
+            self.monitor = Monitor(plan_of(self.plan), self.thresholds)
+        elif event == "resumed" and self.monitor is not None:
+            self.monitor.resumed()
+        elif event == "finding":
+            self.recorded.append(Finding.from_dict(row))
+        elif "m" in row:
+            if self.monitor is None:
+                self.monitor = Monitor(Plan(self.phase), self.thresholds)
+            self.last_step = max(self.last_step, row["s"])
+            numbers = {name: float(value) for name, value in row["m"].items()}
+            found = self.monitor.feed({**numbers, "step": row["s"]})
+            self.findings += found
+        return found

@@ -65,7 +65,7 @@ class Thresholds:
     checkpoint_cost: float = param(min=0.0, max=1.0, default=0.02)
 
     def __post_init__(self) -> None:
-        from athanor.monitor.rules import RULES
+        from athanor.monitor.monitor import RULES
 
         for rule in self.off:
             if rule not in RULES:

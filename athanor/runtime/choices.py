@@ -18,7 +18,7 @@ from typing import Any
 from athanor.base.artifacts import canonical_json, read_json
 from athanor.base.errors import InputError
 from athanor.hardware import profile as profiles
-from athanor.hardware.choose import AUTO, Asked, resolve
+from athanor.hardware.policy import AUTO, Asked, resolve
 from athanor.model import architecture
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
@@ -113,17 +113,7 @@ def _as_kept(asked: Asked, kept: dict[str, Any], device: str) -> tuple[Choices |
     if kept["device"] != device:
         return None, {}
     choices = Choices(**kept["choices"])
-    by_hand: dict[str, Any] = {}
-    if asked.precision != AUTO:
-        by_hand["precision"] = asked.precision
-    if asked.attention != AUTO:
-        by_hand["attention"] = asked.attention
-    if asked.compile != AUTO:
-        by_hand["compile"] = asked.compile == "on"
-    if asked.checkpointing != AUTO:
-        by_hand["checkpointing"] = asked.checkpointing == "on"
-    if asked.micro_batch_tokens:
-        by_hand["micro_batch_tokens"] = asked.micro_batch_tokens
+    by_hand = asked.by_hand()
     why = {name: "as when the run began" for name in kept["choices"]} | dict.fromkeys(by_hand, "as set")
     return dataclasses.replace(choices, **by_hand), why
 

@@ -6,7 +6,8 @@ it with dvc.yaml and, with --fix, rewrites it:
 
     python -m athanor deps [--fix]
 
-Only the standard library's `ast` looks at the code; nothing is imported.
+Only the standard library's `ast` looks at the code; nothing is imported. The same command shows what dvc.yaml may not
+say because it would make a cached result false or useless (`problems`).
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from athanor.base.artifacts import sha256_bytes, write_text
 from athanor.base.errors import AthanorError
+from athanor.base.strict import read_yaml
 
 PACKAGES = ("stages", "athanor")
 CUT = "athanor.runtime"
 SIDE = "probes"
 FOREIGN = "foreign"
+TEMPLATING = ("foreach", "matrix")
 
 
 def graphs(root: Path) -> list[Path]:
@@ -106,12 +109,7 @@ def file_digest(path: Path) -> str:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
+            if ast.get_docstring(node, clean=False) is not None:
                 node.body = node.body[1:] or [ast.Pass()]
     return sha256_bytes(repr(_plain(tree)).encode())
 
@@ -153,17 +151,17 @@ def compare(root: Path, fix: bool = False) -> list[str]:
     dependencies that no stage uses which depends on the folder: an edit of it would make stages stale for nothing.
     """
     used: dict[str, set[str]] = {}
-    problems = [problem for path in graphs(root) for problem in _compare(root, path, fix, used)]
+    found = [problem for path in graphs(root) for problem in _compare(root, path, fix, used)]
     for folder, files in sorted(used.items()):
         idle = {
             file for path in (root / folder).rglob("*.py") if (file := path.relative_to(root).as_posix()) not in files
         }
-        problems += [
+        found += [
             f"{folder}: no stage that depends on it uses {file}"
             for file in sorted(idle)
             if (root / file).stat().st_size
         ]
-    return problems
+    return found
 
 
 def _compare(root: Path, path: Path, fix: bool, used: dict[str, set[str]]) -> list[str]:
@@ -173,39 +171,127 @@ def _compare(root: Path, path: Path, fix: bool, used: dict[str, set[str]]) -> li
     yaml.width = 120
     yaml.indent(mapping=2, sequence=4, offset=2)
     graph: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"))
-    problems = []
+    found = []
     for name, stage in graph["stages"].items():
         files = closure(root, stage_module(stage["cmd"]))
         deps = list(stage.get("deps", []))
         declared = [dep for dep in deps if is_code(dep)]
         expected = code_deps(files, declared)
-        problems += [f"{name}: missing code dependency {dep}" for dep in expected if dep not in declared]
-        problems += [f"{name}: superfluous code dependency {dep}" for dep in declared if dep not in expected]
+        found += [f"{name}: missing code dependency {dep}" for dep in expected if dep not in declared]
+        found += [f"{name}: superfluous code dependency {dep}" for dep in declared if dep not in expected]
         for dep in expected:
             if (root / dep).is_dir():
                 used.setdefault(dep, set()).update(file for file in files if file.startswith(f"{dep}/"))
         if fix:
             stage["deps"] = [dep for dep in deps if not is_code(dep)] + expected
-    if fix and problems:
+    if fix and found:
         import io
 
         out = io.StringIO()
         yaml.dump(graph, out)
         write_text(path, out.getvalue())
-    return problems
+    return found
+
+
+def problems(root: Path) -> list[str]:
+    """Broken rules of dvc.yaml, and of side stages' files, in words; empty when there are none."""
+    main, *sides = graphs(root)
+    found = _problems(read_yaml(main))
+    for path in sides:
+        graph, name = read_yaml(path), path.relative_to(root).as_posix()
+        found += [f"{name}: {text}" for text in _problems(graph)]
+        found += [
+            f"{name}: {stage}: works in {declared.get('wdir', path.parent.name)}. Fix: wdir: .."
+            for stage, declared in graph["stages"].items()
+            if declared.get("wdir") != ".."
+        ]
+    return found
+
+
+def _problems(graph: Mapping[str, Any]) -> list[str]:
+    stages: dict[str, Any] = graph["stages"]
+    found = [f"{where}: ${{}} hides a parameter in the graph. Fix: write the value" for where in templated(graph)]
+    if "vars" in graph:
+        found.append("vars: templating hides a parameter in the graph. Fix: write the values")
+    needed = {dep for stage in stages.values() for dep in stage.get("deps", [])}
+    for name, stage in stages.items():
+        found += [f"{name}: {key} hides stages. Fix: write each of them" for key in TEMPLATING if key in stage]
+        if not any(key in stage for key in TEMPLATING):
+            found += [f"{name}: {text}" for text in (*command(stage), *code(stage), *outputs(stage, needed))]
+    return found
+
+
+def templated(value: Any, where: str = "") -> Iterator[str]:
+    """Keys of every text that holds `${`."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from templated(str(key), where)
+            yield from templated(item, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from templated(item, where)
+    elif isinstance(value, str) and "${" in value:
+        yield where
+
+
+def command(stage: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        stage_module(str(stage["cmd"]))
+    except AthanorError as error:
+        yield f"{error.what}. Fix: {error.fix}"
+
+
+def code(stage: Mapping[str, Any]) -> Iterator[str]:
+    """Of code, a stage depends on files and on folders of the library: more would make it stale by what it does not use."""
+    for dep in stage.get("deps", []):
+        parts = PurePosixPath(dep).parts  # nothing for the repository itself
+        if not parts or (is_code(dep) and len(parts) < 2 and not dep.endswith(".py")):
+            yield f"depends on all code, {dep}. Fix: name its folders (athanor deps --fix)"
+
+
+def outputs(stage: Mapping[str, Any], needed: set[str]) -> Iterator[str]:
+    """Every output is used by a stage or declared terminal, and kept in the cache.
+
+    Metrics and plots are for people and need no consumer; they may stay out of
+    the cache, because DVC's run-cache keeps them, and no other output may.
+    """
+    outs = {path: options for kind in ("outs", "metrics", "plots") for path, options in entries(stage.get(kind, []))}
+    made = dict(entries(stage.get("outs", [])))
+    terminal = list((stage.get("meta") or {}).get("terminal", []))
+    for path, options in outs.items():
+        if options.get("persist"):
+            yield f"{path} persists, so a new run would start from an old result. Fix: remove persist"
+    for path, options in made.items():
+        if options.get("cache") is False:
+            yield f"{path} is an uncached output, which switches the run-cache off. Fix: make it a metric, or cache it"
+        used = any(path == dep or PurePosixPath(path) in PurePosixPath(dep).parents for dep in needed)
+        if used and path in terminal:
+            yield f"{path} is declared terminal and has a consumer. Fix: remove it from meta.terminal"
+        if not used and path not in terminal:
+            yield f"{path} has no consumer. Fix: remove the output, or name it in meta: {{terminal: [{path}]}}"
+    for path in terminal:
+        if path not in made:
+            yield f"{path} is declared terminal and is no output. Fix: remove it from meta.terminal"
+
+
+def entries(declared: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Path and options of outputs, which DVC lets one write as a path or as a path with options."""
+    for entry in declared:
+        if isinstance(entry, Mapping):
+            yield from ((str(path), options or {}) for path, options in entry.items())
+        else:
+            yield str(entry), {}
 
 
 def main() -> int:
-    from athanor.runtime import graph_check
-
     parser = argparse.ArgumentParser(description="check the code dependencies and other rules of dvc.yaml")
     parser.add_argument("--fix", action="store_true", help="rewrite the code dependencies")
     args = parser.parse_args()
-    rules = graph_check.problems(Path.cwd())  # no rewriting mends these
-    problems = compare(Path.cwd(), args.fix) if not rules else []
-    for line in rules or problems:
-        print(("fixed: " if args.fix and problems else "") + line)
-    return 1 if rules or (problems and not args.fix) else 0
+    rules = problems(Path.cwd())  # no rewriting mends these
+    differ = compare(Path.cwd(), args.fix) if not rules else []
+    for line in rules or differ:
+        print(("fixed: " if args.fix and differ else "") + line)
+    return 1 if rules or (differ and not args.fix) else 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import read_json, write_json
 from athanor.base.strict import read_yaml
 from athanor.runtime import facts
 from athanor.runtime.journal import Journal, now_ms
@@ -35,24 +34,11 @@ class Evaluations:
         params = self.root / "params.yaml"
         if not params.is_file() or not rows:
             return  # no project here: the history has them
-        meta_path, end = self.folder / "meta.json", self.folder / "end.json"
-        end.unlink(missing_ok=True)
+        (self.folder / "end.json").unlink(missing_ok=True)
         journal = Journal(self.folder)
-        if meta_path.is_file():
-            meta = read_json(meta_path)
-        else:
-            meta = {
-                "run": self.folder.name,
-                "stage": STAGE,
-                "started_ms": self.started_ms,
-                "resumed": -1,
-                "params": redact({name: rows[0].get(name) for name in TOLD if rows[0].get(name) is not None}),
-                "inputs": {},
-                "made_by": {},
-                "hardware": facts.hardware(),
-                **facts.provenance(self.root, facts.params_digest(read_yaml(params))),
-            }
-        write_json(meta_path, {**meta, "pid": os.getpid(), "resumed": meta["resumed"] + 1})
+        told = {name: rows[0][name] for name in TOLD if rows[0].get(name) is not None}
+        subject = {"stage": STAGE, "started_ms": self.started_ms, "params": redact(told), "inputs": {}, "made_by": {}}
+        journal.begin(lambda: {**subject, **facts.provenance(self.root, read_yaml(params))})
         last: dict[str, float] = {}
         for row in rows:
             name = ".".join(filter(None, (row.get("stage") or Path(row["model"]).name, row["method"], row["backend"])))

@@ -23,7 +23,6 @@ import pkgutil
 import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +32,7 @@ from typing import Any, NamedTuple
 from athanor.base.artifacts import new_dir, read_json, write_json
 from athanor.base.errors import InputError, Interrupted
 from athanor.base.work import Work
+from athanor.runtime.lifetime import end_with
 from athanor.runtime.machine import Machine
 
 FACTS = "facts.json"
@@ -253,10 +253,4 @@ def enter_worker(parent: int) -> None:
     """In a new worker: leave signals to the coordinator, and end soon after it, however it ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs started from here would inherit
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(POLL)
-    os._exit(1)
+    end_with(parent, POLL)

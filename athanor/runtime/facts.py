@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from athanor.base.artifacts import digest
+from athanor.base.artifacts import digest, read_json
 from athanor.base.strict import read_yaml
 from athanor.runtime import dvc_lock
-from athanor.runtime.closure import graphs
+from athanor.runtime.closure import entries, graphs
+from athanor.runtime.machine import cores
 
 PACKAGES = ("torch", "numpy", "dvc", "mlflow", "sentencepiece", "pyarrow", "datasets", "transformers", "peft")
 
@@ -27,8 +28,8 @@ def git(root: Path, *args: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def provenance(root: Path, params_digest: str) -> dict[str, Any]:
-    """Commit, branch, experiment and the key that groups the runs of one configuration.
+def provenance(root: Path, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Hardware, commit, branch, experiment and the key that groups the runs of one configuration.
 
     The key is (experiment or branch)@commit/params: stable across resumes and
     computed without stored state.
@@ -43,7 +44,8 @@ def provenance(root: Path, params_digest: str) -> dict[str, Any]:
         "branch": branch,
         "experiment": experiment,
         "dirty": bool(dirty),
-        "key": f"{experiment or branch}@{baseline[:7]}/{params_digest[:8]}",
+        "key": f"{experiment or branch}@{baseline[:7]}/{params_digest(params)[:8]}",
+        "hardware": hardware(),
     }
 
 
@@ -60,16 +62,27 @@ def hardware() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     return {
         "host": platform.node(),
         "cpu": model,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(pages / 2**30, 1),
+        "cores": cores(),
+        "memory_gib": round(memory_bytes() / 2**30, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": versions,
     }
+
+
+def memory_bytes() -> int:
+    """Of the machine."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def leaf(root: Path, stage: str) -> Path:
+    """The file of a stage's last run here: its id, timings, hosts and other things that vary."""
+    return root / "metrics" / "runs" / f"{stage.replace('-', '_')}.json"
 
 
 def newest_ms(paths: Iterable[Path]) -> float:
@@ -106,7 +119,7 @@ class Graph:
         return [str(name) for name in self._known[stage].get("params", [])]
 
     def outputs(self, stage: str) -> list[str]:
-        return [str(out) if isinstance(out, str) else next(iter(out)) for out in self.stages[stage].get("outs", [])]
+        return _paths(self.stages[stage], "outs")
 
     def dependencies(self, stage: str) -> list[str]:
         return [str(dep) for dep in self._known.get(stage, {}).get("deps", [])]
@@ -118,8 +131,7 @@ class Graph:
 
     def results(self, stage: str) -> list[str]:
         """Everything that a stage writes and DVC removes before it starts it; nothing for a stage it does not know."""
-        rows = [row for kind in ("outs", "metrics", "plots") for row in self._known.get(stage, {}).get(kind, [])]
-        return [str(row) if isinstance(row, str) else next(iter(row)) for row in rows]
+        return _paths(self._known.get(stage, {}), "outs", "metrics", "plots")
 
     def upstream(self, stage: str) -> list[str]:
         """Every stage that `stage` depends on, directly or not, in dvc.yaml order."""
@@ -133,10 +145,19 @@ class Graph:
                     queue.append(maker)
         return [name for name in self.stages if name in found]
 
+    def makers(self, stage: str) -> dict[str, str]:
+        """Upstream stage to the run that made the bytes in the workspace, cached or not."""
+        leaves = {name: leaf(self.root, name) for name in self.upstream(stage)}
+        return {name: read_json(path)["run"] for name, path in leaves.items() if path.is_file()}
+
     def input_hashes(self, stage: str) -> dict[str, str]:
         """DVC's hash of every data dependency of a stage, from the lock entries of the stages before it."""
         locked = dvc_lock.outputs(self.root / dvc_lock.LOCK) if stage in self._known else {}
         return {dep: locked[dep] for dep in self.dependencies(stage) if dep in locked}
+
+
+def _paths(stage: Mapping[str, Any], *kinds: str) -> list[str]:
+    return [path for kind in kinds for path, _ in entries(stage.get(kind, []))]
 
 
 def params_digest(values: Any) -> str:

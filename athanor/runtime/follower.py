@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from athanor.runtime.progress import Progress
@@ -30,30 +28,14 @@ class Follower(Run):
     main = False
     _slot_kind = _Elsewhere
 
-    def metrics(self, values: Mapping[str, Any]) -> None:
-        """Nothing: the main process writes."""
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """The main process does it, and tells; what is worth knowing is the same in all."""
 
-    def plot(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Nothing."""
-
-    def attach(self, path: str | os.PathLike[str]) -> None:
-        """Nothing."""
+    metrics = plot = attach = note = watch_health = check_unchanged = finish = fail = _nothing
 
     @property
     def journal(self) -> Any:
         return _NoJournal()
-
-    def note(self, text: str) -> None:
-        """Nothing: what is worth knowing is the same in all processes."""
-
-    def log(self, step: int, **values: float) -> None:
-        """Nothing."""
-
-    def watch_health(self, *_: Any, **__: Any) -> None:
-        """Nothing: the numbers are the same."""
-
-    def rewind(self, step: int, bar: Progress, amount: float, **facts: Any) -> None:
-        """Nothing: there is no record."""
 
     def progress(self, total: float | None, desc: str = "", unit: str = "") -> Progress:
         self._watch.bar = _Silent()
@@ -62,22 +44,14 @@ class Follower(Run):
     def on_signal(self, *_: object) -> None:
         self._stop = True
 
-    def check_unchanged(self) -> None:
-        """Nothing: the main process looks."""
-
-    def finish(self) -> None:
-        """Nothing: the main process tells."""
-
-    def fail(self, status: str, message: str) -> None:
-        """Nothing: it was printed."""
-
 
 class _NoJournal:
-    def event(self, event: str, **values: Any) -> None:
-        """Nothing."""
+    """Takes events, numbers and steps back for none of its own."""
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Nothing."""
+    def scalars(self, *_: Any, **__: Any) -> None:
+        """Nothing: there is no record."""
+
+    event = rewind = scalars
 
 
 class _Silent(Progress):

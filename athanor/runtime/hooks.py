@@ -1,11 +1,19 @@
-"""What every training stage tells the run, the progress bar and the journal, and asks them: the loop's hooks."""
+"""What training stages have beside the loop: its hooks on the run, samples of the model, and how fast the run was.
+
+All of it watches and touches no result: it lives on the infrastructure side, so that a change in generation does not
+train again.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from athanor.hardware import profile
+from athanor.hardware.peaks import measured_tflops, peak_tflops
+from athanor.runtime.machine import anchor
 from athanor.runtime.progress import Progress
 from athanor.runtime.run import Run
 from athanor.training.loop import Hooks
@@ -55,3 +63,69 @@ def hooks(
         should_save=run.save_requested,
         code=run.code,
     )
+
+
+def text_sampler(tokenizer_folder: str | Path, prompts: Sequence[str], tokens: int = 48) -> Callable[[Any], list[str]]:
+    """A function that continues each prompt greedily with the model it is given.
+
+    Greedy on purpose: it draws no random number, so training goes on with the
+    state it had.
+    """
+    import torch
+
+    from athanor.decoding.generate import generate
+    from athanor.decoding.sampling import Sampling
+    from athanor.tokenizer.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    starts = [[tokenizer.bos, *tokenizer.encode(prompt)] for prompt in prompts]
+
+    def sample(model: Any) -> list[str]:
+        training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                done = generate(
+                    model, starts, max_new_tokens=tokens, stop_ids=(tokenizer.eos,), sampling=Sampling(temperature=0.0)
+                )
+        finally:
+            model.train(training)
+        return [prompt + tokenizer.decode(answer.ids) for prompt, answer in zip(prompts, done, strict=True)]
+
+    return sample
+
+
+def with_rates(timings: Mapping[str, Any], device: Any, precision: str) -> dict[str, Any]:
+    """The timings of a training, completed by what they are of this machine's peak."""
+    return {**timings, **rates(timings, device_name(device), precision, profile.read(anchor()), tf32())}
+
+
+def rates(
+    timings: Mapping[str, Any], name: str, precision: str, measured: Mapping[str, Any] | None, tf32: bool = False
+) -> dict[str, Any]:
+    """The model's TFLOPS, and their share of the data sheet's peak (mfu) and of this machine's measured ceiling.
+
+    A share whose base is not known is left out. `name`: what torch calls the accelerator, "" for a CPU.
+    """
+    if "model_gflops" not in timings:
+        return {}
+    achieved = timings["model_gflops"] / 1000
+    told: dict[str, Any] = {"model_tflops": achieved, "precision": precision}
+    bases = {"mfu": peak_tflops(name, precision, tf32=tf32), "of_ceiling": measured_tflops(measured, precision)}
+    told |= {share: achieved / base for share, base in bases.items() if base}
+    return told | ({"accelerator": name} if name else {})
+
+
+def device_name(device: Any) -> str:
+    if device.type != "cuda":
+        return ""
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def tf32() -> bool:
+    """Whether products of fp32 matrices may go through tensor cores."""
+    import torch
+
+    return torch.get_float32_matmul_precision() != "highest"

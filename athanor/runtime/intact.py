@@ -1,21 +1,26 @@
-"""Whether the bytes that a stage is about to read are still those that were written.
+"""Whether what a stage works with is as it was: the bytes that it reads, its code and its parameters while it runs.
 
 DVC takes a file whose time, size and inode are as before for unchanged, so a bit that flips on the disk goes unseen,
 and the damaged bytes would be recorded as the good ones. The manifest of each artifact has the SHA-256 of its files.
+
+And DVC hashes code and parameters after the command. It would record those that were edited meanwhile as what made the
+outputs, and call them up to date for ever.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from athanor.base.artifacts import MANIFEST, read_json, sha256_file
 from athanor.base.errors import InputError
-from athanor.runtime.facts import Graph
+from athanor.runtime.closure import file_digests
+from athanor.runtime.facts import Graph, flatten
 
 MOST_BYTES = 64 << 30  # of one stage; beyond it files are drawn, others at each start
 THREADS = 4  # hashing gives Python's lock back
@@ -85,4 +90,41 @@ def check(graph: Graph, stage: str, say: Callable[[str], None]) -> dict[str, flo
         {}
         if not files
         else {"inputs_checked_bytes": read, "inputs_check_seconds": round(time.monotonic() - started, 3)}
+    )
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """`files`: path to SHA-256 of the code. `code`: to the digest of its syntax tree, for which comments do not count."""
+
+    root: Path
+    module: str
+    files: Mapping[str, str]
+    code: Mapping[str, str]
+
+    @classmethod
+    def now(cls, root: Path, module: str) -> Beginning:
+        code = file_digests(root, module)
+        return cls(root, module, {name: sha256_file(root / name) for name in code}, code)
+
+    def check(self, before: Mapping[str, Any], after: Mapping[str, Any], sections: Iterable[str]) -> None:
+        """InputError naming the file, or the parameter of `sections`, that is another now."""
+        files = [name for name, known in self.files.items() if _sha256(self.root / name) != known]
+        if files and file_digests(self.root, self.module) != self.code:
+            raise _edited(", ".join(files))
+        for section in sections:
+            old, new = (dict(flatten({section: values.get(section)})) for values in (before, after))
+            for name in [name for name in {**old, **new} if old.get(name) != new.get(name)]:
+                raise _edited(f"{name} ({old.get(name)} -> {new.get(name)})")
+
+
+def _sha256(path: Path) -> str:
+    return sha256_file(path) if path.is_file() else ""
+
+
+def _edited(what: str) -> InputError:
+    return InputError(
+        "edited while the stage ran, so DVC would record it as what made these results",
+        where=what,
+        fix="run dvc repro again; a finished training is only written out with the edit undone, or with `athanor slots adopt`",
     )

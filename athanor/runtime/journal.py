@@ -24,7 +24,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,12 @@ class Journal:
             if row.get("event") == ROLLBACK:
                 last = {name: min(step, row["to"]) for name, step in last.items()}
         return last
+
+    def begin(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """Count this process in meta.json; what else it says is asked of `facts` when there is none yet."""
+        path = self.folder / "meta.json"
+        meta = read_json(path) if path.is_file() else {"run": self.folder.name, "resumed": -1, **facts()}
+        write_json(path, {**meta, "pid": os.getpid(), "resumed": meta["resumed"] + 1})
 
     def scalars(self, step: int, values: dict[str, float]) -> dict[str, float]:
         """Append numbers at a step; returns those that were new. A step that was already logged is skipped.

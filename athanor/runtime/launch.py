@@ -33,7 +33,7 @@ from typing import NoReturn
 
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError, ParamsError
-from athanor.runtime.lifetime import died
+from athanor.runtime.lifetime import died, end_with
 from athanor.runtime.locks import lives
 from athanor.runtime.machine import Launch, anchor, machine
 from athanor.runtime.terminal import say, stop_signals
@@ -192,7 +192,7 @@ def enter() -> None:
         return
     folder = Path(os.environ[FOLDER])
     write_text(folder / f"{os.environ['LOCAL_RANK']}.pid", str(os.getpid()))
-    _end_with_agent(os.getppid())
+    end_with(os.getppid(), POLL)
 
 
 def leave(status: int) -> int:
@@ -215,17 +215,6 @@ def end(status: int) -> NoReturn:
             sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
-
-
-def _end_with_agent(parent: int) -> None:
-    """End this process soon after the agent that started it, however that ended."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(POLL)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _end_with_launcher(pipe: int) -> None:

@@ -22,13 +22,12 @@ from pathlib import Path
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError, Interrupted, ParamsError
 from athanor.runtime import facts, launch
-from athanor.runtime.disk_errors import in_words
 from athanor.runtime.journal import finished
 from athanor.runtime.lifetime import LEANER, at_work, died
 from athanor.runtime.machine import anchor
 from athanor.runtime.redact import excepthook
 from athanor.runtime.run import PARAMS, Run
-from athanor.runtime.terminal import say, stop_signals
+from athanor.runtime.terminal import in_words, say, stop_signals
 
 
 def stage_main(stage: str, body: Callable[[Run], None], *, several: bool = False) -> None:
@@ -66,7 +65,7 @@ def _done_meanwhile(stage: str, module: str) -> bool:
     """
     try:
         run = Run(stage, module)
-        graph, leaf = facts.Graph(run.root), run.root / "metrics" / "runs" / f"{run.name}.json"
+        graph, leaf = facts.Graph(run.root), facts.leaf(run.root, stage)
         if not leaf.is_file() or not all((run.root / path).exists() for path in graph.results(stage)):
             return False
         told, sources = read_json(leaf), [run.root / path for path in graph.dependencies(stage)]

@@ -5,115 +5,66 @@ Stages get one from `stage_main` (athanor/runtime/process.py).
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
-import io
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from athanor.base.artifacts import read_json, rounded, write_json, write_text
-from athanor.base.errors import Interrupted, ParamsError
-from athanor.base.strict import build, read_yaml
+from athanor.base.artifacts import read_json, write_json
+from athanor.base.errors import Interrupted
+from athanor.base.strict import read_yaml
 from athanor.base.work import Work
 from athanor.runtime import dvc_lock, facts, intact
-from athanor.runtime.beginning import Beginning
 from athanor.runtime.closure import file_digests
 from athanor.runtime.executor import from_machine
 from athanor.runtime.guards import Guards
 from athanor.runtime.journal import Journal, finished, now_ms
 from athanor.runtime.lifetime import died
-from athanor.runtime.machine import anchor, machine
+from athanor.runtime.machine import machine
 from athanor.runtime.progress import Progress, duration
-from athanor.runtime.redact import redact, redact_params
+from athanor.runtime.redact import redact
 from athanor.runtime.slots import Code, Slot
+from athanor.runtime.stage import PARAMS, Stage, T
 from athanor.runtime.terminal import say
 from athanor.runtime.watchdog import Watch
 
 if TYPE_CHECKING:
     from athanor.runtime.watch import Health
 
-T = TypeVar("T")
 SPREAD_BYTES = 4_000_000
-PARAMS = Path("params.yaml")
 CODE = "code.json"  # in a finished run's folder: the files of its code, each with the digest of its syntax tree
 GO_ON = "The same command goes on from the last checkpoint"
 
 
-class Run:
+class Run(Stage):
     """What a stage body gets to work with. Created by `stage_main`."""
 
     main = True  # False in processes that only help this one
     _slot_kind = Slot
 
     def __init__(self, stage: str, module: str) -> None:
-        self.stage, self.module = stage, module
-        self.name = stage.replace("-", "_")  # file names and metric prefixes
-        self.root, self.anchor = Path.cwd(), anchor()
+        super().__init__(stage, module)
         self.started, self.started_ms = time.monotonic(), now_ms()
         self._stop, self._why = False, ""
-        self._values = read_yaml(PARAMS)
-        self._graph = facts.Graph(self.root)
-        self._facts: dict[str, Any] = {}
-        self._metrics: dict[str, float] = {}
         self._journal: Journal | None = None
         self._notes: list[str] = []  # of the time before the journal is open
         self._slots: list[Slot] = []
-        self._beginning: Beginning | None = None
+        self._beginning: intact.Beginning | None = None
         self._health: Health | None = None
         local = machine()
         self._guards = Guards(self.anchor / ".athanor", self.root, local, main=self.main)
         end = self.give_up if self.main else None
         self._watch = Watch(local.hang_seconds, self._guards.slots, self._hangs, end)
 
-    # -- parameters ---------------------------------------------------------
-
-    def params(self, section: str, schema: type[T]) -> T:
-        """One declared section of params.yaml as its dataclass."""
-        declared = self._graph.sections(self.stage)
-        if declared is not None and section not in declared:
-            raise ParamsError(f"stage {self.stage} reads section '{section}' but does not declare it", where="dvc.yaml")
-        if section not in self._values:
-            raise ParamsError(
-                f"section '{section}' is missing", where=str(PARAMS), fix="copy it from presets/default.yaml"
-            )
-        return build(schema, self._values[section], section)
-
-    def param(self, name: str) -> Any:
-        """One declared value of params.yaml, as `section.key`, for a stage that depends on no more of its section."""
-        declared = self._graph.sections(self.stage)
-        section, _, key = name.partition(".")
-        if declared is not None and name not in declared and section not in declared:
-            raise ParamsError(f"stage {self.stage} reads '{name}' but does not declare it", where="dvc.yaml")
-        from athanor.runtime.schema import schemas
-
-        return getattr(build(schemas()[section], self._values[section], section), key)
-
     # -- results ------------------------------------------------------------
 
-    def metrics(self, values: Mapping[str, Any]) -> None:
-        """Write metrics/<stage>.json. Facts that repeat exactly only: DVC hashes the file."""
-        clean = rounded(values)
-        write_json(self.root / "metrics" / f"{self.name}.json", clean)
-        self._metrics = dict(facts.flatten(clean))
-
     def plot(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write plots/<name>.tsv from rows with equal keys, in the given order."""
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(rows[0]), delimiter="\t", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rounded(dict(row)) for row in rows)
-        path = self.root / "plots" / f"{name}.tsv"
-        write_text(path, out.getvalue())
-        self.attach(path)
-
-    def fact(self, **values: Any) -> None:
-        """Add to metrics/runs/<stage>.json, the leaf file for timings, hosts and other things that vary."""
-        self._facts |= values
+        """Write plots/<name>.tsv from rows with equal keys, in the given order, and keep a copy with the run."""
+        self.attach(self.table(name, rows))
 
     def attach(self, path: str | os.PathLike[str]) -> None:
         """Keep a copy of a small file with the run; it becomes a tracking artifact."""
@@ -140,11 +91,13 @@ class Run:
 
         `cooldown_data`: the cooldown trains on a mixture of its own, so its loss says nothing about the one before.
         """
+        from athanor.monitor.monitor import plan_facts
         from athanor.monitor.thresholds import load
-        from athanor.runtime.watch import Health, plan
+        from athanor.runtime.watch import Health
 
-        told = plan(self.stage, schedule, batch_tokens, vocab_size, cooldown_data, precision)
-        self._health = Health(self.journal, self._say, load(self.root, self.anchor), told)
+        memory = facts.memory_bytes()
+        plan = plan_facts(self.stage, schedule, batch_tokens, vocab_size, memory, cooldown_data, precision)
+        self._health = Health(self.journal, self._say, load(self.root, self.anchor), plan)
 
     def rewind(self, step: int, bar: Progress, amount: float, **facts: Any) -> None:
         """The work went back to a step, each of `amount`: its numbers and the bar's place are to follow."""
@@ -293,40 +246,14 @@ class Run:
 
     def _open_journal(self, run_id: str) -> None:
         self._journal = Journal(self.anchor / ".athanor" / "runs" / run_id)
-        meta_path = self.journal.folder / "meta.json"
-        meta = (
-            read_json(meta_path)
-            if meta_path.is_file()
-            else {
-                "run": run_id,
-                "stage": self.stage,
-                "started_ms": self.started_ms,
-                "resumed": -1,
-                **self.subject(),
-                "made_by": self._made_by(),
-                "hardware": facts.hardware(),
-                **facts.provenance(self.root, facts.params_digest(self._values)),
-            }
+        told = {"stage": self.stage, "started_ms": self.started_ms}
+        made_by = functools.partial(self._graph.makers, self.stage)
+        self._journal.begin(
+            lambda: {**told, **self.subject(), "made_by": made_by(), **facts.provenance(self.root, self._values)}
         )
-        write_json(meta_path, {**meta, "pid": os.getpid(), "resumed": meta["resumed"] + 1})
         self._watch.into(self._journal.folder)
         while self._notes:
             self._journal.event("note", text=self._notes.pop(0))
-
-    def subject(self) -> dict[str, Any]:
-        """What the work is about, as far as DVC has written it down."""
-        sections = self._graph.sections(self.stage) or list(self._values)
-        values = {name: self._values[name] for name in sections if name in self._values}
-        return {"params": redact_params(dict(facts.flatten(values))), "inputs": self._graph.input_hashes(self.stage)}
-
-    def _made_by(self) -> dict[str, str]:
-        """Upstream stage to the run that made the bytes in the workspace, cached or not."""
-        makers = {}
-        for stage in self._graph.upstream(self.stage):
-            path = self.root / "metrics" / "runs" / f"{stage.replace('-', '_')}.json"
-            if path.is_file():
-                makers[stage] = read_json(path)["run"]
-        return makers
 
     def on_signal(self, *_: object) -> None:
         if not self._stop:
@@ -360,7 +287,7 @@ class Run:
             dvc_lock.watch(self.root)
         if self.main:
             self.fact(**intact.check(self._graph, self.stage, self._say))
-        self._beginning = Beginning.now(self.root, self.module)
+        self._beginning = intact.Beginning.now(self.root, self.module)
         self._code = Code(self.module, self._beginning.code)
 
     def check_unchanged(self) -> None:
@@ -372,20 +299,11 @@ class Run:
     def finish(self) -> None:
         self._watch.close()  # it may have last words for the journal
         seconds = time.monotonic() - self.started
-        told = redact(self._facts)
-        leaf = {"run": self.journal.folder.name, "seconds": round(seconds, 2), "ended_ms": now_ms(), "facts": told}
         hardware = read_json(self.journal.folder / "meta.json")["hardware"]
-        write_json(
-            self.root / "metrics" / "runs" / f"{self.name}.json",
-            {
-                **leaf,
-                "code": self.code,
-                **self.codes(),
-                "host": hardware["host"],
-                "cpu": hardware["cpu"],
-                "python": hardware["python"],
-            },
-        )
+        leaf = {"run": self.journal.folder.name, "seconds": round(seconds, 2), "ended_ms": now_ms(), "code": self.code}
+        leaf |= {"facts": redact(self._facts), **self.codes()}
+        leaf |= {name: hardware[name] for name in ("host", "cpu", "python")}
+        write_json(facts.leaf(self.root, self.stage), leaf)
         write_json(self.journal.folder / CODE, dict(self._code.files))
         self.journal.close("FINISHED", metrics=self._metrics, facts=facts.scalars(self._facts), seconds=seconds)
         self._release()

@@ -97,23 +97,18 @@ def check_together(sections: Mapping[str, Any]) -> None:
         fix = "set it to 0: the text that a foreign base was trained on is not here"
         raise ParamsError("a foreign base has no pretraining text to replay", where="sft_data.replay_share", fix=fix)
     given = [name for source in sections["download"].sources for name in source.names]
-    for number, source in enumerate(sections["download"].sources):
-        for place, file in enumerate(getattr(source, "urls", ())):
-            if redact(file.url) != file.url:
-                where, fix = (
-                    f"download.sources[{number}].urls[{place}].url",
-                    "fetch the file by hand and use a source of type files",
-                )
-                raise ParamsError("holds a signature, key or password", where=where, fix=fix)
+    shown = []  # what goes into every document, or into the model card
     for section in ("download", "instruct"):
         for number, source in enumerate(sections[section].sources):
-            text = getattr(source, "license", "")
-            if redact(text) != text:  # it goes into every document and into the model card
-                where, fix = (
-                    f"{section}.sources[{number}].license",
-                    "name the licence, or an address that everybody may have",
-                )
-                raise ParamsError("holds a signature, key or password", where=where, fix=fix)
+            where = f"{section}.sources[{number}]"
+            for place, file in enumerate(getattr(source, "urls", ())):
+                fix = "fetch the file by hand and use a source of type files"
+                shown.append((f"{where}.urls[{place}].url", file.url, fix))
+            fix = "name the licence, or an address that everybody may have"
+            shown.append((f"{where}.license", getattr(source, "license", ""), fix))
+    for where, text, fix in shown:
+        if redact(text) != text:
+            raise ParamsError("holds a signature, key or password", where=where, fix=fix)
     _same("mixture.sources", mixture.sources, "download.sources", given, "add it, with share 0 to leave it out")
     for wanted in sections["clean"].source_priority:
         if wanted not in given:

@@ -23,23 +23,23 @@ which `mlflow gc` empties.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from athanor.base.artifacts import read_json
+from athanor.base.artifacts import read_json, write_bytes, write_json
 from athanor.base.errors import AthanorError, InputError
-from athanor.hardware.priority import step_back
 from athanor.runtime import redact
-from athanor.runtime.disk_errors import in_words
 from athanor.runtime.journal import alive
 from athanor.runtime.locks import try_lock
+from athanor.runtime.machine import step_back
 from athanor.runtime.store import StoreReplaced, delivery, identity, tracking_uri
-from athanor.runtime.terminal import say
+from athanor.runtime.terminal import in_words, say
 
 if TYPE_CHECKING:
     from athanor.runtime.tracking import Tracker
@@ -208,18 +208,42 @@ def _told(error: Exception) -> str:
     return redact.redact(": ".join([type(error).__name__, *lines[:1]]))
 
 
-def rebuild(root: Path) -> int:
-    """Make every run of this checkout's journals anew in the configured store; returns how many failed."""
+@contextlib.contextmanager
+def _no_shipper(root: Path) -> Iterator[None]:
+    """Hold the shippers' lock, after the one at work has ended: only one process may write down what was delivered."""
     lock, deadline = root / ".athanor" / "ship.lock", time.monotonic() + LOCK_SECONDS
     while True:
         with try_lock(lock) as free:
             if free:
-                failed = _rebuild(root)
-                break
+                yield
+                return
         if time.monotonic() > deadline:
             what = f"a stage or its shipper is at work (process {lock.read_text().strip() or 'unknown'})"
             raise InputError(what, where=str(lock), fix="run it again when it is done")
         time.sleep(0.2)
+
+
+def attach_later(root: Path, run: str, name: str, data: bytes) -> bool:
+    """Keep a small file with a run of the checkout `root`, and have it shipped; False where there is no such run.
+
+    Delivering a run that has ended again changes nothing that has arrived, so it is only called not closed, as if it
+    had been interrupted before the end.
+    """
+    folder = root / ".athanor" / "runs" / run
+    if not (folder / "meta.json").is_file():
+        return False
+    write_bytes(folder / "files" / name, data)
+    with _no_shipper(root):
+        if (state := delivery(folder)).get("closed"):
+            write_json(folder / "ship.json", {**state, "closed": False})
+    start_detached(root)
+    return True
+
+
+def rebuild(root: Path) -> int:
+    """Make every run of this checkout's journals anew in the configured store; returns how many failed."""
+    with _no_shipper(root):
+        failed = _rebuild(root)
     if any(_alive(folder) for folder in run_folders(root)):
         start_detached(root)
     return failed

@@ -1,18 +1,34 @@
-"""A line for the user. Nobody has to read it: a closed terminal, or `| tee` that ended, is no reason to end the work."""
+"""A line for the user, and what the operating system says about a disk in words that name the file and what to do.
+
+Nobody has to read a line: a closed terminal, or `| tee` that ended, is no reason to end the work.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import sys
+from pathlib import Path
 from typing import TextIO
 
 from athanor.runtime.redact import redact
 
 GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk is full as far as the quota goes",
+    errno.EFBIG: "the file is larger than a limit allows (ulimit -f, or the file system)",
+}
+BROKEN = {
+    errno.EIO: "the disk cannot be read or written here (input/output error)",
+    errno.EUCLEAN: "the file system is damaged here",
+    errno.ESTALE: "the file server has lost this file",
+    errno.EROFS: "the file system is read-only, as Linux makes it after an error",
+}
 
 
 def say(text: str, file: TextIO | None = None) -> None:
@@ -33,3 +49,19 @@ def say(text: str, file: TextIO | None = None) -> None:
 def stop_signals() -> tuple[signal.Signals, ...]:
     """What asks a process to save and end. A closed terminal does, unless `nohup` says that it does not count."""
     return STOP if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*STOP, signal.SIGHUP)
+
+
+def in_words(error: OSError) -> str | None:
+    """One line for an error that is the disk's fault; None for any other."""
+    # A rename has two names; the first may be one of the moment. Calls on an open file have none.
+    name = next((name for name in (error.filename2, error.filename) if name and isinstance(name, str)), "")
+    path = Path(name) if name else Path.cwd()
+    where = str(path) if name else f"a file that the system does not name, perhaps below {path}"
+    if error.errno in NO_ROOM:
+        there = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
+        free = shutil.disk_usage(there).free / 2**20
+        return f"{where}: {NO_ROOM[error.errno]} ({free:.0f} MiB free). Fix: free some space and run the same command again"
+    if error.errno in BROKEN:
+        fix = "see dmesg for what the kernel says, then run the same command again; python -m athanor doctor --deep finds damage"
+        return f"{where}: {BROKEN[error.errno]}. Fix: {fix}"
+    return None

@@ -33,7 +33,7 @@ from athanor.runtime.store import (
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-BATCH = 800
+MOST = {"metrics": 800, "params": 100, "tags": 100}  # of a request
 CHUNK_BYTES = 2**20
 PARAM_CHARS = 6000
 TAG_CHARS = 5000
@@ -148,14 +148,12 @@ class Tracker:
                     self.client.delete_run(run.info.run_id)
 
     def _search(self, query: str) -> list[Run]:
-        found: list[Run] = []
-        token: str | None = None
-        while True:
-            page = self.client.search_runs([self.experiment], query, max_results=1000, page_token=token)
+        page = self.client.search_runs([self.experiment], query, max_results=1000)
+        found = list(page)
+        while page.token:
+            page = self.client.search_runs([self.experiment], query, max_results=1000, page_token=page.token)
             found += page
-            token = page.token
-            if not token:
-                return found
+        return found
 
     def _by_tag(self, tag: str, value: str) -> list[Run]:
         """Active runs with a tag, the oldest first. The query language cannot quote a quote, so it gets a wildcard."""
@@ -230,9 +228,12 @@ class Tracker:
         from mlflow.entities import Param
 
         known = self.client.get_run(run_id).data.params
-        new = [Param(key, value) for key, value in params.items() if key not in known]
-        for start in range(0, len(new), 100):
-            self.client.log_batch(run_id, params=new[start : start + 100])
+        self._send(run_id, params=[Param(key, value) for key, value in params.items() if key not in known])
+
+    def _send(self, run_id: str, **lists: list[Any]) -> None:
+        for kind, items in lists.items():
+            for start in range(0, len(items), MOST[kind]):
+                self.client.log_batch(run_id, **{kind: items[start : start + MOST[kind]]})
 
     def _metrics(self, run_id: str, path: Path, offset: int) -> Iterator[tuple[int, str]]:
         """Send the whole journal lines after `offset`, in parts.
@@ -252,17 +253,13 @@ class Tracker:
                 if not data.endswith(b"\n"):
                     return
                 part = list(rows(data))
-                batch = [
-                    Metric(_key(name), float(value), row["t"], row["s"])
-                    for row in part
-                    for name, value in row.get("m", {}).items()
-                ]
                 told = [row for row in part if row.get("event") == "finding"]
-                batch += [
-                    Metric(_key(f"health.{r['rule']}"), HEALTH.index(r["level"]), r["t"], r["step"]) for r in told
+                numbers = [
+                    (name, value, row["t"], row["s"]) for row in part for name, value in row.get("m", {}).items()
                 ]
-                for start in range(0, len(batch), BATCH):
-                    self.client.log_batch(run_id, metrics=batch[start : start + BATCH])
+                numbers += [(f"health.{r['rule']}", HEALTH.index(r["level"]), r["t"], r["step"]) for r in told]
+                batch = [Metric(_key(name), float(value), *when) for name, value, *when in numbers]
+                self._send(run_id, metrics=batch)
                 offset += len(data)
                 watched = ["ok"] if told or any(row.get("event") == "training" for row in part) else [""]
                 # Information is no trouble: the tag says ok, warning or critical.
@@ -274,24 +271,19 @@ class Tracker:
         from mlflow.entities import Metric, RunTag
 
         path = folder / "end.json"
-        killed = {"status": "KILLED", "ended_ms": last_ms(folder, meta["started_ms"])}
-        end: dict[str, Any] = read_json(path) if path.is_file() else killed
+        end: dict[str, Any] = {"status": "KILLED", "ended_ms": last_ms(folder, meta["started_ms"])}
+        end |= read_json(path) if path.is_file() else {}
         status = end["status"] if end["status"] in ("FINISHED", "FAILED", "KILLED") else "FAILED"
-        numbers = {name: float(value) for name, value in end.get("metrics", {}).items() if _is_number(value)}
-        if end.get("seconds") is not None:
-            numbers["seconds"] = float(end["seconds"])
+        told = {**end.get("metrics", {}), "seconds": end.get("seconds")}
+        numbers = {name: float(value) for name, value in told.items() if type(value) in (int, float)}
         stamp = end["ended_ms"]
         final = [Metric(_key(f"final.{k}"), v, stamp, 0) for k, v in numbers.items() if status == "FINISHED"]
-        for start in range(0, len(final), BATCH):
-            self.client.log_batch(run_id, metrics=final[start : start + BATCH])
         texts = {f"athanor.{_key(name)}": str(value)[:TAG_CHARS] for name, value in end.get("facts", {}).items()}
         if end.get("error"):
             texts["athanor.error"] = end["error"][:TAG_CHARS]
         if status != "FINISHED" and "seconds" in numbers:
             texts["athanor.seconds"] = str(numbers["seconds"])
-        tags = [RunTag(key, value) for key, value in texts.items()]
-        for start in range(0, len(tags), 100):
-            self.client.log_batch(run_id, tags=tags[start : start + 100])
+        self._send(run_id, metrics=final, tags=[RunTag(key, value) for key, value in texts.items()])
         if (folder / "files").is_dir() and any((folder / "files").iterdir()):
             self.client.log_artifacts(run_id, str(folder / "files"))
         self.client.set_terminated(run_id, status=status, end_time=stamp)
@@ -315,16 +307,14 @@ class Tracker:
         for run in (run for run in finished if only in ("", run.info.run_id)):
             stage = run.data.tags["athanor.stage"].replace("-", "_")
             numbers = [(k.removeprefix("final."), v) for k, v in run.data.metrics.items() if k.startswith("final.")]
-            batch = [Metric(_key(f"{stage}.{name}"), value, run.info.end_time, 0) for name, value in numbers]
-            for start in range(0, len(batch), BATCH):
-                self.client.log_batch(parent, metrics=batch[start : start + BATCH])
+            stamp = run.info.end_time
+            self._send(parent, metrics=[Metric(_key(f"{stage}.{name}"), value, stamp, 0) for name, value in numbers])
         self._add_params(parent, {key: value for run in children for key, value in run.data.params.items()})
         makers: dict[str, str] = {}
-        for run in finished:
-            makers |= {key: value for key, value in run.data.tags.items() if key.startswith("athanor.made_by.")}
-            makers[f"athanor.made_by.{run.data.tags['athanor.stage']}"] = run.data.tags["athanor.run"]
-        if makers:
-            self.client.log_batch(parent, tags=[RunTag(key, value) for key, value in makers.items()])
+        for tags in (run.data.tags for run in finished):
+            makers |= {key: value for key, value in tags.items() if key.startswith("athanor.made_by.")}
+            makers[f"athanor.made_by.{tags['athanor.stage']}"] = tags["athanor.run"]
+        self._send(parent, tags=[RunTag(key, value) for key, value in makers.items()])
         if any(run.info.status == "RUNNING" for run in children):
             self.client.update_run(parent, status="RUNNING")
         elif children:
@@ -342,12 +332,8 @@ def _tags(meta: dict[str, Any], parent: str) -> dict[str, Any]:
     return {
         "mlflow.parentRunId": parent,
         "mlflow.source.git.commit": meta["commit"],
-        "athanor.run": meta["run"],
-        "athanor.stage": meta["stage"],
-        "athanor.experiment": meta["experiment"],
-        "athanor.dirty": meta["dirty"],
-        "athanor.host": hardware["host"],
-        "athanor.cpu": hardware["cpu"],
+        **{f"athanor.{name}": meta[name] for name in ("run", "stage", "experiment", "dirty")},
+        **{f"athanor.{name}": hardware[name] for name in ("host", "cpu")},
         **{f"athanor.version.{name}": version for name, version in hardware["versions"].items()},
         **{f"athanor.made_by.{stage}": maker for stage, maker in meta["made_by"].items()},
     }
@@ -358,7 +344,3 @@ def _key(name: str) -> str:
     name = re.sub(r"[^\w\-. :/]", "_", name)[:250]
     path = posixpath.normpath(name)
     return name if path == name and not path.startswith(("..", "/")) and path != "." else re.sub(r"[/.]", "_", name)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

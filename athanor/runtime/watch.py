@@ -7,13 +7,12 @@ A finding that the journal holds is not told twice.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from athanor.base.artifacts import write_json
 from athanor.monitor.finding import Finding, status
-from athanor.monitor.reader import Reader, plan_facts
+from athanor.monitor.monitor import Reader
 from athanor.monitor.thresholds import Thresholds
 from athanor.runtime.journal import Journal, rows
 from athanor.runtime.redact import redact
@@ -56,14 +55,3 @@ class Health:
             self.journal.event("finding", **finding.to_dict())
         told = {"status": status(self.reader.findings), "findings": [each.to_dict() for each in self.reader.findings]}
         write_json(self.journal.folder / "files" / FILE, redact(told))
-
-
-def plan(
-    stage: str, schedule: Any, batch_tokens: int, vocab_size: int, cooldown_data: bool, precision: str | None
-) -> dict[str, Any]:
-    """What the journal tells of a training's plan, and of the memory of the machine it runs on."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):  # a system that does not say
-        memory = None
-    return plan_facts(stage, schedule, batch_tokens, vocab_size, memory, cooldown_data, precision)

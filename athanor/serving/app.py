@@ -9,7 +9,7 @@ import ipaddress
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
-from athanor.serving.metrics import Metered
 from athanor.serving.models import Models
 from athanor.serving.openai_api import openai_router
 from athanor.serving.page_api import page_router
@@ -44,10 +44,6 @@ HEADERS = {
 }
 FREE = ("/health", "/page/")  # without a key; so is the page itself
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 
 class Gate:
     """What a request passes before any route: the host it names, and the key, if there is one.
@@ -60,7 +56,7 @@ class Gate:
     def __init__(self, app: Any, *, key: str, hosts: tuple[str, ...], addresses: bool) -> None:
         self.app, self.key, self.hosts, self.addresses = app, key, hosts, addresses
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
 
@@ -69,9 +65,7 @@ class Gate:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
-                if scope["path"].startswith(
-                    "/page/"
-                ):  # asked again each time: files of two versions do not fit together
+                if scope["path"].startswith("/page/"):  # each time: files of two versions do not fit together
                     headers["Cache-Control"] = "no-cache"
             await send(message)
 
@@ -114,7 +108,7 @@ def build_app(
 ) -> FastAPI:
     """The application. `key`: asked of every route but the page's files. `hosts`: names it answers to, () for any;
     `addresses`: and to numeric ones. `most_waiting`: requests for answers under way."""
-    metered, limit = Metered(models), Limit(most_waiting)
+    limit = Limit(most_waiting)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -122,8 +116,8 @@ def build_app(
         await models.close()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)  # their pages load from a CDN
-    app.include_router(openai_router(metered, limit))
-    app.include_router(page_router(store, metered, limit, version=version))
+    app.include_router(openai_router(models, limit))
+    app.include_router(page_router(store, models, limit, version=version))
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -131,7 +125,7 @@ def build_app(
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(metered.text(), media_type="text/plain; version=0.0.4")
+        return Response(models.metrics.text(models.memory()), media_type="text/plain; version=0.0.4")
 
     @app.get("/")
     async def index() -> Response:

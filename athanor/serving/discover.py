@@ -86,9 +86,7 @@ def materialise(root: Path, found: Found) -> None:
     target = Path(found.path)
     if not found.fetch or (target / OWN).is_file():
         return
-    files = cached(cache_folder(root), target.name)
-    if files is None or not all(path.is_file() for path in files.values()):
-        raise InputError(_absent(found))
+    files = _fetched(root, found)
     with new_dir(target) as folder:
         for name, path in files.items():
             try:
@@ -111,9 +109,7 @@ def problem_of(root: Path, found: Found) -> str:
         if found.backend == LLAMA_CPP:
             return gguf_problem(path)
         if found.fetch and not path.is_dir():
-            files = cached(cache_folder(root), path.name)
-            if files is None or not all(file.is_file() for file in files.values()):
-                return _absent(found)
+            files = _fetched(root, found)
         elif not path.is_dir():
             return f"{path} is gone"
         else:
@@ -332,6 +328,10 @@ def _withrecorded(root: Path, local: list[Found]) -> tuple[list[Found], dict[str
     return result, names
 
 
-def _absent(found: Found) -> str:
-    get = f"dvc exp pull REMOTE {found.id}, or dvc exp apply {found.id} and then dvc pull or dvc repro export"
-    return f"the files of experiment {found.id} are not in DVC's cache. Fix: {get}"
+def _fetched(root: Path, found: Found) -> dict[str, Path]:
+    """An experiment's files in DVC's cache; InputError where it lacks one of them."""
+    files = cached(cache_folder(root), Path(found.path).name)
+    if files is None or not all(path.is_file() for path in files.values()):
+        get = f"dvc exp pull REMOTE {found.id}, or dvc exp apply {found.id} and then dvc pull or dvc repro export"
+        raise InputError(f"the files of experiment {found.id} are not in DVC's cache", fix=get)
+    return files

@@ -1,25 +1,21 @@
-"""What a server tells Prometheus, and the registry of models with a meter on its answers."""
+"""What a server tells Prometheus."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from athanor.serving.models import Models
-from athanor.text.conversations import Message
-
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Metered:
-    """`Models` for those who ask; counts answers, tokens and seconds by model."""
+class Metrics:
+    """Counts answers, tokens and seconds by model."""
 
-    def __init__(self, models: Models) -> None:
-        self.models = models
+    def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.answers = Counter("athanor_answers", "Answers, by how they ended", ["model", "end"], registry=registry)
         self.prompts = Counter("athanor_prompt_tokens", "Tokens read", ["model"], registry=registry)
@@ -34,26 +30,8 @@ class Metered:
         self.under_way = Gauge("athanor_answers_under_way", "Answers being made or waiting", registry=registry)
         self.memory = Gauge("athanor_worker_bytes", "Memory of a model's process", ["model"], registry=registry)
 
-    def states(self) -> list[dict[str, Any]]:
-        return self.models.states()
-
-    def default(self) -> str:
-        return self.models.default()
-
-    def answer(
-        self,
-        model: str,
-        messages: Sequence[Message],
-        *,
-        max_new_tokens: int | None = None,
-        sampling: Mapping[str, float] | None = None,
-        stop: Sequence[str] = (),
-    ) -> AsyncIterator[dict[str, Any]]:
-        """As `Models.answer`."""
-        events = self.models.answer(model, messages, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop)
-        return self._counted(model, events)
-
-    async def _counted(self, model: str, events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    async def counted(self, model: str, events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+        """The events of an answer, passed on."""
         began, tokens, end = time.monotonic(), 0, "left"  # the caller went away
         self.under_way.inc()
         try:
@@ -76,9 +54,9 @@ class Metered:
             self.tokens.labels(model).inc(tokens)
             self.answers.labels(model, end).inc()
 
-    def text(self) -> bytes:
-        """The page of GET /metrics."""
+    def text(self, memory: Mapping[str, int]) -> bytes:
+        """The page of GET /metrics; `memory`: bytes by model."""
         self.memory.clear()
-        for model, size in self.models.memory().items():
+        for model, size in memory.items():
             self.memory.labels(model).set(size)
         return generate_latest(self.registry)

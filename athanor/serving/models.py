@@ -16,13 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError, suggest
-from athanor.serving.discover import Found, materialise, problem_of
-from athanor.serving.memory import estimate, size_text
-from athanor.text.conversations import Message
+from athanor.runtime.machine import free_memory_bytes
+from athanor.serving.backends.base import Request
+from athanor.serving.discover import CONFIG, LLAMA_CPP, TORCH, Found, materialise, problem_of
+from athanor.serving.metrics import Metrics
+from athanor.serving.worker import Worker
 
 WAIT_SECONDS = 120.0  # for memory that other models hold
 RETRY_SECONDS = 30.0
+GIB = 2**30
+# What a process takes before any weight: Python with llama.cpp, or with torch.
+RUNTIME_BYTES, LLAMA_CPP_BYTES = 400 << 20, 150 << 20
 
 Start = Callable[[dict[str, Any]], Awaitable[Any]]
 
@@ -65,8 +71,7 @@ class _Slot:
 class Models:
     """The models of `found` behind one `answer`. `spec`: what a worker is told besides path and backend.
 
-    start: makes a worker from such a spec (process.Worker.start). root: of the
-    checkout. Belongs to one event loop.
+    start: makes a worker from such a spec. root: of the checkout. Belongs to one event loop.
     """
 
     def __init__(
@@ -76,13 +81,13 @@ class Models:
         memory_bytes: int,
         root: Path = Path("."),
         spec: Mapping[str, Any] | None = None,
-        start: Start | None = None,
+        start: Start = Worker.start,
         wait_seconds: float = WAIT_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self.memory_bytes, self.root, self.spec = memory_bytes, root.resolve(), dict(spec or {})
         self.wait_seconds, self.retry_seconds = wait_seconds, retry_seconds
-        self._start = start or _start_process
+        self._start, self.metrics = start, Metrics()
         self._slots = {one.id: _Slot(one) for one in found}
         self._leaving = 0  # bytes of workers that are being closed
         self._count = 0
@@ -101,11 +106,7 @@ class Models:
         found, info = slot.found, slot.info or {}
         state = "loading" if slot.task else "ready" if slot.ready() else "failed" if slot.failure else "idle"
         return {
-            "id": found.id,
-            "label": found.label,
-            "source": found.source,
-            "backend": found.backend,
-            "created": found.created,
+            **{name: getattr(found, name) for name in ("id", "label", "source", "backend", "created")},
             "state": state,
             "reason": slot.failure[0] if slot.failure and state == "failed" else None,
             **{key: info.get(key) for key in ("context_tokens", "parameters", "defaults", "template")},
@@ -122,30 +123,14 @@ class Models:
         whole = [name for name, slot in self._slots.items() if slot.failure is None]
         return (whole or list(self._slots))[0]
 
-    def answer(
-        self,
-        model: str,
-        messages: Sequence[Message],
-        *,
-        max_new_tokens: int | None = None,
-        sampling: Mapping[str, float] | None = None,
-        stop: Sequence[str] = (),
-    ) -> AsyncIterator[dict[str, Any]]:
+    def answer(self, model: str, request: Request) -> AsyncIterator[dict[str, Any]]:
         """Events of one answer (docs/serving.md); closing the iterator cancels it. InputError for an unknown model."""
         if model not in self._slots:
             fix = suggest(model, self._slots, "make a model first: make repro")
             raise NoModel(f"there is no model '{model}'", where="model", fix=fix)
-        slot = self._slots[model]
-        return self._answer(slot, tuple(messages), max_new_tokens, dict(sampling or {}), tuple(stop))
+        return self.metrics.counted(model, self._answer(self._slots[model], request))
 
-    async def _answer(
-        self,
-        slot: _Slot,
-        messages: tuple[Message, ...],
-        max_new_tokens: int | None,
-        sampling: dict[str, float],
-        stop: tuple[str, ...],
-    ) -> AsyncIterator[dict[str, Any]]:
+    async def _answer(self, slot: _Slot, request: Request) -> AsyncIterator[dict[str, Any]]:
         self._count += 1
         slot.used = self._count
         slot.busy += 1
@@ -154,8 +139,7 @@ class Models:
             if not slot.ready():
                 yield {"type": "loading"}
                 await self._loaded(slot)
-            events = slot.worker.answer(messages, max_new_tokens, sampling, stop)
-            async with contextlib.aclosing(events):
+            async with contextlib.aclosing(slot.worker.answer(request)) as events:
                 async for event in events:
                     last = event["type"]
                     yield event
@@ -310,10 +294,30 @@ class Models:
         await asyncio.gather(*(worker.close() for worker in workers), *self._settling, return_exceptions=True)
 
 
-async def _start_process(spec: dict[str, Any]) -> Any:
-    from athanor.serving.process import Worker
+def default_memory_bytes() -> int:
+    """Half of the memory that is free now, the limit of a container respected."""
+    return free_memory_bytes() // 2
 
-    return await Worker.start(spec)
+
+def estimate(found: Found, rows: int, cache_bytes: int) -> int:
+    """Bytes that a model will take: weights, runtime, and the keys and values of `rows` answers, at most `cache_bytes`."""
+    if found.backend == LLAMA_CPP:
+        return found.bytes + LLAMA_CPP_BYTES + cache_bytes
+    weights, cache = found.bytes, cache_bytes
+    with contextlib.suppress(AthanorError, AttributeError, KeyError, TypeError):
+        config = read_json(Path(found.path) / CONFIG)
+        if config.get("dtype", config.get("torch_dtype")) != "float32":
+            weights *= 2  # they are computed with as fp32
+        row = 8 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+        cache = min(cache, rows * row * config["max_position_embeddings"])
+    if found.backend == TORCH:
+        weights *= 2  # decoding holds the matrices of the layers a second time (model/folded.py)
+    return weights + RUNTIME_BYTES + cache
+
+
+def size_text(count: int) -> str:
+    """For people."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
 
 
 def _files(found: Found) -> Any:

@@ -19,8 +19,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from athanor.base.errors import suggest
-from athanor.serving.metrics import Metered
-from athanor.serving.requests import ApiRoute, EventStream, Limit, ModelFailed, Refused, SamplingFields, read
+from athanor.serving.backends.base import Request as Asked
+from athanor.serving.models import Models
+from athanor.serving.requests import ApiRoute, EventStream, Limit, Refused, SamplingFields, read
 from athanor.text.conversations import Message
 
 ROLES = {"developer": "system"}  # OpenAI's newer name of the same
@@ -115,17 +116,14 @@ class ChatCompletion(SamplingFields):
         messages = [message.message() for message in self.messages]
         return messages[1:] if messages[0].role == "system" and not messages[0].content.strip() else messages
 
-    def sampling(self) -> dict[str, Any]:
-        return self.model_dump(include=set(SamplingFields.model_fields), exclude_none=True)
-
-    def limit(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    def stops(self) -> tuple[str, ...]:
-        return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+    def request(self) -> Asked:
+        sampling = self.model_dump(include=set(SamplingFields.model_fields), exclude_none=True)
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        return Asked(self.conversation(), limit, sampling, stops)
 
 
-def openai_router(models: Metered, limit: Limit) -> APIRouter:
+def openai_router(models: Models, limit: Limit) -> APIRouter:
     """The routes; beyond `limit` a request is told to come again (429)."""
     router = APIRouter(prefix="/v1", route_class=ApiRoute)
 
@@ -144,14 +142,7 @@ def openai_router(models: Metered, limit: Limit) -> APIRouter:
     async def complete(request: Request) -> Response:
         asked = await read(request, ChatCompletion, invalid=400)
         name = asked.model or models.default()
-        events = models.answer(
-            name,
-            asked.conversation(),
-            max_new_tokens=asked.limit(),
-            sampling=asked.sampling(),
-            stop=asked.stops(),
-        )
-        answer = _Answer(name, events)
+        answer = _Answer(name, models.answer(name, asked.request()))
         limit.begin()
         try:
             gone = asyncio.create_task(_gone(request))
@@ -199,7 +190,7 @@ class _Answer:
                 message = {"role": "assistant", "content": "".join(texts), "refusal": None}
                 choice = {"index": 0, "message": message, "finish_reason": _finish(event), "logprobs": None}
                 return {**self._head("chat.completion"), "choices": [choice], **self._usage(event)}
-        raise ModelFailed("the answer broke off")
+        raise Refused(503, "the answer broke off")
 
     async def chunks(self, usage: bool) -> AsyncIterator[str]:
         """Server-sent events of a request that streams."""
@@ -282,7 +273,7 @@ async def _unless(gone: asyncio.Task[None], work: Any) -> Any:
 
 def _raise(event: dict[str, Any]) -> None:
     if event["type"] == "error":
-        raise Refused(400, event["message"]) if event["kind"] == "request" else ModelFailed(event["message"])
+        raise Refused(400 if event["kind"] == "request" else 503, event["message"])
 
 
 def _finish(event: dict[str, Any]) -> str:

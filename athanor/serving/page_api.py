@@ -19,15 +19,16 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from athanor.base.errors import InputError
+from athanor.serving.models import Models
 from athanor.serving.requests import ApiRoute, EventStream, Limit, SamplingFields, read
 from athanor.serving.store import Store, Unknown
-from athanor.serving.turns import Answerer, Turn, Turns
+from athanor.serving.turns import Turn, Turns
 
 CONTENT_CHARS, TITLE_CHARS, NAME_CHARS, QUERY_CHARS = 200_000, 200, 500, 500
 MAX_ID = 2**63 - 1  # of SQLite
 
 Id = Annotated[int, Field(ge=1, le=MAX_ID)]
-Models = Annotated[list[Annotated[str, Field(min_length=1, max_length=NAME_CHARS)]], Field(min_length=1, max_length=2)]
+Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=NAME_CHARS)]], Field(min_length=1, max_length=2)]
 Content = Annotated[str, Field(max_length=CONTENT_CHARS)]
 
 
@@ -46,7 +47,7 @@ class SamplingBody(SamplingFields, Strict):
 class ChatBody(Strict):
     title: str = Field("", max_length=TITLE_CHARS)
     system: Content = ""
-    models: Models | None = None
+    models: Names | None = None
     sampling: SamplingBody | None = None
 
 
@@ -58,7 +59,7 @@ class AnswersBody(Strict):
     content: Content | None = None
     parent: Id | None = None
     user: Id | None = None
-    models: Models | None = None
+    models: Names | None = None
     sampling: SamplingBody | None = None
 
     @model_validator(mode="after")
@@ -97,7 +98,7 @@ async def _lines(turn: Turn) -> AsyncIterator[str]:
         yield f"data: {json.dumps(event)}\n\n"
 
 
-def page_router(store: Store, models: Answerer, limit: Limit, *, version: str = "") -> APIRouter:
+def page_router(store: Store, models: Models, limit: Limit, *, version: str = "") -> APIRouter:
     """The routes over a store and the models. On shutdown what is being answered is stopped and stored."""
     turns = Turns(store, models)
 

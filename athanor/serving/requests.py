@@ -29,15 +29,9 @@ KINDS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "busy", 4
 class Refused(AthanorError):
     """A request that cannot be met; `status` is what to answer."""
 
-    def __init__(self, status: int, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, status: int, what: str, fix: str = "") -> None:
+        super().__init__(what, fix=fix)
         self.status = status
-
-
-class Busy(AthanorError):
-    """Too much at once; the same request is welcome later."""
-
-    status = 429
 
 
 class Limit:
@@ -47,9 +41,9 @@ class Limit:
         self.most, self.count = most, 0
 
     def begin(self) -> None:
-        """One more; Busy if there are as many as may be. Every `begin` wants its `end`."""
+        """One more; Refused (429) if there are as many as may be. Every `begin` wants its `end`."""
         if self.count >= self.most:
-            raise Busy(f"{self.most} answers are under way", fix="ask again in a moment")
+            raise Refused(429, f"{self.most} answers are under way", "ask again in a moment")
         self.count += 1
 
     def end(self) -> None:
@@ -87,12 +81,6 @@ class SamplingFields(BaseModel):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
-
-
-class ModelFailed(AthanorError):
-    """The model could not be loaded, or failed in the middle of the answer."""
-
-    status = 503
 
 
 class ApiRoute(APIRoute):

@@ -266,12 +266,15 @@ class Store:
         row = db.execute("SELECT content FROM messages WHERE chat = ? ORDER BY id LIMIT 1", (chat,)).fetchone()
         return title_of(row["content"]) if row is not None else ""
 
-    def _leaf(self, db: sqlite3.Connection, chat: str, message: int) -> int:
-        row = db.execute("SELECT id, role FROM messages WHERE id = ? AND chat = ?", (message, chat)).fetchone()
+    def _role(self, db: sqlite3.Connection, chat: str, message: int, where: str) -> str:
+        row = db.execute("SELECT role FROM messages WHERE id = ? AND chat = ?", (message, chat)).fetchone()
         if row is None:
-            raise InputError(f"message {message} is not in this chat", where="leaf", fix="name a message of the chat")
-        if row["role"] == "assistant":
-            return int(row["id"])
+            raise InputError(f"message {message} is not in this chat", where=where, fix="name a message of the chat")
+        return str(row["role"])
+
+    def _leaf(self, db: sqlite3.Connection, chat: str, message: int) -> int:
+        if self._role(db, chat, message, "leaf") == "assistant":
+            return message
         return int(db.execute("SELECT max(id) FROM messages WHERE parent = ?", (message,)).fetchone()[0])
 
     def _way(self, db: sqlite3.Connection, chat: str, message: int | None) -> list[sqlite3.Row]:
@@ -281,12 +284,9 @@ class Store:
         """That `message` is in the chat and has the role; None is the place above the first question."""
         if message is None:
             return
-        row = db.execute("SELECT role FROM messages WHERE id = ? AND chat = ?", (message, chat)).fetchone()
-        if row is None:
-            raise InputError(f"message {message} is not in this chat", where=where, fix="name a message of the chat")
-        if row["role"] != role:
+        if (found := self._role(db, chat, message, where)) != role:
             kinds = {"user": "a question", "assistant": "an answer"}
-            what = f"message {message} is {kinds[row['role']]}, {kinds[role]} is needed"
+            what = f"message {message} is {kinds[found]}, {kinds[role]} is needed"
             raise InputError(what, where=where, fix="a question goes below an answer, an answer below a question")
 
     def _insert(

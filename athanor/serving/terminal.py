@@ -64,7 +64,7 @@ class Chat:
         # Another turn draws other numbers; the same conversation with the same seed repeats itself.
         sampling = {**self.sampling, "seed": self.sampling["seed"] + len(self.turns)}
         messages = (*system, *self.turns, asked)
-        request = Request(next(self._numbers), messages, self.max_new_tokens, sampling)
+        request = Request(messages, self.max_new_tokens, sampling, id=next(self._numbers))
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.backend.submit(request, events.put)
         pieces: list[str] = []

@@ -13,9 +13,12 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from athanor.base.errors import AthanorError, suggest
+from athanor.base.errors import AthanorError, InputError, suggest
+from athanor.serving.backends.base import Request
+from athanor.serving.models import Models
+from athanor.serving.requests import Refused
 from athanor.serving.store import Store
 from athanor.text.conversations import Message
 
@@ -23,24 +26,6 @@ logger = logging.getLogger(__name__)
 STOP_SECONDS = 10.0  # for a stopped answer to be stored; takes milliseconds where the disk answers
 Event = dict[str, Any]
 Question = int | tuple[int | None, str]  # a stored question, or (parent, text) of a new one
-
-
-class Answerer(Protocol):
-    """Of the registry of models, what the page needs."""
-
-    def answer(
-        self,
-        model: str,
-        messages: Sequence[Message],
-        *,
-        max_new_tokens: int | None = None,
-        sampling: dict[str, float] | None = None,
-        stop: Sequence[str] = (),
-    ) -> AsyncIterator[Event]: ...
-
-    def states(self) -> list[dict[str, Any]]: ...
-
-    def default(self) -> str | None: ...
 
 
 @dataclass
@@ -73,7 +58,7 @@ class _Said:
 class Turn:
     """One question being answered. `events()` ends with "done"; `stop()` ends it early, keeping what was said."""
 
-    def __init__(self, store: Store, models: Answerer, chat: str) -> None:
+    def __init__(self, store: Store, models: Models, chat: str) -> None:
         self.store, self.models, self.chat = store, models, chat
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()  # no longer than the answers are
         self._stop, self.ended = asyncio.Event(), asyncio.Event()
@@ -99,21 +84,11 @@ class Turn:
         while (event := await self._queue.get()) is not None:
             yield event
 
-    async def run(
-        self,
-        question: Question,
-        messages: Sequence[Message],
-        names: Sequence[str],
-        sampling: dict[str, float],
-        max_new_tokens: int | None,
-    ) -> None:
+    async def run(self, question: Question, names: Sequence[str], request: Request) -> None:
         """Have every model of `names` answer, and store what they say. Raises nothing but cancellation."""
         self._question = question
         try:
-            slots = [
-                self._slot(slot, name, messages, dict(sampling), max_new_tokens) for slot, name in enumerate(names)
-            ]
-            await asyncio.gather(*slots)
+            await asyncio.gather(*(self._slot(slot, name, request) for slot, name in enumerate(names)))
             with suppress(AthanorError):  # the chat may have been deleted by now
                 leaf = (await asyncio.to_thread(self.store.chat, self.chat))["leaf"]
                 self._queue.put_nowait({"type": "done", "user": self._asked, "leaf": leaf})
@@ -122,11 +97,9 @@ class Turn:
         finally:
             self._queue.put_nowait(None)
 
-    async def _slot(
-        self, slot: int, name: str, messages: Sequence[Message], sampling: dict[str, float], limit: int | None
-    ) -> None:
+    async def _slot(self, slot: int, name: str, request: Request) -> None:
         said = _Said()
-        pump = asyncio.create_task(self._pump(slot, name, said, messages, sampling, limit))
+        pump = asyncio.create_task(self._pump(slot, name, said, request))
         stop = asyncio.create_task(self._stop.wait())
         with suppress(asyncio.CancelledError):  # the server is torn down: what was said is stored all the same
             await asyncio.wait({pump, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -146,18 +119,10 @@ class Turn:
             last = _error(f"the answer could not be stored ({type(error).__name__})")
         self._queue.put_nowait({**last, "slot": slot})
 
-    async def _pump(
-        self,
-        slot: int,
-        name: str,
-        said: _Said,
-        messages: Sequence[Message],
-        sampling: dict[str, float],
-        limit: int | None,
-    ) -> None:
+    async def _pump(self, slot: int, name: str, said: _Said, request: Request) -> None:
         """Pass on the events of one answer until its last one, which waits until the answer is stored."""
         try:
-            async with aclosing(self.models.answer(name, messages, max_new_tokens=limit, sampling=sampling)) as events:
+            async with aclosing(self.models.answer(name, request)) as events:
                 async for event in events:
                     said.take(event)
                     if said.last is not None:
@@ -193,7 +158,7 @@ class Turn:
 class Turns:
     """The turns under way, one for each chat at most."""
 
-    def __init__(self, store: Store, models: Answerer) -> None:
+    def __init__(self, store: Store, models: Models) -> None:
         self.store, self.models = store, models
         self._turns: dict[str, Turn] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -201,10 +166,10 @@ class Turns:
     async def start(
         self, chat: str, question: Question, *, names: Sequence[str] | None, sampling: dict[str, Any] | None
     ) -> Turn:
-        """Begin a turn; Busy if the chat has one. Names and sampling of None are the chat's own."""
+        """Begin a turn; Refused (409) if the chat has one. Names and sampling of None are the chat's own."""
         while (old := self._turns.get(chat)) is not None:
             if not old.stopping or not await old.wait():
-                raise Busy("this chat is being answered", fix="wait for the end, or stop it")
+                raise Refused(409, "this chat is being answered", "wait for the end, or stop it")
         turn = self._turns[chat] = Turn(self.store, self.models, chat)
         try:
             before = await asyncio.to_thread(self.store.check_turn, chat, question)
@@ -219,7 +184,7 @@ class Turns:
         except BaseException:
             self._end(turn)
             raise
-        task = asyncio.create_task(turn.run(question, messages, names, sampling, limit))
+        task = asyncio.create_task(turn.run(question, names, Request(messages, limit, sampling)))
         self._tasks.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -236,20 +201,20 @@ class Turns:
         turn.ended.set()
 
     def check_names(self, names: Sequence[str]) -> list[str]:
-        """The models to ask, the default one if none is named. BadModel for those there are not."""
+        """The models to ask, the default one if none is named. InputError for those there are not."""
         known = [state["id"] for state in self.models.states()]
         names = list(names) or self.default_names()
         if not names:
-            raise BadModel("there is no model to answer", fix="train one, or start the server with --model PATH")
+            raise InputError("there is no model to answer", fix="train one, or start the server with --model PATH")
         for name in names:
             if name not in known:
-                raise BadModel(f"there is no model '{name}'", where="models", fix=suggest(name, known))
+                raise InputError(f"there is no model '{name}'", where="models", fix=suggest(name, known))
         return names
 
     def default_names(self) -> list[str]:
         """The default model; empty if there is none that works."""
         with suppress(AthanorError):
-            return [name for name in (self.models.default(),) if name]
+            return [self.models.default()]
         return []
 
     async def stop(self, chat: str) -> None:
@@ -264,16 +229,6 @@ class Turns:
             turn.stop()
         if self._tasks:
             await asyncio.wait(set(self._tasks))
-
-
-class Busy(AthanorError):
-    """The chat is being answered already."""
-
-    status = 409
-
-
-class BadModel(AthanorError):
-    """A model that there is not."""
 
 
 def _error(message: str, kind: str = "model") -> Event:

@@ -18,7 +18,7 @@ from athanor.cli.data.gather import gather
 from athanor.cli.data.read import Corpus
 from athanor.cli.data.report import page, refresh, render
 from athanor.cli.render import visible
-from athanor.runtime import attach, ship
+from athanor.runtime import ship
 from athanor.runtime.locks import try_lock
 from athanor.runtime.tracking import Tracker
 from tests.cli.data_world import EVIL, ITEM, QUESTION, ROOT, SHORT, athanor, made, world  # noqa: F401
@@ -152,11 +152,11 @@ def test_the_page_arrives_with_a_run_that_was_delivered_before(world, athanor, t
 
 def test_attaching_waits_for_a_shipper_and_needs_a_run(world, monkeypatch):
     run = read_json("metrics/runs/clean.json")["run"]
-    assert not attach.attach_later(world, "clean-0-0", "page.html", b"")
-    monkeypatch.setattr(attach, "LOCK_SECONDS", 0.0)
+    assert not ship.attach_later(world, "clean-0-0", "page.html", b"")
+    monkeypatch.setattr(ship, "LOCK_SECONDS", 0.0)
     with try_lock(world / ".athanor" / "ship.lock"), pytest.raises(InputError, match="at work"):
-        attach.attach_later(world, run, "page.html", b"")
-    assert attach.attach_later(world, run, "page.html", b"")
+        ship.attach_later(world, run, "page.html", b"")
+    assert ship.attach_later(world, run, "page.html", b"")
 
 
 def test_the_page_is_made_anew_when_the_corpus_is_younger(world, tmp_path):

@@ -9,7 +9,7 @@ stage does not declare have another preset's values.
 
 What this cannot see: a stage that uses a library module which it does not
 declare but its infrastructure imports (`params.py` of other stages by way of
-runtime/schema, `decoding/generate` by way of runtime/observe). The
+runtime/schema, `decoding/generate` by way of runtime/hooks). The
 static closure in test_closure.py sees it when the stage imports the module or
 takes a name of it from a module of the runtime; only a value that its function
 computes with it and returns could enter an output unseen.
@@ -30,7 +30,7 @@ import pytest
 from athanor.base.artifacts import sha256_file
 from athanor.base.strict import read_yaml
 from athanor.runtime import closure, presets
-from athanor.runtime.graph_check import entries
+from athanor.runtime.closure import entries
 from tests.e2e import param_reads
 from tests.e2e.clone import environment
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +12,8 @@ from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
 from athanor.training import memory
 from athanor.training.memory import Load
+from tests.runtime.view import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPE = ModelConfig(4096, 8, 512, 8, 8, 64, 2048, 512, 1e4, 1e-6, False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from athanor.hardware import products
+from athanor.hardware import kernels
 from athanor.hardware.peaks import PEAKS, find, measured_tflops, peak_tflops
 from athanor.model.config import ModelConfig
 
@@ -78,5 +78,5 @@ def test_the_measured_ceiling_is_read_from_any_profile():
 
 def test_what_is_measured_is_what_is_read():
     config = ModelConfig(64, 1, 16, 2, 1, 8, 32, 16, 1e4, 1e-6, False)
-    found = {"products": products.measure(config, 64, torch.device("cpu"), 0.05, ("fp32",))}
+    found = {"products": kernels.products(config, 64, torch.device("cpu"), 0.05, ("fp32",))}
     assert measured_tflops(found, "fp32") == found["products"]["gflops"]["fp32"]["ceiling"] / 1000 > 0

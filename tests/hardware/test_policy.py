@@ -9,7 +9,7 @@ import torch
 
 from athanor.base.errors import InputError
 from athanor.hardware import policy
-from athanor.hardware.choose import Asked, needed_bytes, resolve
+from athanor.hardware.policy import Asked, needed_bytes, resolve
 from athanor.model.architecture import BOTH, HALF, MPS, Architecture, amd, cpu, identify, nvidia
 from athanor.model.config import ModelConfig
 from athanor.training.memory import Load, training_bytes

@@ -13,15 +13,15 @@ import torch
 from athanor.base.artifacts import read_json, write_json
 from athanor.cli import cli
 from athanor.cli.doctor.checks import hardware_profile
-from athanor.hardware import kernels, measure, products, profile, steps, storage
+from athanor.hardware import kernels, measure, profile, steps
 from athanor.hardware.measure import Bounds
 from athanor.model.config import ModelConfig
 from athanor.model.flops import forward_flops
 from athanor.runtime import presets
 from athanor.runtime.choices import FILE, choose
 from athanor.training.setup import Choices
+from tests.runtime.view import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 TINY = ModelConfig(256, 2, 32, 4, 2, 8, 64, 32, 1e4, 1e-6, False)
 BRIEF = Bounds(0.3, 0.2, 0.2, 0.2, 0.0, 0.1)
@@ -46,6 +46,10 @@ def stored(root: Path, **parts: Any) -> dict[str, Any]:
     return made
 
 
+def pick(*slots: Path, precision: str = "auto", steps: int = 10) -> tuple[Choices, dict[str, str]]:
+    return choose(slots, TINY, precision, 256, steps)
+
+
 def test_round_trip_and_fingerprint(here):
     wanted = profile.fingerprint(TINY, CPU, 1)
     assert profile.load(here, wanted) is None
@@ -65,7 +69,7 @@ def test_round_trip_and_fingerprint(here):
 
 
 def test_shapes_are_those_of_the_flops_count():
-    matrices = sum(2 * outputs * inputs * times for (outputs, inputs), times in products.shapes(TINY).items())
+    matrices = sum(2 * outputs * inputs * times for (outputs, inputs), times in kernels.shapes(TINY).items())
     scores = 2 * TINY.layers * 2 * TINY.heads * TINY.head_dim
     assert matrices == forward_flops(TINY, 1) - scores
 
@@ -76,9 +80,9 @@ def test_products_have_the_layouts_of_training():
     y = linear(x)
     y.backward(torch.ones_like(y))
     truth = {"forward": y, "input_gradient": x.grad, "weight_gradient": linear.weight.grad}
-    for layout in products.LAYOUTS:
-        assert products.product(layout, 5, 3, 4)().shape == truth[layout].shape
-    call = products.product("forward", 5, 3, 4)
+    for layout in kernels.LAYOUTS:
+        assert kernels.product(layout, 5, 3, 4)().shape == truth[layout].shape
+    call = kernels.product("forward", 5, 3, 4)
     assert len(call().unique()) > 10 and torch.equal(call(), call())  # a chip is faster with numbers all alike
 
 
@@ -90,7 +94,7 @@ def test_measured_whole(here, monkeypatch):
     assert json.loads(json.dumps(found)) == found
     assert found["fingerprint"] == profile.fingerprint(TINY, CPU, 1)
     row = found["products"]["gflops"]["fp32"]
-    assert min(row[name] for name in products.LAYOUTS) <= row["ceiling"] <= max(row[name] for name in products.LAYOUTS)
+    assert min(row[name] for name in kernels.LAYOUTS) <= row["ceiling"] <= max(row[name] for name in kernels.LAYOUTS)
     attention = found["attention"]
     assert attention["default"] in attention["kernels"] and attention["kernels"]["math"]["works"]
     assert not attention["kernels"]["cudnn"]["works"] and attention["kernels"]["cudnn"]["why"]
@@ -140,8 +144,8 @@ def test_a_full_disk_is_told(here, monkeypatch):
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(storage.checkpoint, "save", full)
-    assert "No space" in storage.checkpoints(here / "slots", TINY)["why"] and list((here / "slots").iterdir()) == []
+    monkeypatch.setattr(measure.checkpoint, "save", full)
+    assert "No space" in measure.checkpoints(here / "slots", TINY)["why"] and list((here / "slots").iterdir()) == []
 
 
 def test_command_measures_once(here, monkeypatch, capsys):
@@ -183,42 +187,42 @@ def test_doctor_tells_of_the_profile(here):
 
 
 def test_without_a_profile_the_cpu_does_as_it_always_did(here):
-    choices, why = choose([here / "slot"], TINY, "auto", 256, 10**9)
+    choices, why = pick(here / "slot", steps=10**9)
     assert choices == Choices("fp32") and set(why) == {field.name for field in dataclasses.fields(Choices)}
 
 
 def test_a_resume_keeps_its_choices_when_the_profile_changes(here):
     slots = [here / "slot", here / "trunk"]
     stored(here, compile={**COMPILE, "works": False, "why": "no compiler"})
-    first = choose(slots, TINY, "auto", 256, 10**9)[0]
+    first = pick(*slots, steps=10**9)[0]
     assert not first.compile
     stored(here, compile=COMPILE, steps={"fp32": 1.0, "bf16": 9.0})
-    assert choose(slots, TINY, "auto", 256, 10**9)[0] == first
-    fresh = choose([here / "other"], TINY, "auto", 256, 10**9)[0]
+    assert pick(*slots, steps=10**9)[0] == first
+    fresh = pick(here / "other", steps=10**9)[0]
     assert fresh.compile  # the planted difference: a new run does follow the new profile
     # A run of another length goes on from the trunk as the trunk began, and so do those after it.
     longer = [here / "longer", here / "trunk"]
-    assert choose(longer, TINY, "auto", 256, 10**9)[0] == first
-    assert choose([here / "longer"], TINY, "auto", 256, 10**9)[0] == first
+    assert pick(*longer, steps=10**9)[0] == first
+    assert pick(here / "longer", steps=10**9)[0] == first
     assert read_json(here / "longer" / FILE) == read_json(here / "slot" / FILE)
 
 
 def test_settings_by_hand_win_over_kept_choices(here, monkeypatch):
-    slot = [here / "slot"]
-    assert not choose(slot, TINY, "auto", 256, 10)[0].compile
+    slot = here / "slot"
+    assert not pick(slot)[0].compile
     monkeypatch.setenv("ATHANOR_COMPILE", "on")
     monkeypatch.setenv("ATHANOR_ATTENTION", "math")
-    choices, why = choose(slot, TINY, "auto", 256, 10)
+    choices, why = pick(slot)
     assert choices.compile and choices.attention == "math" and why["compile"] == "as set"
     monkeypatch.delenv("ATHANOR_COMPILE")
-    assert not choose(slot, TINY, "auto", 256, 10)[0].compile
+    assert not pick(slot)[0].compile
 
 
 def test_precision_stays_when_the_device_changes(here):
     began = dataclasses.asdict(Choices("bf16", "cudnn", True))
     record = {"device": "cuda", "profile": None, "why": {}, "choices": began}
     write_json(here / "slot" / FILE, record)
-    choices, _ = choose([here / "slot"], TINY, "auto", 256, 10)
+    choices, _ = pick(here / "slot")
     assert choices == Choices("bf16")  # kernels of the other device mean nothing here
     assert read_json(here / "slot" / FILE) == record
 
@@ -226,5 +230,5 @@ def test_precision_stays_when_the_device_changes(here):
 def test_a_record_that_is_not_understood_is_made_anew(here):
     """Code may change what is chosen; a slot that it goes on with once had to be mended by hand."""
     write_json(here / "slot" / FILE, {"device": "cpu", "choices": {"precision": "fp32"}})
-    choices, _ = choose([here / "slot"], TINY, "fp32", 256, 10)
+    choices, _ = pick(here / "slot", precision="fp32")
     assert read_json(here / "slot" / FILE)["choices"] == dataclasses.asdict(choices)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from athanor.monitor.finding import Finding
-from athanor.monitor.monitor import Monitor
-from athanor.monitor.reader import plan_facts, plan_of
+from athanor.monitor.monitor import Monitor, plan_facts, plan_of
 from athanor.monitor.thresholds import Thresholds
 from athanor.training.schedule import Schedule
 
@@ -78,7 +77,7 @@ def findings(
     cooldown_data: bool = False,
 ) -> list[Finding]:
     """What the monitor says; the run is interrupted after each step of `resumes`."""
-    monitor = Monitor(phase, thresholds=thresholds, plan=plan_of(plan(phase, steps, cooldown_data)))
+    monitor = Monitor(plan_of(plan(phase, steps, cooldown_data)), thresholds or Thresholds())
     found, left = [], sorted(resumes)
     for row in rows:
         if left and row["step"] > left[0]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from athanor.monitor.monitor import Monitor
-from athanor.monitor.reader import Reader
+from athanor.monitor.monitor import Monitor, Reader
+from athanor.monitor.rule import Plan
 from athanor.monitor.thresholds import Thresholds
 from tests.monitor.curves import change, findings, healthy, schedule, trouble
 
@@ -75,8 +75,8 @@ def test_short_history_is_silence():
 
 
 def test_missing_inputs_let_rules_sleep():
-    assert Monitor("pretrain").feed({"step": 1}) == []
-    assert Monitor("pretrain", schedule=schedule(100).rate).feed({"step": 1, "surprise": 1.0}) == []
+    assert Monitor(Plan("pretrain")).feed({"step": 1}) == []
+    assert Monitor(Plan("pretrain", rate=schedule(100).rate)).feed({"step": 1, "surprise": 1.0}) == []
     for name in healthy(30)[0]:
         rows = [{key: value for key, value in row.items() if key in ("step", name)} for row in healthy(200)]
         assert trouble(findings(rows, 200)) == [], name

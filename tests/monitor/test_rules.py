@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from athanor.monitor.finding import LEVELS, Finding, events
-from athanor.monitor.rules import RULES
+from athanor.monitor.monitor import RULES
 from tests.monitor.curves import BATCH, GIB, Rows, change, findings, healthy, schedule, trouble
 
 
@@ -25,32 +25,25 @@ def nan(step: int, value: float) -> float:
 
 
 # A fault takes the rows of a healthy run and the step of its first quarter.
-def initial_high(rows: Rows, at: int) -> Rows:
-    return change(rows, "loss", lambda step, value: 1.5 * value, last=1)
+def plant(
+    name: str, how: Callable[[int, float], float], quarters: int = 1, more: int = 10**9
+) -> Callable[[Rows, int], Rows]:
+    """Other values of one number, from the end of so many quarters on for so many steps more."""
+    return lambda rows, at: change(rows, name, how, quarters * at, quarters * at + more)
 
 
-def initial_low(rows: Rows, at: int) -> Rows:
-    return change(rows, "loss", lambda step, value: 0.9 * value, last=1)
-
-
-def chance(rows: Rows, at: int) -> Rows:
-    return change(rows, "loss", lambda step, value: math.log(4096) - 0.05 + 0.001 * (step % 7))
-
-
-def above_chance(rows: Rows, at: int) -> Rows:
-    return change(rows, "loss", lambda step, value: 9.5, last=1)
-
-
-def nan_loss(rows: Rows, at: int) -> Rows:
-    return change(rows, "loss", nan, at, at + 3)
+initial_high = plant("loss", lambda step, value: 1.5 * value, 0, 1)
+initial_low = plant("loss", lambda step, value: 0.9 * value, 0, 1)
+chance = plant("loss", lambda step, value: math.log(4096) - 0.05 + 0.001 * (step % 7), 0)
+above_chance = plant("loss", lambda step, value: 9.5, 0, 1)
+nan_loss = plant("loss", nan, more=3)
 
 
 def nan_everything(rows: Rows, at: int) -> Rows:
     return change(change(nan_loss(rows, at), "grad_norm", nan, at, at + 3), "skipped", lambda s, v: 1.0, at, at + 3)
 
 
-def zero_loss(rows: Rows, at: int) -> Rows:
-    return change(rows, "loss", lambda step, value: 0.0, at)
+zero_loss = plant("loss", lambda step, value: 0.0)
 
 
 def constant_loss(rows: Rows, at: int) -> Rows:
@@ -58,12 +51,8 @@ def constant_loss(rows: Rows, at: int) -> Rows:
     return change(rows, "loss", lambda step, _: value, at)
 
 
-def spike_of_three(rows: Rows, at: int) -> Rows:
-    return change(rows, "loss", lambda step, value: 1.3 * value, at, at + 2)
-
-
-def spike_of_one(rows: Rows, at: int) -> Rows:
-    return change(rows, "loss", lambda step, value: 2.5 * value, at, at)
+spike_of_three = plant("loss", lambda step, value: 1.3 * value, more=2)
+spike_of_one = plant("loss", lambda step, value: 2.5 * value, more=0)
 
 
 def drift(rows: Rows, at: int) -> Rows:
@@ -85,32 +74,13 @@ def skipped_in_a_row(rows: Rows, at: int) -> Rows:
     return change(change(rows, "grad_norm", nan, at, at + 4), "skipped", lambda s, v: 1.0, at, at + 4)
 
 
-def refused_often(rows: Rows, at: int) -> Rows:
-    return change(rows, "skipped", lambda step, value: 1.0, at, at + 6)
-
-
-def gradient_burst(rows: Rows, at: int) -> Rows:
-    return change(rows, "grad_norm", lambda step, value: 150.0, at, at)
-
-
-def gradient_twenty(rows: Rows, at: int) -> Rows:
-    return change(rows, "grad_norm", lambda step, value: 20 * value, at, at)
-
-
-def gradient_high(rows: Rows, at: int) -> Rows:
-    return change(rows, "grad_norm", lambda step, value: 40 * value)
-
-
-def gradient_low(rows: Rows, at: int) -> Rows:
-    return change(rows, "grad_norm", lambda step, value: 1e-3 * value)
-
-
-def vanished(rows: Rows, at: int) -> Rows:
-    return change(rows, "grad_norm", lambda step, value: 1e-9 * value, at)
-
-
-def dead(rows: Rows, at: int) -> Rows:
-    return change(rows, "grad_norm", lambda step, value: 0.0, at)
+refused_often = plant("skipped", lambda step, value: 1.0, more=6)
+gradient_burst = plant("grad_norm", lambda step, value: 150.0, more=0)
+gradient_twenty = plant("grad_norm", lambda step, value: 20 * value, more=0)
+gradient_high = plant("grad_norm", lambda step, value: 40 * value, 0)
+gradient_low = plant("grad_norm", lambda step, value: 1e-3 * value, 0)
+vanished = plant("grad_norm", lambda step, value: 1e-9 * value)
+dead = plant("grad_norm", lambda step, value: 0.0)
 
 
 def scaled(rows: Rows, scale: float) -> Rows:
@@ -126,24 +96,11 @@ def scale_skips(rows: Rows, at: int) -> Rows:
     return [{**row, "grad_norm": math.inf} if row.get("skipped") else row for row in skipping]
 
 
-def logits_large(rows: Rows, at: int) -> Rows:
-    return change(rows, "vitals.attention_logit_max", lambda step, value: 120.0, at)
-
-
-def logits_double(rows: Rows, at: int) -> Rows:
-    return change(rows, "vitals.attention_logit_max", lambda step, value: value + 40.0, at)
-
-
-def spread(rows: Rows, at: int) -> Rows:
-    return change(rows, "vitals.embedding_spread", lambda step, value: 3.0, at)
-
-
-def gain(rows: Rows, at: int) -> Rows:
-    return change(rows, "vitals.final_norm_gain", lambda step, value: 5.0, at)
-
-
-def half_rate(rows: Rows, at: int) -> Rows:
-    return change(rows, "lr", lambda step, value: 0.5 * value, at)
+logits_large = plant("vitals.attention_logit_max", lambda step, value: 120.0)
+logits_double = plant("vitals.attention_logit_max", lambda step, value: value + 40.0)
+spread = plant("vitals.embedding_spread", lambda step, value: 3.0)
+gain = plant("vitals.final_norm_gain", lambda step, value: 5.0)
+half_rate = plant("lr", lambda step, value: 0.5 * value)
 
 
 def rate_of_steps(rows: Rows, at: int) -> Rows:
@@ -151,20 +108,10 @@ def rate_of_steps(rows: Rows, at: int) -> Rows:
     return change(rows, "lr", lambda step, value: rate(step))
 
 
-def slow(rows: Rows, at: int) -> Rows:
-    return change(rows, "tokens_per_second", lambda step, value: 0.7 * value, 2 * at)
-
-
-def very_slow(rows: Rows, at: int) -> Rows:
-    return change(rows, "tokens_per_second", lambda step, value: 0.2 * value, 2 * at)
-
-
-def waiting(rows: Rows, at: int) -> Rows:
-    return change(rows, "time.data_s", lambda step, value: 0.2 * BATCH / 8000, at)
-
-
-def starving(rows: Rows, at: int) -> Rows:
-    return change(rows, "time.data_s", lambda step, value: BATCH / 8000)
+slow = plant("tokens_per_second", lambda step, value: 0.7 * value, 2)
+very_slow = plant("tokens_per_second", lambda step, value: 0.2 * value, 2)
+waiting = plant("time.data_s", lambda step, value: 0.2 * BATCH / 8000)
+starving = plant("time.data_s", lambda step, value: BATCH / 8000, 0)
 
 
 def leak(name: str, share: float):  # of what is there at the start, over the whole run

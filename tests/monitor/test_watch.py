@@ -17,8 +17,8 @@ from athanor.runtime.journal import Journal, rows
 from athanor.runtime.run import Run
 from athanor.runtime.watch import FILE, Health
 from tests.monitor.curves import change, healthy, plan, schedule
+from tests.runtime.view import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 490
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from athanor.runtime import presets
+from tests.runtime.view import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12
 PATIENCE = 120.0  # s; only a test that fails waits so long
 

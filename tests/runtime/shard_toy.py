@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 
 from tests.runtime.toy_work import Task, make_tasks
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.runtime.view import ROOT
 
 
 @dataclass

@@ -6,15 +6,13 @@ import ast
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from athanor.base.errors import AthanorError
 from athanor.base.strict import read_yaml
-from athanor.runtime import closure, graph_check
-
-ROOT = Path(__file__).resolve().parents[2]
+from athanor.runtime import closure
+from tests.runtime.view import ROOT
 
 
 @pytest.fixture
@@ -175,7 +173,7 @@ stages:
 def test_rules_of_the_graph(tmp_path, old, new, problem):
     assert GRAPH.count(old) == 1 or not old
     (tmp_path / "dvc.yaml").write_text(GRAPH.replace(old, new) if old else GRAPH)
-    found = graph_check.problems(tmp_path)
+    found = closure.problems(tmp_path)
     if problem is None:
         assert found == []
     else:
@@ -197,15 +195,15 @@ def test_side_stages_are_checked_and_mended_in_their_own_file(repo):
     closure.compare(repo, fix=True)
     assert closure.compare(repo) == [] and (repo / "dvc.yaml").read_text() == main
     assert "# keep me" in side.read_text() and "      - m\n" in side.read_text()
-    found = graph_check.problems(repo)
+    found = closure.problems(repo)
     assert found == ["train: m has no consumer. Fix: remove the output, or name it in meta: {terminal: [m]}"]
     side.write_text(side.read_text().replace("wdir: ..", "wdir: .").replace("- m\n", "- athanor\n"))
-    found = [line for line in graph_check.problems(repo) if line.startswith("probes/lr.yaml: side: ")]
+    found = [line for line in closure.problems(repo) if line.startswith("probes/lr.yaml: side: ")]
     assert len(found) == 2 and "works in ." in found[1] and "all code, athanor" in found[0]
 
 
 def test_repository_keeps_the_rules_of_the_graph():
-    assert graph_check.problems(ROOT) == []
+    assert closure.problems(ROOT) == []
 
 
 def test_deps_command_shows_broken_rules_and_does_not_claim_to_fix_them(repo):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 from athanor.runtime.hooks import hooks
 from athanor.runtime.progress import Progress
 from athanor.runtime.run import Run
+from tests.runtime.view import ROOT
 from tests.training import micro
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_validation_that_is_not_finite_does_not_end_the_run(tmp_path, monkeypatch):

@@ -22,8 +22,8 @@ import pytest
 from athanor.base.strict import read_yaml
 from athanor.runtime import presets
 from tests.e2e.clone import Clone, make_clone
+from tests.runtime.view import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLE_FILE = "tests/runtime/invalidation.yaml"
 READ = ("corpus/", "battery/", "recipes/")  # what stages read, beside modules
 TABLE = read_yaml(ROOT / TABLE_FILE)

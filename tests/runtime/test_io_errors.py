@@ -16,7 +16,7 @@ from athanor.base.artifacts import read_json, sha256_file
 from athanor.base.strict import read_yaml
 from athanor.cli import cli, slots
 from athanor.runtime import presets
-from athanor.runtime.disk_errors import in_words
+from athanor.runtime.terminal import in_words
 from athanor.serving import database
 from tests.e2e.clone import ROOT, environment
 from tests.runtime.shippers import Checkout

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -117,35 +118,32 @@ def test_an_orphan_is_joined(toy: Toy, number: int) -> None:
     assert toy.dvc("repro").stdout.count("didn't change, skipping") == 2
 
 
-def test_an_orphan_without_a_slot_is_joined(toy: Toy) -> None:
-    """Stages that keep no checkpoints once worked twice at a time, and stood twice as FINISHED."""
+def orphaned(toy: Toy, edit: Callable[[], object] = lambda: None) -> str:
+    """What dvc repro says that found the second stage at work without its own DVC; `edit` came before."""
     (toy.control / "hold-report").touch()
     job = toy.start("repro")
     until(lambda: toy.steps("report"), "the second stage works", toy)
     job.kill(signal.SIGKILL)
     job.wait()
+    edit()
     again = toy.start("repro")
     again.wait_text("is already working on this stage here")
     (toy.control / "hold-report").unlink()
     assert again.wait() == 0, again.text()
-    assert "that process has done this very work" in again.text()
+    return again.text()
+
+
+def test_an_orphan_without_a_slot_is_joined(toy: Toy) -> None:
+    """Stages that keep no checkpoints once worked twice at a time, and stood twice as FINISHED."""
+    assert "that process has done this very work" in orphaned(toy)
     assert toy.steps("report") == [0] and toy.lock_has("count", "report")
     assert len(list(toy.path.glob(".athanor/runs/report-*"))) == 1
 
 
 def test_an_edit_behind_an_orphan_is_not_joined(toy: Toy) -> None:
     """What the orphan makes is of the code before; the next process waits for it, and does the work itself."""
-    (toy.control / "hold-report").touch()
-    job = toy.start("repro")
-    until(lambda: toy.steps("report"), "the second stage works", toy)
-    job.kill(signal.SIGKILL)
-    job.wait()
     path = toy.path / "stages" / "report.py"
-    path.write_text(path.read_text().replace('"counted "', '"found "'))
-    again = toy.start("repro")
-    again.wait_text("is already working on this stage here")
-    (toy.control / "hold-report").unlink()
-    assert again.wait() == 0, again.text()
+    orphaned(toy, lambda: path.write_text(path.read_text().replace('"counted "', '"found "')))
     assert toy.steps("report") == [0, 0] and len(toy.log()) == STEPS + 2
     assert (toy.path / "data/report/text").read_text().startswith("found")
 

@@ -20,8 +20,8 @@ from athanor.base.artifacts import read_json
 from athanor.base.errors import ParamsError
 from athanor.runtime import launch, presets
 from athanor.runtime.machine import Launch, machine
+from tests.runtime.view import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 150.0  # s for what takes 10 on an idle machine
 BATCH, SHORT, LONG = 64, 40, 400  # tokens, steps
 

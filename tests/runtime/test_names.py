@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import pytest_make_parametrize_id
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.runtime.view import ROOT
 
 
 def test_nothing_says_to_install_athanor_by_name() -> None:

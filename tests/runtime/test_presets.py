@@ -22,8 +22,8 @@ from athanor.sources.fetch import check_pinned
 from athanor.sources.instruct_params import ExercisesSource, MessagesSource
 from athanor.sources.params import HuggingFaceSource, is_local
 from athanor.training.sft_params import SCRATCH
+from tests.runtime.view import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = {"plasma-1.0": 235_705_344, "plasma-1.1": 521_570_560, "plasma-1.2": 756_442_112}
 PLASMA = [ROOT / "presets" / f"{name}.yaml" for name in PARAMETERS]
 LORA = ROOT / "presets" / "lora-mi50.yaml"

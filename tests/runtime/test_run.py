@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +16,8 @@ from athanor.cli.slots import busy
 from athanor.runtime import presets
 from athanor.runtime.run import Run
 from athanor.runtime.terminal import say, stop_signals
+from tests.runtime.view import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TOY = """
 import sys, time
 from athanor.base.errors import GateError, Interrupted
@@ -111,7 +110,7 @@ def test_results_are_separate_from_facts_that_vary(repo):
     [
         ("gate", "toy: data/shards: gate 'shares' failed: web is 3 %. Fix: add web text"),
         ("full", "the disk is full"),
-        ("undeclared", "reads section 'sft' but does not declare it"),
+        ("undeclared", "reads 'sft' but does not declare it"),
     ],
 )
 def test_failure_is_one_line_and_recorded(repo, what, message):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -23,6 +21,10 @@ def store(tmp_path_factory):
     root = tmp_path_factory.mktemp("store")
     (root / ".athanor" / "runs").mkdir(parents=True)
     return root, Tracker(root, f"sqlite:///{root}/mlflow.db")
+
+
+def finish(journal):
+    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
 
 
 def folder(root, run, stage, steps, **more):
@@ -78,7 +80,7 @@ def test_health_of_a_run_is_a_tag_and_its_findings_are_points(store):
     }
     assert [(point.step, point.value) for point in points["spike_recovery"]] == [(3, 2.0)]
     assert {(point.step, point.value) for point in points["nan_loss"]} == {(5, 4.0), (5, 3.0)}
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    finish(journal)
     tracker.client.set_tag(run_id, "health", "lost")
     (path / "ship.json").unlink()  # told from nothing it comes out the same
     tracker.ship(path, live=False)
@@ -91,7 +93,7 @@ def test_lost_ship_state_does_not_double_points(store):
     tracker.ship(path, live=True)
     first = read_json(path / "ship.json")["mlflow_run"]
     (path / "ship.json").unlink()
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    finish(journal)
     tracker.ship(path, live=False)
     assert read_json(path / "ship.json")["mlflow_run"] == first
     assert len(tracker.client.get_metric_history(first, "train/loss")) == 30
@@ -106,34 +108,17 @@ def test_stages_of_one_configuration_share_a_parent_and_another_has_its_own(stor
         ("c-1", "main@1111111/bbbbbbbb"),
     ):
         path, journal = folder(root, run, run[0], 1, key=key)
-        journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+        finish(journal)
         tracker.ship(path, live=False)
         child = tracker.client.get_run(read_json(path / "ship.json")["mlflow_run"])
         parents.append(child.data.tags["mlflow.parentRunId"])
     assert parents[0] == parents[1] != parents[2]
 
 
-def test_killed_then_resumed_run_is_one_run(store):
-    root, tracker = store
-    path, journal = folder(root, "kill-1", "pretrain", 10)
-    tracker.ship(path, live=False)  # the process is gone and left no end.json
-    run_id = read_json(path / "ship.json")["mlflow_run"]
-    assert tracker.client.get_run(run_id).info.status == "KILLED"
-    write_json(path / "meta.json", meta("kill-1", "pretrain", resumed=1))
-    journal = Journal(path)
-    for step in range(5, 20):
-        journal.scalars(step, {"train/loss": 1.0 / (step + 1)})
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
-    tracker.ship(path, live=False)
-    run = tracker.client.get_run(run_id)
-    assert run.info.status == "FINISHED" and run.data.tags["athanor.resumed"] == "1"
-    assert len(tracker.client.get_metric_history(run_id, "train/loss")) == 20
-
-
 def test_shipper_process_delivers_and_leaves(store, tmp_path):
     root, tracker = store
     path, journal = folder(root, "proc-1", "clean", 3)
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    finish(journal)
     command = [sys.executable, "-m", "athanor.runtime.ship", "--root", str(root), "--wait", "90"]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -163,7 +148,7 @@ def test_what_cannot_be_delivered_is_told_with_what_happens_now_and_has_status_1
     root, _ = store
     here = root / "twice"
     path, journal = folder(here, "clean-1", "clean", 3)
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
+    finish(journal)
     said, failures = [], [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path / "ship.json"))] * 2
     plain = Tracker.ship
 
@@ -188,22 +173,3 @@ def test_what_cannot_be_delivered_is_told_with_what_happens_now_and_has_status_1
     monkeypatch.setattr(ship, "IDLE_SECONDS", 2.0)  # long enough to try again
     failures.append(ValueError("once"))
     assert ship._serve(here) == 0 and ship.shipped(path) and failures == [] and len(said) == 3
-
-
-def test_dead_server_keeps_the_journal(store, monkeypatch):
-    root, _ = store
-    dead = root / "dead"
-    (dead / ".athanor" / "runs").mkdir(parents=True)
-    path, journal = folder(dead, "clean-1", "clean", 3)
-    journal.close("FINISHED", metrics={}, facts={}, seconds=1.0)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setattr(ship, "GIVE_UP_SECONDS", 0.0)
-    monkeypatch.setattr(ship, "POLL_SECONDS", 0.01)
-    assert ship.ship_all(dead) is None
-    assert not ship.shipped(path) and len((path / "journal.jsonl").read_text().splitlines()) == 3
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    target = root / ".athanor" / "runs" / "late-1"
-    shutil.copytree(path, target)
-    write_json(target / "meta.json", meta("late-1", "clean"))
-    Tracker(root, f"sqlite:///{root}/mlflow.db").ship(target, live=False)
-    assert ship.shipped(target) and json.loads((target / "end.json").read_text())["status"] == "FINISHED"

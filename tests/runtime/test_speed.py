@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from athanor.runtime.speed import rates, with_rates
+from athanor.runtime.hooks import rates, with_rates
 
 PROFILE = {"schema": 1, "products": {"gflops": {"fp32": {"ceiling": 1e6}}}}
 TIMINGS = {"model_gflops": 500_000.0, "tokens_per_second": 1e5}

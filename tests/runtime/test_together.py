@@ -12,8 +12,7 @@ from ruamel.yaml import YAML
 from athanor.base.errors import ParamsError
 from athanor.base.strict import read_yaml
 from athanor.runtime.schema import check_file
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.runtime.view import ROOT
 
 
 def _add(section: str, name: str, value: Any) -> Callable[[dict[str, Any]], None]:

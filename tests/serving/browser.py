@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import BrowserContext, Page
+from playwright.sync_api import BrowserContext, LocatorAssertions, Page, expect
 
 PATIENCE = 60_000  # milliseconds, for what takes a fraction of a second on a quiet machine
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
@@ -158,6 +159,13 @@ class Reader:
     def new_chat(self) -> None:
         self.page.goto(self.url + "#/")
         self.page.wait_for_selector(".card")
+
+    def see(self, selector: str, **which: str) -> LocatorAssertions:
+        """What is to be expected of it."""
+        return expect(self.page.locator(selector, **which))
+
+    def press(self, name: str | re.Pattern[str], **how: bool) -> None:
+        self.page.get_by_role("button", name=name, **how).click()
 
     def ask(self, text: str, *, wait: bool = True) -> None:
         self.page.fill("#question", text)

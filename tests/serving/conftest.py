@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import inspect
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,18 @@ import torch
 
 from athanor.tokenizer.tokenizer import Tokenizer
 from tests.evaluation.tiny import write_tiny_tokenizer
+from tests.serving.live import PATIENCE
 from tests.serving.parrot import write_export, write_parts
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test that is a coroutine runs in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), PATIENCE))
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -39,7 +39,7 @@ class Answers:
     def begin(self, messages, limit=None, stop=(), **sampling):
         self.count += 1
         events = queue.Queue()
-        self.backend.submit(Request(self.count, tuple(messages), limit, sampling, tuple(stop)), events.put)
+        self.backend.submit(Request(messages, limit, sampling, stop, self.count), events.put)
         return self.count, events
 
     def __call__(self, messages=HELLO, limit=None, stop=(), **sampling):

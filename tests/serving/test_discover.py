@@ -21,6 +21,7 @@ from athanor.serving.discover import discover, materialise, problem_of
 from athanor.serving.experiments import cached, unexported
 from athanor.serving.models import Models
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
+from tests.serving.live import environment
 from tests.serving.models_tiny import write_export
 
 NOBODY = {f"GIT_{role}_{what}": "t@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -73,9 +74,8 @@ def made(exports, tmp_path_factory):
     root.mkdir()
 
     def run(*command):
-        environment = os.environ | NOBODY | {"DVC_NO_ANALYTICS": "1", "GIT_CONFIG_GLOBAL": os.devnull}
-        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
+        env = environment(**NOBODY, DVC_NO_ANALYTICS="1", GIT_CONFIG_GLOBAL=os.devnull)
+        done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
 
     def dvc(*words):
@@ -319,6 +319,13 @@ CRAFTED = {
 }
 
 
+def looked(code, repo):
+    """What another process says after it has looked."""
+    done = subprocess.run([sys.executable, "-c", code, str(repo)], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("name", CRAFTED)
 def test_a_crafted_gguf_costs_little_and_hides_no_other(repo, name):
     content, size = CRAFTED[name]
@@ -334,10 +341,7 @@ def test_a_crafted_gguf_costs_little_and_hides_no_other(repo, name):
         "assert any(not one.problem for one in found) and len(found) == 6;"
         "print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code, str(repo)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    seconds, kib = map(float, done.stdout.split())
+    seconds, kib = map(float, looked(code, repo).split())
     assert seconds < 8 and kib < 400 << 10
 
 
@@ -356,13 +360,10 @@ def test_without_git_or_any_model_nothing_is_found(tmp_path):
     assert discover(tmp_path, []) == []
 
 
-def test_looking_needs_no_torch(repo):
+def test_looking_needs_no_torch_and_neither_does_the_server(repo):
     code = (
-        "import sys; from pathlib import Path; import athanor.serving.models;"
+        "import sys; from pathlib import Path; import athanor.serving.app, athanor.cli.serve;"
         "from athanor.serving.discover import discover;"
         "print(len(discover(Path(sys.argv[1]), []))); assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code, str(repo)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "5\n"
+    assert looked(code, repo) == "5\n"

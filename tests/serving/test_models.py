@@ -8,16 +8,16 @@ import contextlib
 import pytest
 
 from athanor.base.errors import InputError
+from athanor.serving.backends.base import Request
 from athanor.serving.discover import Found
-from athanor.serving.memory import RUNTIME_BYTES, default_memory_bytes
-from athanor.serving.models import Models
+from athanor.serving.models import RUNTIME_BYTES, Models, default_memory_bytes
 from athanor.text.conversations import Message
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
 from tests.serving.models_tiny import write_export
 
 MIB = 1 << 20
 PATIENCE = 60.0
-HELLO = (Message("user", "hello"),)
+HELLO = Request((Message("user", "hello"),))
 
 
 class Workers:
@@ -48,7 +48,7 @@ class Worker:
     def resident_bytes(self):
         return self.workers.sizes[self.name]
 
-    async def answer(self, messages, max_new_tokens, sampling, stop):
+    async def answer(self, request):
         try:
             yield {"type": "start", "prompt_tokens": 3, "forgotten": 0}
             waiting = asyncio.create_task(self.workers.may_end.wait())
@@ -106,10 +106,6 @@ async def ask(models, name):
     return [event async for event in models.answer(name, HELLO)]
 
 
-def run(body):
-    asyncio.run(asyncio.wait_for(body, PATIENCE))
-
-
 async def until(condition):
     while not condition():
         await asyncio.sleep(0.005)
@@ -123,244 +119,202 @@ def kinds(events):
     return [event["type"] for event in events]
 
 
-def test_a_model_is_loaded_when_first_asked_and_once_for_all(world):
-    async def body():
-        models, workers = world(2000, a=1, b=1)
-        assert states(models) == {"a": "idle", "b": "idle"} and not workers.started
-        assert models.default() == "a"
-        workers.may_load.clear()
-        first, second = (asyncio.create_task(ask(models, "a")) for _ in range(2))
-        await until(lambda: workers.started)
-        assert states(models)["a"] == "loading"
-        gone = asyncio.create_task(ask(models, "a"))  # who goes away takes the load from nobody
-        await asyncio.sleep(0)
-        gone.cancel()
-        workers.may_load.set()
-        for task in (first, second):
-            assert kinds(await task) == ["loading", "start", "end"]
-        assert kinds(await ask(models, "a")) == ["start", "end"]
-        assert workers.started == ["a"]
-        state = models.states()[0]
-        assert state["state"] == "ready" and state["parameters"] == 7 and state["context_tokens"] == 64
-        await models.close()
-        assert workers.closed == ["a"]
-
-    run(body())
+async def test_a_model_is_loaded_when_first_asked_and_once_for_all(world):
+    models, workers = world(2000, a=1, b=1)
+    assert states(models) == {"a": "idle", "b": "idle"} and not workers.started
+    assert models.default() == "a"
+    workers.may_load.clear()
+    first, second = (asyncio.create_task(ask(models, "a")) for _ in range(2))
+    await until(lambda: workers.started)
+    assert states(models)["a"] == "loading"
+    gone = asyncio.create_task(ask(models, "a"))  # who goes away takes the load from nobody
+    await asyncio.sleep(0)
+    gone.cancel()
+    workers.may_load.set()
+    for task in (first, second):
+        assert kinds(await task) == ["loading", "start", "end"]
+    assert kinds(await ask(models, "a")) == ["start", "end"]
+    assert workers.started == ["a"]
+    state = models.states()[0]
+    assert state["state"] == "ready" and state["parameters"] == 7 and state["context_tokens"] == 64
+    await models.close()
+    assert workers.closed == ["a"]
 
 
-def test_loading_one_model_keeps_no_other_waiting(world):
-    async def body():
-        models, workers = world(2000, a=1, b=1)
-        await ask(models, "b")
-        workers.may_load.clear()
-        slow = asyncio.create_task(ask(models, "a"))
-        await until(lambda: states(models)["a"] == "loading")
-        assert kinds(await ask(models, "b")) == ["start", "end"]
-        workers.may_load.set()
-        await slow
-        await models.close()
-
-    run(body())
+async def test_loading_one_model_keeps_no_other_waiting(world):
+    models, workers = world(2000, a=1, b=1)
+    await ask(models, "b")
+    workers.may_load.clear()
+    slow = asyncio.create_task(ask(models, "a"))
+    await until(lambda: states(models)["a"] == "loading")
+    assert kinds(await ask(models, "b")) == ["start", "end"]
+    workers.may_load.set()
+    await slow
+    await models.close()
 
 
-def test_the_model_used_longest_ago_makes_room(world):
-    async def body():
-        base = RUNTIME_BYTES // MIB
-        models, workers = world(3 * base + 100, a=base, b=base, c=base, d=base)
-        for name in "abcab":
-            await ask(models, name)
-        await ask(models, "d")
-        assert workers.closed == ["c"]
-        await ask(models, "c")
-        assert workers.closed == ["c", "a"]
-        assert states(models) == {"a": "idle", "b": "ready", "c": "ready", "d": "ready"}
-        await models.close()
-
-    run(body())
+async def test_the_model_used_longest_ago_makes_room(world):
+    base = RUNTIME_BYTES // MIB
+    models, workers = world(3 * base + 100, a=base, b=base, c=base, d=base)
+    for name in "abcab":
+        await ask(models, name)
+    await ask(models, "d")
+    assert workers.closed == ["c"]
+    await ask(models, "c")
+    assert workers.closed == ["c", "a"]
+    assert states(models) == {"a": "idle", "b": "ready", "c": "ready", "d": "ready"}
+    await models.close()
 
 
-def test_a_busy_model_is_not_evicted_and_who_waits_comes_next(world):
-    async def body():
-        base = RUNTIME_BYTES // MIB
-        models, workers = world(base + 100, a=base, b=base)
-        workers.may_end.clear()
-        busy = asyncio.create_task(ask(models, "a"))
-        await until(lambda: "a" in workers.alive)
-        waits = asyncio.create_task(ask(models, "b"))
-        await until(lambda: states(models)["b"] == "loading")
-        for _ in range(20):
-            await asyncio.sleep(0.005)
-        assert workers.started == ["a"] and not workers.closed
-        workers.may_end.set()
-        assert kinds(await busy)[-1] == "end" and kinds(await waits) == ["loading", "start", "end"]
-        assert workers.closed == ["a"]
-        await models.close()
-
-    run(body())
+async def test_a_busy_model_is_not_evicted_and_who_waits_comes_next(world):
+    base = RUNTIME_BYTES // MIB
+    models, workers = world(base + 100, a=base, b=base)
+    workers.may_end.clear()
+    busy = asyncio.create_task(ask(models, "a"))
+    await until(lambda: "a" in workers.alive)
+    waits = asyncio.create_task(ask(models, "b"))
+    await until(lambda: states(models)["b"] == "loading")
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+    assert workers.started == ["a"] and not workers.closed
+    workers.may_end.set()
+    assert kinds(await busy)[-1] == "end" and kinds(await waits) == ["loading", "start", "end"]
+    assert workers.closed == ["a"]
+    await models.close()
 
 
-def test_waiting_for_memory_ends_with_what_holds_it(world):
-    async def body():
-        base = RUNTIME_BYTES // MIB
-        models, workers = world(base + 100, wait=0.05, a=base, b=base)
-        workers.may_end.clear()
-        busy = asyncio.create_task(ask(models, "a"))
-        await until(lambda: "a" in workers.alive)
-        error = (await ask(models, "b"))[-1]
-        assert error["kind"] == "model"
-        assert "a 400 MiB, answering" in error["message"] and "--memory" in error["message"]
-        workers.may_end.set()
-        await busy
-        assert kinds(await ask(models, "b"))[-1] == "end"  # that was no failure of the model
-        await models.close()
-
-    run(body())
+async def test_waiting_for_memory_ends_with_what_holds_it(world):
+    base = RUNTIME_BYTES // MIB
+    models, workers = world(base + 100, wait=0.05, a=base, b=base)
+    workers.may_end.clear()
+    busy = asyncio.create_task(ask(models, "a"))
+    await until(lambda: "a" in workers.alive)
+    error = (await ask(models, "b"))[-1]
+    assert error["kind"] == "model"
+    assert "a 400 MiB, answering" in error["message"] and "--memory" in error["message"]
+    workers.may_end.set()
+    await busy
+    assert kinds(await ask(models, "b"))[-1] == "end"  # that was no failure of the model
+    await models.close()
 
 
-def test_a_model_larger_than_the_bound_says_so_before_and_after_loading(world):
-    async def body():
-        base = RUNTIME_BYTES // MIB
-        models, workers = world(base - 10, a=1)
-        assert "all models together" in (await ask(models, "a"))[-1]["message"] and not workers.started
-        models, workers = world(base + 10, b=base + 20, c=1)
-        assert "it takes" in (await ask(models, "b"))[-1]["message"]
-        assert workers.closed == ["b"] and states(models)["b"] == "failed" and models.default() == "c"
-        await models.close()
-
-    run(body())
+async def test_a_model_larger_than_the_bound_says_so_before_and_after_loading(world):
+    base = RUNTIME_BYTES // MIB
+    models, workers = world(base - 10, a=1)
+    assert "all models together" in (await ask(models, "a"))[-1]["message"] and not workers.started
+    models, workers = world(base + 10, b=base + 20, c=1)
+    assert "it takes" in (await ask(models, "b"))[-1]["message"]
+    assert workers.closed == ["b"] and states(models)["b"] == "failed" and models.default() == "c"
+    await models.close()
 
 
-def test_a_model_that_outgrew_the_bound_can_be_asked_again(world):
-    async def body():
-        base = RUNTIME_BYTES // MIB
-        models, workers = world(base + 20, a=base)
-        await ask(models, "a")
-        workers.sizes["a"] *= 2
-        await ask(models, "a")
-        await until(lambda: workers.closed == ["a"])
-        workers.sizes["a"] //= 2  # as a fresh process has it
-        assert kinds(await ask(models, "a"))[-1] == "end"
-        await models.close()
-
-    run(body())
+async def test_a_model_that_outgrew_the_bound_can_be_asked_again(world):
+    base = RUNTIME_BYTES // MIB
+    models, workers = world(base + 20, a=base)
+    await ask(models, "a")
+    workers.sizes["a"] *= 2
+    await ask(models, "a")
+    await until(lambda: workers.closed == ["a"])
+    workers.sizes["a"] //= 2  # as a fresh process has it
+    assert kinds(await ask(models, "a"))[-1] == "end"
+    await models.close()
 
 
-def test_a_model_that_grew_is_cut_back_after_the_answer(world):
-    async def body():
-        base = RUNTIME_BYTES // MIB
-        models, workers = world(2 * base + 20, a=base, b=base)
-        await ask(models, "a")
-        await ask(models, "b")
-        workers.sizes["b"] *= 2
-        await ask(models, "b")
-        await until(lambda: workers.closed == ["a"])
-        assert states(models)["b"] == "ready"
-        await models.close()
-
-    run(body())
+async def test_a_model_that_grew_is_cut_back_after_the_answer(world):
+    base = RUNTIME_BYTES // MIB
+    models, workers = world(2 * base + 20, a=base, b=base)
+    await ask(models, "a")
+    await ask(models, "b")
+    workers.sizes["b"] *= 2
+    await ask(models, "b")
+    await until(lambda: workers.closed == ["a"])
+    assert states(models)["b"] == "ready"
+    await models.close()
 
 
-def test_a_failed_load_is_remembered_until_the_files_change_or_time_passes(world, export):
-    async def body():
-        models, workers = world(2000, a=1)
-        workers.fails["a"] = "it is broken"
-        for _ in range(2):
-            error = (await ask(models, "a"))[-1]
-            assert error["kind"] == "model" and "it is broken" in error["message"]
-        assert workers.started == ["a"]
-        assert models.states()[0]["state"] == "failed" and "it is broken" in models.states()[0]["reason"]
-        (export / "note.txt").write_text("changed")
-        del workers.fails["a"]
-        assert kinds(await ask(models, "a"))[-1] == "end" and models.states()[0]["reason"] is None
-        models.retry_seconds = 0.0
-        workers.alive["a"].alive = False
-        workers.fails["a"] = "again"
-        await ask(models, "a")
-        await ask(models, "a")
-        assert workers.started == ["a"] * 4
-        await models.close()
-
-    run(body())
+async def test_a_failed_load_is_remembered_until_the_files_change_or_time_passes(world, export):
+    models, workers = world(2000, a=1)
+    workers.fails["a"] = "it is broken"
+    for _ in range(2):
+        error = (await ask(models, "a"))[-1]
+        assert error["kind"] == "model" and "it is broken" in error["message"]
+    assert workers.started == ["a"]
+    assert models.states()[0]["state"] == "failed" and "it is broken" in models.states()[0]["reason"]
+    (export / "note.txt").write_text("changed")
+    del workers.fails["a"]
+    assert kinds(await ask(models, "a"))[-1] == "end" and models.states()[0]["reason"] is None
+    models.retry_seconds = 0.0
+    workers.alive["a"].alive = False
+    workers.fails["a"] = "again"
+    await ask(models, "a")
+    await ask(models, "a")
+    assert workers.started == ["a"] * 4
+    await models.close()
 
 
-def test_a_worker_that_dies_fails_its_answers_and_the_next_request_starts_another(world):
-    async def body():
-        models, workers = world(2000, a=1)
-        workers.may_end.clear()
-        answers = [asyncio.create_task(ask(models, "a")) for _ in range(2)]
-        await until(lambda: "a" in workers.alive)
-        for _ in range(5):
-            await asyncio.sleep(0.005)
-        workers.alive["a"].alive = False
-        for answer in answers:
-            events = await answer
-            assert events[-1]["type"] == "error" and events[-1]["kind"] == "model"
-        assert states(models)["a"] == "idle"
-        workers.may_end.set()
-        assert kinds(await ask(models, "a")) == ["loading", "start", "end"]
-        assert workers.started == ["a", "a"]
-        await models.close()
-
-    run(body())
+async def test_a_worker_that_dies_fails_its_answers_and_the_next_request_starts_another(world):
+    models, workers = world(2000, a=1)
+    workers.may_end.clear()
+    answers = [asyncio.create_task(ask(models, "a")) for _ in range(2)]
+    await until(lambda: "a" in workers.alive)
+    for _ in range(5):
+        await asyncio.sleep(0.005)
+    workers.alive["a"].alive = False
+    for answer in answers:
+        events = await answer
+        assert events[-1]["type"] == "error" and events[-1]["kind"] == "model"
+    assert states(models)["a"] == "idle"
+    workers.may_end.set()
+    assert kinds(await ask(models, "a")) == ["loading", "start", "end"]
+    assert workers.started == ["a", "a"]
+    await models.close()
 
 
-def test_closing_the_iterator_cancels_the_answer_and_frees_the_model(world):
-    async def body():
-        models, workers = world(2000, a=1)
-        workers.may_end.clear()
-        async with contextlib.aclosing(models.answer("a", HELLO)) as events:
-            async for event in events:
-                if event["type"] == "start":
-                    break
-        assert workers.cancelled == 1
-        task = asyncio.create_task(ask(models, "a"))
-        await asyncio.sleep(0.02)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        assert [slot.busy for slot in models._slots.values()] == [0]
-        await models.close()
-
-    run(body())
+async def test_closing_the_iterator_cancels_the_answer_and_frees_the_model(world):
+    models, workers = world(2000, a=1)
+    workers.may_end.clear()
+    async with contextlib.aclosing(models.answer("a", HELLO)) as events:
+        async for event in events:
+            if event["type"] == "start":
+                break
+    assert workers.cancelled == 1
+    task = asyncio.create_task(ask(models, "a"))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert [slot.busy for slot in models._slots.values()] == [0]
+    await models.close()
 
 
-def test_an_unknown_model_is_named_with_the_nearest(world):
-    async def body():
-        models, _ = world(2000, athanor=1, other=1)
-        with pytest.raises(InputError, match="did you mean 'athanor'"):
-            models.answer("athnor", HELLO)
-        with pytest.raises(InputError, match="make repro"):
-            Models([], memory_bytes=1).default()
-
-    run(body())
+async def test_an_unknown_model_is_named_with_the_nearest(world):
+    models, _ = world(2000, athanor=1, other=1)
+    with pytest.raises(InputError, match="did you mean 'athanor'"):
+        models.answer("athnor", HELLO)
+    with pytest.raises(InputError, match="make repro"):
+        Models([], memory_bytes=1).default()
 
 
-def test_a_model_known_to_be_broken_has_its_reason_and_is_no_default(world, tmp_path):
-    async def body():
-        models, workers = world(2000, a=1)
-        broken = Found("broken", "", str(tmp_path / "gone"), "torch", "path", 9.0, 0, problem="it is gone")
-        models = Models([broken, models._slots["a"].found], memory_bytes=1 << 40, root=tmp_path, start=workers.start)
-        assert models.default() == "a" and states(models) == {"broken": "failed", "a": "idle"}
-        assert (await ask(models, "broken"))[-1]["message"] == "it is gone"
-        assert kinds(await ask(models, "a"))[-1] == "end"
-        await models.close()
-
-    run(body())
+async def test_a_model_known_to_be_broken_has_its_reason_and_is_no_default(world, tmp_path):
+    models, workers = world(2000, a=1)
+    broken = Found("broken", "", str(tmp_path / "gone"), "torch", "path", 9.0, 0, problem="it is gone")
+    models = Models([broken, models._slots["a"].found], memory_bytes=1 << 40, root=tmp_path, start=workers.start)
+    assert models.default() == "a" and states(models) == {"broken": "failed", "a": "idle"}
+    assert (await ask(models, "broken"))[-1]["message"] == "it is gone"
+    assert kinds(await ask(models, "a"))[-1] == "end"
+    await models.close()
 
 
-def test_closing_ends_loads_and_answers_nothing_more(world):
-    async def body():
-        models, workers = world(2000, a=1, b=1)
-        await ask(models, "a")
-        workers.may_load.clear()
-        task = asyncio.create_task(ask(models, "b"))
-        await until(lambda: states(models)["b"] == "loading")
-        await models.close()
-        assert "stopping" in (await task)[-1]["message"]
-        assert workers.closed == ["a"]
-        assert "stopping" in (await ask(models, "a"))[-1]["message"]
-
-    run(body())
+async def test_closing_ends_loads_and_answers_nothing_more(world):
+    models, workers = world(2000, a=1, b=1)
+    await ask(models, "a")
+    workers.may_load.clear()
+    task = asyncio.create_task(ask(models, "b"))
+    await until(lambda: states(models)["b"] == "loading")
+    await models.close()
+    assert "stopping" in (await task)[-1]["message"]
+    assert workers.closed == ["a"]
+    assert "stopping" in (await ask(models, "a"))[-1]["message"]
 
 
 def test_the_default_bound_is_less_than_the_memory_of_the_machine():

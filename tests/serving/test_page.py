@@ -77,7 +77,7 @@ def reader(open_reader, server) -> Reader:
 def choose_model(reader: Reader, name: str, slot: int = 0) -> None:
     reader.page.click(f"#model-{slot}")
     reader.page.locator(".menu .label", has_text=re.compile(rf"^{name}\b")).last.click()
-    expect(reader.page.locator(f"#model-{slot}")).to_contain_text(name)
+    reader.see(f"#model-{slot}").to_contain_text(name)
 
 
 @contextmanager
@@ -127,8 +127,8 @@ def test_markdown_and_code_are_shown_as_such_and_copied_as_written(open_reader, 
     reader = open_reader(server, permissions=["clipboard-read", "clipboard-write"])
     reader.ask(MARKDOWN[0])
     for selector, text in (("h2", "Birds"), ("li strong", "parrot"), ("td[align=right] >> nth=0", "2")):
-        expect(reader.page.locator(f".prose {selector}")).to_have_text(text)
-    reader.page.get_by_role("button", name="Copy the answer").click()
+        reader.see(f".prose {selector}").to_have_text(text)
+    reader.press("Copy the answer")
     reader.page.wait_for_selector("text=Copied", state="attached")
     assert reader.page.evaluate("navigator.clipboard.readText()") == MARKDOWN[1]
     reader.new_chat()
@@ -136,7 +136,7 @@ def test_markdown_and_code_are_shown_as_such_and_copied_as_written(open_reader, 
     code = "def add(a, b):\n    return a + b  # <b>both</b>"
     assert reader.page.locator(".code code").inner_text() == code
     expect(reader.page.locator(".code .hljs-keyword").first).to_have_text("def")
-    reader.page.get_by_role("button", name="Copy code").click()
+    reader.press("Copy code")
     reader.until("navigator.clipboard.readText().then((text) => text.startsWith('def'))")
     assert reader.page.evaluate("navigator.clipboard.readText()") == code
 
@@ -166,20 +166,20 @@ def test_a_stopped_answer_keeps_what_was_said(reader, how):
 def test_answering_again_and_asking_in_other_words_make_variants_to_leaf_through(reader):
     page = reader.page
     reader.ask(PLAIN[0])
-    page.get_by_role("button", name="Answer again").click()
-    expect(page.locator(".answer .arrows")).to_have_text("2/2")
-    page.get_by_role("button", name="Variant before").click()
-    expect(page.locator(".answer .arrows")).to_have_text("1/2")
+    reader.press("Answer again")
+    reader.see(".answer .arrows").to_have_text("2/2")
+    reader.press("Variant before")
+    reader.see(".answer .arrows").to_have_text("1/2")
     page.locator(".message.user").hover()
-    page.get_by_role("button", name="Edit the question").click()
+    reader.press("Edit the question")
     page.fill("textarea.edit", WHO[0])
     page.press("textarea.edit", "Enter")
-    expect(page.locator(".user .arrows")).to_have_text("2/2")
+    reader.see(".user .arrows").to_have_text("2/2")
     reader.answered()
     assert (reader.questions(), reader.answers()) == ([WHO[0]], [WHO[1]])
     with page.expect_response(lambda answer: answer.request.method == "PATCH"):
         page.locator(".user .arrows").get_by_role("button", name="Variant before").click()
-    expect(page.locator(".bubble")).to_have_text(PLAIN[0])
+    reader.see(".bubble").to_have_text(PLAIN[0])
     reader.reload()
     assert (reader.questions(), reader.answers()) == ([PLAIN[0]], [PLAIN[1]])
     assert [message["parent"] for message in reader.chat()["messages"] if message["role"] == "user"] == [None, None]
@@ -193,21 +193,21 @@ def test_another_model_can_answer_the_next_question(reader):
     assert [body["models"] for body in reader.sent] == [["parrot"], ["polly"]]
     assert reader.stats().startswith("polly")
     reader.reload()
-    expect(reader.page.locator("#model-0")).to_contain_text("polly")
+    reader.see("#model-0").to_contain_text("polly")
 
 
 def test_two_models_answer_side_by_side_and_one_is_picked_to_go_on_with(reader):
     page = reader.page
     page.click("#compare")
-    expect(page.locator(".model")).to_have_count(2)
+    reader.see(".model").to_have_count(2)
     reader.ask(PLAIN[0])
     assert reader.answers() == [PLAIN[1], PLAIN[1]]
     left, right = (page.locator(".pair .message").nth(n).bounding_box() for n in (0, 1))
     assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
     reader.reload()
-    expect(page.locator(".pair .message")).to_have_count(2)
-    page.get_by_role("button", name=re.compile("Go on with the answer of polly")).click()
-    expect(page.locator(".pair")).to_have_count(0)
+    reader.see(".pair .message").to_have_count(2)
+    reader.press(re.compile("Go on with the answer of polly"))
+    reader.see(".pair").to_have_count(0)
     reader.ask(WHO[0])
     chat = reader.chat()
     assert [body["models"] for body in reader.sent] == [["parrot", "polly"], ["polly"]]
@@ -228,10 +228,10 @@ def test_a_reload_and_the_back_button_show_the_chats_that_the_address_names(read
     reader.ask(WHO[0])
     assert re.search(r"#/chat/\w+$", reader.page.url) and reader.page.url != first
     reader.reload()
-    expect(reader.page.locator(".answer .prose")).to_have_text(WHO[1])
+    reader.see(".answer .prose").to_have_text(WHO[1])
     reader.page.go_back()
     expect(reader.page).to_have_url(first)
-    expect(reader.page.locator(".answer .prose")).to_have_text(PLAIN[1])
+    reader.see(".answer .prose").to_have_text(PLAIN[1])
 
 
 def test_until_a_chat_is_there_nothing_is_done_to_another_and_what_is_typed_stays(reader):
@@ -241,20 +241,20 @@ def test_until_a_chat_is_there_nothing_is_done_to_another_and_what_is_typed_stay
     with held(page, f"**/api/chats/{chat}") as release:
         page.reload()
         expect(page.locator("#chats .title").first).to_be_visible()
-        expect(page.locator("#question")).to_be_focused()
+        reader.see("#question").to_be_focused()
         page.goto(reader.url + "#/corrections")
-        expect(page.locator("#question")).to_be_hidden()
+        reader.see("#question").to_be_hidden()
         page.go_back()
-        expect(page.locator("#question")).to_be_visible()
+        reader.see("#question").to_be_visible()
         page.fill("#question", WHO[0])
         page.press("#question", "Enter")
-        expect(page.locator("#send")).to_be_disabled()
-        expect(page.locator("#settings")).to_be_disabled()
-        expect(page.locator("#compare")).to_be_disabled()
-        expect(page.locator(".card")).to_have_count(0)
+        reader.see("#send").to_be_disabled()
+        reader.see("#settings").to_be_disabled()
+        reader.see("#compare").to_be_disabled()
+        reader.see(".card").to_have_count(0)
         release()
-    expect(page.locator(".answer .prose")).to_have_text(PLAIN[1])
-    expect(page.locator("#question")).to_have_value(WHO[0])
+    reader.see(".answer .prose").to_have_text(PLAIN[1])
+    reader.see("#question").to_have_value(WHO[0])
     page.press("#question", "Enter")
     reader.answered()
     assert page.url.endswith(chat) and reader.answers() == [PLAIN[1], WHO[1]]
@@ -271,7 +271,7 @@ def test_a_chat_that_could_not_be_opened_opens_when_the_server_is_back(reader):
     while not lost:
         page.wait_for_timeout(20)
     page.unroute("**/api/chats/*")
-    expect(page.locator(".answer .prose")).to_have_text(PLAIN[1])
+    reader.see(".answer .prose").to_have_text(PLAIN[1])
     assert page.url == here
 
 
@@ -284,24 +284,24 @@ def test_what_is_typed_and_set_while_a_new_chat_is_stored_stays(reader):
         page.fill("#system", "Be brief.")
         page.fill("#set-seed", "7")
         page.keyboard.press("Escape")
-        expect(page.locator("dialog")).to_have_count(0)
+        reader.see("dialog").to_have_count(0)
         choose_model(reader, "polly")
         with held(page, "**/api/chats/*") as release_settings:
             release()
             page.wait_for_url("**/#/chat/*")
-            expect(page.locator("#stop")).to_be_visible()
-            expect(page.locator("#send")).to_be_hidden()
+            reader.see("#stop").to_be_visible()
+            reader.see("#send").to_be_hidden()
             release_settings()
     reader.answered()
-    expect(page.locator(".answer .prose")).to_have_text(PLAIN[1])
-    expect(page.locator("#question")).to_have_value("and then")
+    reader.see(".answer .prose").to_have_text(PLAIN[1])
+    reader.see("#question").to_have_value("and then")
     chat = reader.chat()
     assert (chat["system"], chat["sampling"], chat["models"]) == ("Be brief.", {"seed": 7}, ["polly"])
-    expect(page.locator("#model-0")).to_contain_text("polly")
+    reader.see("#model-0").to_contain_text("polly")
     reader.reload()
-    expect(page.locator("#question")).to_have_value("and then")
+    reader.see("#question").to_have_value("and then")
     reader.new_chat()
-    expect(page.locator("#question")).to_have_value("")
+    reader.see("#question").to_have_value("")
 
 
 def test_settings_that_could_not_be_stored_with_a_new_chat_leave_no_answer_behind(reader):
@@ -311,11 +311,11 @@ def test_settings_that_could_not_be_stored_with_a_new_chat_leave_no_answer_behin
         reader.ask(PLAIN[0], wait=False)
         choose_model(reader, "polly")
         release()
-    expect(page.locator(".problem")).to_be_visible()
-    expect(page.locator("#question")).to_have_value(PLAIN[0])
+    reader.see(".problem").to_be_visible()
+    reader.see("#question").to_have_value(PLAIN[0])
     page.unroute("**/api/chats/*")
     reader.new_chat()
-    expect(page.locator("#stop")).to_be_hidden()
+    reader.see("#stop").to_be_hidden()
     reader.ask(WHO[0])
     assert reader.answers() == [WHO[1]]
 
@@ -323,20 +323,20 @@ def test_settings_that_could_not_be_stored_with_a_new_chat_leave_no_answer_behin
 def test_chats_are_searched_renamed_exported_and_deleted_with_undo(reader):
     page = reader.page
     reader.ask(CODE[0])
-    expect(page.locator("#chats .current .title")).to_have_text(CODE[0])
+    reader.see("#chats .current .title").to_have_text(CODE[0])
     menu(reader, CODE[0], "Rename")
     page.fill(".rename", "Sums in Python")
     page.press(".rename", "Enter")
-    expect(page.locator("#chats .current .title")).to_have_text("Sums in Python")
+    reader.see("#chats .current .title").to_have_text("Sums in Python")
     expect(page).to_have_title("Sums in Python · Athanor")
     page.keyboard.press("Control+k")
     page.keyboard.type("RETURN both")
-    expect(page.locator("#chats .snippet")).not_to_have_count(0)
+    reader.see("#chats .snippet").not_to_have_count(0)
     assert "Sums in Python" in reader.titles()
     page.fill("#search", "no such words anywhere")
-    expect(page.locator("#chats .none")).to_be_visible()
+    reader.see("#chats .none").to_be_visible()
     page.fill("#search", "")
-    expect(page.locator("#chats .title", has_text="Sums in Python")).to_be_visible()
+    reader.see("#chats .title", has_text="Sums in Python").to_be_visible()
     for item, read in (
         ("Export as Markdown", lambda text: CODE[1] in text and text.startswith("# Sums in Python")),
         ("Export as JSON", lambda text: json.loads(text)["title"] == "Sums in Python"),
@@ -351,17 +351,17 @@ def test_chats_are_searched_renamed_exported_and_deleted_with_undo(reader):
     menu(reader, "Sums in Python", "Delete")
     expect(page.locator(".card").first).to_be_visible()
     assert "Sums in Python" not in reader.titles()
-    page.get_by_role("button", name="Undo").click()
-    expect(page.locator("#chats .title", has_text="Sums in Python")).to_be_visible()
+    reader.press("Undo")
+    reader.see("#chats .title", has_text="Sums in Python").to_be_visible()
     menu(reader, "Sums in Python", "Delete")
     reader.reload()  # leaving the page makes it final
-    expect(page.locator("#chats .title", has_text="Sums in Python")).to_have_count(0)
+    reader.see("#chats .title", has_text="Sums in Python").to_have_count(0)
 
 
 def test_a_title_being_typed_is_kept_while_the_list_is_drawn_anew(reader):
     page = reader.page
     reader.ask(CODE[0])
-    expect(page.locator("#chats .current .title")).to_have_text(CODE[0])
+    reader.see("#chats .current .title").to_have_text(CODE[0])
     with held(page, "**/api/chats") as release:
         reader.ask(PLAIN[0])
         menu(reader, CODE[0], "Rename")
@@ -371,7 +371,7 @@ def test_a_title_being_typed_is_kept_while_the_list_is_drawn_anew(reader):
         page.wait_for_timeout(200)  # for what an answer may set off
         page.keyboard.type(" in Python")
     page.keyboard.press("Enter")
-    expect(page.locator("#chats .current .title")).to_have_text("Sums in Python")
+    reader.see("#chats .current .title").to_have_text("Sums in Python")
     assert reader.chat()["title"] == "Sums in Python"
 
 
@@ -381,20 +381,7 @@ def test_a_title_being_typed_is_kept_while_the_list_is_drawn_anew(reader):
 def test_settings_and_the_system_prompt_reach_the_model_and_stay_with_the_chat(reader):
     page = reader.page
     page.click("#settings")
-    expect(page.locator("#set-temperature")).to_have_value("0")
-    for name, value in (
-        ("temperature", "0.25"),
-        ("top_k", "9"),
-        ("top_p", "0.5"),
-        ("min_p", "0.1"),
-        ("repetition_penalty", "1.25"),
-        ("seed", "7"),
-        ("max_new_tokens", "3"),
-    ):
-        page.fill(f"#set-{name}", value)
-    page.fill("#system", "Be brief.")
-    page.keyboard.press("Escape")
-    reader.ask(PLAIN[0])
+    reader.see("#set-temperature").to_have_value("0")
     expected = {
         "temperature": 0.25,
         "top_k": 9,
@@ -404,19 +391,24 @@ def test_settings_and_the_system_prompt_reach_the_model_and_stay_with_the_chat(r
         "seed": 7,
         "max_new_tokens": 3,
     }
+    for name, value in expected.items():
+        page.fill(f"#set-{name}", str(value))
+    page.fill("#system", "Be brief.")
+    page.keyboard.press("Escape")
+    reader.ask(PLAIN[0])
     assert reader.sent[-1]["sampling"] == expected
     assert "3 tokens" in reader.stats() and reader.stats().endswith("cut at the limit")
     chat = reader.chat()
     assert (chat["system"], chat["sampling"]) == ("Be brief.", expected)
     reader.reload()
     page.click("#settings")
-    expect(page.locator("#settings")).to_have_class(re.compile("changed"))  # a dot tells, also when they are closed
-    expect(page.locator("#system")).to_have_value("Be brief.")
-    expect(page.locator("#set-seed")).to_have_value("7")
-    page.get_by_role("button", name="Reset sampling").click()
-    expect(page.locator("#set-temperature")).to_have_value("0")
+    reader.see("#settings").to_have_class(re.compile("changed"))  # a dot tells, also when they are closed
+    reader.see("#system").to_have_value("Be brief.")
+    reader.see("#set-seed").to_have_value("7")
+    reader.press("Reset sampling")
+    reader.see("#set-temperature").to_have_value("0")
     page.keyboard.press("Escape")
-    expect(page.locator("dialog")).to_have_count(0)
+    reader.see("dialog").to_have_count(0)
     reader.ask(PLAIN[0])
     assert reader.sent[-1]["sampling"] == {}
     assert reader.chat()["sampling"] == {}
@@ -428,15 +420,15 @@ def test_settings_and_the_system_prompt_reach_the_model_and_stay_with_the_chat(r
 def test_a_correction_is_stored_and_can_be_accepted_or_rejected(reader):
     page = reader.page
     reader.ask(PLAIN[0])
-    page.get_by_role("button", name="Good answer").click()
+    reader.press("Good answer")
     expect(page.get_by_role("button", name="Good answer")).to_have_attribute("aria-pressed", "true")
-    page.get_by_role("button", name="Bad answer").click()
-    expect(page.locator(".better textarea")).to_be_focused()
+    reader.press("Bad answer")
+    reader.see(".better textarea").to_be_focused()
     expect(page.get_by_role("button", name="Keep", exact=True)).to_be_disabled()  # the answer itself is no correction
     page.fill(".better textarea", "It is **seven**.")
     expect(page.get_by_role("button", name="Keep", exact=True)).to_be_enabled()
-    page.get_by_role("button", name="Keep", exact=True).click()
-    expect(page.locator(".answer .stats")).to_contain_text("corrected")
+    reader.press("Keep", exact=True)
+    reader.see(".answer .stats").to_contain_text("corrected")
     stored = reader.chat()["messages"][-1]["feedback"]
     assert stored == {"verdict": "down", "correction": "It is **seven**.", "status": "candidate"}
     for answer, tab in (("Accept", "Accepted"), ("Reject", "Rejected")):
@@ -444,14 +436,14 @@ def test_a_correction_is_stored_and_can_be_accepted_or_rejected(reader):
         card = page.locator(".correction").first
         expect(card.locator(".should strong")).to_have_text("seven")
         card.get_by_role("button", name=answer).click()
-        page.get_by_role("button", name=re.compile(tab)).click()
+        reader.press(re.compile(tab))
         card = page.locator(".correction").first
         expect(card).to_contain_text("It is seven.")
         if answer == "Accept":
             card.get_by_role("button", name="Take back").click()
-            page.get_by_role("button", name=re.compile("To decide")).click()
+            reader.press(re.compile("To decide"))
     page.locator(".correction a").first.click()
-    expect(page.locator(".answer .prose")).to_have_text(PLAIN[1])
+    reader.see(".answer .prose").to_have_text(PLAIN[1])
     assert reader.chat()["messages"][-1]["feedback"]["status"] == "rejected"
 
 
@@ -496,8 +488,8 @@ def test_no_attack_runs_whether_streamed_or_from_history_in_any_place(reader):
             page.click("#settings")
             page.fill("#system", "")
             page.keyboard.press("Escape")
-            page.get_by_role("button", name="Answer again").click()
-            expect(page.locator(".answer .arrows")).to_be_visible()
+            reader.press("Answer again")
+            reader.see(".answer .arrows").to_be_visible()
             reader.answered()
             answer = reader.chat()["messages"][-1]
         assert answer["content"] == payload and chat["system"] == payload
@@ -516,15 +508,15 @@ def test_no_attack_runs_whether_streamed_or_from_history_in_any_place(reader):
     reader.reload()
     for chat, payload in stored:
         page.goto(f"{reader.url}#/chat/{chat}")
-        expect(page.locator(".bubble")).to_have_text(asking(payload))
-        expect(page.locator(".answer .prose")).not_to_be_empty()
+        reader.see(".bubble").to_have_text(asking(payload))
+        reader.see(".answer .prose").not_to_be_empty()
         assert page.evaluate(FOUND) == []
         reader.check()
     assert set(XSS) <= set(reader.titles())
     page.fill("#search", "pwned")
     expect(page.locator("#chats .snippet").first).to_be_visible()
     page.click("#to-corrections")
-    expect(page.locator(".correction")).not_to_have_count(0)
+    reader.see(".correction").not_to_have_count(0)
     assert page.evaluate(FOUND) == []
 
 
@@ -649,45 +641,45 @@ def test_underscores_of_python_names_are_kept(reader):
 def test_a_new_chat_is_ready_to_be_typed_into(reader):
     page = reader.page
     page.click("#to-corrections")
-    expect(page.locator("#view.corrections")).to_be_visible()
+    reader.see("#view.corrections").to_be_visible()
     page.keyboard.press("Control+Shift+O")
-    expect(page.locator("#question")).to_be_focused()
+    reader.see("#question").to_be_focused()
     page.keyboard.type("typed at once?")
-    expect(page.locator("#question")).to_have_value("typed at once?")
+    reader.see("#question").to_have_value("typed at once?")
 
 
 def test_a_kept_correction_is_opened_again_and_not_lost(reader):
     page = reader.page
     reader.ask(PLAIN[0])
-    page.get_by_role("button", name="Bad answer").click()
+    reader.press("Bad answer")
     page.fill(".better textarea", "It is seven.")
-    page.get_by_role("button", name="Keep", exact=True).click()
-    expect(page.locator(".better")).to_have_count(0)
-    page.get_by_role("button", name="Bad answer").click()
-    expect(page.locator(".better textarea")).to_have_value("It is seven.")
-    page.get_by_role("button", name="Not now").click()
+    reader.press("Keep", exact=True)
+    reader.see(".better").to_have_count(0)
+    reader.press("Bad answer")
+    reader.see(".better textarea").to_have_value("It is seven.")
+    reader.press("Not now")
     assert reader.chat()["messages"][-1]["feedback"]["correction"] == "It is seven."
-    page.get_by_role("button", name="Good answer").click()
-    page.get_by_role("button", name="Undo").click()
-    expect(page.locator(".answer .stats")).to_contain_text("corrected")
+    reader.press("Good answer")
+    reader.press("Undo")
+    reader.see(".answer .stats").to_contain_text("corrected")
     assert reader.chat()["messages"][-1]["feedback"]["correction"] == "It is seven."
 
 
 def test_a_correction_stays_with_its_chat_when_another_is_opened_meanwhile(reader):
     page = reader.page
     reader.ask(PLAIN[0])
-    page.get_by_role("button", name="Bad answer").click()
+    reader.press("Bad answer")
     page.fill(".better textarea", "It is seven.")
     with held(page, "**/feedback") as release:
-        page.get_by_role("button", name="Keep", exact=True).click()
+        reader.press("Keep", exact=True)
         reader.new_chat()
         release()
-        expect(page.locator(".toast", has_text="Kept.")).to_be_visible()
+        reader.see(".toast", has_text="Kept.").to_be_visible()
     choose_model(reader, "polly")
-    expect(page.locator("#export")).to_be_disabled()  # a new chat holds nothing
+    reader.see("#export").to_be_disabled()  # a new chat holds nothing
     page.go_back()
-    expect(page.locator(".answer .stats")).to_contain_text("corrected")
-    expect(page.locator(".better")).to_have_count(0)
+    reader.see(".answer .stats").to_contain_text("corrected")
+    reader.see(".better").to_have_count(0)
 
 
 # -- what goes wrong ---------------------------------------------------------------
@@ -702,12 +694,12 @@ def test_what_is_typed_while_an_answer_fails_is_kept_beside_the_question(reader)
         reader.until("!document.querySelector('#stop').hidden")
         page.fill("#question", "typed meanwhile")
         release()
-    expect(page.locator(".problem")).to_be_visible()
-    expect(page.locator("#question")).to_have_value("First question\n\ntyped meanwhile")
+    reader.see(".problem").to_be_visible()
+    reader.see("#question").to_have_value("First question\n\ntyped meanwhile")
     choose_model(reader, "parrot")
-    page.get_by_role("button", name="Try again").click()
+    reader.press("Try again")
     reader.answered()
-    expect(page.locator("#question")).to_have_value("typed meanwhile")
+    reader.see("#question").to_have_value("typed meanwhile")
     page.fill("#question", "")
 
 
@@ -715,15 +707,15 @@ def test_a_model_that_fails_says_why_and_the_question_is_not_lost(reader):
     page = reader.page
     choose_model(reader, "broken")
     reader.ask("Something I thought about for long")
-    expect(page.locator(".problem")).to_contain_text("model.safetensors")
-    expect(page.locator("#question")).to_have_value("Something I thought about for long")
+    reader.see(".problem").to_contain_text("model.safetensors")
+    reader.see("#question").to_have_value("Something I thought about for long")
     page.click("#model-0")
-    expect(page.locator(".menu .reason")).to_contain_text("model.safetensors")
+    reader.see(".menu .reason").to_contain_text("model.safetensors")
     page.locator(".menu button", has_text="parrot").click()
-    page.get_by_role("button", name="Try again").click()
+    reader.press("Try again")
     reader.answered()
-    expect(page.locator(".problem")).to_have_count(0)
-    expect(page.locator("#question")).to_have_value("")
+    reader.see(".problem").to_have_count(0)
+    reader.see("#question").to_have_value("")
     assert len(reader.answers()) == 1
 
 
@@ -731,16 +723,16 @@ def test_in_a_comparison_one_failing_model_does_not_hide_the_other(reader):
     reader.page.click("#compare")
     choose_model(reader, "broken", slot=1)
     reader.ask(PLAIN[0])
-    expect(reader.page.locator(".problem")).to_contain_text("model.safetensors")
+    reader.see(".problem").to_contain_text("model.safetensors")
     assert reader.answers() == [PLAIN[1]]
-    expect(reader.page.locator("#question")).to_have_value("")
+    reader.see("#question").to_have_value("")
 
 
 def test_a_question_that_does_not_fit_is_refused_with_its_length_and_kept(reader):
     text = "far too long " * 400
     reader.ask(text)
-    expect(reader.page.locator(".problem")).to_contain_text(re.compile(r"\d"))
-    expect(reader.page.locator("#question")).to_have_value(text.strip())
+    reader.see(".problem").to_contain_text(re.compile(r"\d"))
+    reader.see("#question").to_have_value(text.strip())
     assert reader.answers() == []
 
 
@@ -762,29 +754,18 @@ def test_a_server_that_dies_in_the_middle_is_told_and_costs_neither_text_nor_his
             server.signal(signal.SIGCONT)
             reader.answered()
         server.kill()
-        expect(page.locator(".problem")).to_contain_text("athanor serve")
-        expect(page.locator("#gone")).to_be_visible()
-        expect(page.locator("#question")).to_have_value(LONG[0])
+        reader.see(".problem").to_contain_text("athanor serve")
+        reader.see("#gone").to_be_visible()
+        reader.see("#question").to_have_value(LONG[0])
         said = reader.answers()[-1]
         assert said and LONG[1].startswith(said)
         page.fill("#question", WHO[0])
         page.press("#question", "Enter")
-        expect(page.locator("#question")).to_have_value(WHO[0])
+        reader.see("#question").to_have_value(WHO[0])
         server.start()
-        expect(page.locator("#gone")).to_be_hidden()
+        reader.see("#gone").to_be_hidden()
         reader.ask(WHO[0])
         assert reader.answers()[0] == PLAIN[1] and reader.questions()[-1] == WHO[0]
-
-
-def test_text_that_was_not_sent_survives_a_reload(reader):
-    reader.ask(PLAIN[0])
-    reader.page.fill("#question", "half a thou")
-    reader.new_chat()
-    expect(reader.page.locator("#question")).to_have_value("")
-    reader.page.go_back()
-    expect(reader.page.locator("#question")).to_have_value("half a thou")
-    reader.reload()
-    expect(reader.page.locator("#question")).to_have_value("half a thou")
 
 
 # -- looks and hands ---------------------------------------------------------------
@@ -826,8 +807,8 @@ def test_every_text_can_be_read_in_both_colour_schemes(open_reader, server, sche
     page = reader.page
     assert page.evaluate(CONTRAST) == []
     reader.ask(CODE[0])
-    page.get_by_role("button", name="Bad answer").click()
-    expect(page.locator(".better textarea")).to_be_focused()
+    reader.press("Bad answer")
+    reader.see(".better textarea").to_be_focused()
     assert page.evaluate(CONTRAST) == []
     page.click("#model-0")
     assert page.evaluate(CONTRAST) == []
@@ -837,9 +818,9 @@ def test_every_text_can_be_read_in_both_colour_schemes(open_reader, server, sche
     page.keyboard.press("Escape")
     choose_model(reader, "broken")
     reader.ask("x")
-    expect(page.locator(".problem")).to_be_visible()
+    reader.see(".problem").to_be_visible()
     page.click("#to-corrections")
-    expect(page.locator(".corrections")).to_be_visible()
+    reader.see(".corrections").to_be_visible()
     assert page.evaluate(CONTRAST) == []
 
 
@@ -855,7 +836,7 @@ def test_the_colours_follow_the_system_until_a_reader_chooses(open_reader, serve
     assert not dark()
     page.click("#theme")
     page.click("#theme")
-    expect(page.locator("#theme")).to_have_attribute("aria-label", "Colours: dark")
+    reader.see("#theme").to_have_attribute("aria-label", "Colours: dark")
     assert dark()
     reader.reload()
     assert dark()
@@ -888,10 +869,10 @@ def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_fo
     box = page.locator("#composer").bounding_box()
     assert box["y"] + box["height"] <= PHONE["height"]
     page.tap("#open-sidebar")
-    expect(page.locator("#close-sidebar")).to_be_focused()
+    reader.see("#close-sidebar").to_be_focused()
     assert page.evaluate(WIDE) == [[], []]
     page.keyboard.press("Escape")
-    expect(page.locator("#sidebar")).to_be_hidden()
+    reader.see("#sidebar").to_be_hidden()
     page.tap("#compare")
     reader.ask(MARKDOWN[0])
     assert page.evaluate(WIDE) == [[], []]
@@ -900,7 +881,7 @@ def test_a_phone_shows_everything_without_sideways_scrolling_and_with_targets_fo
     page.get_by_role("button", name="Close the settings").tap()
     page.tap("#open-sidebar")
     page.tap("#to-corrections")
-    expect(page.locator(".corrections")).to_be_visible()
+    reader.see(".corrections").to_be_visible()
     assert page.evaluate(WIDE) == [[], []]
 
 
@@ -921,24 +902,24 @@ def test_long_lines_of_code_scroll_inside_their_block(reader):
 
 def test_everything_can_be_done_from_the_keyboard(reader):
     page, keyboard = reader.page, reader.page.keyboard
-    expect(page.locator("#question")).to_be_focused()
+    reader.see("#question").to_be_focused()
     keyboard.type("first line")
     keyboard.press("Shift+Enter")
     keyboard.type("second line")
-    expect(page.locator("#question")).to_have_value("first line\nsecond line")
+    reader.see("#question").to_have_value("first line\nsecond line")
     keyboard.press("Enter")
     reader.answered()
     assert reader.questions() == ["first line\nsecond line"]
     keyboard.press("ArrowUp")
-    expect(page.locator("textarea.edit")).to_be_focused()
+    reader.see("textarea.edit").to_be_focused()
     keyboard.press("Escape")
-    expect(page.locator("textarea.edit")).to_have_count(0)
+    reader.see("textarea.edit").to_have_count(0)
     keyboard.press("Control+k")
-    expect(page.locator("#search")).to_be_focused()
+    reader.see("#search").to_be_focused()
     keyboard.press("Escape")
     keyboard.press("Control+Shift+O")
-    expect(page.locator(".card")).to_have_count(4)
-    expect(page.locator("#question")).to_be_focused()
+    reader.see(".card").to_have_count(4)
+    reader.see("#question").to_be_focused()
     page.evaluate("document.activeElement.blur()")
     keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
@@ -948,8 +929,8 @@ def test_everything_can_be_done_from_the_keyboard(reader):
     keyboard.press("Enter")
     keyboard.press("ArrowDown")
     keyboard.press("Enter")
-    expect(page.locator("#model-0")).to_contain_text("polly")
-    expect(page.locator("#model-0")).to_be_focused()
+    reader.see("#model-0").to_contain_text("polly")
+    reader.see("#model-0").to_be_focused()
 
 
 def test_each_control_has_a_name_and_tabbing_reaches_all_of_them_with_a_visible_focus(reader):
@@ -962,7 +943,7 @@ def test_each_control_has_a_name_and_tabbing_reaches_all_of_them_with_a_visible_
     )
     assert nameless == []
     page.fill("#search", "no such words anywhere")  # the chats of other tests would be many stops
-    expect(page.locator("#chats .none")).to_be_visible()
+    reader.see("#chats .none").to_be_visible()
     page.focus(".skip")
     seen = []
     for _ in range(60):
@@ -1005,7 +986,7 @@ def test_enter_that_ends_a_word_of_an_input_method_does_not_send(reader):
         event = f"new KeyboardEvent('keydown', {{ bubbles: true, cancelable: true, ...{init} }})"
         reader.page.evaluate(f"document.getElementById('question').dispatchEvent({event})")
     assert reader.sent == []
-    expect(reader.page.locator("#question")).to_have_value("日本")
+    reader.see("#question").to_have_value("日本")
 
 
 def test_a_reader_who_scrolls_up_is_left_there_and_can_jump_to_the_latest(open_reader, server):
@@ -1017,12 +998,12 @@ def test_a_reader_who_scrolls_up_is_left_there_and_can_jump_to_the_latest(open_r
     reader.ask(MARKDOWN[0])
     assert page.evaluate(at_end)
     page.evaluate("document.getElementById('scroll').scrollTop = 0")
-    expect(page.locator("#latest")).to_be_visible()
+    reader.see("#latest").to_be_visible()
     page.evaluate("document.querySelector(\"[aria-label='Answer again']\").click()")
     expect(page.locator(".answer .arrows").first).to_be_visible()
     page.click("#latest") if page.locator("#latest").is_visible() else None
     reader.until(at_end)
-    expect(page.locator("#latest")).to_be_hidden()
+    reader.see("#latest").to_be_hidden()
 
 
 def test_what_a_screen_reader_is_told(reader):
@@ -1038,8 +1019,8 @@ def test_what_a_screen_reader_is_told(reader):
 def test_nothing_to_serve_says_how_to_make_a_model(open_reader, tmp_path):
     with running(tmp_path / "server", []) as server:
         reader = open_reader(server)
-        expect(reader.page.locator(".command")).to_have_text("make repro")
-        expect(reader.page.locator("#send")).to_be_disabled()
+        reader.see(".command").to_have_text("make repro")
+        reader.see("#send").to_be_disabled()
 
 
 def test_a_server_with_a_key_asks_for_it_until_it_is_right_and_keeps_it_for_the_tab(open_reader, models, tmp_path):
@@ -1053,11 +1034,11 @@ def test_a_server_with_a_key_asks_for_it_until_it_is_right_and_keeps_it_for_the_
         expect(page.get_by_text("That key was not right")).to_be_visible()
         page.fill("#key", "open-sesame")
         page.keyboard.press("Enter")
-        expect(page.locator("#model-0")).to_contain_text("parrot")
+        reader.see("#model-0").to_contain_text("parrot")
         reader.ask(PLAIN[0])
         assert reader.answers() == [PLAIN[1]]
         with page.expect_download() as download:
             menu(reader, PLAIN[0], "Export as Markdown")
         assert PLAIN[1] in Path(download.value.path()).read_text(encoding="utf-8")
         reader.reload()
-        expect(page.locator(".answer .prose")).to_have_text(PLAIN[1])
+        reader.see(".answer .prose").to_have_text(PLAIN[1])

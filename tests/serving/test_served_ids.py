@@ -102,7 +102,7 @@ def test_the_ids_that_the_engine_gets_are_a_prefix_of_the_trained_ones(export):
             if event["type"] in ("end", "error"):
                 ended.append((number, event))
 
-        backend.submit(Request(number, tuple(messages), 1, {}), emit)
+        backend.submit(Request(messages, 1, id=number), emit)
     until(lambda: len(ended) == HISTORIES, "all answers")
     backend.close()
     failed = {number for number, event in ended if event["type"] == "error"}
@@ -142,8 +142,8 @@ class Listening:
     def default(self):
         return "parrot"
 
-    async def answer(self, model, messages, **settings):
-        self.heard.append(list(messages))
+    async def answer(self, model, request):
+        self.heard.append(list(request.messages))
         yield {"type": "end", "reason": "stopped", "tokens": 0, "seconds": 0.0}
 
 
@@ -226,34 +226,31 @@ def test_an_export_of_another_template_is_refused_with_both_hashes(parrot_dir, t
         assert facts[key] in str(caught.value)
 
 
-def test_a_turn_that_failed_leaves_the_pages_history_as_it_was(parrot_dir, tmp_path):
-    async def body():
-        store = Store(tmp_path / "chat.sqlite3")
-        spec = {"device": "cpu", "threads": 1, "rows": 2, "cache_bytes": 1 << 30}
-        models = Models(discover(tmp_path, [str(parrot_dir)]), memory_bytes=8 << 30, root=tmp_path, spec=spec)
-        turns = Turns(store, models)
-        chat = store.create(title="", system="", models=[], sampling={})["id"]
-        first = await turns.start(chat, (None, PLAIN[0]), names=None, sampling=None)
-        events = [event async for event in first.events()]
-        await first.wait()
-        before = store.chat(chat)
-        assert [one["content"] for one in before["messages"]] == list(PLAIN)
-        leaf = events[-1]["leaf"]
-        second = await turns.start(chat, (leaf, LONG[0]), names=None, sampling=None)
-        told = []
-        async for event in second.events():
-            if event["type"] == "text" and len(told) < 5:
-                (slot,) = models._slots.values()
-                with suppress(ProcessLookupError):
-                    slot.worker.process.kill()
-            told.append(event)
-        assert told[-2]["type"] == "error" and told[-1] == {"type": "done", "user": None, "leaf": leaf}
-        await second.wait()
-        after = store.chat(chat)
-        assert after["messages"] == before["messages"] and after["leaf"] == leaf
-        again = await turns.start(chat, (leaf, PLAIN[0]), names=None, sampling=None)  # and it can be asked again
-        assert [event async for event in again.events()][-2]["message"]["content"] == PLAIN[1]
-        await turns.close()
-        await models.close()
-
-    asyncio.run(asyncio.wait_for(body(), PATIENCE))
+async def test_a_turn_that_failed_leaves_the_pages_history_as_it_was(parrot_dir, tmp_path):
+    store = Store(tmp_path / "chat.sqlite3")
+    spec = {"device": "cpu", "threads": 1, "rows": 2, "cache_bytes": 1 << 30}
+    models = Models(discover(tmp_path, [str(parrot_dir)]), memory_bytes=8 << 30, root=tmp_path, spec=spec)
+    turns = Turns(store, models)
+    chat = store.create(title="", system="", models=[], sampling={})["id"]
+    first = await turns.start(chat, (None, PLAIN[0]), names=None, sampling=None)
+    events = [event async for event in first.events()]
+    await first.wait()
+    before = store.chat(chat)
+    assert [one["content"] for one in before["messages"]] == list(PLAIN)
+    leaf = events[-1]["leaf"]
+    second = await turns.start(chat, (leaf, LONG[0]), names=None, sampling=None)
+    told = []
+    async for event in second.events():
+        if event["type"] == "text" and len(told) < 5:
+            (slot,) = models._slots.values()
+            with suppress(ProcessLookupError):
+                slot.worker.process.kill()
+        told.append(event)
+    assert told[-2]["type"] == "error" and told[-1] == {"type": "done", "user": None, "leaf": leaf}
+    await second.wait()
+    after = store.chat(chat)
+    assert after["messages"] == before["messages"] and after["leaf"] == leaf
+    again = await turns.start(chat, (leaf, PLAIN[0]), names=None, sampling=None)  # and it can be asked again
+    assert [event async for event in again.events()][-2]["message"]["content"] == PLAIN[1]
+    await turns.close()
+    await models.close()

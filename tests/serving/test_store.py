@@ -19,9 +19,9 @@ from athanor.base.errors import InputError
 from athanor.serving import database
 from athanor.serving.store import Store, Unknown
 from athanor.serving.words import SNIPPET_CHARS, TITLE_CHARS, fold, snippet, title_of, words_of
+from tests.serving.live import ROOT
 
 STATS = {"tokens": 3, "seconds": 0.1, "reason": "stop", "prompt_tokens": 5, "forgotten": 0}
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -301,20 +301,6 @@ def test_whatever_is_done_in_whatever_order_every_way_alternates(data):
                 pass
         store.close()
         assert_whole(path)
-
-
-def test_a_full_disk_stores_nothing_of_a_turn_and_is_told(store):
-    chat = store.create()["id"]
-    say(store, chat, None, "x")
-    before = store.chat(chat)
-    pages = store._file._db.execute("PRAGMA page_count").fetchone()[0]
-    store._file._db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(InputError, match="full") as caught:
-        say(store, chat, before["leaf"], "y" * 100_000)
-    assert caught.value.where == str(store.path)
-    store._file._db.execute("PRAGMA max_page_count = 1000000")
-    assert store.chat(chat) == before
-    say(store, chat, before["leaf"], "y" * 100_000)
 
 
 WRITER = """

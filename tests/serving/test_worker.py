@@ -14,11 +14,11 @@ import pytest
 from athanor.base.errors import InputError
 from athanor.serving.backends.base import Request
 from athanor.serving.backends.torch_backend import open_backend
-from athanor.serving.process import Worker
+from athanor.serving.worker import Worker
 from athanor.text.conversations import Message
 from tests.serving.endless import write_endless
 from tests.serving.live import PATIENCE, Live, environment, lay_out
-from tests.serving.parrot import LONG, PLAIN
+from tests.serving.parrot import PLAIN
 
 QUESTION = [{"role": "user", "content": PLAIN[0]}]
 
@@ -107,7 +107,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_line_ends_its_answers():
         with open("/dev/null", "rb") as log:
             worker = Worker(process, log)
             worker.reader = asyncio.create_task(worker._read())
-            events = [event async for event in worker.answer([Message("user", "hello")])]
+            events = [event async for event in worker.answer(Request([Message("user", "hello")]))]
             await worker.close()
         return events
 
@@ -141,27 +141,8 @@ def test_an_answer_cancelled_before_the_engine_saw_it_is_not_made(parrot_dir):
     backend = open_backend({"path": parrot_dir, "device": "cpu", "threads": 1, "rows": 2, "cache_bytes": 1 << 30})
     events: queue.Queue[dict] = queue.Queue()
     with backend.work:  # both in the time of one step
-        backend.submit(Request(1, (Message("user", PLAIN[0]),), None, {}), events.put)
+        backend.submit(Request([Message("user", PLAIN[0])], id=1), events.put)
         backend.cancel(1)
     assert events.get(timeout=PATIENCE) == {"type": "end", "reason": "stopped", "tokens": 0, "seconds": 0.0}
     backend.close()
     assert events.empty()
-
-
-def test_closing_the_events_stops_the_answer_in_the_worker(parrot_dir):
-    async def body():
-        worker = await Worker.start(spec(parrot_dir, rows=1))
-        events = worker.answer([Message("user", LONG[0])])
-        async for event in events:
-            if event["type"] == "text":
-                break
-        await events.aclose()
-        # With one row the next answer begins when the first has left it.
-        made = [event async for event in worker.answer([Message("user", PLAIN[0])])]
-        assert not worker.busy
-        await worker.close()
-        return made
-
-    made = asyncio.run(asyncio.wait_for(body(), PATIENCE))
-    assert "".join(event["text"] for event in made if event["type"] == "text") == PLAIN[1]
-    assert made[0]["type"] == "start" and made[-1]["reason"] == "stop"

@@ -15,8 +15,7 @@ import torch
 
 from athanor.model.loss import targets, token_losses
 from athanor.monitor.finding import status
-from athanor.monitor.monitor import Monitor
-from athanor.monitor.reader import plan_facts, plan_of
+from athanor.monitor.monitor import Monitor, plan_facts, plan_of
 from athanor.training.meter import Meter, queue
 from tests.training import micro
 
@@ -70,11 +69,11 @@ def test_fp16_begins_without_false_alarms_and_its_rules_are_awake(tmp_path):
     micro.run(tmp_path, hooks={"on_step": told.append}, precision="fp16", z_loss=30.0)
     assert told[0]["loss_scale"] == 65536.0 and told[0]["skipped"] and told[0]["loss_scale"] > told[-1]["loss_scale"]
     facts = plan_facts("pretrain", micro.SCHEDULE, 128, 64, None, precision="fp16")
-    monitor = Monitor("pretrain", plan=plan_of(facts))
+    monitor = Monitor(plan_of(facts))
     found = [finding for row in told for finding in monitor.feed(row)]
     assert not [each for each in found if each.rule in ("skipped_steps", "loss_scale")]
     # A run whose record was lost is told anew without the scale: the format alone has to say what a skip means.
-    again = Monitor("pretrain", plan=plan_of(facts))
+    again = Monitor(plan_of(facts))
     bare = [{key: value for key, value in row.items() if key != "loss_scale"} for row in told]
     assert not [each for row in bare for each in again.feed(row) if each.rule == "skipped_steps"]
     used_up = [finding for finding in monitor.feed({**told[-1], "step": 25, "loss_scale": 0.5})]

@@ -19,8 +19,8 @@ from athanor.cli.data import show
 from athanor.cli.data.gather import LIMITS, Facts, gather
 from athanor.cli.data.read import Corpus
 from athanor.cli.render import fill_template
-from athanor.runtime.attach import attach_later
 from athanor.runtime.machine import anchor
+from athanor.runtime.ship import attach_later
 
 OUT = Path(".athanor/data-report.html")
 LANGUAGE = (rules.NOT_ENGLISH, "few_stop_words", "not_ascii")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from athanor.base.artifacts import read_json, sha256_file
 from athanor.base.errors import AthanorError, GateError, InputError
-from athanor.hardware.priority import step_back
+from athanor.runtime.machine import step_back
 
 if TYPE_CHECKING:
     from athanor.cli.evaluate.sets import EvalSet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from athanor.tokenizer.chat import prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
 
 RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest turns
+GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 HALF = "\ufffd"  # stands for the bytes of an unfinished character
 LEAST_HEAT = 1e-6  # as athanor.decoding.sampling has it: below it logits overflow, which can end a GPU's process
 RANGES = {
@@ -32,14 +33,15 @@ Emit = Callable[[dict[str, Any]], None]
 class Request:
     """One answer to make. Settings that are not in `sampling`, and a limit of None, are the model's own defaults.
 
-    `stop` are texts that end the answer where they first appear; they are not part of it.
+    `stop` are texts that end the answer where they first appear; they are not part of it. `id`: in one process of a
+    model.
     """
 
-    id: int
-    messages: tuple[Message, ...]
-    max_new_tokens: int | None
-    sampling: dict[str, float]
-    stop: tuple[str, ...] = ()
+    messages: Sequence[Message]
+    max_new_tokens: int | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    stop: Sequence[str] = ()
+    id: int = 0
 
 
 class Backend(Protocol):

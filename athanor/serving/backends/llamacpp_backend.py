@@ -26,14 +26,13 @@ from athanor.base.errors import AthanorError, InputError
 from athanor.decoding.prompting import end_ids
 from athanor.export.gguf_reader import read_header
 from athanor.export.llamacpp import INSTALL, Client, Refused, start_server
-from athanor.serving.backends.base import HALF, Answer, Emit, Prompt, Request, fit_prompt, prepare, settings
+from athanor.serving.backends.base import GREEDY, HALF, Answer, Emit, Prompt, Request, fit_prompt, prepare, settings
 from athanor.serving.discover import gguf_problem, tokenizer_beside
 from athanor.text.conversations import Message
 from athanor.tokenizer.tokenizer import Tokenizer
 
 CACHE_BYTES = 1 << 30  # of keys and values, where nothing else is asked for
 ELEMENT_BYTES = 2  # of a key or value in fp16, llama.cpp's default
-GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 # The order of athanor.decoding.sampling; its penalty has no equal here.
 SAMPLERS = ("temperature", "top_k", "top_p", "min_p")
 

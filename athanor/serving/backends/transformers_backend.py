@@ -19,7 +19,7 @@ import torch
 
 from athanor.base.errors import AthanorError, InputError
 from athanor.model.device import limit_memory
-from athanor.serving.backends.base import HALF, Answer, Emit, Request, fit_prompt, settings
+from athanor.serving.backends.base import GREEDY, HALF, Answer, Emit, Request, fit_prompt, settings
 from athanor.text.conversations import Message
 
 
@@ -47,14 +47,7 @@ class HuggingFace:
             "context_tokens": self.context,
             "parameters": int(self.model.num_parameters()),
             "rows": 1,
-            "defaults": {
-                "temperature": float(_or(shown.temperature, 1.0)) if shown.do_sample else 0.0,
-                "top_k": int(_or(shown.top_k, 0)) if shown.do_sample else 0,
-                "top_p": float(_or(shown.top_p, 1.0)) if shown.do_sample else 1.0,
-                "min_p": float(_or(shown.min_p, 0.0)) if shown.do_sample else 0.0,
-                "repetition_penalty": float(_or(shown.repetition_penalty, 1.0)),
-                "max_new_tokens": int(_or(shown.max_new_tokens, max(1, self.context // 2))),
-            },
+            "defaults": _defaults(shown, max(1, self.context // 2)),
         }
         self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._jobs: dict[int, _Job] = {}
@@ -274,5 +267,9 @@ def _device(name: str) -> torch.device:
     raise InputError(f"there is no device '{name}'", where="device", fix="use auto, cpu or cuda")
 
 
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
+def _defaults(shown: Any, limit: int) -> dict[str, Any]:
+    """A generation_config's settings, each of its usual type; without sampling only its penalty counts."""
+    usual = {**GREEDY, "max_new_tokens": limit, **({"temperature": 1.0} if shown.do_sample else {})}
+    counts = usual if shown.do_sample else ("repetition_penalty", "max_new_tokens")
+    given = {name: getattr(shown, name) for name in counts}
+    return {**usual, **{name: type(usual[name])(value) for name, value in given.items() if value is not None}}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BUSY = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
-HUMBLE = "from athanor.hardware.priority import step_back; step_back(); "
+HUMBLE = "from athanor.runtime.machine import step_back; step_back(); "
 AUTOGROUP = Path("/proc/self/autogroup")
 
 
