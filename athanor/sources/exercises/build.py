@@ -9,7 +9,7 @@ from athanor.base.artifacts import digest
 from athanor.base.errors import ParamsError, suggest
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises import code, facts, lists, numbers  # noqa: F401  (they register their categories)
-from athanor.sources.exercises.exercise import CATEGORIES, MADE_HERE, ONLY_ASKED, TEXTS, Exercise, Side, wording
+from athanor.sources.exercises.exercise import CATEGORIES, MADE_HERE, ONLY_ASKED, TEXTS, Draw, Exercise, wording
 from athanor.sources.exercises.written import read_written
 from athanor.sources.instruct_params import ExercisesSource
 from athanor.text.conversations import Conversation, Item, Message
@@ -37,14 +37,14 @@ def draw_exercises(category: str, count: int, seed: str, held_out: bool, battery
         raise ParamsError("only the battery asks this", where=f"categories.{category}", fix="remove it from instruct")
     if category not in draws:
         raise ParamsError("unknown exercise category", where=f"categories.{category}", fix=suggest(category, draws))
-    rng = random.Random(f"{seed}/{category}/{'battery' if held_out else 'training'}")
+    rng = Draw(f"{seed}/{category}/{'battery' if held_out else 'training'}")
+    rng.battery, rng.line_seed = held_out, battery.seed
     made: list[Exercise] = []
     seen: set[tuple[object, ...]] = set()
-    side = Side(held_out, battery.seed)
-    number = misses = 0
+    misses = 0
     while len(made) < count and misses < MAX_MISSES:
-        exercise = draws[category](rng, number, side)
-        number += 1
+        exercise = draws[category](rng)
+        rng.number += 1
         # Facts are few and meant to repeat in training; everything else is asked once.
         repeats = exercise.held_out is False
         asked = (exercise.prompt, tuple(sorted(exercise.choices)))

@@ -43,30 +43,29 @@ class Exercise:
     choices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Side:
-    """Which side of the line an exercise is drawn for, and the seed that drew the line."""
+class Draw(random.Random):
+    """The random numbers of the next exercise of a category, and which one it is for which side of the line."""
 
-    battery: bool
-    seed: int
-
-
-# (rng, number of the draw, side) -> Exercise
-Draw = Callable[[random.Random, int, Side], Exercise]
-CATEGORIES: dict[str, Draw] = {}
-ONLY_ASKED: dict[str, Draw] = {}  # never trained on: they show what pretraining taught
+    number = 0  # of the draw
+    battery = False  # the side
+    line_seed = 0  # drew the line
 
 
-def category(draw: Draw) -> Draw:
+Generator = Callable[[Draw], Exercise]
+CATEGORIES: dict[str, Generator] = {}
+ONLY_ASKED: dict[str, Generator] = {}  # never trained on: they show what pretraining taught
+
+
+def category(generator: Generator) -> Generator:
     """Registers a generator of exercises for training and battery under its name."""
-    CATEGORIES[draw.__name__] = draw
-    return draw
+    CATEGORIES[generator.__name__] = generator
+    return generator
 
 
-def only_asked(draw: Draw) -> Draw:
+def only_asked(generator: Generator) -> Generator:
     """Registers a generator of battery items under its name."""
-    ONLY_ASKED[draw.__name__] = draw
-    return draw
+    ONLY_ASKED[generator.__name__] = generator
+    return generator
 
 
 def wording(rng: random.Random, name: str, /, **values: object) -> str:

@@ -12,7 +12,6 @@ import builtins
 import functools
 import http
 import math
-import random
 import re
 import sys
 import sysconfig
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from athanor.base.artifacts import digest
 from athanor.base.errors import InputError
-from athanor.sources.exercises.exercise import TEXTS, Exercise, Side, ask, category, level
+from athanor.sources.exercises.exercise import TEXTS, Draw, Exercise, ask, category, level
 
 Facts = tuple[tuple[str, str], ...]  # name and answer
 
@@ -130,32 +129,32 @@ def held_out_wordings(kind: str, seed: int) -> tuple[str, ...]:
     return tuple(wording for wording in WORDINGS[kind] if wording in chosen)
 
 
-def _fact(facts: Facts, kind: str, rng: random.Random, number: int, side: Side) -> Exercise:
+def _fact(rng: Draw, facts: Facts, kind: str) -> Exercise:
     # Training goes round the facts, so that each one is seen equally often; the battery draws a sample.
-    name, answer = rng.choice(facts) if side.battery else facts[number % len(facts)]
-    wordings, held = WORDINGS[kind], held_out_wordings(kind, side.seed)
-    wording = rng.choice(held if side.battery else [wording for wording in wordings if wording not in held])
+    name, answer = rng.choice(facts) if rng.battery else facts[rng.number % len(facts)]
+    wordings, held = WORDINGS[kind], held_out_wordings(kind, rng.line_seed)
+    wording = rng.choice(held if rng.battery else [wording for wording in wordings if wording not in held])
     position = facts.index((name, answer))
     near = (facts[position - 1][1], facts[(position + 1) % len(facts)][1], answer.rsplit(" ", 1)[0])
     key, difficulty = f"{kind}:{name}:{wordings.index(wording)}", level(len(answer.split()), 5, 8)
-    return ask(wording.format(name=name), answer, key, difficulty, near, held_out=side.battery, license=FROM_PYTHON)
+    return ask(wording.format(name=name), answer, key, difficulty, near, held_out=rng.battery, license=FROM_PYTHON)
 
 
 @category
-def http_status(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(status_facts(), "status", rng, number, side)
+def http_status(rng: Draw) -> Exercise:
+    return _fact(rng, status_facts(), "status")
 
 
 @category
-def error_meaning(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(error_facts(), "error", rng, number, side)
+def error_meaning(rng: Draw) -> Exercise:
+    return _fact(rng, error_facts(), "error")
 
 
 @category
-def module_recall(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(module_facts(), "module", rng, number, side)
+def module_recall(rng: Draw) -> Exercise:
+    return _fact(rng, module_facts(), "module")
 
 
 @category
-def docstring_recall(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(docstring_facts(), "docstring", rng, number, side)
+def docstring_recall(rng: Draw) -> Exercise:
+    return _fact(rng, docstring_facts(), "docstring")

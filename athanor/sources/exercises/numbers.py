@@ -7,9 +7,7 @@ two-digit sum in its head (plain `addition` is kept to show that).
 
 from __future__ import annotations
 
-import random
-
-from athanor.sources.exercises.exercise import WORDS, Exercise, Side, ask, ask_number, category, level, wording
+from athanor.sources.exercises.exercise import WORDS, Draw, Exercise, ask, ask_number, category, level, wording
 
 STEPS = (1, 2, 3, 5, 10)
 
@@ -54,49 +52,49 @@ def borrows(a: int, b: int) -> int:
     return carries(a - b, b)
 
 
-def two_numbers(rng: random.Random) -> tuple[int, int]:
+def two_numbers(rng: Draw) -> tuple[int, int]:
     return rng.randint(10, 99), rng.randint(10, 99)
 
 
-def falling_numbers(rng: random.Random) -> tuple[int, int]:
+def falling_numbers(rng: Draw) -> tuple[int, int]:
     """Two numbers, the larger one first."""
     a, b = two_numbers(rng)
     return (max(a, b), min(a, b)) if a != b else (a + 1, b) if a < 99 else (a, b - 1)
 
 
-def _sum(rng: random.Random) -> tuple[int, int, str, str]:
+def _sum(rng: Draw) -> tuple[int, int, str, str]:
     """Two numbers, the key of their sum, and how hard it is."""
     a, b = two_numbers(rng)
     return a, b, f"sum:{min(a, b)}+{max(a, b)}", level(carries(a, b), 1, 2)
 
 
-def _difference(rng: random.Random) -> tuple[int, int, str, str]:
+def _difference(rng: Draw) -> tuple[int, int, str, str]:
     a, b = falling_numbers(rng)
     return a, b, f"difference:{a}-{b}", level(borrows(a, b), 1, 2)
 
 
 @category
-def addition(rng: random.Random, number: int, side: Side) -> Exercise:
+def addition(rng: Draw) -> Exercise:
     a, b, key, difficulty = _sum(rng)
     return ask_number(wording(rng, "addition", a=a, b=b), str(a + b), key, difficulty, a + b)
 
 
 @category
-def worked_addition(rng: random.Random, number: int, side: Side) -> Exercise:
+def worked_addition(rng: Draw) -> Exercise:
     a, b, key, difficulty = _sum(rng)
     reply = f"{sum_steps(a, b)}\nAnswer: {a + b}"
     return ask_number(wording(rng, "worked_addition", a=a, b=b), reply, key, difficulty, a + b)
 
 
 @category
-def worked_subtraction(rng: random.Random, number: int, side: Side) -> Exercise:
+def worked_subtraction(rng: Draw) -> Exercise:
     a, b, key, difficulty = _difference(rng)
     reply = f"{difference_steps(a, b)}\nAnswer: {a - b}"
     return ask_number(wording(rng, "worked_subtraction", a=a, b=b), reply, key, difficulty, a - b)
 
 
 @category
-def comparison(rng: random.Random, number: int, side: Side) -> Exercise:
+def comparison(rng: Draw) -> Exercise:
     """Two numbers of up to three digits, more often than not of equal length; either may stand first.
 
     One half of the questions asks for the sign between them, the others for the larger or the smaller, so that no end,
@@ -121,7 +119,7 @@ def comparison(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def word_problems(rng: random.Random, number: int, side: Side) -> Exercise:
+def word_problems(rng: Draw) -> Exercise:
     """One step, gain or loss, two-digit numbers; the reply names the sum and works it out by columns."""
     name, things = rng.choice(WORDS["names"]), rng.choice(WORDS["things"])
     if rng.random() < 0.5:
@@ -135,7 +133,7 @@ def word_problems(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def next_number(rng: random.Random, number: int, side: Side) -> Exercise:
+def next_number(rng: Draw) -> Exercise:
     """The next term of a series of three with a constant step; harder with a larger step over a new ten."""
     step, start = rng.choice(STEPS), rng.randint(1, 99)
     *shown, answer = (start + step * place for place in range(4))
