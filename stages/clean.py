@@ -56,7 +56,7 @@ def run(run: Run) -> None:
     run.plot("clean_funnel", [row for row in funnel if row["step"] not in (IN, OUT)])
     run.plot("clean_scores", score_rows(cleaned))
     for source in cleaned.funnel.sources:
-        kept, total = cleaned.funnel.bytes(source, OUT), cleaned.funnel.bytes(source, IN)
+        kept, total = (cleaned.funnel.of(source, step)[1] for step in (OUT, IN))
         worst = ", ".join(f"{rule} {documents}" for rule, documents, _ in cleaned.funnel.dropped(source)[:3])
         run.note(f"{source}: {kept / total:.1%} of {total / 1e6:.2f} MB kept; documents dropped: {worst or 'none'}")
 
@@ -118,18 +118,18 @@ def score_rows(cleaned: Cleaned) -> list[dict[str, Any]]:
 
 def _summary(cleaned: Cleaned) -> dict[str, dict[str, object]]:
     """What came in, went out and was dropped by which rule, for each source."""
-    funnel = cleaned.funnel
-    return {
-        source: {
-            "documents_in": funnel.documents(source, IN),
-            "documents_out": funnel.documents(source, OUT),
-            "bytes_in": funnel.bytes(source, IN),
-            "bytes_out": funnel.bytes(source, OUT),
-            "kept_bytes_fraction": funnel.bytes(source, OUT) / funnel.bytes(source, IN),
-            "dropped_documents": {rule: documents for rule, documents, _ in funnel.dropped(source)},
+    found = {}
+    for source in cleaned.funnel.sources:
+        (documents_in, bytes_in), (documents_out, bytes_out) = (cleaned.funnel.of(source, step) for step in (IN, OUT))
+        found[source] = {
+            "documents_in": documents_in,
+            "documents_out": documents_out,
+            "bytes_in": bytes_in,
+            "bytes_out": bytes_out,
+            "kept_bytes_fraction": bytes_out / bytes_in,
+            "dropped_documents": {rule: documents for rule, documents, _ in cleaned.funnel.dropped(source)},
         }
-        for source in funnel.sources
-    }
+    return found
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from athanor.data.rows import KIND, VERSION, PackedRows, pack, write_split
 from athanor.data.shards import token_dtype
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.text.conversations import Conversation, read_conversations, read_items
+from athanor.text.conversations import Conversation, read_conversations
 from athanor.text.documents import shard_files
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -37,13 +37,7 @@ def run(run: Run) -> None:
 def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float], parents: Mapping[str, str]) -> None:
     """Write the rows for a tokenizer, our own or one with its interface; `shares`: the mixture's, for replay."""
     params = run.params("sft_data", SftDataParams)
-    rules = params.decontamination
-    index = ItemIndex.from_items(
-        read_items(BATTERY / "items.jsonl"),
-        ngram_words=rules.ngram_words,
-        max_ngram_items=rules.max_ngram_items,
-        fact_categories=rules.fact_categories,
-    )
+    index = ItemIndex.read(BATTERY / "items.jsonl", params.decontamination)
     conversations = read_sources(params)
     sft_gates.check_split_keys(conversations)
     read = Counter(row.source for row in conversations)

@@ -21,7 +21,6 @@ from athanor.synthesis.ledger import Ledger
 from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request, planned
 from athanor.synthesis.sift import DROPS, Row, check, measure, sift
-from athanor.text.conversations import read_items
 from athanor.words.decontaminate import ItemIndex
 
 CLEAN, BATTERY, SEEDS, OUT = Path("data/clean"), Path("data/battery"), Path("corpus/seeds"), Path("data/synthetic")
@@ -84,14 +83,7 @@ def run(run: Run) -> None:
 
 
 def left_out(rows: Sequence[Row], rules: SftDecontaminationParams) -> list[str | None]:
-    items = read_items(BATTERY / "items.jsonl")
-    index = ItemIndex.from_items(
-        items,
-        ngram_words=rules.ngram_words,
-        max_ngram_items=rules.max_ngram_items,
-        fact_categories=rules.fact_categories,
-    )
-    return sift(rows, index, rules.max_ngram_conversations)
+    return sift(rows, ItemIndex.read(BATTERY / "items.jsonl", rules), rules.max_ngram_conversations)
 
 
 def collect(run: Run, params: SyntheticParams, requests: Sequence[Request], ledger: Ledger) -> Collected:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from athanor.base import templates
 from athanor.base.errors import GateError
 from athanor.classifiers.sample import CALIBRATION, TEST, TRAIN, Sampled
 from athanor.classifiers.train import UNSEEN, WEAK, Examples, margins
 from athanor.quality.model import CLASSIFIER_SHARE, HEURISTICS_SHARE, Linear, Scorer, sigmoid
-from athanor.text.recipes import render
 from athanor.words.words import tokenise
 
 BINS = 10
@@ -185,9 +184,8 @@ def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> N
 
 def markdown(cards: Mapping[str, Facts]) -> str:
     """The cards for people."""
-    return render(
-        Path(__file__).with_name("card.md.j2"), {"said": said, "figure": _figure}, cards=cards, quantiles=QUANTILES
-    )
+    template = templates.markdown("athanor.classifiers", "card.md.j2", said=said, figure=_figure)
+    return template.render(cards=cards, quantiles=QUANTILES)
 
 
 def _figure(value: float | None) -> str:

@@ -53,52 +53,43 @@ class Funnel:
     """
 
     def __init__(self) -> None:
-        self._documents: Counter[tuple[str, str]] = Counter()
-        self._bytes: Counter[tuple[str, str]] = Counter()
+        self._counts: dict[str, dict[str, tuple[int, int]]] = {}
 
     def add(self, source: str, step: str, documents: int, size: int) -> None:
-        self._documents[source, step] += documents
-        self._bytes[source, step] += size
+        before = self._counts.setdefault(source, {}).get(step, (0, 0))
+        self._counts[source][step] = (before[0] + documents, before[1] + size)
 
-    def documents(self, source: str, step: str) -> int:
-        return self._documents[source, step]
-
-    def bytes(self, source: str, step: str) -> int:
-        return self._bytes[source, step]
-
-    def _inside(self, source: str) -> int:
-        return self._bytes[source, NORMALISED] + self._bytes[source, REDACTED]
+    def of(self, source: str, step: str) -> tuple[int, int]:
+        return self._counts[source].get(step, (0, 0))
 
     @property
     def sources(self) -> list[str]:
-        return sorted({source for source, step in self._documents if step == IN})
+        return sorted(self._counts)
 
     def dropped(self, source: str) -> list[tuple[str, int, int]]:
         """(rule, documents, bytes) of each rule that dropped something, most bytes first."""
-        steps = [step for name, step in self._documents if name == source and step not in NO_RULE]
-        rows = [(step, self._documents[source, step], self._bytes[source, step]) for step in steps]
+        rows = [(step, *count) for step, count in self._counts[source].items() if step not in NO_RULE]
         return sorted(rows, key=lambda row: (-row[2], row[0]))
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each source and step with anything in it: in, normalised, the rules, out."""
-        rows = []
-        for source in self.sources:
-            for step in (IN, NORMALISED, REDACTED, *(rule for rule, _, _ in self.dropped(source)), OUT):
-                size = self._bytes[source, step]
-                rows.append({"source": source, "step": step, "documents": self._documents[source, step], "bytes": size})
-        return rows
+        steps = {s: (IN, NORMALISED, REDACTED, *(rule for rule, _, _ in self.dropped(s)), OUT) for s in self.sources}
+        return [
+            {"source": source, "step": step, **dict(zip(("documents", "bytes"), self.of(source, step), strict=True))}
+            for source in steps
+            for step in steps[source]
+        ]
 
     def check(self) -> None:
         """GateError unless the counts add up for every source, or when a source has nothing left."""
         for source in self.sources:
-            dropped = self.dropped(source)
-            documents = self._documents[source, IN] - sum(row[1] for row in dropped)
-            size = self._bytes[source, IN] - self._inside(source) - sum(row[2] for row in dropped)
-            found = (self._documents[source, OUT], self._bytes[source, OUT])
-            if (documents, size) != found:
+            dropped, came, left = self.dropped(source), self.of(source, IN), self.of(source, OUT)
+            gone = [*dropped, *((step, 0, self.of(source, step)[1]) for step in (NORMALISED, REDACTED))]
+            documents, size = (came[unit] - sum(row[unit + 1] for row in gone) for unit in (0, 1))
+            if (documents, size) != left:
                 raise GateError(
                     "funnel adds up",
-                    f"{documents} documents of {size} bytes should be left, {found[0]} of {found[1]} bytes are",
+                    f"{documents} documents of {size} bytes should be left, {left[0]} of {left[1]} bytes are",
                     where=f"source {source}",
                     fix="this is a bug in the clean stage; report it with the source",
                 )
@@ -112,7 +103,7 @@ class Funnel:
                     fix = f"relax {rules.SETTINGS[worst[0]]} in clean.rules for the source's kind of text, or fix the source"
                 raise GateError(
                     "every source survives",
-                    f"no document is left of {self._documents[source, IN]}; rule '{worst[0]}' dropped {worst[1]}",
+                    f"no document is left of {came[0]}; rule '{worst[0]}' dropped {worst[1]}",
                     where=f"source {source}",
                     fix=fix,
                 )

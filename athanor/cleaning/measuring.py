@@ -33,7 +33,6 @@ from athanor.cleaning import minhash, pii, rules
 from athanor.cleaning.normalise import indents, normalise
 from athanor.cleaning.params import CleanParams
 from athanor.quality.model import Scorer
-from athanor.text.conversations import Item, read_items
 from athanor.text.documents import Document, DocumentWriter, in_batches, read_documents
 from athanor.words.decontaminate import Hits, ItemIndex
 from athanor.words.words import shingles, tokenise
@@ -41,6 +40,11 @@ from athanor.words.words import shingles, tokenise
 BATCH_BYTES = 1_000_000
 DOCUMENTS, MEASURES, SIGNATURES = "documents.parquet", "measures.parquet", "signatures.npy"
 BANDS, HITS = "bands.npy", "hits.npz"
+# Columns of measures.parquet that say which document it is.
+TOLD = {
+    "id": pa.binary(16), "raw_id": pa.binary(16), "tie": pa.uint64(), "place": pa.int32(), "bytes": pa.int64(),
+    "val": pa.bool_(), "kind": pa.string(),
+}  # fmt: skip
 SCORES = ("quality", "quality_classifier", "quality_heuristics", "toxicity")
 
 
@@ -78,11 +82,8 @@ def cached_tools(text: str) -> tuple[CleanParams, ItemIndex, Scorer]:
     """Parameters, items and classifiers, loaded once in each process."""
     tools = json.loads(text)
     params = build(CleanParams, tools["params"], "clean")
-    return params, item_index(read_items(Path(tools["items"])), params), Scorer.load(Path(tools["classifiers"]))
-
-
-def item_index(items: Iterable[Item], params: CleanParams) -> ItemIndex:
-    return ItemIndex.from_items(items, **settings_of(params)["items"])
+    index = ItemIndex.read(Path(tools["items"]), params.decontamination)
+    return params, index, Scorer.load(Path(tools["classifiers"]))
 
 
 def measure_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
@@ -99,14 +100,8 @@ def measure_documents(
     document that its kind's `max_bytes` allows, and 700 bytes for each
     document of the shard.
     """
-    facts: dict[str, Any] = {
-        "documents_in": 0,
-        "bytes_in": 0,
-        "bytes_normalised": 0,
-        "bytes_redacted": 0,
-        "too_long": [],
-        "redactions": {},
-    }
+    counted = ("documents_in", "bytes_in", "bytes_normalised", "bytes_redacted")
+    facts: dict[str, Any] = {**dict.fromkeys(counted, 0), "too_long": []}
     redactions: Counter[str] = Counter()
     seen = 0
     signatures: list[np.ndarray] = []
@@ -125,13 +120,13 @@ def measure_documents(
             seen += len(batch)
             for row in batch:
                 writer.add(row.document)
-    if measures:
-        pq.write_table(pa.concat_tables(measures), out / MEASURES, compression="zstd", compression_level=1)
-    together = np.concatenate([np.zeros((0, minhash.PERMUTATIONS), np.uint32), *signatures])
-    np.save(out / SIGNATURES, together)
-    np.save(out / BANDS, np.ascontiguousarray(minhash.band_keys(together).T))
+    together = pa.concat_tables(measures or [_table([], {})])
+    pq.write_table(together, out / MEASURES, compression="zstd", compression_level=1)
+    sketches = np.concatenate([np.zeros((0, minhash.PERMUTATIONS), np.uint32), *signatures])
+    np.save(out / SIGNATURES, sketches)
+    np.save(out / BANDS, np.ascontiguousarray(minhash.band_keys(sketches).T))
     save_hits(out / HITS, hits)
-    return {**facts, "documents": len(together), "redactions": dict(sorted(redactions.items()))}
+    return {**facts, "documents": len(sketches), "redactions": dict(sorted(redactions.items()))}
 
 
 def _prepared(
@@ -168,20 +163,14 @@ def check_indents(before: str, after: str, where: str) -> None:
 
 
 def _table(batch: Sequence[Row], columns: Mapping[str, np.ndarray]) -> pa.Table:
-    """Rows of measures.parquet: `id`, `raw_id` (16 bytes each), `tie`, `place`, `bytes`, `val`, `kind`, then the columns."""
-    documents, digest = [row.document for row in batch], pa.binary(16)
-    return pa.table(
-        {
-            "id": pa.array([bytes.fromhex(document.id) for document in documents], digest),
-            "raw_id": pa.array([bytes.fromhex(row.raw_id) for row in batch], digest),
-            "tie": pa.array([_tie(document) for document in documents], pa.uint64()),
-            "place": pa.array([row.place for row in batch], pa.int32()),
-            "bytes": pa.array([row.bytes for row in batch], pa.int64()),
-            "val": pa.array([document.split == "val" for document in documents]),
-            "kind": pa.array([document.kind for document in documents]),
-            **{name: pa.array(np.asarray(values, np.float64)) for name, values in sorted(columns.items())},
-        }
-    )
+    """Rows of measures.parquet: TOLD, then the columns."""
+    rows = [
+        (bytes.fromhex(d.id), bytes.fromhex(raw_id), _tie(d), place, size, d.split == "val", d.kind)
+        for d, raw_id, place, size in batch
+    ]
+    told = {name: pa.array([row[number] for row in rows], kind) for number, (name, kind) in enumerate(TOLD.items())}
+    measured = {name: pa.array(np.asarray(values, np.float64)) for name, values in sorted(columns.items())}
+    return pa.table({**told, **measured})
 
 
 def _tie(document: Document) -> int:

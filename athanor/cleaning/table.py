@@ -8,13 +8,12 @@ into 20 GB whatever their length.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.base.work import MapShards
@@ -102,7 +101,7 @@ def read_table(folders: Mapping[str, Sequence[Path]], params: RuleParams) -> Tab
     return Table(shards, **columns, twin=np.full(at, -1, np.int64), sources=names)
 
 
-def ids_of(digests: Sequence[bytes]) -> np.ndarray:
+def ids_of(digests: Iterable[bytes]) -> np.ndarray:
     """uint64 [digests, 2] of digests of 16 bytes."""
     return np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2).astype(np.uint64)
 
@@ -111,39 +110,21 @@ def hex_id(pair: np.ndarray) -> str:
     return f"{int(pair[0]):016x}{int(pair[1]):016x}"
 
 
-_BASE = ("id", "raw_id", "tie", "place", "bytes", "val", "kind")
-
-
 def read_measures(folder: Path) -> dict[str, np.ndarray]:
     """measures.parquet as arrays; ids as [documents, 2] uint64."""
-    path = folder / MEASURES
-    table = pq.read_table(path) if path.is_file() else None
-    if table is None:
-        empty = {"id": np.zeros((0, 2), np.uint64), "raw_id": np.zeros((0, 2), np.uint64), "kind": np.zeros(0, object)}
-        return {name: empty.get(name, np.zeros(0, np.int64)) for name in _BASE}
-    return {name: _array(table[name], name) for name in table.column_names}
-
-
-def _array(column: pa.ChunkedArray, name: str) -> np.ndarray:
-    if name in ("id", "raw_id"):
-        return ids_of(column.to_pylist())
-    return column.to_numpy()
+    table = pq.read_table(folder / MEASURES)
+    found = {name: table[name].to_numpy() for name in table.column_names}
+    return {**found, **{name: ids_of(found[name]) for name in ("id", "raw_id")}}
 
 
 def _read_part(folder: Path, source: int, params: RuleParams) -> dict[str, np.ndarray]:
     found = read_measures(folder)
-    columns = {name: values for name, values in found.items() if name not in _BASE}
-    count = len(found["tie"])
-    reason, value = rules.verdicts(columns, found["kind"], params) if count else (np.zeros(0), np.zeros(0))
+    reason, value = rules.verdicts(found, found["kind"], params)
     return {
-        **{name: found[name] for name in ("id", "raw_id")},
-        "tie": found["tie"].astype(np.uint64),
-        "bytes": found["bytes"].astype(np.int64),
-        "val": found["val"].astype(bool),
-        "source": np.full(count, source, np.int16),
-        # `verdicts` numbers the rules as RULES does, and -1 is none.
-        "reason": reason.astype(np.int16),
-        "value": value.astype(np.float64),
+        **{name: found[name] for name in ("id", "raw_id", "tie", "bytes", "val")},
+        "source": np.full(len(reason), source, np.int16),
+        "reason": reason.astype(np.int16),  # `verdicts` numbers the rules as RULES does, and -1 is none
+        "value": value,
     }
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from athanor.quality import language, repetition
-from athanor.words.words import Tokens, Words, members, ngrams, tokenise
+from athanor.words.words import Tokens, Words
 
 WEIGHTS = {
     "diversity": 0.15,
@@ -66,10 +66,10 @@ def heuristics(
     words = tokens.words
     count = words.counts
     layout = _layout(texts)
-    marks = _phrases(words)
+    *pages, lorem = _phrases(words)
     template, links = _characters(texts)
-    template += marks >> len(BOILERPLATE)
-    kinds = np.bitwise_count(marks & ((1 << len(BOILERPLATE)) - 1))
+    template += lorem
+    kinds = np.sum(pages, axis=0)
     per_hundred = 100 * links / np.maximum(count, 1)
     variety = _distinct(words) / np.sqrt(np.maximum(count, 1))
     if columns is None:
@@ -127,33 +127,15 @@ def _distinct(words: Words) -> np.ndarray:
     return np.diff(upto[words.offsets])
 
 
-def _phrase_table() -> list[tuple[np.ndarray, np.ndarray]]:
-    """For phrases of one and of two words: sorted hashes and their bits."""
-    found: dict[int, dict[int, int]] = {1: {}, 2: {}}
-    for bit, group in enumerate((*BOILERPLATE, LOREM)):
-        for phrase in group:
-            grams = tokenise([phrase]).words
-            size = len(grams.hashes)
-            value = int((grams if size == 1 else ngrams(grams, size)).hashes[0])
-            found[size][value] = found[size].get(value, 0) | 1 << bit
-    tables = []
-    for size in (1, 2):
-        hashes = np.array(sorted(found[size]), np.uint64)
-        tables.append((hashes, np.array([found[size][int(value)] for value in hashes], np.int64)))
-    return tables
+_LEXICON = language.Lexicon(phrase for group in (*BOILERPLATE, LOREM) for phrase in group)
+_PHRASES = [_LEXICON.phrases(group) for group in (*BOILERPLATE, LOREM)]
 
 
-_PHRASES = _phrase_table()
-
-
-def _phrases(words: Words) -> np.ndarray:
-    """int64 [texts]: one bit for each line of BOILERPLATE that occurs, and one above them for LOREM."""
-    out = np.zeros(len(words), np.int64)
-    for grams, (hashes, bits) in zip((words, ngrams(words, 2)), _PHRASES, strict=True):
-        at = np.flatnonzero(members(grams.hashes, hashes))
-        owner = np.searchsorted(grams.offsets, at, "right") - 1
-        np.bitwise_or.at(out, owner, bits[np.searchsorted(hashes, grams.hashes[at])])
-    return out
+def _phrases(words: Words) -> list[np.ndarray]:
+    """bool [texts]: whether it occurs, for each line of BOILERPLATE and for LOREM."""
+    found = _LEXICON.find(words.hashes)
+    places = np.flatnonzero(found >= 0)
+    return [language.occurrences(words, places, found[places], phrases) > 0 for phrases in _PHRASES]
 
 
 def _characters(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from athanor.base.errors import InputError, Interrupted
 from athanor.sources import select
 from athanor.sources.params import HuggingFaceSource, is_local
 from athanor.text.documents import Document, read_documents, write_documents
-from athanor.text.rows import MalformedRow
+from athanor.text.rows import MalformedRow, json_object
 
 STATE = "state.json"
 UNREACHABLE = "the hub cannot be reached"
@@ -147,7 +147,7 @@ def _document(
     where = f"{source.dataset} row {number}"
     try:
         if source.json_lines is not None:
-            row = select.json_object(row["text"], where)
+            row = json_object(row["text"], where) if row["text"].strip() else {}
         return select.document(source, row, where, {"row": number - 1}, val_fraction)
     except MalformedRow as error:
         state["first_malformed"] = state["first_malformed"] or str(error)

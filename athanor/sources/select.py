@@ -102,17 +102,6 @@ def _plain(value: Any, where: str, column: str) -> Any:
     return str(value)
 
 
-def json_object(line: Any, where: str) -> dict[str, Any]:
-    """The object of one line of JSON; {} for a blank line."""
-    try:
-        row = json.loads(line) if str(line).strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise MalformedRow(f"not valid JSON ({error})", where=where) from None
-    if not isinstance(row, dict):
-        raise MalformedRow("not a JSON object", where=where)
-    return row
-
-
 def check_malformed(name: str, count: int, rows: int, fraction: float, first: str, *, ended: bool) -> None:
     """InputError when more rows than the tolerated share cannot be read; told with the first of them."""
     if count > fraction * (rows if ended else max(rows, MALFORMED_BASIS)):

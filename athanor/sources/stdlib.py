@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import io
 import platform
 import sysconfig
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.text import rows
 
 LICENSE = "PSF-2.0"
 
@@ -99,13 +99,10 @@ def root() -> Path:
 
 def provenance(paths: list[Path], base: Path) -> dict[str, Any]:
     """The interpreter's version and one digest over the names and bytes of all files read."""
-    total = hashlib.sha256()
-    for path in paths:
-        total.update(f"{path.relative_to(base).as_posix()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return {
         "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
         "files": len(paths),
-        "files_sha256": total.hexdigest(),
+        "files_sha256": rows.digest_of([(path.relative_to(base).as_posix(), path) for path in paths]),
         "license": LICENSE,
     }
 

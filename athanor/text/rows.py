@@ -124,6 +124,17 @@ def check_text(value: Any, where: str, column: str, max_document_bytes: int) -> 
     return value
 
 
+def json_object(line: str, where: str) -> dict[str, Any]:
+    """The object of one line of JSON; MalformedRow for anything else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise MalformedRow(f"not valid JSON ({error})", where=where, fix="one JSON object on each line") from None
+    if not isinstance(row, dict):
+        raise MalformedRow("not a JSON object", where=where, fix="one JSON object on each line")
+    return row
+
+
 def too_large(where: str, max_document_bytes: int) -> InputError:
     return InputError(
         f"a document is larger than max_document_bytes ({max_document_bytes:,})",
@@ -243,12 +254,7 @@ def _json_rows(
         text = _decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
         if not text.strip():
             continue  # a blank line at the end, as editors leave it
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"not valid JSON ({error})", where=where, fix="one JSON object on each line") from None
-        if not isinstance(row, dict):
-            raise InputError("not a JSON object", where=where, fix="one JSON object on each line")
+        row = json_object(text, where)
         for column in columns:
             if column not in row:
                 raise _no_column(column, list(row), where)

@@ -43,10 +43,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from athanor.text.conversations import Item, Message
+from athanor.text.conversations import Item, Message, read_items
 from athanor.text.documents import in_batches
 from athanor.words.words import (
     WORD_PATTERN,
@@ -194,6 +196,12 @@ class ItemIndex:
             len(owners) - len(families),
         )
         return cls(items, grams, anchors, leads, ngram_words)
+
+    @classmethod
+    def read(cls, path: Path, rules: Any) -> ItemIndex:
+        """The items of a file, under rules of any stage that has `ngram_words`, `max_ngram_items`, `fact_categories`."""
+        names = ("ngram_words", "max_ngram_items", "fact_categories")
+        return cls.from_items(read_items(path), **{name: getattr(rules, name) for name in names})
 
     def matches(
         self, texts: Sequence[str], *, max_ngram_documents: int = MAX_NGRAM_DOCUMENTS, prompts_alone: bool = True

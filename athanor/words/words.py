@@ -208,12 +208,6 @@ def words_of(text: str) -> list[str]:
     return WORD_PATTERN.findall(fold(text))
 
 
-def members(hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """bool [hashes]: which of them are in a sorted array."""
-    place = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
-    return ordered[place] == hashes
-
-
 def ngrams(words: Words, size: int) -> Words:
     """Hashes of all `size` consecutive words inside one text; shorter texts have none."""
     starts, offsets = _starts(words, np.maximum(words.counts - size + 1, 0))

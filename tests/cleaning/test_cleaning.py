@@ -23,6 +23,7 @@ from athanor.quality.model import Scorer
 from athanor.runtime import presets
 from athanor.text.conversations import Item, Message
 from athanor.text.documents import KINDS, Document
+from athanor.words.decontaminate import ItemIndex
 from tests.cleaning.world import Result, clean, write_scorer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +36,7 @@ ITEM = Item(
     ("18",),
     ("17", "19"),
 )
-INDEX = measuring.item_index([ITEM], PARAMS)
+INDEX = ItemIndex.from_items([ITEM])
 VOCABULARY = """the of and a to in is was that for it with as on be at by this had from they not but which
 have one you were river garden window letter kettle morning table brother kitchen winter summer street music
 paper finger mountain island bridge silver copper engine market cotton butter ladder pocket basket needle candle mirror saddle anchor
@@ -122,7 +123,7 @@ def test_the_funnel_adds_up_and_a_lost_document_turns_it_red():
     funnel = clean(corpus(), [ITEM], PARAMS).funnel
     for source in funnel.sources:
         lost = sum(row[1] for row in funnel.dropped(source))
-        assert funnel.documents(source, IN) - lost == funnel.documents(source, OUT)
+        assert funnel.of(source, IN)[0] - lost == funnel.of(source, OUT)[0]
     funnel.add("books", OUT, -1, -700)
     with pytest.raises(GateError, match="adds up.*source books|source books.*adds up"):
         funnel.check()

@@ -20,7 +20,7 @@ from athanor.evaluation import floors, item_gate, scoring
 from athanor.sources import docstrings
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises import build, code, facts, lists, numbers
-from athanor.sources.exercises.exercise import TEXTS
+from athanor.sources.exercises.exercise import TEXTS, Draw
 from athanor.sources.exercises.written import read_written
 from athanor.sources.instruct_params import ExercisesSource, InstructParams
 from athanor.text.conversations import Conversation, Item, check_messages, write_rows
@@ -280,10 +280,10 @@ def test_column_steps_are_right() -> None:
 
 def test_every_function_family_is_tested_where_neighbours_differ() -> None:
     """A wrong parameter must fail: the rejected answer with the next parameter is refused for each family."""
-    rng = random.Random(1)
+    rng = Draw(1)
     seen = {}
     while len(seen) < len(TEXTS["functions"]):
-        exercise = code.python_functions(rng, 0, False)
+        exercise = code.python_functions(rng)
         seen.setdefault(exercise.key.split(":")[1], exercise)
     made = [Item("f", e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests) for e in seen.values()]
     item_gate.check_items(made)
