@@ -26,7 +26,7 @@ from athanor.sources.instruct_params import (
     InstructParams,
     InstructSource,
 )
-from athanor.sources.params import DownloadParams
+from athanor.sources.params import DownloadParams, names_of
 from athanor.text.conversations import Conversation, check_messages, write_rows
 
 Facts = dict[str, Any]
@@ -51,7 +51,7 @@ def run(run: Run) -> None:
                 if "unreadable" in facts:
                     reasons = ", ".join(f"{count:,} {reason}" for reason, count in facts["unreadable"].items())
                     run.note(f"{name}: files left out, because they cannot be read: {reasons}")
-            run.fact(**{f"{source.names[0]}_seconds": round(time.monotonic() - started, 2)})
+            run.fact(**{f"{names_of(source)[0]}_seconds": round(time.monotonic() - started, 2)})
         counts = {name: asdict(tally) for name, tally in tallies.items()}
         write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance, **run.codes())
 

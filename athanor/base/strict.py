@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,20 @@ def param(
 ) -> Any:
     """A dataclass field with a closed range or a list of choices, which may be left out if it has a default."""
     return dataclasses.field(default=default, metadata={"min": min, "max": max, "choices": choices})
+
+
+def share(default: Any = dataclasses.MISSING) -> Any:
+    """A dataclass field for a share, from 0 to 1."""
+    return param(min=0.0, max=1.0, default=default)
+
+
+def check_file_names(names: Sequence[str], where: str) -> None:
+    """ParamsError unless each of the names can be a file's, and stands there once."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+            raise ParamsError(f"'{name}' is no usable file name", where=where, fix="use letters, digits, - and _")
+        if names.count(name) > 1:
+            raise ParamsError(f"two {where} are named '{name}'", where=where, fix="rename one")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

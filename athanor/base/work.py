@@ -6,8 +6,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+Tick = Callable[[int], None]  # hears how much was done
+
 # task, and an empty folder for what it writes -> facts about it, as plain JSON types.
 Work = Callable[[Any, Path], dict[str, Any]]
+
+
+def ignore(*_: object) -> None:
+    """For whoever wants to hear of nothing."""
+
+
+def never() -> bool:
+    """Whether to stop, for whoever never wants to."""
+    return False
 
 
 class MapShards(Protocol):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from athanor.base.errors import InputError
+from athanor.base.work import Tick, ignore
 from athanor.text.documents import Document, content_id, read_documents, shard_files
 
 MAX_CHARS = 32_000  # of a document that are kept; more would say nothing new and cost other documents their place
@@ -103,7 +104,7 @@ def sample(
     most_bytes: int,
     seed: int,
     labels: tuple[str, Labeller] | None = None,
-    tick: Callable[[int], None] = lambda documents: None,
+    tick: Tick = ignore,
 ) -> Sample:
     """Draw from a folder of sources. `labels` are the name of a source and what tells the label of its documents.
 

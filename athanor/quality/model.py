@@ -48,42 +48,33 @@ UNIT = 100.0
 LARGEST = 32767  # of a weight, in steps
 
 
-@dataclass(frozen=True)
-class Features:
-    """Buckets of the words of several texts and, apart, of their pairs; `sizes` is how many a text has of both."""
-
-    words: np.ndarray  # intp [words]
-    word_offsets: np.ndarray  # int64 [texts + 1]
-    pairs: np.ndarray  # intp [pairs]
-    pair_offsets: np.ndarray  # int64 [texts + 1]
-
-    @property
-    def sizes(self) -> np.ndarray:
-        return np.diff(self.word_offsets) + np.diff(self.pair_offsets)
+# The words of several texts and, apart, their pairs, with the buckets (int64) in the place of the hashes.
+Features = tuple[Words, Words]
 
 
 def features(tokens: Tokens) -> Features:
-    pairs = ngrams(tokens.words, 2)
-    return Features(_buckets(tokens.words), tokens.words.offsets, _buckets(pairs), pairs.offsets)
+    words, pairs = (
+        Words((found.hashes >> np.uint64(64 - BITS)).view(np.int64), found.offsets)
+        for found in (tokens.words, ngrams(tokens.words, 2))
+    )
+    return words, pairs
 
 
-def _buckets(words: Words) -> np.ndarray:
-    return (words.hashes >> np.uint64(64 - BITS)).view(np.int64)
+def sizes(found: Features) -> np.ndarray:
+    """int64 [texts]: how many features a text has."""
+    return found[0].counts + found[1].counts
 
 
 def matrix(found: Features) -> Any:
     """scipy CSR float64 [texts, BUCKETS]: shares in `UNIT`; a row of zeros for a text without words."""
     from scipy.sparse import csr_matrix
 
-    counts = found.sizes
+    counts = sizes(found)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     indices = np.empty(offsets[-1], np.int64)
-    for buckets, their, shift in (
-        (found.words, found.word_offsets, np.zeros(len(counts), np.int64)),
-        (found.pairs, found.pair_offsets, np.diff(found.word_offsets)),
-    ):
-        place = np.repeat(offsets[:-1] + shift - their[:-1], np.diff(their)) + np.arange(len(buckets))
-        indices[place] = buckets
+    for part, shift in zip(found, (np.zeros_like(counts), found[0].counts), strict=True):
+        place = np.repeat(offsets[:-1] + shift - part.offsets[:-1], part.counts) + np.arange(len(part.hashes))
+        indices[place] = part.hashes
     values = np.repeat(UNIT / np.maximum(counts, 1), counts)
     rows = csr_matrix((values, indices, offsets), shape=(len(counts), BUCKETS))
     rows.sum_duplicates()
@@ -100,16 +91,16 @@ class Linear:
 
     def sums(self, found: Features) -> np.ndarray:
         """int64 [texts]: the sum of the weights of each text's features."""
-        total = np.zeros(len(found.sizes), np.int64)
-        for buckets, offsets in ((found.words, found.word_offsets), (found.pairs, found.pair_offsets)):
-            upto = np.zeros(len(buckets) + 1, np.int64)
-            np.cumsum(self.weights[buckets], out=upto[1:])
-            total += np.diff(upto[offsets])
+        total = np.zeros(len(found[0]), np.int64)
+        for part in found:
+            upto = np.zeros(len(part.hashes) + 1, np.int64)
+            np.cumsum(self.weights[part.hashes], out=upto[1:])
+            total += np.diff(upto[part.offsets])
         return total
 
     def margins(self, found: Features) -> np.ndarray:
         """float64 [texts]: the log odds; the bias alone for a text without words."""
-        return self.scale * (self.sums(found) / np.maximum(found.sizes, 1)) + self.bias
+        return self.scale * (self.sums(found) / np.maximum(sizes(found), 1)) + self.bias
 
     def probabilities(self, found: Features) -> np.ndarray:
         return sigmoid(self.margins(found))

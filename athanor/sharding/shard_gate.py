@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from athanor.base.errors import GateError
+from athanor.sharding.spool import Tokens
 
 # Whole documents are indivisible, so a stretch of the stream may miss its share
 # by a few of them; three of the longest is above every case seen in simulation.
@@ -40,18 +41,8 @@ def check_disjoint(train: Iterable[np.ndarray], val: Iterable[np.ndarray]) -> No
         )
 
 
-class Tokenised(Protocol):
-    """What is used of a source's tokens."""
-
-    @property
-    def documents(self) -> int: ...
-
-    @property
-    def text_bytes(self) -> int: ...
-
-
 def check_complete(
-    found: Mapping[str, Tokenised], counted: Mapping[str, Mapping[str, int]], names: Collection[str], split: str
+    found: Mapping[str, Tokens], counted: Mapping[str, Mapping[str, int]], names: Collection[str], split: str
 ) -> None:
     """What was tokenised of each source in `names` are the documents and bytes that clean counted."""
     for name in sorted(names):

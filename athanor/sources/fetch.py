@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.base.work import Tick, ignore, never
 from athanor.sources import docstrings, huggingface, messages, packages, python_documents, select, stdlib, web
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource
@@ -31,6 +32,7 @@ from athanor.sources.params import (
     PackagesSource,
     PythonSource,
     is_local,
+    names_of,
     without_query,
 )
 from athanor.text import rows
@@ -110,7 +112,7 @@ class Fetcher:
         with self.progress(total, "standard library", "B") as bar:
             visit = docstrings.collector(pairs)
             documents = python_documents.read(source, self.val_fraction, base, bar.update, visit)
-            tallies = self._write(source.names if source else (), source, documents)
+            tallies = self._write(names_of(source) if source else (), source, documents)
         if pairs is not None:
             pairs.extend(docstrings.topic_pairs(stdlib.topics(base)))
         provenance = stdlib.provenance(stdlib.source_files(base), base)
@@ -121,7 +123,7 @@ class Fetcher:
         with self.progress(None, "installed packages", "B") as bar:
             base = packages.root()
             documents = packages.read(source, self.val_fraction, base, facts, bar.update, bar.expect)
-            tallies = self._write(source.names, source, documents)
+            tallies = self._write(names_of(source), source, documents)
         return {name: (tally, facts) for name, tally in tallies.items()}
 
     def _write(
@@ -287,15 +289,15 @@ def check_sources(
     look: Callable[[DocumentSource], float],
     free_bytes: int,
     *,
-    tick: Callable[[int], None] = lambda sources: None,
-    stop: Callable[[], bool] = lambda: False,
+    tick: Tick = ignore,
+    stop: Callable[[], bool] = never,
 ) -> float:
     """Open every source; returns the bytes that they will take on the disk. InputError with all that is wrong.
 
     `look` opens a source of documents and returns its bytes.
     """
     checks: list[tuple[str, Callable[[], float]]] = [
-        (f"download.sources[{number}] ({source.names[0]})", lambda source=source: look(source))  # type: ignore[misc]
+        (f"download.sources[{number}] ({names_of(source)[0]})", lambda source=source: look(source))  # type: ignore[misc]
         for number, source in enumerate(download.sources)
     ] + [
         (f"instruct.sources[{number}] ({chats.name})", lambda chats=chats: messages.look(chats))  # type: ignore[misc]

@@ -18,6 +18,7 @@ from typing import Any
 
 from athanor.base.artifacts import digest, read_json, sha256_file, write_json
 from athanor.base.errors import InputError, Interrupted
+from athanor.base.work import Tick, ignore, never
 from athanor.sources import select
 from athanor.sources.params import HuggingFaceSource, is_local
 from athanor.text.documents import Document, read_documents, write_documents
@@ -34,8 +35,8 @@ def fetch(
     folder: Path,
     val_fraction: float,
     *,
-    tick: Callable[[int], None] = lambda text_bytes: None,
-    stop: Callable[[], bool] = lambda: False,
+    tick: Tick = ignore,
+    stop: Callable[[], bool] = never,
 ) -> dict[str, Any]:
     """Bring the source's documents into parts under `folder`, continuing where an earlier call ended.
 

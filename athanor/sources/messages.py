@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.base.work import Tick, ignore
 from athanor.sources import huggingface, select
 from athanor.sources.instruct_params import ChatSelection, MessagesSource
 from athanor.text import rows
@@ -28,8 +29,8 @@ Row = tuple[str, Mapping[str, Any]]  # where it is, and its columns
 def conversations(
     source: MessagesSource,
     val_fraction: float,
-    tick: Callable[[int], None] = lambda rows_taken: None,
-    leave_out: Callable[[str], None] = lambda reason: None,
+    tick: Tick = ignore,
+    leave_out: Callable[[str], None] = ignore,
 ) -> Iterator[Conversation]:
     """The first `max_rows` conversations that the source takes, in the data's order.
 

@@ -13,12 +13,13 @@ import importlib.metadata
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.base.work import Tick, ignore
 from athanor.sources import licences, python_documents, stdlib
 from athanor.sources.params import PackagesSource
 from athanor.sources.stdlib import Module
@@ -105,8 +106,8 @@ def read(
     val_fraction: float,
     base: Path,
     facts: dict[str, Any],
-    tick: Callable[[int], None] = lambda file_bytes: None,
-    expect: Callable[[int], None] = lambda total_bytes: None,
+    tick: Tick = ignore,
+    expect: Tick = ignore,
 ) -> Iterator[Document]:
     """The documents of the packages below `base`; where they come from is added to `facts`.
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from athanor.base.work import Tick, ignore
 from athanor.sources import stdlib
 from athanor.sources.params import PackagesSource, PythonSource
 from athanor.sources.stdlib import Entry, Module
@@ -57,8 +58,8 @@ def read(
     source: PythonSource | None,
     val_fraction: float,
     base: Path,
-    tick: Callable[[int], None] = lambda file_bytes: None,
-    visit: Callable[[Module], None] = lambda module: None,
+    tick: Tick = ignore,
+    visit: Callable[[Module], None] = ignore,
 ) -> Iterator[Document]:
     """The documents of the library below `base`, scanned once.
 

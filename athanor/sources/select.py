@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.base.work import Tick, ignore
 from athanor.sources.licences import permitted_value
 from athanor.sources.params import FilesSource, Filter, HttpSource, RowSource, template_columns
 from athanor.text import rows
@@ -147,8 +148,8 @@ def documents(
     source: FilesSource | HttpSource,
     files: list[tuple[str, Path]],
     val_fraction: float,
-    tick: Callable[[int], None] = lambda file_bytes: None,
-    leave_out: Callable[[str], None] = lambda reason: None,
+    tick: Tick = ignore,
+    leave_out: Callable[[str], None] = ignore,
     unreadable: Unreadable | None = None,
 ) -> Iterator[Document]:
     """Every document of the files, given as (name for provenance, path), in their order.

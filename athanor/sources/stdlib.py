@@ -16,12 +16,13 @@ import platform
 import sysconfig
 import tokenize
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.base.work import Tick, ignore
 from athanor.text import rows
 
 LICENSE = "PSF-2.0"
@@ -124,7 +125,7 @@ def source_files(base: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def scan(base: Path, tick: Callable[[int], None] = lambda bytes_read: None) -> Iterator[Module]:
+def scan(base: Path, tick: Tick = ignore) -> Iterator[Module]:
     """Parse every source file except the topics, in path order; `tick` is called with the bytes of each."""
     for path in source_files(base):
         relative = path.relative_to(base).as_posix()

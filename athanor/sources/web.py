@@ -27,6 +27,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from athanor.base.artifacts import naming, read_json, sha256_bytes, sha256_file, write_json
 from athanor.base.errors import InputError, Interrupted
+from athanor.base.work import Tick, ignore, never
 from athanor.sources.params import HttpSource, RemoteFile, without_query
 
 TRIES = 6  # in a row without one new byte
@@ -56,9 +57,9 @@ def fetch(
     source: HttpSource,
     folder: Path,
     *,
-    tick: Callable[[int], None] = lambda received: None,
-    expect: Callable[[int], None] = lambda total_bytes: None,
-    stop: Callable[[], bool] = lambda: False,
+    tick: Tick = ignore,
+    expect: Tick = ignore,
+    stop: Callable[[], bool] = never,
     wait: Callable[[float], None] = time.sleep,
 ) -> list[tuple[str, Path]]:
     """Bring every file of the source into `folder`; returns (name for provenance, path) in the source's order.
@@ -125,9 +126,9 @@ class _File:
 
     file: RemoteFile
     path: Path
-    tick: Callable[[int], None] = lambda received: None
-    expect: Callable[[int], None] = lambda total_bytes: None
-    stop: Callable[[], bool] = lambda: False
+    tick: Tick = ignore
+    expect: Tick = ignore
+    stop: Callable[[], bool] = never
     wait: Callable[[float], None] = time.sleep
     told: int = 0  # bytes that `tick` knows of
     total: int | None = None

@@ -131,7 +131,7 @@ class Collector:
         why, ledger = "", self._ledger
         for attempt in range(self._max_tries):
             if attempt and not self._pause(request, attempt):
-                ledger.free(request, why)
+                ledger.failed(request, why, charged=False)
                 return ""
             try:
                 answer = self._ask(request)
@@ -139,21 +139,21 @@ class Collector:
                 why = error.why
                 self._wait_for(error.after)
                 if error.charged:
-                    ledger.lost(request, why)
+                    ledger.failed(request, why, charged=True)
                     if attempt + 1 == self._max_tries:
                         return why
                     if not self._reserved(request):
                         return ""
             except Rejected as error:
-                ledger.free(request, str(error))
+                ledger.failed(request, str(error), charged=False)
                 return str(error)
             except AthanorError as error:
-                ledger.free(request, str(error))
+                ledger.failed(request, str(error), charged=False)
                 raise
             else:
                 ledger.answered(request, answer)
                 return answer
-        ledger.free(request, why)
+        ledger.failed(request, why, charged=False)
         return f"{why} ({self._max_tries} tries)"
 
     def _reserved(self, request: Request) -> bool:

@@ -133,13 +133,9 @@ class Ledger:
         with self._lock:
             self._write("answer", request, **asdict(answer), prices=self._prices)
 
-    def free(self, request: Request, why: str) -> None:
+    def failed(self, request: Request, why: str, *, charged: bool) -> None:
         with self._lock:
-            self._write("free", request, why=why)
-
-    def lost(self, request: Request, why: str) -> None:
-        with self._lock:
-            self._write("lost", request, why=why)
+            self._write("lost" if charged else "free", request, why=why)
 
     def _write(self, kind: str, request: Request, **facts: Any) -> None:
         """One line, on the disk when it counts. After a failure nothing follows: a torn line must be the last."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,27 +100,21 @@ def in_batches(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iter
 
 
 class DocumentWriter:
-    """Writes one Parquet file of documents, row group by row group. `extra` are further columns, of numbers."""
+    """Writes one Parquet file of documents, row group by row group."""
 
-    def __init__(self, path: str | Path, extra: Sequence[pa.Field] = ()) -> None:
-        self._extra = tuple(extra)
-        self._schema = pa.schema([*SCHEMA, *self._extra])
-        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd", compression_level=3)
+    def __init__(self, path: str | Path) -> None:
+        self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3)
         self._batch: list[Document] = []
-        self._values: list[Sequence[Any]] = []
 
-    def add(self, document: Document, values: Sequence[Any] = ()) -> None:
+    def add(self, document: Document) -> None:
         self._batch.append(document)
-        self._values.append(values)
         if len(self._batch) == ROW_GROUP_DOCUMENTS:
             self._flush()
 
     def _flush(self) -> None:
-        columns = _columns(self._batch)
-        for number, field_ in enumerate(self._extra):
-            columns[field_.name] = [values[number] for values in self._values]
-        self._writer.write_table(pa.table(columns, schema=self._schema), row_group_size=ROW_GROUP_DOCUMENTS)
-        self._batch, self._values = [], []
+        table = pa.table(_columns(self._batch), schema=SCHEMA)
+        self._writer.write_table(table, row_group_size=ROW_GROUP_DOCUMENTS)
+        self._batch = []
 
     def __enter__(self) -> DocumentWriter:
         return self
@@ -189,15 +183,8 @@ def read_sources(folder: str | Path) -> Iterator[Document]:
 
 
 def _columns(batch: list[Document]) -> dict[str, list[Any]]:
-    return {
-        "id": [d.id for d in batch],
-        "text": [d.text for d in batch],
-        "source": [d.source for d in batch],
-        "kind": [d.kind for d in batch],
-        "license": [d.license for d in batch],
-        "split": [d.split for d in batch],
-        "meta": [json.dumps(d.meta, sort_keys=True, ensure_ascii=False) for d in batch],
-    }
+    columns = {name: [getattr(document, name) for document in batch] for name in SCHEMA.names}
+    return columns | {"meta": [json.dumps(meta, sort_keys=True, ensure_ascii=False) for meta in columns["meta"]]}
 
 
 def read_documents(path: str | Path) -> Iterator[Document]:
@@ -210,6 +197,5 @@ def read_documents(path: str | Path) -> Iterator[Document]:
         raise InputError(f"columns {file.schema_arrow.names}, expected {SCHEMA.names}", where=str(path))
     for batch in file.iter_batches(batch_size=READ_DOCUMENTS, columns=SCHEMA.names):
         for row in batch.to_pylist():
-            yield Document(
-                row["text"], row["source"], row["kind"], row["license"], row["split"], json.loads(row["meta"])
-            )
+            del row["id"]
+            yield Document(**row | {"meta": json.loads(row["meta"])})

@@ -141,7 +141,7 @@ BARE = {"share": 1.0, "passage": False, "examples": 0, "pairs": 1, "task": "x"}
         ({"categories": {"a": BARE}}, "show nothing"),
         ({"categories": {"a": BARE | {"passage": True, "share": 0.5}}}, "add up to 0.5"),
         ({"budget": {"money": 5.0}}, "input_price: is needed for a limit in money"),
-        ({"name": "../up"}, "not a usable file name"),
+        ({"name": "../up"}, "no usable file name"),
         ({"key_env": "sk-ant-0123456789"}, "key_env: is not the name of an environment variable"),
     ],
 )
