@@ -16,6 +16,7 @@ def test_blocks_change_nothing(monkeypatch):
     for block in (1, 64, 1000):
         monkeypatch.setattr(minhash, "_BLOCK_SHINGLES", block)
         assert np.array_equal(minhash.signatures(texts), whole)
+    assert (minhash._A % 2 == 1).all()  # odd factors modulo 2^32 are one to one
     values = (texts.hashes >> np.uint64(32)).astype(np.uint32)
     for number in (4, 20):
         mine = values[texts.offsets[number] : texts.offsets[number + 1]]

@@ -215,6 +215,10 @@ def test_the_written_items_prove_themselves_and_stand_alone() -> None:
         assert floor["floor"] <= 0.5, (category, floor)
 
 
+WRITTEN = {"category": "c", "kind": "exact", "prompt": "Yes?", "accepted": ["Yes"], "rejected": ["No", "x"]}
+WRITTEN |= {"difficulty": "easy"}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -233,15 +237,7 @@ def test_the_written_items_prove_themselves_and_stand_alone() -> None:
     ],
 )
 def test_a_bad_written_item_names_its_line(tmp_path: Path, change: dict | None, words: str) -> None:
-    good = {
-        "category": "c",
-        "kind": "format",
-        "prompt": "Yes?",
-        "accepted": ["Yes"],
-        "rejected": ["No", "x"],
-        "difficulty": "easy",
-        "checks": ["yes_no Yes"],
-    }
+    good = WRITTEN | {"kind": "format", "checks": ["yes_no Yes"]}
     lines = [json.dumps(good), "", json.dumps({**good, **change}) if change is not None else "{"]
     (tmp_path / "items.jsonl").write_text("\n".join(lines))
     with pytest.raises(InputError, match=words) as error:
@@ -252,14 +248,7 @@ def test_a_bad_written_item_names_its_line(tmp_path: Path, change: dict | None, 
 
 
 def test_line_separators_inside_a_text_are_text(tmp_path: Path) -> None:
-    row = {
-        "category": "c",
-        "kind": "exact",
-        "prompt": "a\u2028b\u0085c",
-        "accepted": ["Yes"],
-        "rejected": ["No", "x"],
-        "difficulty": "easy",
-    }
+    row = WRITTEN | {"prompt": "a\u2028b\u0085c"}
     lines = [json.dumps(row, ensure_ascii=False), "", json.dumps({**row, "prompt": "d"})]
     (tmp_path / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
     assert [item.prompt[0].content for item in read_written(tmp_path / "items.jsonl", 1)] == [row["prompt"], "d"]
@@ -353,9 +342,8 @@ def test_params_refuse_bad_sections() -> None:
     ):
         with pytest.raises(ParamsError):
             strict.build(BatteryParams, {**good, **change}, "battery")
-    hub = {"type": "messages", "name": "chat", "files": None, "hub_id": "a/b", "hub_config": None, "revision": "a" * 40}
-    hub |= {"shape": "messages", "columns": ["messages"], "select": None, "max_malformed_fraction": 0.0}
-    hub |= {"hub_split": "train", "max_rows": 5, "min_rows": 1, "license": "MIT"}
+    hub = {"type": "messages", "name": "chat", "hub_id": "a/b", "revision": "a" * 40}
+    hub |= {"max_rows": 5, "min_rows": 1, "license": "MIT"}
     me = {"type": "identity", "name": "me", "repeats": 2, "min_rows": 1}
     made = {"seed": 1, "val_fraction": 0.02, "sources": [hub, me]}
     assert len(strict.build(InstructParams, made, "instruct").sources) == 2

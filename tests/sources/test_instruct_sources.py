@@ -152,9 +152,8 @@ def test_invented_names_never_repeat():
 
 
 def chats(path, **changes):
-    values = {"type": "messages", "name": "chats", "files": str(path), "hub_id": None, "hub_config": None}
-    values |= {"revision": None, "hub_split": "train", "shape": "messages", "columns": ["messages"], "select": None}
-    values |= {"max_malformed_fraction": 0.0, "max_rows": 100, "min_rows": 1, "license": "CC0-1.0"}
+    values = {"type": "messages", "name": "chats", "files": str(path), "max_malformed_fraction": 0.0}
+    values |= {"max_rows": 100, "min_rows": 1, "license": "CC0-1.0"}
     return build(MessagesSource, values | changes, "instruct.sources[0]")
 
 
@@ -248,8 +247,7 @@ def test_best_path_through_a_tree(tmp_path):
     rows += [row("9", "2", "q-under-the-worse"), row("10", None, "q5"), row("11", "10", "a-german", 0, "de")]
     rows += [row("12", "10", "a5", 1)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    english = {"column": "lang", "min": None, "max": None, "one_of": ["en"]}
-    chosen = {"filters": [english], "max_pairs": None, "drop_system": False, "max_chars": None, "drop_phrases": []}
+    chosen = {"filters": [{"column": "lang", "one_of": ["en"]}]}
     left_out = []
     source = chats(tmp_path, shape="tree", columns=["id", "up", "who", "text", "rank"], select=chosen)
     made = list(messages.conversations(source, 0.5, leave_out=left_out.append))
@@ -286,8 +284,12 @@ def test_selection_of_conversations(tmp_path):
     rows = [row("a", "b", "c", "d", "e", "f"), row("a", "As an AI Language Model, no."), row("a" * 50, "b")]
     rows += [row("x", "y", lang="c"), row("g", "h", system="be short"), row("I asked ChatGPT", "b")]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    python = {"column": "lang", "min": None, "max": None, "one_of": ["python"]}
-    chosen = {"filters": [python], "max_pairs": 2, "drop_system": True, "max_chars": 40}
+    chosen = {
+        "filters": [{"column": "lang", "one_of": ["python"]}],
+        "max_pairs": 2,
+        "drop_system": True,
+        "max_chars": 40,
+    }
     chosen |= {"drop_phrases": ["as an AI language model", "chatgpt"]}
     left_out = []
     made = list(messages.conversations(chats(tmp_path, select=chosen), 0.5, leave_out=left_out.append))

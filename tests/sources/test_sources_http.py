@@ -10,7 +10,6 @@ import http.server
 import io
 import json
 import resource
-import threading
 from email.utils import formatdate
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from athanor.base.strict import build, read_yaml
 from athanor.runtime.schema import check_together, schemas
 from athanor.sources import select, web
 from athanor.sources.params import HttpSource
+from tests.sources.world import serving
 
 DATA = "".join(json.dumps({"text": f"line {number} {'x' * (number % 90)}"}) + "\n" for number in range(9000)).encode()
 CUT = 150_000
@@ -106,29 +106,26 @@ def server(monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     behaviour = Behaviour()
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, behaviour))
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    behaviour.url = f"http://127.0.0.1:{made.server_port}"
-    yield behaviour
-    made.shutdown()
-    made.server_close()
-    thread.join()
-
-
-def source(server, *paths, sha256=None, **changes):
-    values = dict(
-        type="http", name="web", kind="web", license="MIT", text_column="text", select=None, max_document_bytes=10**6,
-        urls=[{"url": server.url + path, "sha256": sha256} for path in paths or ("/a/data.jsonl?x=1",)],
-        min_chars=1, min_documents=1, min_bytes=1,
-    )  # fmt: skip
-    return build(HttpSource, values | changes, "download.sources[0]")
+    with serving(functools.partial(Handler, behaviour)) as behaviour.url:
+        yield behaviour
 
 
 SECURE = {
-    "type": "http", "name": "web", "kind": "web", "license": "MIT", "text_column": "text", "select": None,
-    "max_document_bytes": 10**6, "min_chars": 1, "min_documents": 1, "min_bytes": 1,
-}  # fmt: skip
+    "type": "http",
+    "name": "web",
+    "kind": "web",
+    "license": "MIT",
+    "min_chars": 1,
+    "min_documents": 1,
+    "min_bytes": 1,
+}
+
+
+def source(server, *paths, sha256=None, **changes):
+    urls = [{"url": server.url + path, "sha256": sha256} for path in paths or ("/a/data.jsonl?x=1",)]
+    return build(HttpSource, SECURE | {"urls": urls} | changes, "download.sources[0]")
+
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -18,10 +18,9 @@ from athanor.text.documents import write_documents
 
 def source(dataset, **changes):
     values = dict(
-        type="huggingface", name="hub", kind="web", license="MIT", dataset=str(dataset), config=None, split="train",
-        revision=None, json_lines=None, text_column="text", text_template=None, select=None,
-        max_document_bytes=10_000, max_malformed_fraction=0.0, skip_documents=0, max_documents=None,
-        max_bytes=None, checkpoint_documents=11, min_chars=1, min_documents=1, min_bytes=1,
+        type="huggingface", name="hub", kind="web", license="MIT", dataset=str(dataset), revision=None,
+        text_column="text", max_document_bytes=10_000, max_malformed_fraction=0.0, checkpoint_documents=11,
+        min_chars=1, min_documents=1, min_bytes=1,
     )  # fmt: skip
     return build(HuggingFaceSource, values | changes, "download.sources[0]")
 
@@ -203,8 +202,7 @@ def test_hub_ids_need_a_commit(revision):
     assert source("owner/name", revision="0" * 40).revision == "0" * 40
 
 
-SCORED = {"filters": [{"column": "score", "min": 10.0, "max": 29.0, "one_of": None}], "meta_columns": ["score"]}
-SCORED |= {"license_column": None, "licenses": None}
+SCORED = {"filters": [{"column": "score", "min": 10.0, "max": 29.0}], "meta_columns": ["score"]}
 
 
 def test_filtered_and_interrupted_is_uninterrupted(dataset, tmp_path):

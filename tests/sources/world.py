@@ -1,0 +1,40 @@
+"""Sources of files, and servers of this machine, for tests of what is fetched and read."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from athanor.base.strict import build
+from athanor.sources import select
+from athanor.sources.params import FilesSource
+from athanor.text import rows
+from athanor.text.documents import Document
+
+
+def source(*globs: object, **changes: Any) -> FilesSource:
+    values = {"type": "files", "name": "mine", "globs": list(map(str, globs))}
+    return build(FilesSource, values | changes, "download.sources[0]")
+
+
+def read(*globs: object, **changes: Any) -> list[Document]:
+    made = source(*globs, **changes)
+    return list(select.documents(made, rows.find(made.globs), 0.5))
+
+
+@contextmanager
+def serving(handler: Callable[..., Any]) -> Iterator[str]:
+    """A server of this machine; its address."""
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    made.handle_error = lambda *_: None  # a client that was killed is no news
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{made.server_port}"
+    finally:
+        made.shutdown()
+        made.server_close()
+        thread.join()
