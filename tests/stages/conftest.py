@@ -20,21 +20,17 @@ from athanor.text.documents import Document, write_documents, write_shards
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARD_BYTES = 30_000
+
+
+def mix(**sources: tuple[float, float]) -> dict[str, dict[str, float]]:
+    """Sources of a mixture by name: share, and epochs at most."""
+    return {name: {"share": share, "max_epochs": epochs} for name, (share, epochs) in sources.items()}
+
+
 TEXT_PARAMS: dict[str, Any] = {
-    "mixture": {
-        "seed": 1,
-        "sources": {"code": {"share": 0.6, "max_epochs": 2.0}, "prose": {"share": 0.4, "max_epochs": 3.0}},
-        "cooldown": None,
-    },
-    "tokenizer": {
-        "vocab_size": 768,
-        "sample_bytes": 100_000,
-        "check_bytes": 20_000,
-        "character_coverage": 0.9999,
-        "max_piece_chars": 16,
-        "split_by_unicode_script": False,
-    },
-    "shard": {"train_tokens": 30_000, "cooldown_tokens": None, "shard_tokens": 12_000, "share_tolerance": 0.02},
+    "mixture": {"seed": 1, "sources": mix(code=(0.6, 2.0), prose=(0.4, 3.0))},
+    "tokenizer": {"vocab_size": 768, "sample_bytes": 100_000, "check_bytes": 20_000},
+    "shard": {"train_tokens": 30_000, "shard_tokens": 12_000},
 }
 
 
@@ -77,15 +73,21 @@ def write_clean(folder: Path, documents: Iterable[Document]) -> None:
 
 
 @pytest.fixture
-def text_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with data/clean; it becomes the current one."""
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory of its own with the code, which a slot's fingerprint covers."""
     monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.setenv("ATHANOR_THREADS", "1")
     monkeypatch.chdir(tmp_path)
-    write_clean(tmp_path, text_documents())
-    for name in ("athanor", "stages"):  # a slot's fingerprint covers the code
+    for name in ("athanor", "stages"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
+
+
+@pytest.fixture
+def text_world(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with data/clean."""
+    monkeypatch.setenv("ATHANOR_THREADS", "1")
+    write_clean(workdir, text_documents())
+    return workdir
 
 
 @pytest.fixture(scope="session")
@@ -113,8 +115,7 @@ def run_text_stage() -> Callable[..., None]:
 
     def run(stage: types.ModuleType, **changes: dict[str, Any]) -> None:
         params = {name: {**values, **changes.get(name, {})} for name, values in TEXT_PARAMS.items()}
-        with open("params.yaml", "w", encoding="utf-8") as file:
-            YAML().dump({**changes, **params}, file)
+        YAML().dump({**changes, **params}, Path("params.yaml"))
         name = stage.__name__.split(".")[-1]
         stage.run(Run(name.replace("_", "-"), f"stages.{name}"))
 

@@ -63,18 +63,13 @@ def write_raw(raw: dict[str, list[Document]]) -> None:
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.chdir(tmp_path)
-    for name in ("athanor", "stages"):  # the slots' fingerprints hold a digest of the code
-        Path(name).symlink_to(ROOT / name)
+def world(workdir):
     write_raw(sources())
     Path("data/battery").mkdir()
     write_rows("data/battery/items.jsonl", [ITEM])
     write_manifest("data/battery", kind="battery", version=1, counts={"facts": 1})
     write_scorer(Path("models/classifiers"))
     set_params()
-    return tmp_path
 
 
 def set_params(**dedup) -> None:
@@ -82,8 +77,7 @@ def set_params(**dedup) -> None:
     section["dedup"] = dedup
     for rules in section["rules"].values():  # the classifiers of these tests know nothing
         rules["min_quality"] = None
-    with open("params.yaml", "w", encoding="utf-8") as file:
-        YAML().dump({"clean": section}, file)
+    YAML().dump({"clean": section}, Path("params.yaml"))
 
 
 def run_stage() -> None:
@@ -130,10 +124,8 @@ def test_code_leaves_byte_for_byte_and_in_order(world):
     run_stage()
     train = [d.text for d in read_sources("data/clean/train") if d.source == "code"]
     val = [d.text for d in read_documents("data/clean/val.parquet") if d.source == "code"]
-    kept = train + val
-    assert sorted(kept) == sorted(d.text for d in sources()["code"])
-    order = [d.text for d in sources()["code"] if d.split == "train"]
-    assert train == order
+    assert sorted(train + val) == sorted(d.text for d in sources()["code"])
+    assert train == [d.text for d in sources()["code"] if d.split == "train"]
 
 
 def files_of(*folders: str) -> dict[str, str]:
@@ -153,11 +145,16 @@ def test_repeats_to_the_byte(world):
     assert files_of(*RESULTS) == first
 
 
+def undisturbed() -> dict[str, str]:
+    """The results of a run, of which nothing else is left."""
+    run_stage()
+    shutil.rmtree(".athanor")
+    return files_of(*RESULTS)
+
+
 def test_any_number_of_workers_gives_the_same_bytes(world, monkeypatch):
     monkeypatch.setenv("ATHANOR_WORKERS", "1")
-    run_stage()
-    first = files_of(*RESULTS)
-    shutil.rmtree(".athanor")
+    first = undisturbed()
     monkeypatch.setenv("ATHANOR_WORKERS", "2")
     monkeypatch.setattr(run, "SPREAD_BYTES", 1)
     run_stage()
@@ -166,9 +163,7 @@ def test_any_number_of_workers_gives_the_same_bytes(world, monkeypatch):
 
 def test_killed_at_any_shard_and_resumed_gives_the_same_bytes(world):
     """SIGKILL after each number of finished shards; what was finished is not done again."""
-    run_stage()
-    first = files_of(*RESULTS)
-    shutil.rmtree(".athanor")
+    first = undisturbed()
     command = [sys.executable, "-c", KILLED, str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ATHANOR_WORKERS": "1"}
     kills = 0
@@ -269,9 +264,7 @@ def test_missing_and_broken_inputs_are_told(world):
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: requirements-cluster.txt")
 def test_a_ray_cluster_gives_the_same_bytes(world, monkeypatch):
     monkeypatch.setenv("ATHANOR_WORKERS", "1")
-    run_stage()
-    first = files_of(*RESULTS)
-    shutil.rmtree(".athanor")
+    first = undisturbed()
     folder = tempfile.mkdtemp(prefix="ray")  # short: sockets are made below it
     private = {"RAY_AUTH_TOKEN": "0" * 64, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ATHANOR_EXECUTOR": "ray", "ATHANOR_WORKERS": "2", **private}

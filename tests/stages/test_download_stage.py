@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import http.server
 import json
-import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,46 +18,28 @@ from athanor.runtime.run import Run
 from athanor.text.conversations import read_conversations, read_items
 from athanor.text.documents import read_documents, read_sources
 from stages import download
+from tests.sources.world import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = ("data/raw", "data/instruct", "data/battery")
 LIMITS = {"text_column": "text", "max_document_bytes": 100_000, "min_chars": 1, "min_documents": 1, "min_bytes": 1}
-
-
-FOREIGN = {"filters": [], "meta_columns": [], "license_column": "license", "licenses": ["MIT"]}
+FOREIGN = {"license_column": "license", "licenses": ["MIT"]}
 
 
 def params():
-    files = {"type": "files", "name": "notes", "kind": "prose", "license": "CC0-1.0", "globs": ["corpus/*.md"]}
-    files |= {"select": None}
-    hub = {"type": "huggingface", "name": "web", "kind": "web", "license": "MIT", "dataset": "./set", "config": None}
-    hub |= {"split": "train", "revision": None, "skip_documents": 0, "max_documents": None, "max_bytes": None}
-    hub |= {"json_lines": None, "text_template": None, "select": None, "max_malformed_fraction": 0.0}
-    chats = {"type": "messages", "name": "chats", "files": "chats.jsonl", "hub_id": None, "hub_config": None}
-    chats |= {"revision": None, "hub_split": "train", "shape": "messages", "columns": ["messages"]}
-    chats |= {"select": None, "max_malformed_fraction": 0.0, "max_rows": 9, "min_rows": 1, "license": "CC0-1.0"}
+    files = {"type": "files", "name": "notes", "license": "CC0-1.0", "globs": ["corpus/*.md"]}
+    hub = {"type": "huggingface", "name": "web", "kind": "web", "license": "MIT", "dataset": "./set", "revision": None}
+    hub |= {"max_malformed_fraction": 0.0, "checkpoint_documents": 7}
+    chats = {"type": "messages", "name": "chats", "files": "chats.jsonl", "max_malformed_fraction": 0.0, "max_rows": 9}
+    chats |= {"min_rows": 1, "license": "CC0-1.0"}
     exercises = {"type": "exercises", "name": "exercises", "categories": {"comparison": 30, "http_status": 20}}
+    exercises |= {"multi_turn_rows": 5, "system_fraction": 0.1}
+    identity = {"type": "identity", "name": "identity", "repeats": 3, "min_rows": 20}
+    battery = {"seed": 1, "held_out_fraction": 0.2, "development_fraction": 0.2, "written": None}
     return {
-        "download": {
-            "val_fraction": 0.3,
-            "sources": [files | LIMITS, hub | LIMITS | {"checkpoint_documents": 7}],
-        },
-        "instruct": {
-            "seed": 1,
-            "val_fraction": 0.2,
-            "sources": [
-                exercises | {"multi_turn_rows": 5, "system_fraction": 0.1},
-                {"type": "identity", "name": "identity", "repeats": 3, "min_rows": 20},
-                chats,
-            ],
-        },
-        "battery": {
-            "seed": 1,
-            "held_out_fraction": 0.2,
-            "development_fraction": 0.2,
-            "written": None,
-            "categories": {"comparison": 5, "http_status": 5},
-        },
+        "download": {"val_fraction": 0.3, "sources": [files | LIMITS, hub | LIMITS]},
+        "instruct": {"seed": 1, "val_fraction": 0.2, "sources": [exercises, identity, chats]},
+        "battery": battery | {"categories": {"comparison": 5, "http_status": 5}},
     }
 
 
@@ -224,19 +205,14 @@ def served(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "served"
     folder.mkdir()
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield folder, f"http://127.0.0.1:{made.server_port}"
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with serving(functools.partial(Quiet, directory=str(folder))) as address:
+        yield folder, address
 
 
 def test_http_and_packages(workspace, monkeypatch, served):
     folder, address = served
     (folder / "pages.jsonl").write_text("".join(json.dumps({"text": f"page {n}"}) + "\n" for n in range(7)))
-    remote = {"type": "http", "name": "remote", "kind": "web", "license": "MIT", "select": None} | LIMITS
+    remote = {"type": "http", "name": "remote", "kind": "web", "license": "MIT"} | LIMITS
     remote |= {"urls": [{"url": f"{address}/pages.jsonl", "sha256": "0" * 64}]}
     installed = {"type": "packages", "prose_name": "docs", "code_name": "code", "exclude": [], "max_bytes": 300_000}
     installed |= {"licenses": ["MIT", "Apache-2.0", "BSD-3-Clause", "LicenseRef-BSD"], "max_prose_chars": 3000}

@@ -31,12 +31,8 @@ SFT = {
     "max_hedge_rate": 0.1,
     "replay_share": 0.0,
     "filter_exceptions": {"identity_leak": [], "hedge_opening": [], "refusal_opening": [], "cut_answer": []},
-    "source_priority": [],
-    "decontamination": {"ngram_words": 13, "max_ngram_conversations": 10, "max_ngram_items": 1, "fact_categories": []},
-    "sources": {
-        "sums": {"max_copies": 1, "repeats": 1, "max_supervised_tokens": None},
-        "chat": {"max_copies": 2, "repeats": 3, "max_supervised_tokens": 400},
-    },
+    "decontamination": {"fact_categories": []},
+    "sources": {"sums": {}, "chat": {"max_copies": 2, "repeats": 3, "max_supervised_tokens": 400}},
 }
 QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
 

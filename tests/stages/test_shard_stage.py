@@ -22,7 +22,7 @@ from athanor.runtime.run import Run
 from athanor.text.documents import read_documents, read_sources
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import shard
-from tests.stages.conftest import ROOT, text_documents, write_clean
+from tests.stages.conftest import ROOT, TEXT_PARAMS, mix, text_documents, write_clean
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_repeats_to_the_byte_and_a_seed_changes_the_order_only(world, run_text_s
     monkeypatch.setenv("ATHANOR_THREADS", "2")
     run_text_stage(shard)
     assert (manifest_digest("data/shards"), sha256_file("metrics/shard.json")) == (first, metrics)
-    seeded = {"seed": 2, "sources": {n: {"share": s, "max_epochs": 2.0} for n, s in (("code", 0.6), ("prose", 0.4))}}
+    seeded = {"seed": 2, "sources": mix(code=(0.6, 2.0), prose=(0.4, 2.0))}
     run_text_stage(shard, mixture=seeded)
     assert manifest_digest("data/shards") != first
 
@@ -108,7 +108,7 @@ def test_a_mixture_that_is_not_interleaved_is_refused(world, run_text_stage, mon
 
 
 def test_a_source_left_out_and_no_validation_text(world, run_text_stage):
-    only = {"code": {"share": 1.0, "max_epochs": 1.0}, "prose": {"share": 0.0, "max_epochs": 1.0}}
+    only = mix(code=(1.0, 1.0), prose=(0.0, 1.0))
     run_text_stage(shard, mixture={"seed": 1, "sources": only})
     assert list(read_shards_manifest("data/shards")["sources"]) == ["code"]
     write_clean(world, [d for d in text_documents() if d.split == "train"])
@@ -118,11 +118,8 @@ def test_a_source_left_out_and_no_validation_text(world, run_text_stage):
 
 # -- tokenising, shard by shard -------------------------------------------------------------------------------------
 
-COOLDOWN = {"sources": {"prose": {"share": 0.7, "max_epochs": 1.0}, "code": {"share": 0.3, "max_epochs": 0.5}}}
-MIXTURE = {
-    "seed": 1,
-    "sources": {"code": {"share": 0.6, "max_epochs": 2.0}, "prose": {"share": 0.4, "max_epochs": 3.0}},
-}
+COOLDOWN = {"sources": mix(prose=(0.7, 1.0), code=(0.3, 0.5))}
+SOURCES = TEXT_PARAMS["mixture"]["sources"]
 
 
 def results() -> dict[str, str]:
@@ -145,7 +142,7 @@ def test_another_mixture_or_length_tokenises_nothing_again(world, run_text_stage
     run_text_stage(shard, shard={"train_tokens": None})
     first, tokens = results(), spooled()
     assert len(tokens) > 6
-    shares = {"code": {"share": 0.3, "max_epochs": 1.0}, "prose": {"share": 0.7, "max_epochs": 2.0}}
+    shares = mix(code=(0.3, 1.0), prose=(0.7, 2.0))
     run_text_stage(shard, mixture={"sources": shares, "cooldown": COOLDOWN}, shard={"train_tokens": 9000})
     assert results() != first and spooled() == tokens
     run_text_stage(shard, shard={"train_tokens": None})
@@ -159,7 +156,7 @@ def test_a_source_that_gets_a_share_later_is_tokenised_then(world, run_text_stag
     run_text_stage(shard)
     both = results()
     shutil.rmtree(".athanor")
-    only = {"code": {"share": 1.0, "max_epochs": 2.0}, "prose": {"share": 0.0, "max_epochs": 1.0}}
+    only = mix(code=(1.0, 2.0), prose=(0.0, 1.0))
     run_text_stage(shard, mixture={"sources": only})
     tokens = spooled()
     assert not any("prose-00000" in name for name in tokens)
@@ -262,12 +259,12 @@ def test_a_shard_that_is_missing_is_a_failed_stage(world, run_text_stage):
 
 def test_a_source_without_a_document_is_refused_before_anything_is_tokenised(world, run_text_stage):
     """A code source of no bytes was once renormalised away, and a model trained without code."""
-    shares = MIXTURE["sources"] | {"maths": {"share": 0.2, "max_epochs": 1.0}}
+    shares = SOURCES | mix(maths=(0.2, 1.0))
     with pytest.raises(InputError, match="mixture source 'maths': no training text"):
         run_text_stage(shard, mixture={"sources": shares})
-    cooldown = {"sources": {"maths": {"share": 1.0, "max_epochs": 1.0}}}
+    cooldown = {"sources": mix(maths=(1.0, 1.0))}
     with pytest.raises(InputError, match="mixture source 'maths': no training text"):
-        shares = shares | {"maths": {"share": 0.0, "max_epochs": 1.0}}
+        shares = shares | mix(maths=(0.0, 1.0))
         run_text_stage(shard, mixture={"sources": shares, "cooldown": cooldown})
     assert not spooled()
 
@@ -344,8 +341,8 @@ def test_the_cooldown_has_a_stream_of_its_own_and_leaves_the_main_one_alone(worl
 
 
 def test_a_source_of_the_cooldown_only(world, run_text_stage):
-    sources = MIXTURE["sources"] | {"prose": {"share": 0.0, "max_epochs": 1.0}}
-    cooldown = {"sources": {"prose": {"share": 1.0, "max_epochs": 1.0}}}
+    sources = SOURCES | mix(prose=(0.0, 1.0))
+    cooldown = {"sources": mix(prose=(1.0, 1.0))}
     run_text_stage(shard, mixture={"sources": sources, "cooldown": cooldown})
     manifest = read_shards_manifest("data/shards")
     assert list(manifest["sources"]) == list(manifest["val"]) == ["code"]
@@ -367,9 +364,9 @@ def test_gates_hold_for_the_cooldown(world, run_text_stage, capsys, monkeypatch)
 def test_a_cooldown_that_cannot_be_meant(world, run_text_stage):
     with pytest.raises(ParamsError, match="shard.cooldown_tokens: there is no mixture for the cooldown"):
         run_text_stage(shard, shard={"cooldown_tokens": 100})
-    unknown = {"sources": {"maths": {"share": 1.0, "max_epochs": 1.0}}}
+    unknown = {"sources": mix(maths=(1.0, 1.0))}
     with pytest.raises(ParamsError, match="mixture.cooldown.sources.maths: not a source of the mixture"):
         run_text_stage(shard, mixture={"cooldown": unknown})
-    nothing = {"sources": {"code": {"share": 0.0, "max_epochs": 1.0}}}
+    nothing = {"sources": mix(code=(0.0, 1.0))}
     with pytest.raises(ParamsError, match="mixture.cooldown.sources: no source has a share"):
         run_text_stage(shard, mixture={"cooldown": nothing})

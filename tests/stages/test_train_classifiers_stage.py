@@ -24,15 +24,7 @@ from stages import train_classifiers
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path("models/classifiers")
-PARAMS: dict[str, Any] = {
-    "seed": 1,
-    "sample_bytes": 400_000,
-    "quality_labels": None,
-    "toxicity_labels": None,
-    "inverse_l2": 1.0,
-    "min_auroc": 0.8,
-    "max_length_correlation": 0.5,
-}
+PARAMS: dict[str, Any] = {"seed": 1, "sample_bytes": 400_000}
 ACTORS = "farmer teacher doctor sailor baker driver painter writer".split()
 ACTIONS = "sells buys finds keeps shows brings carries makes".split()
 THINGS = "apples books letters boats cakes houses pictures stories".split()
@@ -92,15 +84,12 @@ def write_raw(sources: dict[str, list[Document]], shard_bytes: int = 10**9, extr
 
 
 @pytest.fixture(autouse=True)
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def world(workdir: Path) -> None:
+    pass
 
 
 def run_stage(**changes: Any) -> None:
-    with open("params.yaml", "w", encoding="utf-8") as file:
-        YAML().dump({"classifiers": {**PARAMS, **changes}}, file)
+    YAML().dump({"classifiers": {**PARAMS, **changes}}, Path("params.yaml"))
     train_classifiers.run(Run("train-classifiers", "stages.train_classifiers"))
 
 

@@ -14,6 +14,7 @@ from athanor.runtime import process
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import download, train_tokenizer
+from tests.stages.conftest import mix
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,10 +63,10 @@ def test_a_red_gate_publishes_nothing(text_world, run_text_stage, monkeypatch):
 def test_bad_parameters_and_missing_text_are_named(text_world, run_text_stage):
     with pytest.raises(ParamsError, match="tokenizer.vocab_size: 32768 is more than the text supports"):
         run_text_stage(train_tokenizer, tokenizer={"vocab_size": 32768})
-    shares = {"code": {"share": 1.0, "max_epochs": 1.0}}
+    shares = mix(code=(1.0, 1.0))
     with pytest.raises(ParamsError, match="'prose' has documents but no share"):
         run_text_stage(train_tokenizer, mixture={"sources": shares})
-    shares |= {"prose": {"share": 0.0, "max_epochs": 1.0}, "maths": {"share": 1.0, "max_epochs": 1.0}}
+    shares |= mix(prose=(0.0, 1.0), maths=(1.0, 1.0))
     with pytest.raises(InputError, match="mixture source 'maths'"):
         run_text_stage(train_tokenizer, mixture={"sources": shares})
     shutil.rmtree(text_world / "data/clean/train")
