@@ -60,9 +60,9 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
                 raise InputError(
                     f"no {split} conversation is left", where=str(INSTRUCT), fix="add conversations, or raise a cap"
                 )
-            entries = [(row.ids, row.mask, names.index(row.conversation.source)) for row in part]
+            entries = [(row.ids, row.mask, names.index(row.source)) for row in part]
             # A repeat is a row entry, not a copy of the ids, and never changes which side a conversation is on.
-            times = [params.sources[row.conversation.source].repeats if split == "train" else 1 for row in part]
+            times = [params.sources[row.source].repeats if split == "train" else 1 for row in part]
             if split == "train":
                 texts = [(ids, names.index(name, len(dropped))) for name, mine in text.pieces.items() for ids in mine]
                 entries += [(ids, replay.mask_of(ids), source) for ids, source in texts]

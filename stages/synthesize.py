@@ -107,8 +107,8 @@ def collect(run: Run, params: SyntheticParams, requests: Sequence[Request], ledg
             judge.see(request, answer)
 
         collector = Collector(
-            Endpoint(params, key).ask,
-            ledger,
+            ask=Endpoint(params, key).ask,
+            ledger=ledger,
             concurrency=params.concurrency,
             max_tries=params.max_tries,
             tick=tick,

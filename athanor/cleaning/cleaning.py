@@ -165,6 +165,10 @@ def clean(
         writing.Observed.load(work / "written" / shard.name, written[shard.name]["observed"]) for shard in table.shards
     ]
     facts = writing.run_gates(observed, sample.tolist(), params, index)
+    redactions = {
+        source: dict(sorted(sum((Counter(measured[name]["redactions"]) for name in of), Counter()).items()))
+        for source, of in names.items()
+    }
     leaked = Counter(index.items[item].category for item in items_found.values())
     touched = Counter(index.items[item].id for item in items_found.values())
     report = {
@@ -174,7 +178,7 @@ def clean(
             "by_category": {name: leaked[name] for name in sorted({item.category for item in index.items})},
             "ngrams_shared_by_items": index.shared_ngrams,
         },
-        "redactions": {source: _redactions(measured[name] for name in of) for source, of in names.items()},
+        "redactions": redactions,
         **facts,
     }
     parts = {source: [work / "written" / name for name in of_source] for source, of_source in names.items()}
@@ -300,13 +304,6 @@ def _counts(written: Mapping[str, dict[str, Any]], names: Mapping[str, Sequence[
             if rows:
                 counts[split][source] = {key: sum(row[key] for row in rows) for key in ("documents", "bytes")}
     return counts
-
-
-def _redactions(facts: Any) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for row in facts:
-        total.update(row["redactions"])
-    return dict(sorted(total.items()))
 
 
 def _summed(histograms: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from athanor.quality import language, repetition
-from athanor.words.words import Tokens, Words
+from athanor.words.words import Tokens, Words, upto
 
 WEIGHTS = {
     "diversity": 0.15,
@@ -123,8 +123,7 @@ def _distinct(words: Words) -> np.ndarray:
     keys = np.sort((words.hashes >> np.uint64(20)) | np.repeat(texts << np.uint64(44), words.counts))
     new = np.ones(len(keys), np.int64)
     new[1:] = keys[1:] != keys[:-1]
-    upto = np.concatenate([[0], np.cumsum(new)])
-    return np.diff(upto[words.offsets])
+    return np.diff(upto(new)[words.offsets])
 
 
 _LEXICON = language.Lexicon(phrase for group in (*BOILERPLATE, LOREM) for phrase in group)
@@ -180,20 +179,20 @@ def _layout(texts: Sequence[str]) -> _Layout:
     lasts = np.flatnonzero(solid[:-1] & ~solid[1:])  # of words; the data end with a newline, so there are as many
     newlines = np.flatnonzero(data == 10)
     # Words up to each line end: a line is blank when it adds none.
-    upto = np.searchsorted(starts, newlines)
-    before = np.concatenate([[0], upto[:-1]])
-    full = np.flatnonzero(upto > before)
+    ends = np.searchsorted(starts, newlines)
+    before = np.concatenate([[0], ends[:-1]])
+    full = np.flatnonzero(ends > before)
     opens = np.concatenate([[True], full[1:] != full[:-1] + 1]) if len(full) else np.zeros(0, bool)
     line_owner = np.searchsorted(text_ends, newlines[full], "right")
-    first, last = starts[before[full]], lasts[upto[full] - 1]
+    first, last = starts[before[full]], lasts[ends[full] - 1]
     long = last - first + 1 > 10
     texts_ = len(texts)
 
     closes = _ENDS[data[lasts]]  # words that end a sentence
-    closes[upto[full[np.concatenate([opens[1:], [True]])]] - 1 if len(full) else []] = True
-    ends = np.flatnonzero(closes)
-    sizes = np.diff(ends, prepend=-1)
-    owner = np.searchsorted(text_ends, starts[ends], "right")
+    closes[ends[full[np.concatenate([opens[1:], [True]])]] - 1 if len(full) else []] = True
+    stops = np.flatnonzero(closes)
+    sizes = np.diff(stops, prepend=-1)
+    owner = np.searchsorted(text_ends, starts[stops], "right")
     return _Layout(
         words=np.diff(np.searchsorted(starts, text_ends), prepend=0),
         sentences=np.bincount(owner, minlength=texts_),

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from athanor.words.words import Words, stream, word_hashes
+from athanor.words.words import Words, stream, upto, word_hashes
 
 _TABLE = np.uint64(48)  # leaves 16 bits
 JUDGED_WORDS = 20  # fewer words than this say too little about a text
@@ -132,7 +132,7 @@ def measure(words: Words) -> dict[str, np.ndarray]:
     offsets = np.searchsorted(places, words.offsets)
 
     def share(flags: np.ndarray) -> np.ndarray:
-        total = np.concatenate([[0], np.cumsum(flags[known])])
+        total = upto(flags[known])
         return np.diff(total[offsets]) / np.maximum(words.counts, 1)
 
     english = share(_ENGLISH)

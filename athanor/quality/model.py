@@ -34,7 +34,7 @@ import numpy as np
 from athanor.base.artifacts import manifest_digest, read_json, read_manifest, write_bytes, write_json
 from athanor.base.errors import InputError
 from athanor.quality import heuristics
-from athanor.words.words import Tokens, Words, ngrams
+from athanor.words.words import Tokens, Words, ngrams, upto
 
 KIND, VERSION = "classifiers", 1
 FILE = "classifiers.json"
@@ -70,7 +70,7 @@ def matrix(found: Features) -> Any:
     from scipy.sparse import csr_matrix
 
     counts = sizes(found)
-    offsets = np.concatenate([[0], np.cumsum(counts)])
+    offsets = upto(counts)
     indices = np.empty(offsets[-1], np.int64)
     for part, shift in zip(found, (np.zeros_like(counts), found[0].counts), strict=True):
         place = np.repeat(offsets[:-1] + shift - part.offsets[:-1], part.counts) + np.arange(len(part.hashes))
@@ -93,9 +93,7 @@ class Linear:
         """int64 [texts]: the sum of the weights of each text's features."""
         total = np.zeros(len(found[0]), np.int64)
         for part in found:
-            upto = np.zeros(len(part.hashes) + 1, np.int64)
-            np.cumsum(self.weights[part.hashes], out=upto[1:])
-            total += np.diff(upto[part.offsets])
+            total += np.diff(upto(self.weights[part.hashes])[part.offsets])
         return total
 
     def margins(self, found: Features) -> np.ndarray:

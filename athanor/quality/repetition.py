@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from athanor.words.words import Words, mix, stream
+from athanor.words.words import Words, mix, stream, upto
 
 PERIODS = range(1, 14)
 
@@ -87,7 +87,7 @@ class Repeats:
         cover = np.zeros(len(words.hashes) + 1, np.int64)
         cover[self._again] += 1  # a start occurs once, so no element is named twice
         cover[self._again + self._size] -= 1
-        covered = np.concatenate([[0], np.cumsum(np.cumsum(cover[:-1]) > 0)])
+        covered = upto(np.cumsum(cover[:-1]) > 0)
         return np.diff(covered[words.offsets]) / np.maximum(words.counts, 1)
 
     def top_share(self) -> np.ndarray:

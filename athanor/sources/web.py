@@ -45,12 +45,12 @@ ADVICE = {
 }
 
 
-class Retry(Exception):
-    """Worth another try; `after` is what the server asked for, in seconds."""
+class Again(Exception):
+    """Worth another try. `after`: seconds that the server asked for. `charged`: it may have done what is paid for."""
 
-    def __init__(self, why: str, after: float | None = None) -> None:
+    def __init__(self, why: str, after: float | None = None, *, charged: bool = False) -> None:
         super().__init__(why)
-        self.why, self.after = why, after
+        self.why, self.after, self.charged = why, after, charged
 
 
 def fetch(
@@ -171,7 +171,7 @@ class _File:
             try:
                 self._receive()
                 return
-            except Retry as error:
+            except Again as error:
                 tries = 0 if self._size() > before else tries + 1
                 if tries >= TRIES:
                     what = f"{tries} tries in a row failed, the last: {error.why}"
@@ -196,14 +196,14 @@ class _File:
         return self.part.stat().st_size if self.part.is_file() else 0
 
     def _receive(self) -> None:
-        """One request, from where the part ends; Retry when it did not bring the whole rest."""
+        """One request, from where the part ends; Again when it did not bring the whole rest."""
         start, known = self._size(), self._known()
         with self._get({"Range": f"bytes={start}-", "If-Range": known} if start and known else {}) as reply:
             self._store(reply, start)
 
     def announced(self) -> int:
         """Bytes that the server says it would send; 0 where it does not say, or cannot be asked now."""
-        with contextlib.closing(self.session), contextlib.suppress(Retry), self._get({}) as reply:
+        with contextlib.closing(self.session), contextlib.suppress(Again), self._get({}) as reply:
             return count(reply.headers.get("Content-Length")) or 0
         return 0
 
@@ -231,10 +231,10 @@ class _File:
     def _check_status(self, reply: Any) -> None:
         code = reply.status_code
         if code in AGAIN:
-            raise Retry(f"HTTP {code} {reply.reason}", retry_after(reply.headers.get("Retry-After")))
+            raise Again(f"HTTP {code} {reply.reason}", retry_after(reply.headers.get("Retry-After")))
         if code == 416:  # the part is longer than the file is now
             self._begin_again()
-            raise Retry("HTTP 416: the file has become shorter", 0.0)
+            raise Again("HTTP 416: the file has become shorter", 0.0)
         if code not in (200, 206):
             fix = ADVICE.get(code, "correct the url in params.yaml")
             raise InputError(f"HTTP {code} {reply.reason}", where=self.name, fix=fix)
@@ -245,7 +245,7 @@ class _File:
             match = re.match(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18}|\*)$", reply.headers.get("Content-Range", ""))
             if match is None or int(match[1]) != start or validator(reply.headers) not in (None, self._known()):
                 self._begin_again()
-                raise Retry("the server sent another range than was asked for", 0.0)
+                raise Again("the server sent another range than was asked for", 0.0)
             total = None if match[2] == "*" else int(match[2])
             self.continued = True
         else:
@@ -267,7 +267,7 @@ class _File:
         if total is not None and (size := self._size()) != total:
             if size > total:
                 self._begin_again()
-            raise Retry(f"{size:,} of {total:,} bytes came")
+            raise Again(f"{size:,} of {total:,} bytes came")
 
     def _piece(self, reply: Any) -> bytes:
         """The next bytes as they are sent: no unpacking, which ranges do not count in."""
@@ -324,9 +324,9 @@ class _File:
         return True
 
 
-def _retry(error: Exception) -> Retry:
+def _retry(error: Exception) -> Again:
     text = re.sub(r"\?[^\s'\")]+", "?...", " ".join(str(error).split()))  # the client library's words hold the query
-    return Retry(f"{type(error).__name__}: {text[:200]}")
+    return Again(f"{type(error).__name__}: {text[:200]}")
 
 
 def validator(headers: Any) -> str | None:

@@ -59,6 +59,11 @@ def fold(text: str) -> str:
     return text
 
 
+def upto(counts: np.ndarray) -> np.ndarray:
+    """int64 [counts + 1]: 0, and the sum up to each of them."""
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
 def mix(values: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): uint64 to uint64, one to one."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -166,7 +171,7 @@ def _tokenise_block(encoded: list[bytes]) -> Tokens:
     hashes = mix(sums * inverse[begins])
     offsets = np.concatenate([[0], np.searchsorted(begins, ends)])
     is_word = classes[begins] == WORD
-    word_offsets = np.concatenate([[0], np.cumsum(is_word)])[offsets]
+    word_offsets = upto(is_word)[offsets]
     letters = np.zeros(0)
     if len(ends):
         letters = np.add.reduceat(classes == WORD, np.concatenate([[0], ends[:-1]]), dtype=np.int64)
@@ -216,7 +221,7 @@ def ngrams(words: Words, size: int) -> Words:
 
 def _starts(words: Words, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Index of the first word of each window, `counts` windows for each text, and the windows' offsets."""
-    offsets = np.concatenate([[0], np.cumsum(counts)])
+    offsets = upto(counts)
     return np.arange(offsets[-1]) + np.repeat(words.offsets[:-1] - offsets[:-1], counts), offsets
 
 

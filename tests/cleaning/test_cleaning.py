@@ -34,7 +34,7 @@ ITEM = Item(
     ("18",),
     ("17", "19"),
 )
-INDEX = ItemIndex.from_items([ITEM])
+INDEX = ItemIndex([ITEM])
 VOCABULARY = """the of and a to in is was that for it with as on be at by this had from they not but which
 have one you were river garden window letter kettle morning table brother kitchen winter summer street music
 paper finger mountain island bridge silver copper engine market cotton butter ladder pocket basket needle candle mirror saddle anchor

@@ -220,7 +220,7 @@ def good(count=40):
 
 def judged(found, malformed=0, **changes):
     made = rows(found)
-    reasons = sift(made, ItemIndex.from_items([ITEM]), 10)
+    reasons = sift(made, ItemIndex([ITEM]), 10)
     drops = Counter(reason for reason in reasons if reason)
     gates = params(gates={"min_conversations": 10} | changes).gates
     check(gates, measure(made), drops, len(made), malformed, len(made) + malformed)
@@ -241,7 +241,7 @@ def test_good_conversations_pass_every_gate_and_single_faults_are_only_left_out(
     ]
     reasons = judged(planted, max_leaked_share=0.1)
     assert reasons[:100] == [None] * 100
-    copies = sift(rows([*good(), *[[(ITEM_TEXT, "It is 92.")]] * 5]), ItemIndex.from_items([ITEM]), 10)
+    copies = sift(rows([*good(), *[[(ITEM_TEXT, "It is 92.")]] * 5]), ItemIndex([ITEM]), 10)
     assert Counter(copies) == {None: 40, "leaked": 5}  # and not one leak with four repeats of it
     assert reasons[100:] == ["identity", "refusal", "hedge", "truncated", "leaked", "leaked", "near_duplicate"]
 

@@ -30,7 +30,7 @@ FILLER = "The weather in the valley was fine, and nobody had expected the river 
 
 @pytest.fixture(scope="module")
 def index() -> ItemIndex:
-    return ItemIndex.from_items(ITEMS, fact_categories=("recall",))
+    return ItemIndex(ITEMS, fact_categories=("recall",))
 
 
 def one(index: ItemIndex, text: str, **options) -> str | None:
@@ -80,8 +80,8 @@ def test_a_short_item_needs_prompt_and_answer_in_documents_and_only_the_prompt_i
 def test_facts_may_be_in_the_corpus_but_the_question_may_not():
     page = f"shutil.copyfile(src, dst)\n\n{RECALL.accepted[0]}"
     asked = f"Which task is shutil.copyfile for?\n{RECALL.accepted[0]}"
-    with_facts = ItemIndex.from_items(ITEMS, fact_categories=("recall",))
-    without = ItemIndex.from_items(ITEMS)
+    with_facts = ItemIndex(ITEMS, fact_categories=("recall",))
+    without = ItemIndex(ITEMS)
     assert with_facts.matches([page, asked], prompts_alone=False) == [None, RECALL.id]
     assert without.matches([page, asked], prompts_alone=False) == [RECALL.id, RECALL.id]
     chat = [Message("user", "Say what shutil.copyfile is for"), Message("assistant", RECALL.accepted[0])]
@@ -102,7 +102,7 @@ def test_exercises_of_one_template_are_not_contaminated_but_the_item_itself_is()
     rows = sorted(set(draws))
     rng.shuffle(rows)
     items = [item(template(*row), str(row[1] + row[2] - row[3]), "stories") for row in rows[:20]]
-    index = ItemIndex.from_items(items)
+    index = ItemIndex(items)
     training = [f"{template(*row)}\n{row[1] + row[2] - row[3]}" for row in rows[20:]]
     leaked = 77
     training[leaked] = f"{items[3].prompt[0].content}\n{items[3].answer}"
@@ -117,7 +117,7 @@ def test_exercises_of_one_template_are_not_contaminated_but_the_item_itself_is()
 
 def test_boilerplate_in_an_item_flags_nothing_and_a_whole_item_is_found_however_frequent():
     licence = "Permission is hereby granted free of charge to anyone obtaining a copy of this software and its files"
-    index = ItemIndex.from_items([item(f"Continue this text: {licence}", "to deal in the software")])
+    index = ItemIndex([item(f"Continue this text: {licence}", "to deal in the software")])
     pages = [f"{FILLER} {number}\n{licence}\n{number}" for number in range(12)]
     assert index.matches(pages, max_ngram_documents=11) == [None] * 12
     assert None not in index.matches(pages, max_ngram_documents=12)
@@ -128,7 +128,7 @@ def test_boilerplate_in_an_item_flags_nothing_and_a_whole_item_is_found_however_
 def test_what_is_left_is_clean_although_frequencies_fell():
     gram = " ".join(f"word{n}" for n in range(13))
     other = " ".join(f"term{n}" for n in range(13))
-    index = ItemIndex.from_items([item(f"{gram} and", "so"), item(f"{other} but", "not")])
+    index = ItemIndex([item(f"{gram} and", "so"), item(f"{other} but", "not")])
     texts = [gram + f" {n}" for n in range(11)] + [other]
     texts[0] += " " + other
     found = index.matches(texts)
@@ -151,7 +151,7 @@ def test_several_turns_and_short_prompts_in_conversations():
     )
     rule = "You are a careful assistant who always answers with a number and nothing more than that."
     hello = item("Count: cat", "3", "counting", system=rule)
-    index = ItemIndex.from_items([turns, hello])
+    index = ItemIndex([turns, hello])
     same = [*turns.prompt, Message("assistant", "A snake.")]
     other = [Message("user", "I am Ben and I keep a snake."), *turns.prompt[1:], Message("assistant", "A snake.")]
     assert index.conversation_matches([same, other]) == [turns.id, None]
@@ -169,7 +169,7 @@ def test_operators_count_where_numbers_follow():
 
 
 def test_an_empty_battery_finds_nothing():
-    index = ItemIndex.from_items([])
+    index = ItemIndex([])
     assert index.matches(["text", ""]) == [None, None] and index.matches([]) == []
 
 

@@ -32,7 +32,7 @@ def case() -> tuple[ItemIndex, list[str]]:
         words = f"{prompt_text(item.prompt)} {item.accepted[0]}"
         texts += [f"{sentence(rng, 0, 9)} {words} {sentence(rng, 0, 9)}", words]
     rng.shuffle(texts)
-    return ItemIndex.from_items(items, ngram_words=SIZE), texts
+    return ItemIndex(items, ngram_words=SIZE), texts
 
 
 def plain(index: ItemIndex, text: str) -> tuple[set[int], set[int]]:
@@ -47,8 +47,8 @@ def plain(index: ItemIndex, text: str) -> tuple[set[int], set[int]]:
         numbers = [word[0].isdigit() for word in window]
         masked = np.where(numbers, decontaminate._NUMBER, hashes)
         family = gram if sum(numbers) > 1 else ngrams(Words(masked, offsets), SIZE).hashes[0]
-        grams |= set(np.flatnonzero(index._grams.hashes == gram).tolist())
-        families |= set(np.flatnonzero(index._grams.families == family).tolist())
+        grams |= set(np.flatnonzero(index._grams == gram).tolist())
+        families |= set(np.flatnonzero(index._families == family).tolist())
     return grams, families
 
 
@@ -84,5 +84,5 @@ def test_the_scan_does_not_depend_on_the_batch(case):
 
 def test_no_texts_and_no_items(case):
     assert case[0].scan([], prompts_alone=True) == []
-    empty = ItemIndex.from_items([])
+    empty = ItemIndex([])
     assert [hits.whole for hits in empty.scan(["a b", ""], prompts_alone=True)] == [-1, -1]

@@ -32,13 +32,18 @@ STDLIB = Path(sysconfig.get_path("stdlib"))
 HELD_OUT_WORDINGS = 2  # of each kind; the battery's seed says which
 
 
+def first_sentence(docstring: str) -> str:
+    """On one line, without a name before it and the full stop behind it."""
+    first = " ".join(docstring.strip().split("\n\n")[0].split())
+    first = re.sub(r"^[\w.]+(\.py)?\s*(--?|:|\u2013)\s+", "", first)
+    return re.split(r"(?<=[a-z)])\.\s", first, maxsplit=1)[0].rstrip(".")
+
+
 def summary(docstring: str | None) -> str | None:
     """The first sentence of a docstring as one line, or None if it is no plain short sentence."""
     if not docstring:
         return None
-    first = " ".join(docstring.strip().split("\n\n")[0].split())
-    first = re.sub(r"^[\w.]+(\.py)?\s*(--?|:|\u2013)\s+", "", first)
-    first = re.split(r"(?<=[a-z)])\.\s", first, maxsplit=1)[0].rstrip(".")
+    first = first_sentence(docstring)
     usable = 2 <= len(first.split()) <= MAX_WORDS and len(first) <= 90 and first.isascii() and first[0].isalpha()
     signature = re.match(r"\w+\(", first)
     if not usable or signature or "->" in first or "==" in first or ">>>" in first or "~" in first:
