@@ -106,13 +106,9 @@ def join(path: Path, files: Iterable[Path]) -> None:
 def score_rows(cleaned: Cleaned) -> list[dict[str, Any]]:
     """One row for each source and bin of quality; the other scores are in the data report."""
     return [
-        {
-            "kept": quality["kept"][number],
-            "dropped": quality["dropped"][number],
-            "score": f"{source}: quality {number / BINS:.2f}",
-        }
-        for source, quality in ((source, scores["quality"]) for source, scores in sorted(cleaned.scores.items()))
-        for number in range(BINS)
+        {"kept": kept, "dropped": dropped, "score": f"{source}: quality {number / BINS:.2f}"}
+        for source, scores in sorted(cleaned.scores.items())
+        for number, (kept, dropped) in enumerate(zip(*map(scores["quality"].get, ("kept", "dropped")), strict=True))
     ]
 
 

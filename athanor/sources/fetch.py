@@ -131,7 +131,7 @@ class Fetcher:
     ) -> dict[str, Tally]:
         """Write documents of several names, each to its own."""
         with ExitStack() as stack:
-            writers = {name: stack.enter_context(self._writer(name, source)) for name in names}
+            writers = {name: stack.enter_context(SourceWriter(self.raw, name, source)) for name in names}
             for document in documents:
                 self._check_stop()
                 writers[document.source].add(document)
@@ -162,7 +162,7 @@ class Fetcher:
         bar: Bar,
         unreadable: select.Unreadable | None = None,
     ) -> Tally:
-        with self._writer(source.name, source) as writer:
+        with SourceWriter(self.raw, source.name, source) as writer:
             take = (bar.update, writer.tally.leave_out, unreadable)
             for document in select.documents(source, found, self.val_fraction, *take):
                 self._check_stop()
@@ -179,16 +179,12 @@ class Fetcher:
         with self._slot(huggingface.__name__, inputs) as folder:
             with self.progress(source.max_bytes, source.name, "B") as bar:
                 read = huggingface.fetch(source, folder, self.val_fraction, tick=bar.update, stop=self.stop)
-            with self._writer(source.name, source) as writer:
+            with SourceWriter(self.raw, source.name, source) as writer:
                 writer.tally.left_out.update(read["left_out"])
                 for document in huggingface.documents(folder):
                     writer.add(document)
         where = {"local_sha256": local} if local else {"dataset": source.dataset, "revision": source.revision}
         return writer.tally, {**where, "license": source.license, "rows_read": read["rows"]}
-
-    def _writer(self, name: str, source: DocumentSource) -> SourceWriter:
-        least = {"min_documents": source.min_documents, "min_bytes": source.min_bytes}
-        return SourceWriter(self.raw, name, min_chars=source.min_chars, **least)
 
     @contextmanager
     def _slot(self, module: str, inputs: Facts) -> Iterator[Path]:
@@ -247,11 +243,11 @@ class Tally:
 
 
 class SourceWriter:
-    """The shards of one source below `raw`; leaving the block without an error checks the source's minimum."""
+    """The shards of one name below `raw`; leaving the block without an error checks its source's minimum."""
 
-    def __init__(self, raw: Path, name: str, *, min_chars: int, min_documents: int, min_bytes: int) -> None:
-        self.name, self.min_chars = name, min_chars
-        self.minimum = {"documents": min_documents, "bytes": min_bytes}
+    def __init__(self, raw: Path, name: str, source: DocumentSource) -> None:
+        self.name, self.min_chars = name, source.min_chars
+        self.minimum = {"documents": source.min_documents, "bytes": source.min_bytes}
         self.tally = Tally()
         self._shards = ShardWriter(raw / name)
 
@@ -296,20 +292,20 @@ def check_sources(
 
     `look` opens a source of documents and returns its bytes.
     """
-    checks: list[tuple[str, Callable[[], float]]] = [
-        (f"download.sources[{number}] ({names_of(source)[0]})", lambda source=source: look(source))  # type: ignore[misc]
+    checks: list[tuple[str, Callable[[Any], float], Any]] = [
+        (f"download.sources[{number}] ({names_of(source)[0]})", look, source)
         for number, source in enumerate(download.sources)
     ] + [
-        (f"instruct.sources[{number}] ({chats.name})", lambda chats=chats: messages.look(chats))  # type: ignore[misc]
+        (f"instruct.sources[{number}] ({chats.name})", messages.look, chats)
         for number, chats in enumerate(instruct.sources)
         if isinstance(chats, MessagesSource)
     ]
     needed, problems = 0.0, []
-    for where, opened in checks:
+    for where, opened, source in checks:
         if stop():
             raise Interrupted("stopped while the sources were being opened; nothing was fetched")
         try:
-            needed += opened()
+            needed += opened(source)
         except InputError as error:
             if error.what.startswith(UNREACHABLE):
                 raise  # of the others too

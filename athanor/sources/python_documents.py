@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -162,19 +163,13 @@ def code_texts(module: Module, max_chars: int, min_chars: int) -> Iterator[str]:
     lines = shortened(module)
     run, before = "", ()
     for chunk in chunks(lines, module.tree.body, 1, len(lines), max_chars):
-        opening = "".join(chunk.headers[_common(before, chunk.headers) :])
+        opening = "".join(chunk.headers[len(os.path.commonprefix([before, chunk.headers])) :])
         if run and len(run) + len(opening) + len(chunk.text) > max_chars:
             yield from _piece(run, min_chars)
             run = ""
         run += (opening if run else "".join(chunk.headers)) + chunk.text
         before = chunk.headers
     yield from _piece(run, min_chars)
-
-
-def _common(left: tuple[str, ...], right: tuple[str, ...]) -> int:
-    """Length of the common beginning."""
-    pairs = zip(left, right, strict=False)
-    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
 def _piece(text: str, min_chars: int) -> Iterator[str]:

@@ -77,8 +77,7 @@ def test_rows_are_well_formed_and_their_answers_are_right(rows: list[Conversatio
 @pytest.mark.parametrize("category", sorted(build.CATEGORIES))
 def test_training_replies_pass_their_own_scorer(category: str) -> None:
     made = build.draw_exercises(category, 40, "s", False, battery())
-    as_items = [Item(category, e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests, e.checks) for e in made]
-    assert all(scoring.score_many(as_items, [e.reply for e in made]))
+    assert all(scoring.score_many([e.item for e in made], [e.reply for e in made]))
 
 
 def test_no_item_and_no_twin_is_in_training(rows: list[Conversation], items: list[Item]) -> None:
@@ -274,8 +273,7 @@ def test_every_function_family_is_tested_where_neighbours_differ() -> None:
     while len(seen) < len(TEXTS["functions"]):
         exercise = code.python_functions(rng)
         seen.setdefault(exercise.key.split(":")[1], exercise)
-    made = [Item("f", e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests) for e in seen.values()]
-    item_gate.check_items(made)
+    item_gate.check_items([exercise.item for exercise in seen.values()])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import glob
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -172,7 +173,7 @@ def test_questions_and_answers_by_template(tmp_path):
 
 
 def write_source(raw, name, documents, **limits):
-    with SourceWriter(raw, name, **limits) as writer:
+    with SourceWriter(raw, name, SimpleNamespace(**limits)) as writer:
         for document in documents:
             writer.add(document)
     return writer.tally

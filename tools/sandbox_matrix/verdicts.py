@@ -25,7 +25,7 @@ def functions(count: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     rng.battery = True
     produced = 0
     while True:
-        exercise = python_functions(rng)
+        exercise = python_functions(rng).item
         code = exercise.accepted[0]
         texts = [*exercise.accepted, *exercise.rejected]
         texts += [code.replace(old, new) for old, new in rng.sample(MUTATIONS, 4) if old in code]

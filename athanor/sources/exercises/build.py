@@ -47,9 +47,8 @@ def draw_exercises(category: str, count: int, seed: str, held_out: bool, battery
         rng.number += 1
         # Facts are few and meant to repeat in training; everything else is asked once.
         repeats = exercise.held_out is False
-        asked = (exercise.prompt, tuple(sorted(exercise.choices)))
-        if is_held_out(exercise, battery) == held_out and (repeats or asked not in seen):
-            seen.add(asked)
+        if is_held_out(exercise, battery) == held_out and (repeats or exercise.item.question not in seen):
+            seen.add(exercise.item.question)
             made.append(exercise)
             misses = 0
         else:
@@ -87,7 +86,7 @@ def training_conversations(
         side = "val" if len(sides["val"]) >= MAX_PARTS and rng.random() < val_fraction else "train"
         parts, room = [], MAX_MULTI_TURN_CHARS
         for exercise in rng.sample(sides[side], min(rng.choice((1, 2, 2, MAX_PARTS)), len(sides[side]))):
-            size = sum(len(message.content) for message in exercise.prompt) + len(exercise.reply)
+            size = sum(len(message.content) for message in exercise.item.prompt) + len(exercise.reply)
             if not parts or size <= room:
                 parts.append(exercise)
                 room -= size
@@ -105,7 +104,7 @@ def _conversation(
     if chatty and rng.random() < 0.2:
         messages += _small_talk(rng, 1)
     for part in parts:
-        messages += [*part.prompt, Message("assistant", part.reply)]
+        messages += [*part.item.prompt, Message("assistant", part.reply)]
     if chatty and (len(parts) == 1 or rng.random() < 0.5):
         messages += _small_talk(rng, 0 if rng.random() < 0.7 else 2)
     licenses = sorted({part.license for part in parts} | {MADE_HERE})
@@ -122,7 +121,7 @@ def _small_talk(rng: random.Random, kind: int) -> tuple[Message, Message]:
 def battery_items(battery: BatteryParams) -> list[Item]:
     """The held-out items, generated and written, sorted by category and id."""
     items = [
-        Item(category, e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests, e.checks, e.choices, e.difficulty)
+        replace(e.item, category=category)
         for category, count in sorted(battery.categories.items())
         for e in draw_exercises(category, count, str(battery.seed), True, battery)
     ]
