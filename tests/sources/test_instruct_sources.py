@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections import Counter
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from athanor.sources.exercises import facts
 from athanor.sources.instruct_params import DOCSTRING_KINDS, DocstringsSource, IdentitySource, MessagesSource
 from athanor.sources.stdlib import Module
 from athanor.text.conversations import Conversation, Item, Message, check_messages
+from tests.sources.world import json_lines
 
 SOURCE = '''"""Tools for counting the sheep of a flock."""
 
@@ -157,6 +157,10 @@ def chats(path, **changes):
     return build(MessagesSource, values | changes, "instruct.sources[0]")
 
 
+def taken(path, **changes):
+    return list(messages.conversations(chats(path, **changes), 0.5))
+
+
 def chat(*turns):
     roles = ("user", "assistant")
     return {"messages": [{"role": roles[n % 2], "content": text, "extra": 1} for n, text in enumerate(turns)]}
@@ -165,25 +169,25 @@ def chat(*turns):
 def test_messages_from_jsonl_and_parquet_are_equal(tmp_path):
     rows = [chat("a", "b"), chat("a\n\nUser: c", "d", "e", "f"), chat("a", "b")]
     rows[1]["messages"].insert(0, {"role": "system", "content": "be short"})
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    json_lines(tmp_path / "a.jsonl", rows)
     plain = [{"messages": [{"role": m["role"], "content": m["content"]} for m in row["messages"]]} for row in rows]
     pq.write_table(pa.Table.from_pylist(plain), tmp_path / "a.parquet")
-    from_json = list(messages.conversations(chats(tmp_path / "a.jsonl"), 0.5))
-    assert from_json == list(messages.conversations(chats(tmp_path / "a.parquet"), 0.5))
+    from_json = taken(tmp_path / "a.jsonl")
+    assert from_json == taken(tmp_path / "a.parquet")
     assert [m.role for m in from_json[1].messages] == ["system", "user", "assistant", "user", "assistant"]
     assert from_json[1].messages[1].content == "a\n\nUser: c"
     assert from_json[0] == from_json[2] and from_json[0].key == from_json[0].id
-    assert len(list(messages.conversations(chats(tmp_path / "*.jsonl", max_rows=2), 0.5))) == 2
+    assert len(taken(tmp_path / "*.jsonl", max_rows=2)) == 2
 
 
 def test_messages_from_a_directory(tmp_path):
     (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "a.jsonl").write_text(json.dumps(chat("a", "b")) + "\n")
+    json_lines(tmp_path / "deep" / "a.jsonl", [chat("a", "b")])
     (tmp_path / "README.md").write_text("not data")
-    assert len(list(messages.conversations(chats(tmp_path), 0.5))) == 1
+    assert len(taken(tmp_path)) == 1
     (tmp_path / "deep" / "a.jsonl").unlink()
     with pytest.raises(InputError, match="no file matches"):
-        list(messages.conversations(chats(tmp_path), 0.5))
+        taken(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -202,10 +206,10 @@ def test_messages_from_a_directory(tmp_path):
     ],
 )
 def test_a_bad_row_is_named(tmp_path, row, message):
-    (tmp_path / "a.jsonl").write_text(json.dumps(chat("a", "b")) + "\n" + json.dumps(row) + "\n")
+    json_lines(tmp_path / "a.jsonl", [chat("a", "b"), row])
     where = "" if "is missing" in message else "source 'chats': 1 of 2 rows are malformed, the first: .*"
     with pytest.raises(InputError, match=f"{where}.*a.jsonl:2: .*{message}"):
-        list(messages.conversations(chats(tmp_path / "a.jsonl"), 0.5))
+        taken(tmp_path / "a.jsonl")
 
 
 QUESTION = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -226,7 +230,7 @@ THREE = [("system", "short"), ("human", "a"), ("gpt", "b"), ("human", "c"), ("gp
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_shapes(tmp_path, shape, columns, row, roles, form):
     if form == "jsonl":
-        (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+        json_lines(tmp_path / "a.jsonl", [row])
     else:
         pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
     (made,) = messages.conversations(chats(tmp_path, shape=shape, columns=columns), 0.5)
@@ -246,7 +250,7 @@ def test_best_path_through_a_tree(tmp_path):
     rows += [row("5", "4", "a2"), row("6", "5", "q3"), row("7", None, "q-alone"), row("8", None, "q4", lang="de")]
     rows += [row("9", "2", "q-under-the-worse"), row("10", None, "q5"), row("11", "10", "a-german", 0, "de")]
     rows += [row("12", "10", "a5", 1)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    json_lines(tmp_path / "a.jsonl", rows)
     chosen = {"filters": [{"column": "lang", "one_of": ["en"]}]}
     left_out = []
     source = chats(tmp_path, shape="tree", columns=["id", "up", "who", "text", "rank"], select=chosen)
@@ -266,14 +270,14 @@ def test_a_malformed_message_of_a_tree_is_counted(tmp_path):
     rows += [row("5", None, "q3"), row("6", "5", "a3", ["assistant"])]
     rows += [row("7", None, "q4"), row("8", "7", "a4"), row("8b", "7", "a4-unranked", rank="x")]
     rows += [row("9", None, "q5"), row("9", "9", "a5"), row(["10"], None, "q6"), row("11", ["10"], "a6")]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    json_lines(tmp_path / "a.jsonl", rows)
     form = {"shape": "tree", "columns": ["id", "up", "who", "text", "rank"]}
     left_out = []
     source = chats(tmp_path, max_malformed_fraction=0.5, **form)
     made = list(messages.conversations(source, 0.5, leave_out=left_out.append))
     assert [row.messages[1].content for row in made] == ["a1", "a4", "a5", "a6"] and left_out == ["malformed"] * 2
     with pytest.raises(InputError, match="2 of 6 rows are malformed, the first: .*a.jsonl:4: .*lone surrogate"):
-        list(messages.conversations(chats(tmp_path, max_malformed_fraction=0.1, **form), 0.5))
+        taken(tmp_path, max_malformed_fraction=0.1, **form)
 
 
 def test_selection_of_conversations(tmp_path):
@@ -283,7 +287,7 @@ def test_selection_of_conversations(tmp_path):
 
     rows = [row("a", "b", "c", "d", "e", "f"), row("a", "As an AI Language Model, no."), row("a" * 50, "b")]
     rows += [row("x", "y", lang="c"), row("g", "h", system="be short"), row("I asked ChatGPT", "b")]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    json_lines(tmp_path / "a.jsonl", rows)
     chosen = {
         "filters": [{"column": "lang", "one_of": ["python"]}],
         "max_pairs": 2,
@@ -301,12 +305,12 @@ def test_selection_of_conversations(tmp_path):
 def test_one_odd_row_does_not_end_a_set(tmp_path):
     """Every hub set has some: the first of them used to end the stage, whatever its size."""
     rows = [chat("a", f"b{number}") for number in range(98)] + [chat("a"), {"messages": None}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    json_lines(tmp_path / "a.jsonl", rows)
     left_out = []
     made = list(messages.conversations(chats(tmp_path, max_malformed_fraction=0.02), 0.5, leave_out=left_out.append))
     assert len(made) == 98 and left_out == ["malformed", "malformed"]
     with pytest.raises(InputError, match=r"2 of 100 rows are malformed, the first: .*a.jsonl:99: roles are"):
-        list(messages.conversations(chats(tmp_path, max_malformed_fraction=0.019), 0.5))
+        taken(tmp_path, max_malformed_fraction=0.019)
 
 
 def test_columns_fit_the_shape():

@@ -20,7 +20,7 @@ from athanor.sources.fetch import SourceWriter
 from athanor.sources.params import DownloadParams
 from athanor.text import rows
 from athanor.text.documents import Document, ShardWriter, read_sources, split_of, write_shards
-from tests.sources.world import read, source
+from tests.sources.world import json_lines, read, source
 
 TEXTS = ["one\n\ntwo  \r\n\tthree", "U+2028 \u2028 and <|doc|>", "é" * 10, "\ttab first"]
 
@@ -69,7 +69,7 @@ def test_a_line_of_fifty_megabytes(tmp_path):
 
 
 def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "\x00" * 100}) + "\n")
+    json_lines(tmp_path / "a.jsonl", [{"text": "\x00" * 100}])
     assert len(read(tmp_path / "a.jsonl", max_document_bytes=100)[0].text) == 100
     with pytest.raises(InputError, match="larger"):
         read(tmp_path / "a.jsonl", max_document_bytes=99)
@@ -224,7 +224,7 @@ def selection(**changes):
 def test_rows_of_other_licences_are_counted_and_left_out(tmp_path, form):
     rows_ = rows_of_repositories()
     if form == "jsonl":
-        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_))
+        json_lines(tmp_path / "a.jsonl", rows_)
     else:
         rows_ = [row for row in rows_ if not isinstance(row["license"], list)]
         pq.write_table(pa.Table.from_pylist(rows_), tmp_path / "a.parquet")
@@ -241,7 +241,7 @@ def test_rows_of_other_licences_are_counted_and_left_out(tmp_path, form):
 
 
 def test_filters(tmp_path):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of_repositories()))
+    json_lines(tmp_path / "a.jsonl", rows_of_repositories())
 
     def stars(*filters):
         chosen = selection(filters=list(filters), meta_columns=["stars"])

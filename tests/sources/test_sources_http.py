@@ -245,12 +245,6 @@ def test_refusals_are_told_at_once(server, tmp_path, status, message):
     assert len(server.requests) == 1
 
 
-def test_nobody_listens(server, tmp_path):
-    made = source(server, urls=[{"url": "http://127.0.0.1:1/a.txt", "sha256": None}])
-    with pytest.raises(InputError, match="127.0.0.1:1/a.txt: 6 tries in a row failed, the last: ConnectionError"):
-        fetch(made, tmp_path)
-
-
 def test_checksum_mismatch(server, tmp_path):
     with pytest.raises(InputError, match=f"the file has SHA-256 {sha256()}, params.yaml says {'0' * 64}"):
         fetch(source(server, sha256="0" * 64), tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import json
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from athanor.sources import huggingface
 from athanor.sources.fetch import Fetcher, check_sources
 from athanor.sources.instruct_params import InstructParams
 from athanor.sources.params import DownloadParams
-from tests.sources.world import serving
+from tests.sources.world import json_lines, serving
 
 COMMON = {"kind": "web", "license": "MIT", "min_chars": 1, "min_documents": 1, "min_bytes": 1}
 HUB = {"type": "huggingface", "revision": None, "text_column": "text", "max_malformed_fraction": 0.5} | COMMON
@@ -38,8 +37,8 @@ def sets(tmp_path):
     for name in ("good", "lines"):
         (tmp_path / name).mkdir()
     pq.write_table(pa.table({"text": ["some text"] * 40, "n": [1] * 40}), tmp_path / "good" / "a.parquet")
-    (tmp_path / "lines" / "a.jsonl").write_text("".join(json.dumps({"body": "x"}) + "\n" for _ in range(20)))
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": TURNS}) + "\n")
+    json_lines(tmp_path / "lines" / "a.jsonl", ({"body": "x"} for _ in range(20)))
+    json_lines(tmp_path / "chats.jsonl", [{"messages": TURNS}])
     return {name: HUB | {"name": name, "dataset": str(tmp_path / name)} for name in ("good", "lines")}
 
 

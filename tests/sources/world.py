@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.server
+import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from athanor.base.strict import build
@@ -23,6 +25,12 @@ def source(*globs: object, **changes: Any) -> FilesSource:
 def read(*globs: object, **changes: Any) -> list[Document]:
     made = source(*globs, **changes)
     return list(select.documents(made, rows.find(made.globs), 0.5))
+
+
+def json_lines(path: Path, rows_: Iterable[Any]) -> Path:
+    """Write a file of one value on each line, texts as they are."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows_))
+    return path
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from athanor.runtime.run import Run
 from athanor.text.conversations import read_conversations, read_items
 from athanor.text.documents import read_documents, read_sources
 from stages import download
-from tests.sources.world import serving
+from tests.sources.world import json_lines, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = ("data/raw", "data/instruct", "data/battery")
@@ -62,7 +62,7 @@ def workspace(tmp_path, monkeypatch):
             (folder / "corpus" / f"{number}.md").write_text(f"# Note {number}\n\nSome text.\n")
         pq.write_table(pa.table({"text": [f"page {number}" for number in range(40)]}), folder / "set" / "a.parquet")
         row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
-        (folder / "chats.jsonl").write_text(json.dumps(row) + "\n")
+        json_lines(folder / "chats.jsonl", [row])
         return folder
 
     return make
@@ -188,7 +188,7 @@ def test_battery_question_in_a_chat_file_fails_the_stage(workspace, monkeypatch)
     execute(folder, monkeypatch, params())
     item = next(read_items(folder / "data/battery/items.jsonl"))
     row = {"messages": [{"role": "user", "content": item.prompt[-1].content}, {"role": "assistant", "content": "x"}]}
-    (folder / "chats.jsonl").write_text(json.dumps(row) + "\n")
+    json_lines(folder / "chats.jsonl", [row])
     with pytest.raises(GateError, match="battery held out.*'chats'"):
         execute(folder, monkeypatch, params())
 
@@ -211,7 +211,7 @@ def served(tmp_path, monkeypatch):
 
 def test_http_and_packages(workspace, monkeypatch, served):
     folder, address = served
-    (folder / "pages.jsonl").write_text("".join(json.dumps({"text": f"page {n}"}) + "\n" for n in range(7)))
+    json_lines(folder / "pages.jsonl", ({"text": f"page {n}"} for n in range(7)))
     remote = {"type": "http", "name": "remote", "kind": "web", "license": "MIT"} | LIMITS
     remote |= {"urls": [{"url": f"{address}/pages.jsonl", "sha256": "0" * 64}]}
     installed = {"type": "packages", "prose_name": "docs", "code_name": "code", "exclude": [], "max_bytes": 300_000}
@@ -244,7 +244,7 @@ def test_items_written_by_hand_join_the_battery(workspace, monkeypatch):
     (folder / "battery").mkdir()
     row = {"category": "own", "kind": "format", "prompt": "Is ice cold? Yes or no.", "accepted": ["Yes"]}
     row |= {"rejected": ["No", "Yes, it is"], "checks": ["yes_no Yes"], "difficulty": "easy"}
-    (folder / "battery" / "own.jsonl").write_text(json.dumps(row) + "\n")
+    json_lines(folder / "battery" / "own.jsonl", [row])
     values["battery"]["written"] = "battery/own.jsonl"
     execute(folder, monkeypatch, values)
     (item,) = [item for item in read_items("data/battery/items.jsonl") if item.category == "own"]
