@@ -15,9 +15,9 @@ from athanor.base.errors import GateError, Interrupted
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
-from athanor.sources import docstrings, identity, leaks, messages
+from athanor.sources import docstrings, identity, messages
 from athanor.sources.battery_params import BatteryParams
-from athanor.sources.exercises.build import battery_items, training_conversations
+from athanor.sources.exercises.build import battery_items, check_held_out, training_conversations
 from athanor.sources.fetch import Fetcher, Tally, check_pinned, check_sources
 from athanor.sources.instruct_params import (
     DocstringsSource,
@@ -65,7 +65,7 @@ def run(run: Run) -> None:
             source.name: converse(run, source, instruct, battery, pairs, left_out[source.name])
             for source in instruct.sources
         }
-        compared = leaks.check(conversations, items)
+        compared = check_held_out(conversations, items)
         write_rows(held_out / "items.jsonl", items)
         write_manifest(held_out, kind="battery", version=1, counts=categories)
         for name, rows_ in conversations.items():

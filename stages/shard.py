@@ -14,8 +14,7 @@ from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.sharding import build, shard_gate
 from athanor.sharding.params import ShardParams
-from athanor.sharding.spool import Tokens
-from athanor.sharding.tokenise import tokenise
+from athanor.sharding.tokenise import Tokens, tokenise
 from athanor.text.documents import shard_files
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ import numpy as np
 from athanor.base.errors import GateError, ParamsError
 from athanor.base.work import MapShards
 from athanor.cleaning import dedup, minhash, rules, writing
-from athanor.cleaning.measuring import cached_tools, measure_shard, tools_text
+from athanor.cleaning.measuring import Tools, loaded, measure_shard
 from athanor.cleaning.params import CleanParams
 from athanor.cleaning.table import (
     EXACT,
@@ -139,17 +139,17 @@ def clean(
     duplicates above the limit.
     """
     ranks = source_ranks(raw, params)
-    tools = tools_text(params, items, classifiers)
+    tools = Tools(params, items.absolute(), classifiers.absolute())
     names = {source: [f"{source}/{number:05d}" for number in range(len(raw[source]))] for source in sorted(raw)}
     tasks, sizes = {}, {}
     for source, of_source in names.items():
         on_disk = [path.stat().st_size for path in raw[source]]
         for name, path, size in zip(of_source, raw[source], on_disk, strict=True):
-            tasks[name] = {"shard": str(path.absolute()), "tools": tools}
+            tasks[name] = {"shard": path.absolute(), "tools": tools}
             sizes[name] = text_bytes.get(source, sum(on_disk)) * size // sum(on_disk)
     measured = map_shards(measure_shard, tasks, measures, desc="normalise and measure", sizes=sizes)
     table = read_table({s: [measures / name for name in of_source] for s, of_source in names.items()}, params.rules)
-    _, index, _ = cached_tools(tools)
+    _, index, _ = loaded(tools)
     drop_duplicates(table, ranks, params, work, map_shards)
     items_found = drop_items(table, index, params)
     threshold = params.dedup.near_duplicate_jaccard
@@ -264,7 +264,7 @@ def write_task(
     decisions = {"reason": table.reason[rows], "value": table.value[rows]}
     np.savez(path, **decisions, twin=np.array(twins, "U32"), detail=np.array(details, str))
     place = {"source": shard.source, "number": shard.number, "start": shard.rows.start}
-    return {"shard": str(shard.folder.absolute()), "decisions": str(path.absolute()), **place}
+    return {"shard": shard.folder.absolute(), "decisions": path.absolute(), **place}
 
 
 def funnel_of(table: Table, measured: Mapping[str, dict[str, Any]], written: Mapping[str, dict[str, Any]]) -> Funnel:

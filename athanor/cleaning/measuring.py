@@ -19,7 +19,7 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.base.errors import GateError
-from athanor.base.strict import build
 from athanor.cleaning import minhash, pii, rules
 from athanor.cleaning.normalise import indents, normalise
 from athanor.cleaning.params import CleanParams
@@ -71,24 +70,25 @@ def settings_of(params: CleanParams) -> dict[str, Any]:
     }
 
 
-def tools_text(params: CleanParams, items: Path, classifiers: Path) -> str:
-    """What `cached_tools` reads, as text that any process can be sent."""
-    tools = {"items": str(items.absolute()), "classifiers": str(classifiers.absolute()), "params": asdict(params)}
-    return json.dumps(tools, sort_keys=True)
+@dataclass(frozen=True)
+class Tools:
+    """What a shard is measured with: parameters, the battery's items, the folder of the classifiers; absolute paths."""
+
+    params: CleanParams
+    items: Path
+    classifiers: Path
 
 
 @functools.lru_cache(maxsize=1)
-def cached_tools(text: str) -> tuple[CleanParams, ItemIndex, Scorer]:
-    """Parameters, items and classifiers, loaded once in each process."""
-    tools = json.loads(text)
-    params = build(CleanParams, tools["params"], "clean")
-    index = ItemIndex.read(Path(tools["items"]), params.decontamination)
-    return params, index, Scorer.load(Path(tools["classifiers"]))
+def loaded(tools: Tools) -> tuple[CleanParams, ItemIndex, Scorer]:
+    """Loaded once in each process."""
+    index = ItemIndex.read(tools.items, tools.params.decontamination)
+    return tools.params, index, Scorer.load(tools.classifiers)
 
 
 def measure_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Work: measure `task["shard"]`; facts: documents and bytes in and out, redactions, what was too long."""
-    return measure_documents(read_documents(task["shard"]), *cached_tools(task["tools"]), out)
+    return measure_documents(read_documents(task["shard"]), *loaded(task["tools"]), out)
 
 
 def measure_documents(

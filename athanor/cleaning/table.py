@@ -187,7 +187,7 @@ def chosen(folder: Path, numbers: np.ndarray) -> Iterator[tuple[int, Document]]:
 
 def write_sets(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Work: the shingle sets of the documents of `task["shard"]` that the file `task["numbers"]` lists."""
-    texts = ((number, document.text) for number, document in chosen(Path(task["shard"]), np.load(task["numbers"])))
+    texts = ((number, document.text) for number, document in chosen(task["shard"], np.load(task["numbers"])))
     sets = [item for _, item in dedup.shingle_sets(texts)]
     np.save(out / SETS, np.concatenate([np.zeros(0, np.uint64), *sets]))
     np.save(out / OFFSETS, np.cumsum([0, *map(len, sets)], dtype=np.int64))
@@ -197,16 +197,16 @@ def write_sets(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
 def find_copies(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Work: which listed documents of a shard nearly equal one of the index; pairs of table rows, int64 [pairs, 2]."""
     numbers = np.load(task["numbers"])
-    texts = ((number + task["start"], d.text) for number, d in chosen(Path(task["shard"]), numbers))
+    texts = ((number + task["start"], d.text) for number, d in chosen(task["shard"], numbers))
     found = load_index(task["index"]).find(dedup.shingle_sets(texts), task["threshold"])
     np.save(out / PAIRS, np.array(sorted(found.items()), np.int64).reshape(-1, 2))
     return {"documents": len(numbers), "found": len(found)}
 
 
 @functools.lru_cache(maxsize=1)
-def load_index(folder: str) -> dedup.Index:
-    sets, offsets = np.load(Path(folder) / SETS), np.load(Path(folder) / OFFSETS)
-    return dedup.Index(np.load(Path(folder) / NUMBERS), np.split(sets, offsets[1:-1]))
+def load_index(folder: Path) -> dedup.Index:
+    sets, offsets, numbers = (np.load(folder / name) for name in (SETS, OFFSETS, NUMBERS))
+    return dedup.Index(numbers, np.split(sets, offsets[1:-1]))
 
 
 def shard_tasks(
@@ -217,7 +217,7 @@ def shard_tasks(
         low, high = np.searchsorted(rows, [shard.rows.start, shard.rows.stop]).tolist()
         if low < high:
             path = save(folder / "numbers" / f"{shard.name}.npy", rows[low:high] - shard.rows.start)
-            yield shard, low, high, {"shard": str(shard.folder.absolute()), "numbers": str(path.absolute())}
+            yield shard, low, high, {"shard": shard.folder.absolute(), "numbers": path.absolute()}
 
 
 class ShingleSets:
@@ -241,18 +241,18 @@ class ShingleSets:
         offsets, at = self._offsets[part], place - int(self._starts[part])
         return np.asarray(self._sets[part][offsets[at] : offsets[at + 1]])
 
-    def write_index(self, folder: Path, rows: Sequence[int]) -> str:
+    def write_index(self, folder: Path, rows: Sequence[int]) -> Path:
         """Save the sets of some rows for `load_index`; returns the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         sets = [self(row) for row in rows]
         save(folder / SETS, np.concatenate([np.zeros(0, np.uint64), *sets]))
         save(folder / OFFSETS, np.cumsum([0, *map(len, sets)], dtype=np.int64))
         save(folder / NUMBERS, np.asarray(rows, np.int64))
-        return str(folder.absolute())
+        return folder.absolute()
 
 
 def copies(
-    table: Table, rows: np.ndarray, index: str, threshold: float, folder: Path, map_shards: MapShards
+    table: Table, rows: np.ndarray, index: Path, threshold: float, folder: Path, map_shards: MapShards
 ) -> np.ndarray:
     """Which of `rows` (sorted) nearly equal a document of the index: int64 [pairs, 2], row and row of the index."""
     tasks, sizes = {}, {}

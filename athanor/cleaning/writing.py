@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from athanor.base.artifacts import read_json
 from athanor.base.errors import GateError
 from athanor.cleaning import dedup, minhash, rules
-from athanor.cleaning.measuring import DOCUMENTS, SCORES, cached_tools, read_hits, save_hits
+from athanor.cleaning.measuring import DOCUMENTS, SCORES, loaded, read_hits, save_hits
 from athanor.cleaning.normalise import misread_count
 from athanor.cleaning.params import CleanParams
 from athanor.cleaning.table import KEPT, REASONS, hex_id, load_index, read_measures
@@ -53,7 +53,7 @@ def write_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
     `task["decisions"]` is a .npz: `reason`, `value`, `detail` and `twin` (ids of 32 hex digits, or empty) of each
     document.
     """
-    folder = Path(task["shard"])
+    folder = task["shard"]
     with np.load(task["decisions"], allow_pickle=False) as stored:
         decisions = dict(stored)
     measures, kept = read_measures(folder), decisions["reason"] == KEPT
@@ -70,7 +70,7 @@ def write_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
                 written.append((split, path, task["start"] + np.flatnonzero(mask)))
         del table
     write_table(out / "dropped.parquet", _dropped(task, folder, measures, decisions))
-    _, index, _ = cached_tools(task["tools"])
+    _, index, _ = loaded(task["tools"])
     counts: dict[str, Any] = {}
     observed = check_documents(_counted(written, counts), index, load_index(task["sample"]), task["threshold"])
     return {"counts": counts, "scores": _histograms(measures, kept), "observed": observed.save(out)}

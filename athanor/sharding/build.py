@@ -14,7 +14,7 @@ from athanor.base.work import Tick, ignore
 from athanor.data.mixture import MixSource, Plan, weights
 from athanor.data.shards import TRAIN, ShardWriter, token_dtype
 from athanor.sharding import shard_gate
-from athanor.sharding.spool import Tokens
+from athanor.sharding.tokenise import Tokens
 from athanor.tokenizer.tokenizer import Tokenizer
 
 GATHERED = 1 << 14  # documents between two looks at the outside world

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from athanor.base.errors import GateError
-from athanor.sharding.spool import Tokens
+from athanor.sharding.tokenise import Tokens
 
 # Whole documents are indivisible, so a stretch of the stream may miss its share
 # by a few of them; three of the longest is above every case seen in simulation.

@@ -11,8 +11,9 @@ import pytest
 
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.base.strict import build
-from athanor.sources import docstrings, identity, leaks, messages
+from athanor.sources import docstrings, identity, messages
 from athanor.sources.exercises import facts
+from athanor.sources.exercises.build import check_held_out
 from athanor.sources.instruct_params import DOCSTRING_KINDS, DocstringsSource, IdentitySource, MessagesSource
 from athanor.sources.stdlib import Module
 from athanor.text.conversations import Conversation, Item, Message, check_messages
@@ -333,10 +334,10 @@ def test_battery_question_in_training_is_a_failed_gate():
     def row(*content):
         return {"mine": [Conversation(content, "mine", "CC0-1.0", "train", "k")]}
 
-    assert leaks.check(row(name, hello, Message("user", "What is 2 + 3?"), answer), items) == 2
+    assert check_held_out(row(name, hello, Message("user", "What is 2 + 3?"), answer), items) == 2
     for leaking in ((ask, answer), (Message("system", "s"), ask, answer), (name, hello, ask, answer)):
         with pytest.raises(GateError, match=r"battery held out.*\(sums|memory\).*'mine': 'What is 2 \+ 2"):
-            leaks.check(row(*leaking), items)
+            check_held_out(row(*leaking), items)
     with pytest.raises(GateError, match="memory"):
-        leaks.check(row(name, hello, ask, answer), items[1:])
-    assert leaks.check(row(name, Message("assistant", "Hi."), ask, answer), items[1:]) == 2
+        check_held_out(row(name, hello, ask, answer), items[1:])
+    assert check_held_out(row(name, Message("assistant", "Hi."), ask, answer), items[1:]) == 2

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from athanor.base.artifacts import digest
-from athanor.base.errors import ParamsError, suggest
+from athanor.base.errors import GateError, ParamsError, suggest
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises import code, facts, lists, numbers  # noqa: F401  (they register their categories)
 from athanor.sources.exercises.exercise import CATEGORIES, MADE_HERE, ONLY_ASKED, TEXTS, Draw, Exercise, wording
@@ -143,3 +144,29 @@ def divide(items: list[Item], battery: BatteryParams) -> list[Item]:
         ]
     }
     return [replace(item, split="development" if item.question in chosen else "test") for item in items]
+
+
+def check_held_out(conversations: Mapping[str, Iterable[Conversation]], items: Sequence[Item]) -> int:
+    """GateError when a held-out question stands in a conversation of any source, alone or after the same history.
+
+    Returns the number of questions compared. Near twins are the business of
+    the generators (they divide by content key) and of `clean`.
+    """
+    held_out = {item.prompt: item for item in items}
+    compared = 0
+    for name, rows in conversations.items():
+        for row in rows:
+            for number, message in enumerate(row.messages):
+                if message.role != "user":
+                    continue
+                compared += 1
+                item = held_out.get(row.messages[: number + 1]) or held_out.get((message,))
+                if item is not None:
+                    raise GateError(
+                        "battery held out",
+                        f"a question of the battery ({item.category}) is in the instruction source '{name}': "
+                        f"{message.content[:80]!r}",
+                        where=f"instruct.sources ({name})",
+                        fix="remove it from the source, or reword the question",
+                    )
+    return compared
