@@ -116,7 +116,8 @@ def _addresses(text: str) -> Iterator[Span]:
     """
     for match in _IPV4.finditer(text) if _FOUR_PARTS.search(text) else ():
         start, end = match.span()
-        if _joined(text, start) or _like_a_version(sorted(map(int, match[0].split(".")))):
+        *_, third, largest = sorted(map(int, match[0].split(".")))
+        if _joined(text, start) or largest < 32 or third < 10:
             continue
         try:  # refuses parts above 255 and leading zeros
             address = ipaddress.IPv4Address(match[0])
@@ -133,11 +134,6 @@ def _addresses(text: str) -> Iterator[Span]:
             continue
         if address.is_global and not _joined(text, start) and text[start - 1 : start] != ":":
             yield start, start + len(found)
-
-
-def _like_a_version(parts: list[int]) -> bool:
-    """Whether four numbers in ascending order are small."""
-    return parts[3] < 32 or parts[2] < 10
 
 
 def _joined(text: str, start: int) -> bool:

@@ -73,13 +73,10 @@ class Repeats:
         self._size = size
         self._again = starts[order[equal[:-1]]]
         self._counts = np.diff(np.append(np.searchsorted(np.flatnonzero(inside), first), inside.sum()))
-        self._owners = self._owner(starts[order[first]])
+        self._owners = np.searchsorted(self._words.offsets, starts[order[first]], "right") - 1
         # In the order of the text again: a gather in the order of the sort would be slow.
         kept = np.sort(order[inside])
         self._starts, self._keys = starts[kept], keys[kept]
-
-    def _owner(self, starts: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self._words.offsets, starts, "right") - 1
 
     def duplicate_share(self) -> np.ndarray:
         """float64 [texts]: the share of words that lie in an n-gram which occurred before in the same text."""

@@ -62,6 +62,8 @@ def fetch(
         stream.load_state_dict(state["stream"])
     part: list[Document] = []
     pending = 0  # rows since the last save
+    budget = {"documents": source.max_documents, "bytes": source.max_bytes}
+    limits = {what: most for what, most in budget.items() if most is not None}
 
     def save(done: bool) -> None:
         nonlocal part, pending
@@ -85,7 +87,7 @@ def fetch(
         else:
             state["left_out"][found] = state["left_out"].get(found, 0) + 1
             check(ended=False)
-        if _spent(source, state):
+        if any(state[what] >= most for what, most in limits.items()):
             break
         if stop():
             save(done=False)
@@ -137,7 +139,11 @@ def _check_any(source: HuggingFaceSource, rows: int) -> None:
 
 def _stream_of(source: HuggingFaceSource) -> Any:
     if source.json_lines is not None:
-        return open_lines(source.dataset, source.revision, source.json_lines)
+        # Lines, each under "text": the client library's own reader casts every column to the type it has in the first
+        # file, and fails on the first file where an unread column differs.
+        name, local = source.dataset, is_local(source.dataset)
+        base = Path(name).expanduser().resolve() if local else f"hf://datasets/{name}@{source.revision}"
+        return _load(name, "", "text", data_files={"train": f"{base}/{source.json_lines}"}, split="train")
     return open_stream(source.dataset, source.config, source.split, source.revision, select.columns(source))
 
 
@@ -198,16 +204,6 @@ def open_stream(dataset: str, config: str | None, split: str, revision: str | No
     return stream
 
 
-def open_lines(dataset: str, revision: str | None, pattern: str) -> Any:
-    """The lines of a data set's JSON lines files, each under "text".
-
-    The client library's own reader casts every column to the type it has in
-    the first file, and fails on the first file where an unread column differs.
-    """
-    base = Path(dataset).expanduser().resolve() if is_local(dataset) else f"hf://datasets/{dataset}@{revision}"
-    return _load(dataset, "", "text", data_files={"train": f"{base}/{pattern}"}, split="train")
-
-
 def _load(dataset: str, split_: str, *arguments: Any, **options: Any) -> Any:
     import datasets
 
@@ -255,11 +251,6 @@ def explain(error: Exception, dataset: str, split: str, after: int | None = None
         return InputError(f"cannot open split '{split}' ({text})", where=where, fix="correct the split")
     what = f"cannot be read ({type(error).__name__}: {text})"
     return InputError(what, where=where, fix=f"check the data set{resume}")
-
-
-def _spent(source: HuggingFaceSource, state: dict[str, Any]) -> bool:
-    documents_full = source.max_documents is not None and state["documents"] >= source.max_documents
-    return documents_full or (source.max_bytes is not None and state["bytes"] >= source.max_bytes)
 
 
 def _load_state(folder: Path) -> dict[str, Any]:

@@ -130,7 +130,10 @@ def parse(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterato
         return
     column = source.columns[0]
     if source.shape == "tree":
-        yield from (_reply(source, reply, reply_where) for reply_where, reply in row[column])
+        _, _, role, text, _ = source.columns
+        for place, reply in row[column]:
+            content = _content(reply[text], text, place) if reply[text] is not None else ""
+            yield Message(_role(reply[role], source.shape, place), content)
         return
     value = row.get(column)
     # How some readers return a list of mappings.
@@ -159,12 +162,6 @@ def _content(value: Any, key: str, where: str) -> str:
     if not isinstance(value, str):
         raise MalformedRow(f"the {key} of a message is {type(value).__name__}, not text", where=where, fix=SHAPE)
     return rows.check_text(value, where, key, MAX_ROW_BYTES)
-
-
-def _reply(source: MessagesSource, row: Mapping[str, Any], where: str) -> Message:
-    _, _, role, text, _ = source.columns
-    content = _content(row[text], text, where) if row[text] is not None else ""
-    return Message(_role(row[role], source.shape, where), content)
 
 
 def _prompt(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterator[Message]:

@@ -60,7 +60,7 @@ class Measures:
 
 def sift(rows: Sequence[Row], index: ItemIndex, max_ngram_conversations: int) -> list[str | None]:
     """For each row the reason to leave it out, one of DROPS, or None."""
-    reasons = [_habit(row) for row in rows]
+    reasons = [next((name for name, has in HABITS.items() if any(map(has, row.answers()))), None) for row in rows]
 
     def left() -> list[int]:
         return [number for number, reason in enumerate(reasons) if reason is None]
@@ -79,10 +79,6 @@ def sift(rows: Sequence[Row], index: ItemIndex, max_ngram_conversations: int) ->
         reasons[numbers[place]] = "near_duplicate"
     leaks()
     return reasons
-
-
-def _habit(row: Row) -> str | None:
-    return next((name for name, has in HABITS.items() if any(has(answer) for answer in row.answers())), None)
 
 
 def _repeats(texts: Sequence[str]) -> list[int]:

@@ -147,7 +147,10 @@ class ItemIndex:
                 owners.setdefault(family, set()).add(number)
             size = min(count, ngram_words)
             if size:
-                anchor, lead = (_hash_at(words, first, min(size, most)) for most in (size, LEAD_WORDS))
+                anchor, lead = (
+                    int(closed(rolling_at(words, np.array([first]), most), most)[0])
+                    for most in (size, min(size, LEAD_WORDS))
+                )
                 sequence = _Sequence(number, compared(text), count, alone)
                 anchors.setdefault(size, {}).setdefault(anchor, []).append(sequence)
                 leads.setdefault(min(size, LEAD_WORDS), set()).add(lead)
@@ -277,11 +280,6 @@ def prompt_text(prompt: Sequence[Message]) -> str:
 def compared(text: str) -> str:
     """The words and operators of a text, lower-cased, with one space on each side."""
     return " " + " ".join(_COMPARED.findall(fold(text))) + " "
-
-
-def _hash_at(hashes: np.ndarray, place: int, size: int) -> int:
-    """The hash of the n-gram of `size` words from `place` on."""
-    return int(closed(rolling_at(hashes, np.array([place]), size), size)[0])
 
 
 def _windows(tokens: Tokens, size: int) -> tuple[np.ndarray, np.ndarray]:
