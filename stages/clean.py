@@ -6,12 +6,12 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
 from athanor.base.artifacts import manifest_digest, new_dir, read_manifest, write_manifest
 from athanor.base.errors import InputError
+from athanor.base.work import Facts
 from athanor.cleaning.cleaning import IN, OUT, Cleaned, clean
 from athanor.cleaning.measuring import settings_of
 from athanor.cleaning.params import CleanParams
@@ -103,7 +103,7 @@ def join(path: Path, files: Iterable[Path]) -> None:
     writer.close()
 
 
-def score_rows(cleaned: Cleaned) -> list[dict[str, Any]]:
+def score_rows(cleaned: Cleaned) -> list[Facts]:
     """One row for each source and bin of quality; the other scores are in the data report."""
     return [
         {"kept": kept, "dropped": dropped, "score": f"{source}: quality {number / BINS:.2f}"}

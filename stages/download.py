@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from athanor.base.artifacts import new_dir, write_manifest
 from athanor.base.errors import GateError, Interrupted
+from athanor.base.work import Facts
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
@@ -28,8 +28,6 @@ from athanor.sources.instruct_params import (
 )
 from athanor.sources.params import DownloadParams, names_of
 from athanor.text.conversations import Conversation, check_messages, write_rows
-
-Facts = dict[str, Any]
 
 
 def run(run: Run) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from athanor.base.artifacts import manifest_digest, new_dir, write_manifest
 from athanor.base.errors import InputError, ParamsError
+from athanor.base.work import Facts
 from athanor.chat_data import gates as sft_gates
 from athanor.chat_data import replay
 from athanor.chat_data import rows as sft_rows
@@ -53,7 +53,7 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
     read_from = {"battery": BATTERY, "instruct": INSTRUCT, **({"clean": CLEAN} if text.pieces else {})}
 
     with new_dir(out) as folder:
-        counts: dict[str, Any] = {}
+        counts: Facts = {}
         for split in ("train", "val"):
             part = [row for row in rows if row.conversation.split == split]
             if not part:
@@ -113,9 +113,7 @@ def read_sources(params: SftDataParams) -> list[Conversation]:
     return [row for path in used for row in read_conversations(path)]
 
 
-def check(
-    folder: Path, tokenizer: Tokenizer, index: ItemIndex, params: SftDataParams, counts: dict[str, Any]
-) -> dict[str, Any]:
+def check(folder: Path, tokenizer: Tokenizer, index: ItemIndex, params: SftDataParams, counts: Facts) -> Facts:
     """Run the gates on the written files; returns what they measured."""
     most = params.decontamination.max_ngram_conversations
     packed = {split: PackedRows(folder, split) for split in ("train", "val")}

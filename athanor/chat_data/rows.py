@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from athanor.base.work import Facts
 from athanor.chat_data.gates import check_shares
 from athanor.chat_data.params import SftDataParams
 from athanor.data.order import permutation
@@ -227,7 +228,7 @@ def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Ite
 
 def of_sources(
     params: SftDataParams, read: Mapping[str, int], dropped: Dropped, supervised: Mapping[str, int]
-) -> dict[str, Any]:
+) -> Facts:
     """What each source had and lost, and its share; GateError if one source makes up too much."""
     shares = check_shares(supervised, params.max_source_share)
     return {

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from athanor.base.errors import GateError, ParamsError
-from athanor.base.work import MapShards
+from athanor.base.work import Facts, MapShards
 from athanor.cleaning import dedup, minhash, rules, writing
 from athanor.cleaning.measuring import Tools, loaded, measure_shard
 from athanor.cleaning.params import CleanParams
@@ -71,7 +71,7 @@ class Funnel:
         rows = [(step, *count) for step, count in self._counts[source].items() if step not in NO_RULE]
         return sorted(rows, key=lambda row: (-row[2], row[0]))
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Facts]:
         """One row for each source and step with anything in it: in, normalised, the rules, out."""
         steps = {s: (IN, NORMALISED, REDACTED, *(rule for rule, _, _ in self.dropped(s)), OUT) for s in self.sources}
         return [
@@ -118,7 +118,7 @@ class Cleaned:
     funnel: Funnel
     items: dict[str, int]  # evaluation item -> documents dropped for it
     scores: dict[str, dict[str, dict[str, list[int]]]]  # source -> score -> kept or dropped -> histogram
-    report: dict[str, Any]  # deterministic facts for the metrics
+    report: Facts  # deterministic facts for the metrics
 
 
 def clean(
@@ -249,9 +249,7 @@ def sample_of(table: Table, count: int) -> np.ndarray:
     return kept[np.lexsort((table.id[kept, 1], table.id[kept, 0]))][:count]
 
 
-def write_task(
-    table: Table, shard: Shard, index: ItemIndex, items_found: Mapping[int, int], work: Path
-) -> dict[str, Any]:
+def write_task(table: Table, shard: Shard, index: ItemIndex, items_found: Mapping[int, int], work: Path) -> Facts:
     """What `writing.write_shard` needs to know of a shard."""
     rows = slice(shard.rows.start, shard.rows.stop)
     twins = [table.hex(twin, raw=True) if twin >= 0 else "" for twin in table.twin[rows].tolist()]
@@ -267,7 +265,7 @@ def write_task(
     return {"shard": shard.folder.absolute(), "decisions": path.absolute(), **place}
 
 
-def funnel_of(table: Table, measured: Mapping[str, dict[str, Any]], written: Mapping[str, dict[str, Any]]) -> Funnel:
+def funnel_of(table: Table, measured: Mapping[str, Facts], written: Mapping[str, Facts]) -> Funnel:
     """What came in and was dropped, from the decisions; what went out, from the files."""
     funnel = Funnel()
     for shard in table.shards:
@@ -296,8 +294,8 @@ def funnel_of(table: Table, measured: Mapping[str, dict[str, Any]], written: Map
     return funnel
 
 
-def _counts(written: Mapping[str, dict[str, Any]], names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    counts: dict[str, Any] = {split: {} for split in writing.SPLITS}
+def _counts(written: Mapping[str, Facts], names: Mapping[str, Sequence[str]]) -> Facts:
+    counts: Facts = {split: {} for split in writing.SPLITS}
     for source, of_source in names.items():
         for split in writing.SPLITS:
             rows = [written[name]["counts"][split] for name in of_source if split in written[name]["counts"]]

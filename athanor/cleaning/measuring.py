@@ -28,13 +28,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.base.errors import GateError
+from athanor.base.work import Facts
 from athanor.cleaning import minhash, pii, rules
 from athanor.cleaning.normalise import indents, normalise
 from athanor.cleaning.params import CleanParams
 from athanor.quality.model import Scorer
 from athanor.text.documents import Document, DocumentWriter, in_batches, read_documents
 from athanor.words.decontaminate import Hits, ItemIndex
-from athanor.words.words import shingles, tokenise
+from athanor.words.words import Columns, shingles, tokenise
 
 BATCH_BYTES = 1_000_000
 DOCUMENTS, MEASURES, SIGNATURES = "documents.parquet", "measures.parquet", "signatures.npy"
@@ -56,7 +57,7 @@ class Row(NamedTuple):
     bytes: int
 
 
-def settings_of(params: CleanParams) -> dict[str, Any]:
+def settings_of(params: CleanParams) -> Facts:
     """The parameters that measuring reads, as JSON. Thresholds are not among them, except `max_bytes`."""
     found = params.decontamination
     return {
@@ -86,14 +87,14 @@ def loaded(tools: Tools) -> tuple[CleanParams, ItemIndex, Scorer]:
     return tools.params, index, Scorer.load(tools.classifiers)
 
 
-def measure_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def measure_shard(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: measure `task["shard"]`; facts: documents and bytes in and out, redactions, what was too long."""
     return measure_documents(read_documents(task["shard"]), *loaded(task["tools"]), out)
 
 
 def measure_documents(
     documents: Iterable[Document], params: CleanParams, index: ItemIndex, scorer: Scorer, out: Path
-) -> dict[str, Any]:
+) -> Facts:
     """Measure documents into the folder `out`.
 
     Memory is bounded by one batch of about 100 MB, or 60 times the largest
@@ -101,7 +102,7 @@ def measure_documents(
     document of the shard.
     """
     counted = ("documents_in", "bytes_in", "bytes_normalised", "bytes_redacted")
-    facts: dict[str, Any] = {**dict.fromkeys(counted, 0), "too_long": []}
+    facts: Facts = {**dict.fromkeys(counted, 0), "too_long": []}
     redactions: Counter[str] = Counter()
     seen = 0
     signatures: list[np.ndarray] = []
@@ -130,7 +131,7 @@ def measure_documents(
 
 
 def _prepared(
-    documents: Iterable[Document], params: CleanParams, facts: dict[str, Any], redactions: Counter[str]
+    documents: Iterable[Document], params: CleanParams, facts: Facts, redactions: Counter[str]
 ) -> Iterator[Row]:
     """Documents normalised and redacted; one that is too long goes before any other work."""
     for place, raw in enumerate(documents):
@@ -162,7 +163,7 @@ def check_indents(before: str, after: str, where: str) -> None:
         raise GateError("code keeps its indents", "normalisation changed the beginning of a line", where=where)
 
 
-def _table(batch: Sequence[Row], columns: Mapping[str, np.ndarray]) -> pa.Table:
+def _table(batch: Sequence[Row], columns: Columns) -> pa.Table:
     """Rows of measures.parquet: TOLD, then the columns."""
     rows = [
         (bytes.fromhex(d.id), bytes.fromhex(raw_id), _tie(d), place, size, d.split == "val", d.kind)

@@ -16,14 +16,14 @@ those delete lines, these judge the document, so what stays is as it was.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from athanor.cleaning.params import KindRules, RuleParams
 from athanor.quality import language, repetition
-from athanor.words.words import Tokens, upto
+from athanor.words.words import Columns, Tokens, upto
 
 TOO_LONG, NOT_ENGLISH = "too_long", "not_english"
 # A word in a repeated n-gram is in a repeated shorter one too, so of MassiveText's 5 .. 10 the two ends say enough.
@@ -144,7 +144,7 @@ def _limit(check: Check, rules: KindRules) -> float | None:
     return {True: 0.0, False: None}[limit] if isinstance(limit, bool) else limit
 
 
-def verdict(columns: Mapping[str, np.ndarray], number: int, rules: KindRules) -> tuple[str, float] | None:
+def verdict(columns: Columns, number: int, rules: KindRules) -> tuple[str, float] | None:
     """The first rule that document `number` fails and what was measured, or None."""
     for check in CHECKS:
         limit = _limit(check, rules)
@@ -153,9 +153,7 @@ def verdict(columns: Mapping[str, np.ndarray], number: int, rules: KindRules) ->
     return None
 
 
-def verdicts(
-    columns: Mapping[str, np.ndarray], kinds: Sequence[str], params: RuleParams
-) -> tuple[np.ndarray, np.ndarray]:
+def verdicts(columns: Columns, kinds: Sequence[str], params: RuleParams) -> tuple[np.ndarray, np.ndarray]:
     """(int64 [documents]: number in `RULES` of the first rule failed, -1 for none; float64: what was measured)."""
     failed = np.full(len(kinds), -1)
     values = np.zeros(len(kinds))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from athanor.base.work import MapShards
+from athanor.base.work import Facts, MapShards
 from athanor.cleaning import dedup, minhash, rules
 from athanor.cleaning.measuring import BANDS, DOCUMENTS, HITS, MEASURES, SIGNATURES, read_hits
 from athanor.cleaning.params import RuleParams
@@ -185,7 +185,7 @@ def chosen(folder: Path, numbers: np.ndarray) -> Iterator[tuple[int, Document]]:
 # -- work on shards for the search of near copies: shingle sets of some documents, and their comparison -------------
 
 
-def write_sets(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def write_sets(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: the shingle sets of the documents of `task["shard"]` that the file `task["numbers"]` lists."""
     texts = ((number, document.text) for number, document in chosen(task["shard"], np.load(task["numbers"])))
     sets = [item for _, item in dedup.shingle_sets(texts)]
@@ -194,7 +194,7 @@ def write_sets(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
     return {"documents": len(sets)}
 
 
-def find_copies(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def find_copies(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: which listed documents of a shard nearly equal one of the index; pairs of table rows, int64 [pairs, 2]."""
     numbers = np.load(task["numbers"])
     texts = ((number + task["start"], d.text) for number, d in chosen(task["shard"], numbers))
@@ -209,9 +209,7 @@ def load_index(folder: Path) -> dedup.Index:
     return dedup.Index(numbers, np.split(sets, offsets[1:-1]))
 
 
-def shard_tasks(
-    shards: Sequence[Shard], rows: np.ndarray, folder: Path
-) -> Iterator[tuple[Shard, int, int, dict[str, Any]]]:
+def shard_tasks(shards: Sequence[Shard], rows: np.ndarray, folder: Path) -> Iterator[tuple[Shard, int, int, Facts]]:
     """Shards with any of `rows` (sorted), their first and last place in it, and a task that lists the documents."""
     for shard in shards:
         low, high = np.searchsorted(rows, [shard.rows.start, shard.rows.stop]).tolist()

@@ -13,13 +13,13 @@ score does not depend on the batch it is scored in.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from athanor.quality import language, repetition
-from athanor.words.words import Tokens, Words, upto
+from athanor.words.words import Columns, Tokens, Words, upto
 
 WEIGHTS = {
     "diversity": 0.15,
@@ -59,9 +59,7 @@ _SLOT = re.compile(r"\{[A-Za-z_]+\}")
 _AT_HOST = re.compile(r"@[A-Za-z0-9-]+\.[A-Za-z]")
 
 
-def heuristics(
-    texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None
-) -> dict[str, np.ndarray]:
+def heuristics(texts: Sequence[str], tokens: Tokens, columns: Columns | None = None) -> dict[str, np.ndarray]:
     """float64 [texts] for each name in WEIGHTS. `columns` of `rules.measure`, if at hand, spare some of the work."""
     words = tokens.words
     count = words.counts
@@ -96,7 +94,7 @@ def heuristics(
     }
 
 
-def score(texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
+def score(texts: Sequence[str], tokens: Tokens, columns: Columns | None = None) -> np.ndarray:
     """float64 [texts]: the weighted sum, 0 for texts of fewer than JUDGED_WORDS words."""
     found = heuristics(texts, tokens, columns)
     total = np.zeros(len(texts))

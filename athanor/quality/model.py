@@ -33,8 +33,9 @@ import numpy as np
 
 from athanor.base.artifacts import manifest_digest, read_json, read_manifest, write_bytes, write_json
 from athanor.base.errors import InputError
+from athanor.base.work import Facts
 from athanor.quality import heuristics
-from athanor.words.words import Tokens, Words, ngrams, upto
+from athanor.words.words import Columns, Tokens, Words, ngrams, upto
 
 KIND, VERSION = "classifiers", 1
 FILE = "classifiers.json"
@@ -133,9 +134,7 @@ class Scorer:
         loaded = {name: load_linear(folder, name, facts[name]) for name in NAMES}
         return Scorer(**loaded, digest=manifest_digest(folder))
 
-    def scores(
-        self, texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None
-    ) -> dict[str, np.ndarray]:
+    def scores(self, texts: Sequence[str], tokens: Tokens, columns: Columns | None = None) -> dict[str, np.ndarray]:
         """float32 [texts] each, 0 to 1. `tokens` is words.tokenise(texts); `columns` are rules.measure's, if at hand.
 
         quality = 0.6 quality_classifier + 0.4 quality_heuristics.
@@ -166,7 +165,7 @@ def load_linear(folder: Path, name: str, facts: Mapping[str, Any]) -> Linear:
 
 def save(folder: Path, models: Mapping[str, Linear], facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Write `<name>.npy` for each model and classifiers.json, with further `facts` by name of the model."""
-    described: dict[str, Any] = {"scheme": SCHEME, "buckets": BUCKETS}
+    described: Facts = {"scheme": SCHEME, "buckets": BUCKETS}
     for name, model in models.items():
         out = io.BytesIO()
         np.save(out, model.weights.astype(np.float32), allow_pickle=False)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from athanor.base.artifacts import rounded
-from athanor.base.work import Tick, ignore
+from athanor.base.work import Facts, Tick, ignore
 from athanor.data.mixture import MixSource, Plan, weights
 from athanor.data.shards import TRAIN, ShardWriter, token_dtype
 from athanor.sharding import shard_gate
@@ -38,8 +38,8 @@ class Target:
 class Stream:
     """A written stream: facts for the manifest, metrics, and int64 [vocab] how often each id occurs in it."""
 
-    facts: dict[str, Any]
-    metrics: dict[str, Any]
+    facts: Facts
+    metrics: Facts
     histogram: np.ndarray
 
 
@@ -115,12 +115,12 @@ def check_stream(
     return Stream(facts, metrics, counted["histogram"])
 
 
-def _check_files(target: Target, folder: Path, sources: int) -> dict[str, Any]:
+def _check_files(target: Target, folder: Path, sources: int) -> Facts:
     tokenizer = target.tokenizer
     return shard_gate.check_files(folder, target.dtype, tokenizer.vocab_size, tokenizer.bos, tokenizer.eos, sources)
 
 
-def _describe(sources: Sequence[MixSource], tokens: Mapping[str, Tokens], counted: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(sources: Sequence[MixSource], tokens: Mapping[str, Tokens], counted: Mapping[str, Any]) -> Facts:
     """Totals, a table by source, and the tokens of each source in each shard."""
     by_source = counted["shards"].sum(axis=0).tolist()
     total = sum(by_source)
@@ -145,7 +145,7 @@ def _describe(sources: Sequence[MixSource], tokens: Mapping[str, Tokens], counte
     }
 
 
-def id_statistics(tokenizer: Tokenizer, histogram: np.ndarray) -> dict[str, Any]:
+def id_statistics(tokenizer: Tokenizer, histogram: np.ndarray) -> Facts:
     """Learned ids the training stream never or hardly uses, and the share of tokens spelled as bytes."""
     is_byte = np.array([tokenizer.processor.is_byte(i) for i in range(tokenizer.vocab_size)])
     learned = (tokenizer.token_bytes > 0) & ~is_byte
@@ -159,7 +159,7 @@ def id_statistics(tokenizer: Tokenizer, histogram: np.ndarray) -> dict[str, Any]
 # Streams by name, main one first, as the rows of plots; a name of its own for each bar and shard.
 
 
-def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
     return [
         {
             "source": name if part == TRAIN else f"{name} ({part})",
@@ -170,7 +170,7 @@ def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[dict[str,
     ]
 
 
-def shares_by_shard(streams: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def shares_by_shard(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
     """Shards are counted through all streams."""
     rows, before = [], 0
     for part, facts in streams.items():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from athanor.base.errors import GateError
+from athanor.base.work import Facts
 from athanor.sharding.tokenise import Tokens
 
 # Whole documents are indivisible, so a stretch of the stream may miss its share
@@ -65,7 +65,7 @@ def check_counts(written: Mapping[str, int], planned: Mapping[str, int], where: 
             raise GateError("counts", f"{written[name]:,} tokens of '{name}', not {tokens:,}", where=where, fix=FIX)
 
 
-def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: int, sources: int) -> dict[str, Any]:
+def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: int, sources: int) -> Facts:
     """Check every shard below `folder` and count what is in it.
 
     Returns `shards`: int64 [shards, sources] tokens, `documents`: int64 [sources], `longest` document in

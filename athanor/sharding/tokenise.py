@@ -14,11 +14,10 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from athanor.base.work import MapShards
+from athanor.base.work import Facts, MapShards
 from athanor.data.shards import ShardWriter, TokenStream, token_dtype
 from athanor.text.documents import in_batches, read_documents
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -116,7 +115,7 @@ def tokenise(
     return read_spool(folder, {name: facts["text_bytes"] for name, facts in found.items()})
 
 
-def tokenise_file(task: Mapping[str, Path], out: Path) -> dict[str, Any]:
+def tokenise_file(task: Mapping[str, Path], out: Path) -> Facts:
     """Write the documents of one Parquet file as `<|bos|>` ids `<|eos|>` into the spool.
 
     Work as in `athanor.base.work`. Memory: a batch of about a megabyte of

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
-from athanor.base.work import Tick, ignore, never
+from athanor.base.work import Facts, Tick, ignore, never
 from athanor.sources import docstrings, huggingface, messages, packages, python_documents, select, stdlib, web
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource
@@ -37,8 +37,8 @@ from athanor.sources.params import (
 )
 from athanor.text import rows
 from athanor.text.documents import Document, ShardWriter
+from athanor.text.rows import Files
 
-Facts = dict[str, Any]
 PACKED = 0.4  # bytes on the disk of a byte of text; English prose takes 0.36
 # What may change without what was fetched becoming another: gates, and how often progress is saved.
 GATES = frozenset(("min_documents", "min_bytes", "checkpoint_documents", "max_malformed_fraction"))
@@ -158,7 +158,7 @@ class Fetcher:
     def _write_files(
         self,
         source: FilesSource | HttpSource,
-        found: list[tuple[str, Path]],
+        found: Files,
         bar: Bar,
         unreadable: select.Unreadable | None = None,
     ) -> Tally:

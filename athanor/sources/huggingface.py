@@ -18,7 +18,7 @@ from typing import Any
 
 from athanor.base.artifacts import digest, read_json, sha256_file, write_json
 from athanor.base.errors import InputError, Interrupted
-from athanor.base.work import Tick, ignore, never
+from athanor.base.work import Facts, Tick, ignore, never
 from athanor.sources import select
 from athanor.sources.params import HuggingFaceSource, is_local
 from athanor.text.documents import Document, read_documents, write_documents
@@ -37,7 +37,7 @@ def fetch(
     *,
     tick: Tick = ignore,
     stop: Callable[[], bool] = never,
-) -> dict[str, Any]:
+) -> Facts:
     """Bring the source's documents into parts under `folder`, continuing where an earlier call ended.
 
     Returns {documents, bytes, rows, left_out}: documents kept, UTF-8 bytes of
@@ -147,9 +147,7 @@ def _stream_of(source: HuggingFaceSource) -> Any:
     return open_stream(source.dataset, source.config, source.split, source.revision, select.columns(source))
 
 
-def _document(
-    source: HuggingFaceSource, row: dict[str, Any], number: int, state: dict[str, Any], val_fraction: float
-) -> Document | str:
+def _document(source: HuggingFaceSource, row: Facts, number: int, state: Facts, val_fraction: float) -> Document | str:
     """The document of row `number` (from 1), or the reason for leaving it out."""
     where = f"{source.dataset} row {number}"
     try:
@@ -217,7 +215,7 @@ def _load(dataset: str, split_: str, *arguments: Any, **options: Any) -> Any:
         raise explain(error, dataset, split_) from error
 
 
-def rows_of(stream: Any, dataset: str, done: Callable[[], int]) -> Iterator[dict[str, Any]]:
+def rows_of(stream: Any, dataset: str, done: Callable[[], int]) -> Iterator[Facts]:
     """Rows of a stream; an error while reading is told with the row it came at, and never ends the data early."""
     iterator = iter(stream)
     while True:
@@ -253,17 +251,17 @@ def explain(error: Exception, dataset: str, split: str, after: int | None = None
     return InputError(what, where=where, fix=f"check the data set{resume}")
 
 
-def _load_state(folder: Path) -> dict[str, Any]:
+def _load_state(folder: Path) -> Facts:
     if (folder / STATE).is_file():
         return read_json(folder / STATE)
     return {**_start(), "parts": [], "done": False}
 
 
-def _start() -> dict[str, Any]:
+def _start() -> Facts:
     return {"documents": 0, "bytes": 0, "rows": 0, "left_out": {}, "first_malformed": None, "stream": None}
 
 
-def _whole(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+def _whole(folder: Path, state: Facts) -> Facts:
     """The state before the first part that is missing or not what was written; all of it if there is none."""
     for number, part in enumerate(state["parts"]):
         path = _part_path(folder, number)
@@ -274,7 +272,7 @@ def _whole(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def _counts(state: dict[str, Any]) -> dict[str, Any]:
+def _counts(state: Facts) -> Facts:
     return {key: state[key] for key in ("documents", "bytes", "rows", "left_out")}
 
 

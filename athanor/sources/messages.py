@@ -12,9 +12,9 @@ from athanor.base.work import Tick, ignore
 from athanor.sources import huggingface, select
 from athanor.sources.instruct_params import ChatSelection, MessagesSource
 from athanor.text import rows
-from athanor.text.conversations import ROLES, Conversation, Message, check_messages
+from athanor.text.conversations import ROLES, Conversation, Message, Messages, check_messages
 from athanor.text.documents import split_of
-from athanor.text.rows import MalformedRow
+from athanor.text.rows import Files, MalformedRow
 
 MAX_ROW_BYTES = 64 << 20
 SHAPE = 'use [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
@@ -60,7 +60,7 @@ def conversations(
     select.check_malformed(source.name, malformed, seen, fraction, first, ended=True)
 
 
-def find(source: MessagesSource) -> list[tuple[str, Path]]:
+def find(source: MessagesSource) -> Files:
     """The local files, empty for a hub data set. `files` may name a directory: then all data files below it."""
     if source.files is None:
         return []
@@ -89,7 +89,7 @@ def look(source: MessagesSource) -> float:
     return 0.0
 
 
-def _take(source: MessagesSource, row: Mapping[str, Any], where: str) -> tuple[Message, ...] | str:
+def _take(source: MessagesSource, row: Mapping[str, Any], where: str) -> Messages | str:
     """The messages of a row, or the reason for leaving it out."""
     chosen = source.select
     # The rows of a tree have met their filters one by one.
@@ -107,7 +107,7 @@ def _take(source: MessagesSource, row: Mapping[str, Any], where: str) -> tuple[M
     return (chosen and _refused(messages, chosen)) or messages
 
 
-def _shortened(messages: tuple[Message, ...], chosen: ChatSelection) -> tuple[Message, ...]:
+def _shortened(messages: Messages, chosen: ChatSelection) -> Messages:
     system = tuple(message for message in messages[:1] if message.role == "system")
     turns = messages[len(system) :]
     if chosen.max_pairs is not None:
@@ -115,7 +115,7 @@ def _shortened(messages: tuple[Message, ...], chosen: ChatSelection) -> tuple[Me
     return turns if chosen.drop_system else (*system, *turns)
 
 
-def _refused(messages: tuple[Message, ...], chosen: ChatSelection) -> str | None:
+def _refused(messages: Messages, chosen: ChatSelection) -> str | None:
     if chosen.max_chars is not None and sum(len(message.content) for message in messages) > chosen.max_chars:
         return "long"
     answers = [message.content.casefold() for message in messages if message.role == "assistant"]

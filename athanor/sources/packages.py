@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from athanor.base.errors import InputError
-from athanor.base.work import Tick, ignore
+from athanor.base.work import Facts, Tick, ignore
 from athanor.sources import licences, python_documents, stdlib
 from athanor.sources.params import PackagesSource
 from athanor.sources.stdlib import Module
@@ -105,7 +105,7 @@ def read(
     source: PackagesSource,
     val_fraction: float,
     base: Path,
-    facts: dict[str, Any],
+    facts: Facts,
     tick: Tick = ignore,
     expect: Tick = ignore,
 ) -> Iterator[Document]:
@@ -117,7 +117,7 @@ def read(
     packages, refused = find(source, base)
     expect(sum(path.stat().st_size for package in packages for _, path in package.files))
     left_out: Counter[str] = Counter()
-    used: dict[str, Any] = {}
+    used: Facts = {}
     facts |= {"packages": used, "packages_left_out": dict(sorted(refused.items())), "files_left_out": left_out}
     size = 0
 

@@ -27,9 +27,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from athanor.base.work import Tick, ignore
+from athanor.base.work import Facts, Tick, ignore
 from athanor.sources import stdlib
 from athanor.sources.params import PackagesSource, PythonSource
 from athanor.sources.stdlib import Entry, Module
@@ -48,7 +47,7 @@ def module_documents(module: Module, source: PythonSource | PackagesSource, val_
 
 
 def numbered(
-    texts: Iterable[str], source: str, kind: str, license_: str, key: str, val_fraction: float, meta: dict[str, Any]
+    texts: Iterable[str], source: str, kind: str, license_: str, key: str, val_fraction: float, meta: Facts
 ) -> Iterator[Document]:
     """Texts that belong together as documents; their split follows the key."""
     for part, text in enumerate(texts):

@@ -16,7 +16,7 @@ from athanor.sources.licences import permitted_value
 from athanor.sources.params import FilesSource, Filter, HttpSource, RowSource, template_columns
 from athanor.text import rows
 from athanor.text.documents import Document, content_id, split_of
-from athanor.text.rows import MalformedRow, check_text
+from athanor.text.rows import Files, MalformedRow, check_text
 
 MALFORMED_BASIS = 10_000  # rows that the share is taken of while fewer are read: one odd row at the start is no share
 
@@ -146,7 +146,7 @@ class Unreadable:
 
 def documents(
     source: FilesSource | HttpSource,
-    files: list[tuple[str, Path]],
+    files: Files,
     val_fraction: float,
     tick: Tick = ignore,
     leave_out: Callable[[str], None] = ignore,

@@ -19,10 +19,9 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from athanor.base.errors import InputError
-from athanor.base.work import Tick, ignore
+from athanor.base.work import Facts, Tick, ignore
 from athanor.text import rows
 
 LICENSE = "PSF-2.0"
@@ -52,7 +51,7 @@ class Module:
     package: str = ""  # the distribution it belongs to, "" for the standard library
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> Facts:
         """What a document made of the module says of its origin."""
         return {"module": self.name, **({"package": self.package} if self.package else {})}
 
@@ -98,7 +97,7 @@ def root() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def provenance(paths: list[Path], base: Path) -> dict[str, Any]:
+def provenance(paths: list[Path], base: Path) -> Facts:
     """The interpreter's version and one digest over the names and bytes of all files read."""
     return {
         "interpreter": f"{platform.python_implementation()} {platform.python_version()}",

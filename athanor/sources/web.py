@@ -27,8 +27,9 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from athanor.base.artifacts import naming, read_json, sha256_bytes, sha256_file, write_json
 from athanor.base.errors import InputError, Interrupted
-from athanor.base.work import Tick, ignore, never
+from athanor.base.work import Facts, Tick, ignore, never
 from athanor.sources.params import HttpSource, RemoteFile, without_query
+from athanor.text.rows import Files
 
 TRIES = 6  # in a row without one new byte
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 300.0
@@ -61,7 +62,7 @@ def fetch(
     expect: Tick = ignore,
     stop: Callable[[], bool] = never,
     wait: Callable[[float], None] = time.sleep,
-) -> list[tuple[str, Path]]:
+) -> Files:
     """Bring every file of the source into `folder`; returns (name for provenance, path) in the source's order.
 
     `tick` gets the bytes as they come, those of earlier calls in one sum;
@@ -96,13 +97,13 @@ def file_name(url: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[-100:] or "file"
 
 
-def final_addresses(found: list[tuple[str, Path]]) -> dict[str, str]:
+def final_addresses(found: Files) -> dict[str, str]:
     """Where each file came from in the end, for those that a redirect led elsewhere."""
     ends = {name: read_json(_notes(path)).get("from", name) for name, path in found}
     return {name: end for name, end in ends.items() if end != name}
 
 
-def facts(source: HttpSource, found: list[tuple[str, Path]]) -> dict[str, Any]:
+def facts(source: HttpSource, found: Files) -> Facts:
     """Provenance: address, size and hash of every file."""
     sizes = [{"url": url, "bytes": path.stat().st_size, "sha256": sha256_file(path)} for url, path in found]
     return {"urls": sizes, "license": source.license}

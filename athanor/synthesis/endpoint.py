@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from athanor.base.errors import AthanorError, InputError, ParamsError
+from athanor.base.work import Facts
 from athanor.sources.web import Again, retry_after
 from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request
@@ -136,7 +137,7 @@ class Endpoint:
                 session.trust_env = not local(self.host)
                 # A function, for without one requests would look for a login in ~/.netrc.
                 session.auth = self._sign
-                how: dict[str, Any] = {"timeout": limits, "stream": True, "allow_redirects": False}
+                how: Facts = {"timeout": limits, "stream": True, "allow_redirects": False}
                 with session.post(self.url, json=self._body(request), **how) as reply:
                     sent = True
                     return self._read(reply.status_code, reply.headers, self._receive(reply, deadline))
@@ -160,9 +161,9 @@ class Endpoint:
         prepared.headers.update({"User-Agent": "athanor", "Accept-Encoding": "identity"})
         return prepared
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    def _body(self, request: Request) -> Facts:
         params = self._params
-        body: dict[str, Any] = {"model": params.model}
+        body: Facts = {"model": params.model}
         if params.temperature is not None:
             body["temperature"] = params.temperature
         asked = [{"role": "user", "content": request.user}]

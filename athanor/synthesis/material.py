@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from athanor.base.errors import InputError
 from athanor.sources import messages
 from athanor.sources.instruct_params import MessagesSource
-from athanor.text.conversations import Conversation, Message
+from athanor.text.conversations import Conversation, Messages
 from athanor.text.documents import Document, read_documents, shard_files
 
 SEED_FILES = "*.jsonl*"
@@ -115,11 +115,11 @@ def cut(text: str, chars: int) -> list[str]:
     return [piece for piece in (*pieces, text[start:].strip("\n")) if piece.strip()]
 
 
-def examples(folder: Path, seed: int) -> list[tuple[Message, ...]]:
+def examples(folder: Path, seed: int) -> list[Messages]:
     """The conversations of the files in `folder`, each once, in order of their rank."""
     if not any(folder.glob(SEED_FILES)):
         return []
-    found: dict[str, tuple[Message, ...]] = {}
+    found: dict[str, Messages] = {}
     for conversation in _conversations(folder):
         found.setdefault(conversation.id, conversation.messages)
     return [found[key] for key in sorted(found, key=lambda key: rank(seed, key))]

@@ -15,7 +15,7 @@ from athanor.cleaning.dedup import near_duplicates, shingle_sets
 from athanor.synthesis.params import SyntheticGates
 from athanor.synthesis.requests import Request
 from athanor.text import habits
-from athanor.text.conversations import Message
+from athanor.text.conversations import Messages
 from athanor.words.decontaminate import ItemIndex
 from athanor.words.words import Words, ngrams, shingles, tokenise, words_of
 
@@ -37,7 +37,7 @@ OPENING_LEAST = 20  # answers: of fewer, a few that begin alike prove nothing
 class Row:
     """One conversation of an answer."""
 
-    messages: tuple[Message, ...]
+    messages: Messages
     request: Request
 
     @property

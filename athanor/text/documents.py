@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.base.errors import InputError
+from athanor.base.work import Facts
 
 T = TypeVar("T")
 ROW_GROUP_DOCUMENTS = 4096
@@ -65,7 +66,7 @@ class Document:
     kind: str
     license: str
     split: str
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: Facts = field(default_factory=dict)
 
     @property
     def id(self) -> str:

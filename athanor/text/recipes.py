@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.strict import read_yaml
+from athanor.base.work import Facts
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "python"
 
 
 @functools.cache
-def recipe(name: str) -> dict[str, Any]:
+def recipe(name: str) -> Facts:
     """The content of recipes/python/NAME.yaml, its lists as tuples."""
     return read_texts(RECIPE / f"{name}.yaml")
 
 
-def read_texts(path: Path) -> dict[str, Any]:
+def read_texts(path: Path) -> Facts:
     """A YAML file with its lists as tuples."""
     return {key: _frozen(value) for key, value in read_yaml(path).items()}
 

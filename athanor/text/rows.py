@@ -22,8 +22,10 @@ import pyarrow.parquet as pq
 
 from athanor.base.artifacts import sha256_bytes, sha256_file
 from athanor.base.errors import InputError
+from athanor.base.work import Facts
 from athanor.text import convert
 
+Files = list[tuple[str, Path]]  # name for provenance, path
 TEXT = frozenset(".txt .text .md .markdown .rst .adoc .org .tex".split())
 CODE = frozenset(
     ".py .pyi .pyx .ipy .c .h .cc .cpp .cxx .hh .hpp .hxx .cu .cuh .m .mm .rs .go .java .kt .kts .scala .groovy .clj"
@@ -47,7 +49,7 @@ class MalformedRow(InputError):
     """One row that cannot be used; big data sets of others hold a few, and the source says how many it tolerates."""
 
 
-def find(globs: Sequence[str]) -> list[tuple[str, Path]]:
+def find(globs: Sequence[str]) -> Files:
     """Files matched by the globs as (name for provenance, path), each file once, in a fixed order.
 
     The name is relative to the part of the glob before its first wildcard, so
@@ -56,7 +58,7 @@ def find(globs: Sequence[str]) -> list[tuple[str, Path]]:
     and none of NOT_WALKED. InputError for a glob that matches nothing, and for
     a link that leads to files which no one else would see change.
     """
-    found: list[tuple[str, Path]] = []
+    found: Files = []
     seen: set[Path] = set()
     for pattern in globs:
         path = Path(pattern).expanduser()
@@ -79,7 +81,7 @@ def digest_of(files: Sequence[tuple[str, Path]]) -> str:
     return sha256_bytes("".join(f"{name}\0{sha256_file(path)}\n" for name, path in files).encode())
 
 
-def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, Facts]]:
     """Rows of one file as (where, row). `where` is `file:line`, or `file row N` for Parquet.
 
     A file that is not of rows is one row, its text under `columns[0]`. Only
@@ -124,7 +126,7 @@ def check_text(value: Any, where: str, column: str, max_document_bytes: int) -> 
     return value
 
 
-def json_object(line: str, where: str) -> dict[str, Any]:
+def json_object(line: str, where: str) -> Facts:
     """The object of one line of JSON; MalformedRow for anything else."""
     try:
         row = json.loads(line)
@@ -243,7 +245,7 @@ def _decode(data: bytes, where: str, line: int | None = None) -> str:
 
 def _json_rows(
     file: IO[bytes], path: Path, columns: Sequence[str], max_document_bytes: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, Facts]]:
     limit = JSON_ESCAPE_BYTES * max_document_bytes + (1 << 20)
     number = 0
     while line := file.readline(limit):
@@ -261,7 +263,7 @@ def _json_rows(
         yield where, {column: row[column] for column in columns}
 
 
-def _parquet_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, Facts]]:
     file = pq.ParquetFile(path)
     for column in columns:
         if column not in file.schema_arrow.names:

@@ -10,11 +10,12 @@ computed for a batch of texts at once without a Python loop over words.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+Columns = Mapping[str, np.ndarray]  # one element for each text, by name of what is measured
 SPACE, WORD, MARK = 0, 1, 2
 BLOCK_BYTES = 1 << 17  # of text tokenised at a time: the arrays of one block stay in the cache
 # Separators outside ASCII are U+0080-00BF, U+2000-206F and U+3000-303F; every other character counts as a letter.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from athanor.text.conversations import Item, Message
+from athanor.text.conversations import Item, Message, Messages
 from athanor.text.recipes import recipe
 
 MADE_HERE = "CC0-1.0"  # generated from templates of this project
@@ -71,7 +71,7 @@ def level(size: int, medium: int, hard: int) -> str:
 
 
 def ask(
-    prompt: str | tuple[Message, ...], reply: str, key: str, difficulty: str, wrong: tuple[str, ...] = (), *,
+    prompt: str | Messages, reply: str, key: str, difficulty: str, wrong: tuple[str, ...] = (), *,
     kind: str = "exact", accepted: tuple[str, ...] = (), answer: str | None = None, held_out: bool | None = None,
     license: str = MADE_HERE, **more: Any,
 ) -> Exercise:  # fmt: skip

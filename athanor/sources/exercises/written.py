@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
-from athanor.text.conversations import DIFFICULTIES, Item, Message
+from athanor.base.work import Facts
+from athanor.text.conversations import DIFFICULTIES, Item, Message, Messages
 
 NEEDED = {"category", "kind", "prompt", "accepted", "rejected", "difficulty"}
 BY_HAND = ("exact", "numeric", "list", "format", "likelihood")
@@ -34,7 +35,7 @@ def read_written(path: str | Path, seed: int) -> list[Item]:
     return [_item(row, f"{path}:{number}", place, seed) for place, (number, row) in enumerate(rows)]
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
+def _row(line: str, where: str) -> Facts:
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -66,7 +67,7 @@ def _texts(value: Any, where: str) -> list[str]:
     return value
 
 
-def _item(row: dict[str, Any], where: str, place: int, seed: int) -> Item:
+def _item(row: Facts, where: str, place: int, seed: int) -> Item:
     accepted, rejected, choices = tuple(row["accepted"]), tuple(row["rejected"]), ()
     if row["kind"] == "likelihood":
         others = list(rejected)
@@ -87,7 +88,7 @@ def _item(row: dict[str, Any], where: str, place: int, seed: int) -> Item:
     )
 
 
-def _prompt(prompt: Any, where: str) -> tuple[Message, ...]:
+def _prompt(prompt: Any, where: str) -> Messages:
     rows = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     try:
         messages = tuple(Message(**row) for row in rows)
