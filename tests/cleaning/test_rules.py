@@ -71,16 +71,12 @@ def switched_off(shipped: KindRules) -> KindRules:
     return dataclasses.replace(shipped, **off)
 
 
-@pytest.mark.parametrize("document", KEEP, **named)
-def test_good_documents_stay(document):
-    assert judge(document.text, document.kind) is None
-
-
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "presets").glob("*.yaml")))
 def test_good_documents_stay_with_every_preset(preset):
     params = shipped_rules(preset)
     reasons = {document.name: judge(document.text, document.kind, params) for document in KEEP}
-    assert set(reasons.values()) <= {None, "too_few_words"}, reasons  # some presets ask for more words
+    more = {None} if preset == "default" else {None, "too_few_words"}  # some presets ask for more words
+    assert set(reasons.values()) <= more, reasons
 
 
 @pytest.mark.parametrize("document", DROP, **named)

@@ -85,9 +85,7 @@ def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
         ("a.txt", b"fine\nfine\nbad \xff\n", r"a.txt:3: not valid UTF-8 \(byte 0xff\)"),
         ("a.txt", "Käse".encode("latin-1"), r"a.txt:1: .*byte 0xe4.*iconv -f WINDOWS-1252 -t UTF-8"),
         ("a.txt", "text".encode("utf-16"), r"a.txt:1: holds zero bytes: UTF-16.*iconv -f UTF-16"),
-        ("a.txt", "one\ntwo".encode("utf-16-le"), r"a.txt:1: holds zero bytes"),
         ("a.txt", "日本".encode("utf-16"), r"a.txt:1: not valid UTF-8 \(byte 0xff\).*iconv -f UTF-16"),
-        ("a.md", b"one\ntwo \x00", "a.md:2: holds zero bytes"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl:2: not valid UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', "a.jsonl:2: not valid JSON"),
         ("a.jsonl", b'{"text": "a"}\n["text"]\n', "a.jsonl:2: not a JSON object"),
@@ -98,7 +96,6 @@ def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
         ("a.jsonl.gz", gzip.compress(jsonl(["a" * 99]), mtime=0)[:-9], "a.jsonl.gz: cannot be read"),
         ("a.jsonl.zst", b"no zstandard", "a.jsonl.zst: cannot be read"),
         ("a.parquet", b"PAR1 but no more", "a.parquet: cannot be read"),
-        ("a.docx", b"x", "a.docx: unknown file type '.docx'.*Fix: use text.*narrow the glob"),
     ],
 )
 def test_defects_are_told_with_their_place(tmp_path, name, data, message):
