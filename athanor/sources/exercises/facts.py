@@ -14,12 +14,12 @@ import http
 import math
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 from athanor.base.artifacts import digest
 from athanor.base.errors import InputError
+from athanor.sources import stdlib
 from athanor.sources.exercises.exercise import TEXTS, Draw, Exercise, ask, category, level
 
 Facts = tuple[tuple[str, str], ...]  # name and answer
@@ -28,7 +28,7 @@ FROM_PYTHON = "PSF-2.0"  # wording taken from the running interpreter
 WORDINGS: dict[str, tuple[str, ...]] = TEXTS["facts"]
 MAX_WORDS = 11
 MIN_FACTS = 20
-STDLIB = Path(sysconfig.get_path("stdlib"))
+STDLIB = stdlib.root()
 HELD_OUT_WORDINGS = 2  # of each kind; the battery's seed says which
 
 
@@ -53,10 +53,7 @@ def summary(docstring: str | None) -> str | None:
 
 def _docstrings_of(path: Path) -> Iterator[tuple[str, str | None]]:
     """("", module docstring) and (name, docstring) of the public top-level functions in a source file."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"not readable as Python source ({error})", where=str(path)) from None
+    _, tree = stdlib.parse(path.read_bytes(), str(path))
     yield "", ast.get_docstring(tree)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -64,10 +61,8 @@ def _docstrings_of(path: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def _source(module: str) -> Path | None:
-    for path in (STDLIB / f"{module}.py", STDLIB / module / "__init__.py"):
-        if path.is_file():
-            return path
-    return None
+    paths = (STDLIB / f"{module}.py", STDLIB / module / "__init__.py")
+    return next((path for path in paths if path.is_file()), None)
 
 
 @functools.cache

@@ -11,7 +11,6 @@ needs two steps or a rarely told fact.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
 from athanor.text.conversations import DIFFICULTIES, Item, Message, Messages
+from athanor.text.rows import json_object
 
 NEEDED = {"category", "kind", "prompt", "accepted", "rejected", "difficulty"}
 BY_HAND = ("exact", "numeric", "list", "format", "likelihood")
@@ -36,13 +36,9 @@ def read_written(path: str | Path, seed: int) -> list[Item]:
 
 
 def _row(line: str, where: str) -> Facts:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"not valid JSON ({error})", where=where) from None
-    keys = set(row) if isinstance(row, dict) else set()
-    if not NEEDED <= keys <= NEEDED | {"checks"}:
-        raise InputError(f"keys are {sorted(keys)}", where=where, fix=f"use {', '.join(sorted(NEEDED))} (and checks)")
+    row = json_object(line, where)
+    if not NEEDED <= row.keys() <= NEEDED | {"checks"}:
+        raise InputError(f"keys are {sorted(row)}", where=where, fix=f"use {', '.join(sorted(NEEDED))} (and checks)")
     texts = [text for key in ("accepted", "rejected", "checks") for text in _texts(row.get(key, []), where)]
     if row["kind"] not in BY_HAND or row["difficulty"] not in DIFFICULTIES or not row["accepted"] or "" in texts:
         raise InputError(
