@@ -17,7 +17,7 @@ from athanor.sources.exercises.build import check_held_out
 from athanor.sources.instruct_params import DOCSTRING_KINDS, DocstringsSource, IdentitySource, MessagesSource
 from athanor.sources.stdlib import Module
 from athanor.text.conversations import Conversation, Item, Message, check_messages
-from tests.sources.world import json_lines
+from tests.sources.world import chat, json_lines
 
 SOURCE = '''"""Tools for counting the sheep of a flock."""
 
@@ -162,17 +162,11 @@ def taken(path, **changes):
     return list(messages.conversations(chats(path, **changes), 0.5))
 
 
-def chat(*turns):
-    roles = ("user", "assistant")
-    return {"messages": [{"role": roles[n % 2], "content": text, "extra": 1} for n, text in enumerate(turns)]}
-
-
 def test_messages_from_jsonl_and_parquet_are_equal(tmp_path):
     rows = [chat("a", "b"), chat("a\n\nUser: c", "d", "e", "f"), chat("a", "b")]
     rows[1]["messages"].insert(0, {"role": "system", "content": "be short"})
     json_lines(tmp_path / "a.jsonl", rows)
-    plain = [{"messages": [{"role": m["role"], "content": m["content"]} for m in row["messages"]]} for row in rows]
-    pq.write_table(pa.Table.from_pylist(plain), tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     from_json = taken(tmp_path / "a.jsonl")
     assert from_json == taken(tmp_path / "a.parquet")
     assert [m.role for m in from_json[1].messages] == ["system", "user", "assistant", "user", "assistant"]
@@ -213,14 +207,13 @@ def test_a_bad_row_is_named(tmp_path, row, message):
         taken(tmp_path / "a.jsonl")
 
 
-QUESTION = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 THREE = [("system", "short"), ("human", "a"), ("gpt", "b"), ("human", "c"), ("gpt", "d")]
 
 
 @pytest.mark.parametrize(
     ("shape", "columns", "row", "roles"),
     [
-        ("messages", ["m"], {"m": QUESTION}, "ua"),
+        ("messages", ["m"], {"m": chat("a", "b")["messages"]}, "ua"),
         ("conversations", ["c"], {"c": [{"from": who, "value": what, "weight": None} for who, what in THREE]}, "suaua"),
         ("conversations", ["c"], {"c": {"from": ["human", "gpt"], "value": ["a", "b"]}}, "ua"),
         ("turns", ["t"], {"t": [{"input": "a", "output": "b"}, {"input": "c", "output": "d"}]}, "uaua"),
@@ -242,19 +235,29 @@ def test_shapes(tmp_path, shape, columns, row, roles, form):
     assert questions[0] == ("a\n\nthe text" if "context" in columns else "a")
 
 
-def test_best_path_through_a_tree(tmp_path):
-    def row(own, parent, text, rank=None, lang="en"):
-        who = "prompter" if text[0] == "q" else "assistant"
-        return {"id": own, "up": parent, "who": who, "text": text, "rank": rank, "lang": lang}
+def reply(own, parent, text, rank=0, lang="en", who=None):
+    """A row of a tree."""
+    who = who or ("prompter" if text[0] == "q" else "assistant")
+    return {"id": own, "up": parent, "who": who, "text": text, "rank": rank, "lang": lang}
 
-    rows = [row("1", None, "q1"), row("2", "1", "a-worse", 1), row("3", "1", "a-best", 0), row("4", "3", "q2")]
-    rows += [row("5", "4", "a2"), row("6", "5", "q3"), row("7", None, "q-alone"), row("8", None, "q4", lang="de")]
-    rows += [row("9", "2", "q-under-the-worse"), row("10", None, "q5"), row("11", "10", "a-german", 0, "de")]
-    rows += [row("12", "10", "a5", 1)]
+
+TREE = {"shape": "tree", "columns": ["id", "up", "who", "text", "rank"]}
+
+
+def test_best_path_through_a_tree(tmp_path):
+    rows = [reply("1", None, "q1"), reply("2", "1", "a-worse", 1), reply("3", "1", "a-best", 0), reply("4", "3", "q2")]
+    rows += [
+        reply("5", "4", "a2"),
+        reply("6", "5", "q3"),
+        reply("7", None, "q-alone"),
+        reply("8", None, "q4", lang="de"),
+    ]
+    rows += [reply("9", "2", "q-under-the-worse"), reply("10", None, "q5"), reply("11", "10", "a-german", 0, "de")]
+    rows += [reply("12", "10", "a5", 1)]
     json_lines(tmp_path / "a.jsonl", rows)
     chosen = {"filters": [{"column": "lang", "one_of": ["en"]}]}
     left_out = []
-    source = chats(tmp_path, shape="tree", columns=["id", "up", "who", "text", "rank"], select=chosen)
+    source = chats(tmp_path, select=chosen, **TREE)
     made = list(messages.conversations(source, 0.5, leave_out=left_out.append))
     assert [[m.content for m in row.messages] for row in made] == [["q1", "a-best", "q2", "a2"], ["q5", "a5"]]
     assert left_out == ["empty"]  # the question nobody answered
@@ -262,23 +265,17 @@ def test_best_path_through_a_tree(tmp_path):
 
 def test_a_malformed_message_of_a_tree_is_counted(tmp_path):
     """Trees were put together outside of what counts malformed rows, so that one of them ended the stage."""
-
-    def row(own, parent, text, who=None, rank=0):
-        who = who or ("prompter" if text[0] == "q" else "assistant")
-        return {"id": own, "up": parent, "who": who, "text": text, "rank": rank}
-
-    rows = [row("1", None, "q1"), row("2", "1", "a1"), row("3", None, "q2"), row("4", "3", "a\ud800")]
-    rows += [row("5", None, "q3"), row("6", "5", "a3", ["assistant"])]
-    rows += [row("7", None, "q4"), row("8", "7", "a4"), row("8b", "7", "a4-unranked", rank="x")]
-    rows += [row("9", None, "q5"), row("9", "9", "a5"), row(["10"], None, "q6"), row("11", ["10"], "a6")]
+    rows = [reply("1", None, "q1"), reply("2", "1", "a1"), reply("3", None, "q2"), reply("4", "3", "a\ud800")]
+    rows += [reply("5", None, "q3"), reply("6", "5", "a3", who=["assistant"])]
+    rows += [reply("7", None, "q4"), reply("8", "7", "a4"), reply("8b", "7", "a4-unranked", rank="x")]
+    rows += [reply("9", None, "q5"), reply("9", "9", "a5"), reply(["10"], None, "q6"), reply("11", ["10"], "a6")]
     json_lines(tmp_path / "a.jsonl", rows)
-    form = {"shape": "tree", "columns": ["id", "up", "who", "text", "rank"]}
     left_out = []
-    source = chats(tmp_path, max_malformed_fraction=0.5, **form)
+    source = chats(tmp_path, max_malformed_fraction=0.5, **TREE)
     made = list(messages.conversations(source, 0.5, leave_out=left_out.append))
     assert [row.messages[1].content for row in made] == ["a1", "a4", "a5", "a6"] and left_out == ["malformed"] * 2
     with pytest.raises(InputError, match="2 of 6 rows are malformed, the first: .*a.jsonl:4: .*lone surrogate"):
-        taken(tmp_path, max_malformed_fraction=0.1, **form)
+        taken(tmp_path, max_malformed_fraction=0.1, **TREE)
 
 
 def test_selection_of_conversations(tmp_path):

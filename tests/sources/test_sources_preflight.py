@@ -15,12 +15,11 @@ from athanor.sources import huggingface
 from athanor.sources.fetch import Fetcher, check_sources
 from athanor.sources.instruct_params import InstructParams
 from athanor.sources.params import DownloadParams
-from tests.sources.world import json_lines, serving
+from tests.sources.world import chat, json_lines, serving
 
 COMMON = {"kind": "web", "license": "MIT", "min_chars": 1, "min_documents": 1, "min_bytes": 1}
 HUB = {"type": "huggingface", "revision": None, "text_column": "text", "max_malformed_fraction": 0.5} | COMMON
 CHATS = {"type": "messages", "max_malformed_fraction": 0.5, "max_rows": 9, "min_rows": 1, "license": "MIT"}
-TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
 
 def check(tmp_path, documents, chats=(), free=10**12, **options):
@@ -38,7 +37,7 @@ def sets(tmp_path):
         (tmp_path / name).mkdir()
     pq.write_table(pa.table({"text": ["some text"] * 40, "n": [1] * 40}), tmp_path / "good" / "a.parquet")
     json_lines(tmp_path / "lines" / "a.jsonl", ({"body": "x"} for _ in range(20)))
-    json_lines(tmp_path / "chats.jsonl", [{"messages": TURNS}])
+    json_lines(tmp_path / "chats.jsonl", [chat("hi", "hello")])
     return {name: HUB | {"name": name, "dataset": str(tmp_path / name)} for name in ("good", "lines")}
 
 

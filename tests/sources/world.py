@@ -33,6 +33,11 @@ def json_lines(path: Path, rows_: Iterable[Any]) -> Path:
     return path
 
 
+def chat(*texts: str) -> dict[str, Any]:
+    """A row of what user and assistant say in turn."""
+    return {"messages": [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]}
+
+
 @contextmanager
 def serving(handler: Callable[..., Any]) -> Iterator[str]:
     """A server of this machine; its address."""

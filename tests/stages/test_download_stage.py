@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from athanor.runtime.run import Run
 from athanor.text.conversations import read_conversations, read_items
 from athanor.text.documents import read_documents, read_sources
 from stages import download
-from tests.sources.world import json_lines, serving
+from tests.sources.world import chat, json_lines, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = ("data/raw", "data/instruct", "data/battery")
@@ -53,16 +52,13 @@ def workspace(tmp_path, monkeypatch):
         for name_ in ("set", "empty", "torn"):
             (folder / name_).mkdir()
         (folder / "empty" / "a.md").write_text("")
-        row = json.dumps({"text": "a text", "license": "GPL-3.0-only"})
-        (folder / "torn" / "a.jsonl").write_text(f"{row}\n" * 9)
-        (folder / "torn" / "b.jsonl").write_text(f"{row}\n{row[:9]}\n")
+        json_lines(folder / "torn" / "a.jsonl", [{"text": "a text", "license": "GPL-3.0-only"}] * 9)
         for package in ("athanor", "stages"):
             (folder / package).symlink_to(ROOT / package)
         for number in range(9):
             (folder / "corpus" / f"{number}.md").write_text(f"# Note {number}\n\nSome text.\n")
         pq.write_table(pa.table({"text": [f"page {number}" for number in range(40)]}), folder / "set" / "a.parquet")
-        row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
-        json_lines(folder / "chats.jsonl", [row])
+        json_lines(folder / "chats.jsonl", [chat("hi", "hello")])
         return folder
 
     return make
@@ -184,8 +180,7 @@ def test_battery_question_in_a_chat_file_fails_the_stage(workspace, monkeypatch)
     folder = workspace()
     execute(folder, monkeypatch, params())
     item = next(read_items(folder / "data/battery/items.jsonl"))
-    row = {"messages": [{"role": "user", "content": item.prompt[-1].content}, {"role": "assistant", "content": "x"}]}
-    json_lines(folder / "chats.jsonl", [row])
+    json_lines(folder / "chats.jsonl", [chat(item.prompt[-1].content, "x")])
     with pytest.raises(GateError, match="battery held out.*'chats'"):
         execute(folder, monkeypatch, params())
 

@@ -18,6 +18,7 @@ from athanor.synthesis.sift import Row, check, measure, sift
 from athanor.text.conversations import Item, Message
 from athanor.text.documents import Document, write_shards
 from athanor.words.decontaminate import ItemIndex
+from tests.sources.world import chat
 from tests.synthesis.model_server import talks
 from tests.synthesis.synthetic_world import params, requests
 
@@ -103,8 +104,7 @@ def test_cut_keeps_all_text_and_ends_at_the_best_place():
 
 
 def seed_rows(count):
-    rows = [[{"role": "user", "content": f"q {n}"}, {"role": "assistant", "content": f"a {n}"}] for n in range(count)]
-    return "".join(json.dumps({"messages": messages}) + "\n" for messages in rows)
+    return "".join(json.dumps(chat(f"q {n}", f"a {n}")) + "\n" for n in range(count))
 
 
 def test_examples_alone_use_every_combination_once(tmp_path):
@@ -153,7 +153,7 @@ def test_parameters_that_cannot_work(change, message):
 
 # -- answers --------------------------------------------------------------------------------------------------------
 
-GOOD = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+GOOD = chat("q", "a")
 
 
 def said(value, **changes):
