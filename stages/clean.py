@@ -69,9 +69,9 @@ def read_inputs() -> tuple[dict[str, list[Path]], dict[str, int]]:
     missing = sorted(set(named) - set(sources))
     if missing or not sources:
         what = f"no shard of source {missing[0]} is there" if missing else "no source is there"
-        raise InputError(what, where=str(RAW), fix="run dvc repro download")
+        raise InputError(what, where=RAW, fix="run dvc repro download")
     if not any(True for _ in read_items(ITEMS)):
-        raise InputError("the battery is empty", where=str(ITEMS), fix="run dvc repro download")
+        raise InputError("the battery is empty", where=ITEMS, fix="run dvc repro download")
     return sources, {name: count.get("bytes", 0) for name, count in named.items()}
 
 
@@ -97,9 +97,7 @@ def join(path: Path, files: Iterable[Path]) -> None:
         if len(table):
             writer.write_table(table)
     if writer is None:
-        raise InputError(
-            "no validation document is left in any source", where=str(CLEAN), fix="raise download.val_fraction"
-        )
+        raise InputError("no validation document is left in any source", where=CLEAN, fix="raise download.val_fraction")
     writer.close()
 
 

@@ -58,7 +58,7 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
             part = [row for row in rows if row.conversation.split == split]
             if not part:
                 raise InputError(
-                    f"no {split} conversation is left", where=str(INSTRUCT), fix="add conversations, or raise a cap"
+                    f"no {split} conversation is left", where=INSTRUCT, fix="add conversations, or raise a cap"
                 )
             entries = [(row.ids, row.mask, names.index(row.source)) for row in part]
             # A repeat is a row entry, not a copy of the ids, and never changes which side a conversation is on.

@@ -74,7 +74,7 @@ def run(run: Run) -> None:
             write_text(out / f"{params.name}.jsonl", replies.lines(map(replies.told, good)))
             write_manifest(out, kind=KIND, version=VERSION, counts=counts, parents=parents, **facts)
             if any(left_out(good, rules)):
-                raise GateError("synthetic data", "what is left still holds what was to be left out", where=str(OUT))
+                raise GateError("synthetic data", "what is left still holds what was to be left out", where=OUT)
         run.metrics({**counts, "measures": facts["measures"], "stopped_by_budget": ended.limit})
         days = sorted(answer.day for answer in kept.values())
         spent = {f"spent_{name}": value for name, value in asdict(ledger.spent).items()}

@@ -34,7 +34,7 @@ def run(run: Run) -> None:
     if labels and not drawn.labelled:
         what = f"no document of source '{labels.source}' has a number '{labels.meta_key}' in its meta"
         fix = "correct classifiers.quality_labels, or set it to null for weak labels"
-        raise InputError(what, where=str(RAW), fix=fix)
+        raise InputError(what, where=RAW, fix=fix)
     given, files = toxicity_rows(params.toxicity_labels, params)
 
     sets: dict[str, Examples] = {"quality": quality_examples(drawn, params.seed)}

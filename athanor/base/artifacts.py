@@ -113,9 +113,9 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         with naming(Path(path)):
             return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError("file not found", where=str(path), fix="run the stage that makes it: dvc repro") from None
+        raise InputError("file not found", where=path, fix="run the stage that makes it: dvc repro") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"not valid JSON ({error})", where=str(path), fix="delete it and run dvc repro") from None
+        raise InputError(f"not valid JSON ({error})", where=path, fix="delete it and run dvc repro") from None
 
 
 @contextlib.contextmanager
@@ -207,7 +207,7 @@ def read_manifest(folder: str | os.PathLike[str], kind: str, version: int) -> di
     if found != (kind, version):
         raise InputError(
             f"expected a {kind} artifact of version {version}, found {found[0]} version {found[1]}",
-            where=str(path),
+            where=path,
             fix="run dvc repro to rebuild it with this version of the code",
         )
     return manifest
@@ -217,7 +217,7 @@ def manifest_digest(folder: str | os.PathLike[str]) -> str:
     """SHA-256 of a folder's manifest; stands for the folder's whole content in `parents`."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
-        raise InputError("file not found", where=str(path), fix="run the stage that makes it: dvc repro")
+        raise InputError("file not found", where=path, fix="run the stage that makes it: dvc repro")
     return sha256_file(path)
 
 
@@ -227,4 +227,4 @@ def verify_files(folder: str | os.PathLike[str]) -> None:
     for name, facts in read_json(folder / MANIFEST)["files"].items():
         path = folder / name
         if not path.is_file() or sha256_file(path) != facts["sha256"]:
-            raise InputError("missing or changed since it was written", where=str(path), fix="dvc checkout --force")
+            raise InputError("missing or changed since it was written", where=path, fix="dvc checkout --force")

@@ -60,13 +60,13 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         with naming(path):
             data = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ParamsError("file not found", where=str(path), fix="restore it: git checkout params.yaml") from None
+        raise ParamsError("file not found", where=path, fix="restore it: git checkout params.yaml") from None
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise ParamsError(f"not valid YAML{line}: {getattr(error, 'problem', error)}", where=str(path)) from None
+        raise ParamsError(f"not valid YAML{line}: {getattr(error, 'problem', error)}", where=path) from None
     if not isinstance(data, Mapping):
-        raise ParamsError("expected a mapping of sections", where=str(path))
+        raise ParamsError("expected a mapping of sections", where=path)
     return dict(data)
 
 
@@ -74,7 +74,7 @@ def load_section(path: str | Path, section: str, schema: type[T]) -> T:
     """Read one section of a params file as `schema`."""
     data = read_yaml(path)
     if section not in data:
-        raise ParamsError(f"section '{section}' is missing", where=str(path), fix="copy it from presets/default.yaml")
+        raise ParamsError(f"section '{section}' is missing", where=path, fix="copy it from presets/default.yaml")
     return build(schema, data[section], section)
 
 

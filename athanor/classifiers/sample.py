@@ -114,7 +114,7 @@ def sample(
     """
     sources = shard_files(folder)
     if not sources:
-        raise InputError("no documents", where=str(folder), fix="run dvc repro download")
+        raise InputError("no documents", where=folder, fix="run dvc repro download")
     if labels and labels[0] not in sources:
         what = f"no source is named '{labels[0]}'; found: {', '.join(sources)}"
         fix = "name one that is there, or set quality_labels to null"

@@ -130,7 +130,7 @@ class Scorer:
         facts = read_json(folder / FILE)
         if facts["scheme"] != SCHEME:
             what = f"made for the features '{facts['scheme']}', this code computes '{SCHEME}'"
-            raise InputError(what, where=str(folder / FILE), fix="run dvc repro train-classifiers")
+            raise InputError(what, where=folder / FILE, fix="run dvc repro train-classifiers")
         loaded = {name: load_linear(folder, name, facts[name]) for name in NAMES}
         return Scorer(**loaded, digest=manifest_digest(folder))
 
@@ -156,10 +156,10 @@ def load_linear(folder: Path, name: str, facts: Mapping[str, Any]) -> Linear:
     try:
         weights = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise InputError(f"not readable ({error})", where=str(path), fix="run dvc repro train-classifiers") from None
+        raise InputError(f"not readable ({error})", where=path, fix="run dvc repro train-classifiers") from None
     if weights.shape != (BUCKETS,) or weights.dtype != np.float32:
         what = f"{weights.dtype} {weights.shape}, expected float32 ({BUCKETS},)"
-        raise InputError(what, where=str(path), fix="run dvc repro train-classifiers")
+        raise InputError(what, where=path, fix="run dvc repro train-classifiers")
     return Linear(weights.astype(np.int64), facts["scale"], facts["bias"])
 
 

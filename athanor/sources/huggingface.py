@@ -163,7 +163,7 @@ def documents(folder: Path) -> Iterator[Document]:
     """The documents of a finished fetch, in the data set's order."""
     state = _load_state(folder)
     if not state["done"]:
-        raise InputError("the download is not finished", where=str(folder), fix="run dvc repro again")
+        raise InputError("the download is not finished", where=folder, fix="run dvc repro again")
     for number in range(len(state["parts"])):
         yield from read_documents(_part_path(folder, number))
 

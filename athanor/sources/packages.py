@@ -73,7 +73,7 @@ def find(source: PackagesSource, base: Path) -> tuple[list[Package], dict[str, s
             found[name] = Package(name, item.version, license_, _readme(item.metadata), files)
     if not found:
         fix = "allow more licenses, or install the packages into the interpreter that runs the stage"
-        raise InputError(f"no package can be read ({len(refused)} left out)", where=str(base), fix=fix)
+        raise InputError(f"no package can be read ({len(refused)} left out)", where=base, fix=fix)
     return list(found.values()), refused
 
 

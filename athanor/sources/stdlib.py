@@ -118,7 +118,7 @@ def source_files(base: Path) -> list[Path]:
     if not found:
         raise InputError(
             "the interpreter has no standard library source files",
-            where=str(base),
+            where=base,
             fix="use a Python that ships its .py files, or replace the source of type python in params.yaml",
         )
     return [path for _, path in sorted(found)]
@@ -168,7 +168,7 @@ def topics(base: Path) -> dict[str, str]:
     """The language reference pages behind `help('with')`, by topic."""
     path = base / TOPICS
     if not path.is_file():
-        raise InputError("file not found", where=str(path), fix="use a Python that ships pydoc_data")
+        raise InputError("file not found", where=path, fix="use a Python that ships pydoc_data")
     _, tree = parse(path.read_bytes(), str(path))
     found: dict[str, str] = {}
     for node in tree.body:

@@ -67,7 +67,7 @@ def chosen(folder: Path, sources: Collection[str] | None) -> list[Path]:
     """The shards of the wanted sources; InputError for a source that is not there."""
     shards = shard_files(folder)
     if not shards:
-        raise InputError("no documents", where=str(folder), fix="run dvc repro clean")
+        raise InputError("no documents", where=folder, fix="run dvc repro clean")
     missing = sorted(set(sources or ()) - set(shards))
     if missing:
         fix = f"use some of: {', '.join(shards)}"

@@ -130,4 +130,4 @@ def _read(path: str | Path) -> Iterator[Facts]:
                 except ValueError as error:
                     raise InputError(f"not valid JSON ({error})", where=f"{path}:{number}") from None
     except FileNotFoundError:
-        raise InputError("file not found", where=str(path), fix="run dvc repro download") from None
+        raise InputError("file not found", where=path, fix="run dvc repro download") from None

@@ -193,9 +193,9 @@ def read_documents(path: str | Path) -> Iterator[Document]:
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"not a readable Parquet file ({error})", where=str(path)) from None
+        raise InputError(f"not a readable Parquet file ({error})", where=path) from None
     if file.schema_arrow.names[: len(SCHEMA.names)] != SCHEMA.names:
-        raise InputError(f"columns {file.schema_arrow.names}, expected {SCHEMA.names}", where=str(path))
+        raise InputError(f"columns {file.schema_arrow.names}, expected {SCHEMA.names}", where=path)
     for batch in file.iter_batches(batch_size=READ_DOCUMENTS, columns=SCHEMA.names):
         for row in batch.to_pylist():
             del row["id"]

@@ -98,7 +98,7 @@ def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> It
             else:
                 yield str(path), {columns[0]: _text(file, path, kind, max_document_bytes)}
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
-        raise InputError(f"cannot be read ({error})", where=str(path), fix="repair or replace the file") from None
+        raise InputError(f"cannot be read ({error})", where=path, fix="repair or replace the file") from None
 
 
 def of_rows(path: Path) -> bool:
@@ -168,7 +168,7 @@ def _matches(folder: Path, parts: Sequence[str], base: Path) -> Iterator[Path]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", where=str(folder), fix="allow reading it") from None
+        raise InputError(f"cannot be read ({error.strerror})", where=folder, fix="allow reading it") from None
     for entry in entries:
         path = folder / entry.name
         wanted = part == "**" or fnmatchcase(entry.name, part)
@@ -185,7 +185,7 @@ def _matches(folder: Path, parts: Sequence[str], base: Path) -> Iterator[Path]:
             elif part != "**" or not path.resolve().is_relative_to(base):  # else its files are found where they lie
                 raise InputError(
                     "a link to a folder: DVC would not see what changes behind it",
-                    where=str(path),
+                    where=path,
                     fix="move the folder here, copy it, or remove the link",
                 )
 
@@ -199,7 +199,7 @@ def _kind(path: Path) -> str:
         fix = "use text, source code, .html, .ipynb, .pdf, .jsonl (these also .gz or .zst) or .parquet; or narrow the glob"
         if kind in (".json", ".csv"):
             fix = "write its rows as JSON lines (.jsonl): one JSON object on each line"
-        raise InputError(f"unknown file type '{kind}'", where=str(path), fix=fix)
+        raise InputError(f"unknown file type '{kind}'", where=path, fix=fix)
     return kind
 
 

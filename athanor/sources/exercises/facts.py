@@ -115,7 +115,7 @@ def _usable(facts: dict[str, str | None], what: str) -> Facts:
     if len(kept) < MIN_FACTS:
         raise InputError(
             f"only {len(kept)} usable {what} in this interpreter's standard library",
-            where=str(STDLIB),
+            where=STDLIB,
             fix="use a full CPython installation with sources, and do not run Python with -OO",
         )
     return kept

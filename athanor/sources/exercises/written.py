@@ -30,7 +30,7 @@ def read_written(path: str | Path, seed: int) -> list[Item]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")  # splitlines() would also cut at U+2028
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"not readable ({error})", where=str(path), fix="name another file, or null") from None
+        raise InputError(f"not readable ({error})", where=path, fix="name another file, or null") from None
     rows = [(number, _row(line, f"{path}:{number}")) for number, line in enumerate(lines, 1) if line.strip()]
     return [_item(row, f"{path}:{number}", place, seed) for place, (number, row) in enumerate(rows)]
 
