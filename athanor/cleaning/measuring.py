@@ -35,7 +35,7 @@ from athanor.cleaning.params import CleanParams
 from athanor.quality.model import Scorer
 from athanor.text.documents import Document, DocumentWriter, in_batches, read_documents
 from athanor.words.decontaminate import Hits, ItemIndex
-from athanor.words.words import Columns, shingles, tokenise
+from athanor.words.words import Columns, shingles, stacked, tokenise
 
 BATCH_BYTES = 1_000_000
 DOCUMENTS, MEASURES, SIGNATURES = "documents.parquet", "measures.parquet", "signatures.npy"
@@ -123,7 +123,7 @@ def measure_documents(
                 writer.add(row.document)
     together = pa.concat_tables(measures or [_table([], {})])
     pq.write_table(together, out / MEASURES, compression="zstd", compression_level=1)
-    sketches = np.concatenate([np.zeros((0, minhash.PERMUTATIONS), np.uint32), *signatures])
+    sketches = stacked(signatures, np.uint32, minhash.PERMUTATIONS)
     np.save(out / SIGNATURES, sketches)
     np.save(out / BANDS, np.ascontiguousarray(minhash.band_keys(sketches).T))
     save_hits(out / HITS, hits)
@@ -182,14 +182,14 @@ def _tie(document: Document) -> int:
 
 def save_hits(path: Path, numbered: Sequence[tuple[int, Hits]]) -> None:
     """hits.npz: number of each document with any hit, item contained whole, and lists of n-grams and families."""
-    hits, none = [hit for _, hit in numbered], np.zeros(0, np.int64)
+    hits = [hit for _, hit in numbered]
     np.savez(
         path,
         number=np.array([number for number, _ in numbered], np.int64),
         whole=np.array([hit.whole for hit in hits], np.int64),
-        ngrams=np.concatenate([none, *(hit.ngrams for hit in hits)]),
+        ngrams=stacked((hit.ngrams for hit in hits), np.int64),
         ngram_ends=np.cumsum([len(hit.ngrams) for hit in hits], dtype=np.int64),
-        families=np.concatenate([none, *(hit.families for hit in hits)]),
+        families=stacked((hit.families for hit in hits), np.int64),
         family_ends=np.cumsum([len(hit.families) for hit in hits], dtype=np.int64),
     )
 

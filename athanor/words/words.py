@@ -10,8 +10,9 @@ computed for a batch of texts at once without a Python loop over words.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,11 @@ def fold(text: str) -> str:
 def upto(counts: np.ndarray) -> np.ndarray:
     """int64 [counts + 1]: 0, and the sum up to each of them."""
     return np.concatenate([[0], np.cumsum(counts)])
+
+
+def stacked(parts: Iterable[np.ndarray], dtype: Any, *width: int) -> np.ndarray:
+    """Arrays one after the other, [0, *width] without any."""
+    return np.concatenate([np.zeros((0, *width), dtype), *parts])
 
 
 def mix(values: np.ndarray) -> np.ndarray:
