@@ -24,8 +24,8 @@ from athanor.text.documents import KINDS, Document
 from athanor.words.decontaminate import ItemIndex
 from tests.cleaning.test_rules_fuzz import hostile
 from tests.cleaning.world import Result, clean, write_scorer
+from tests.e2e.clone import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PARAMS = build(CleanParams, presets.values(ROOT / "presets" / "micro.yaml")["clean"], "clean")
 ITEM = Item(
     "stories",

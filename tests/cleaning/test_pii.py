@@ -17,8 +17,8 @@ from athanor.cleaning import pii
 from athanor.cleaning.normalise import indents
 from athanor.cleaning.params import CleanParams, PiiParams
 from athanor.text.documents import KINDS
+from tests.e2e.clone import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 ALL = PiiParams(email=True, ip=True, phone=True, card=True, key=True)
 BASE62 = string.ascii_letters + string.digits
 PEM = "\n".join("MIIEowIBAAKCAQEA" + "Zq3v8Lx0" * 6 for _ in range(8))

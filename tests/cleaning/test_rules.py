@@ -18,8 +18,8 @@ from athanor.quality import language
 from athanor.runtime import presets
 from athanor.text.documents import KINDS
 from athanor.words.words import tokenise
+from tests.e2e.clone import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SCORED = {"low_quality", "toxic"}  # the classifiers' scores come with the document; here are none
 
 

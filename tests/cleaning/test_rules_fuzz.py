@@ -14,8 +14,8 @@ from athanor.cleaning.normalise import indents, normalise
 from athanor.cleaning.params import CleanParams, PiiParams
 from athanor.text.documents import KINDS
 from athanor.words.words import tokenise
+from tests.e2e.clone import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PARAMS = load_section(ROOT / "presets" / "default.yaml", "clean", CleanParams)
 ALL = PiiParams(email=True, ip=True, phone=True, card=True, key=True)
 DOCUMENTS, GOOD_EVERY = 10_000, 50

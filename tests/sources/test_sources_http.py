@@ -11,7 +11,6 @@ import io
 import json
 import resource
 from email.utils import formatdate
-from pathlib import Path
 
 import pytest
 import requests
@@ -21,6 +20,7 @@ from athanor.base.strict import build, read_yaml
 from athanor.runtime.schema import check_together, schemas
 from athanor.sources import select, web
 from athanor.sources.params import HttpSource
+from tests.e2e.clone import ROOT
 from tests.sources.world import serving
 
 DATA = "".join(json.dumps({"text": f"line {number} {'x' * (number % 90)}"}) + "\n" for number in range(9000)).encode()
@@ -124,9 +124,6 @@ SECURE = {
 def source(server, *paths, sha256=None, **changes):
     urls = [{"url": server.url + path, "sha256": sha256} for path in paths or ("/a/data.jsonl?x=1",)]
     return build(HttpSource, SECURE | {"urls": urls} | changes, "download.sources[0]")
-
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def sha256(data=DATA):

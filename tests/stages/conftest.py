@@ -17,8 +17,8 @@ from ruamel.yaml import YAML
 from athanor.base.artifacts import new_dir, write_manifest
 from athanor.runtime.run import Run
 from athanor.text.documents import Document, write_documents, write_shards
+from tests.e2e.clone import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SHARD_BYTES = 30_000
 
 

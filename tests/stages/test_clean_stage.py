@@ -25,8 +25,8 @@ from athanor.text.conversations import Item, Message, write_rows
 from athanor.text.documents import Document, read_documents, read_sources, split_of, write_shards
 from stages import clean
 from tests.cleaning.world import write_scorer
+from tests.e2e.clone import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 QUESTION = "How many green apples did the old farmer sell at the market on the third Sunday in May?"
 ITEM = Item("facts", (Message("user", QUESTION),), "exact", "twelve", ("twelve",), ("one", "two"))
 WORDS = "the of and to in is that it with as on be at by this had from they not but which have one you were".split()

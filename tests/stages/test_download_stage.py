@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,9 +16,9 @@ from athanor.runtime.run import Run
 from athanor.text.conversations import read_conversations, read_items
 from athanor.text.documents import read_documents, read_sources
 from stages import download
+from tests.e2e.clone import ROOT
 from tests.sources.world import chat, json_lines, serving
 
-ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = ("data/raw", "data/instruct", "data/battery")
 LIMITS = {"text_column": "text", "max_document_bytes": 100_000, "min_chars": 1, "min_documents": 1, "min_bytes": 1}
 FOREIGN = {"license_column": "license", "licenses": ["MIT"]}

@@ -25,11 +25,10 @@ from athanor.runtime.schema import check_file
 from athanor.synthesis.params import SyntheticParams
 from athanor.text.conversations import Item, Message, read_conversations, write_rows
 from stages import download, synthesize
-from tests.e2e.clone import Clone, environment
+from tests.e2e.clone import ROOT, Clone, environment
 from tests.stages.conftest import text_documents, write_clean
 from tests.synthesis.model_server import Fault, model_server, talks, written
 
-ROOT = Path(__file__).resolve().parents[2]
 KEY = "Zq9/secret+0123456789abcdef=="  # of no shape that is known, under a name that does not say what it is
 ITEM = "Name the largest of these seven numbers, please, and write it down as digits: 17 4 92 33 8 51 60"
 OUTPUTS = ("data/synthetic/manifest.json", "data/synthetic/chats.jsonl", "metrics/synthesize.json")

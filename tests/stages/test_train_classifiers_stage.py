@@ -21,8 +21,8 @@ from athanor.runtime.run import Run
 from athanor.text.documents import Document, write_shards
 from athanor.words.words import tokenise
 from stages import train_classifiers
+from tests.e2e.clone import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 OUT = Path("models/classifiers")
 PARAMS: dict[str, Any] = {"seed": 1, "sample_bytes": 400_000}
 ACTORS = "farmer teacher doctor sailor baker driver painter writer".split()

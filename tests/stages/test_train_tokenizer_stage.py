@@ -3,7 +3,6 @@ from __future__ import annotations
 import shutil
 import sys
 import types
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,8 @@ from athanor.runtime import process
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import download, train_tokenizer
+from tests.e2e.clone import ROOT
 from tests.stages.conftest import mix
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_artifact_is_complete_and_repeats_elsewhere(text_world, run_text_stage, tmp_path_factory, monkeypatch):
