@@ -114,9 +114,7 @@ def measure(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
         "links": per_word([text.count("://") for text in texts]),
         "line_breaks": per_word([text.count("\n") for text in texts]),
         "encoded": encoded(texts),
-        "stop_words": known["stop_words"],
-        "foreign_lead": known["foreign_lead"],
-        "placeholders": known["placeholders"],
+        **known,
         "boilerplate": per_word(known["boilerplate"]),
         "consecutive": consecutive(tokens),
     }
@@ -142,15 +140,6 @@ def _limit(check: Check, rules: KindRules) -> float | None:
     """The number to compare with, or None where the rule is off."""
     limit = getattr(rules, check.param)
     return {True: 0.0, False: None}[limit] if isinstance(limit, bool) else limit
-
-
-def verdict(columns: Columns, number: int, rules: KindRules) -> tuple[str, float] | None:
-    """The first rule that document `number` fails and what was measured, or None."""
-    for check in CHECKS:
-        limit = _limit(check, rules)
-        if limit is not None and check.fails(columns[check.measure][number], limit):
-            return check.rule, float(columns[check.measure][number])
-    return None
 
 
 def verdicts(columns: Columns, kinds: Sequence[str], params: RuleParams) -> tuple[np.ndarray, np.ndarray]:
