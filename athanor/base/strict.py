@@ -126,19 +126,11 @@ def _build_dataclass(schema: Any, value: Any, where: str, usual: Any = None) -> 
         fix = "add it: docs/params.md says what it may be, presets/default.yaml holds every section"
         raise ParamsError("key is missing", where=f"{where}.{missing[0]}", fix=fix)
     built = {}
-    for name in fields:
-        if name not in value:
-            continue
-        key = f"{where}.{name}"
-        default = fields[name].default
-        nested = dataclasses.is_dataclass(default) and isinstance(value[name], Mapping)
-        item = (
-            _build_dataclass(type(default), value[name], key, default)
-            if nested
-            else build(hints[name], value[name], key)
-        )
-        _check_range(item, fields[name].metadata, key)
-        built[name] = item
+    for name, field in ((name, field) for name, field in fields.items() if name in value):
+        key, given, default = f"{where}.{name}", value[name], field.default
+        nested = dataclasses.is_dataclass(default) and isinstance(given, Mapping)
+        built[name] = _build_dataclass(type(default), given, key, default) if nested else build(hints[name], given, key)
+        _check_range(built[name], field.metadata, key)
     try:
         return schema(**built) if usual is None else dataclasses.replace(usual, **built)
     except ParamsError as error:  # a cross-field rule in __post_init__ names the key relative to its section
@@ -151,19 +143,12 @@ def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     members = tuple(member for member in members if member is not type(None))
     if len(members) == 1:
         return build(members[0], value, where)
-    if all(dataclasses.is_dataclass(member) for member in members):
-        tags = {typing.get_args(typing.get_type_hints(member)["type"])[0]: member for member in members}
-        if not isinstance(value, Mapping):
-            raise _wrong(value, "a mapping", where)
-        if "type" not in value:
-            raise ParamsError("key is missing", where=f"{where}.type", fix=f"one of {', '.join(tags)}")
-        return build(tags[_choice(value["type"], tuple(tags), f"{where}.type")], value, where)
-    for member in members:
-        try:
-            return build(member, value, where)
-        except ParamsError:
-            continue
-    raise _wrong(value, " or ".join(getattr(member, "__name__", str(member)) for member in members), where)
+    tags = {typing.get_args(typing.get_type_hints(member)["type"])[0]: member for member in members}
+    if not isinstance(value, Mapping):
+        raise _wrong(value, "a mapping", where)
+    if "type" not in value:
+        raise ParamsError("key is missing", where=f"{where}.type", fix=f"one of {', '.join(tags)}")
+    return build(tags[_choice(value["type"], tuple(tags), f"{where}.type")], value, where)
 
 
 def _check_range(value: Any, rule: Mapping[str, Any], where: str) -> None:

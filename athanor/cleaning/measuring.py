@@ -197,8 +197,8 @@ def save_hits(path: Path, numbered: Sequence[tuple[int, Hits]]) -> None:
 def read_hits(path: Path) -> tuple[np.ndarray, list[Hits]]:
     """The numbers of the documents with hits, ascending, and the hits of each."""
     with np.load(path, allow_pickle=False) as stored:
-        columns = {name: stored[name] for name in stored.files}
+        columns = dict(stored)
     ngrams = np.split(columns["ngrams"], columns["ngram_ends"][:-1])
     families = np.split(columns["families"], columns["family_ends"][:-1])
-    rows = zip(ngrams, families, columns["whole"].tolist(), strict=False)
-    return columns["number"], [Hits(*row) for row, _ in zip(rows, columns["number"], strict=False)]
+    # Without a document the lists hold one empty part.
+    return columns["number"], [Hits(*row) for row in zip(ngrams, families, columns["whole"].tolist(), strict=False)]
