@@ -7,7 +7,6 @@ left alone: what is measured on them later must not have been trained on.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from athanor.base.errors import InputError
 from athanor.base.work import Tick, ignore
-from athanor.text.documents import Document, content_id, read_documents, shard_files
+from athanor.text.documents import Document, content_id, hash64, read_documents, shard_files
 
 MAX_CHARS = 32_000  # of a document that are kept; more would say nothing new and cost other documents their place
 TRAIN, CALIBRATION, TEST = "train", "calibration", "test"
@@ -43,8 +42,7 @@ class Sampled:
 
 def hashed(*parts: object) -> int:
     """64 bits that depend on the parts."""
-    text = "\0".join(map(str, parts))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    return hash64("\0".join(map(str, parts)))
 
 
 def side_of(group: str, seed: int) -> str:

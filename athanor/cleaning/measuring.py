@@ -14,7 +14,6 @@ done. A measured shard is a folder:
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import unicodedata
 from collections import Counter
@@ -33,7 +32,7 @@ from athanor.cleaning import minhash, pii, rules
 from athanor.cleaning.normalise import indents, normalise
 from athanor.cleaning.params import CleanParams
 from athanor.quality.model import Scorer
-from athanor.text.documents import Document, DocumentWriter, in_batches, read_documents
+from athanor.text.documents import Document, DocumentWriter, hash64, in_batches, read_documents
 from athanor.words.decontaminate import Hits, ItemIndex
 from athanor.words.words import Columns, shingles, stacked, tokenise
 
@@ -176,8 +175,7 @@ def _table(batch: Sequence[Row], columns: Columns) -> pa.Table:
 
 def _tie(document: Document) -> int:
     """Decides between equal texts of one source, whatever the order they came in."""
-    told = json.dumps([document.license, document.meta], sort_keys=True)
-    return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest(), "big")
+    return hash64(json.dumps([document.license, document.meta], sort_keys=True))
 
 
 def save_hits(path: Path, numbered: Sequence[tuple[int, Hits]]) -> None:

@@ -186,19 +186,9 @@ ENCODED_RUN = 64
 _ENCODED = np.zeros(256, bool)
 _ENCODED[list(_LETTERS + _DIGITS + b"+/")] = True
 
-CHARACTERS = ("ascii", "letters", "digits", "symbols", "curly", "misread")
-LINES = (
-    "longest_line",
-    "mean_line",
-    "bullets",
-    "ellipses",
-    "comments",
-    "sentence_ends",
-    "short_lines",
-    "repeated_lines",
-    "repeated_paragraphs",
-)
-TURNS = ("turns", "speakers", "short_turns")
+CHARACTERS = "ascii letters digits symbols curly misread".split()
+LINES = "longest_line mean_line bullets ellipses comments sentence_ends short_lines repeated_lines repeated_paragraphs".split()
+TURNS = "turns speakers short_turns".split()
 
 
 def characters(text: str) -> tuple[float, ...]:

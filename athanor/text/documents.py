@@ -46,6 +46,11 @@ def content_id(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
 
 
+def hash64(text: str) -> int:
+    """64 bits that depend on the text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
 def split_of(key: str, val_fraction: float) -> str:
     """The split of a group of documents: "val" for a fixed `val_fraction` of keys, else "train".
 
@@ -53,8 +58,7 @@ def split_of(key: str, val_fraction: float) -> str:
     across the line. The key is what must not be divided: a module, a
     conversation, or a document's own content id.
     """
-    bucket = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
-    return "val" if bucket < val_fraction else "train"
+    return "val" if hash64(key) / 2**64 < val_fraction else "train"
 
 
 @dataclass(frozen=True)
