@@ -6,12 +6,12 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
 from athanor.base.artifacts import manifest_digest, new_dir, read_manifest, write_manifest
 from athanor.base.errors import InputError
+from athanor.base.work import Facts
 from athanor.cleaning.cleaning import IN, OUT, Cleaned, clean
 from athanor.cleaning.measuring import settings_of
 from athanor.cleaning.params import CleanParams
@@ -56,7 +56,7 @@ def run(run: Run) -> None:
     run.plot("clean_funnel", [row for row in funnel if row["step"] not in (IN, OUT)])
     run.plot("clean_scores", score_rows(cleaned))
     for source in cleaned.funnel.sources:
-        kept, total = cleaned.funnel.bytes(source, OUT), cleaned.funnel.bytes(source, IN)
+        kept, total = (cleaned.funnel.of(source, step)[1] for step in (OUT, IN))
         worst = ", ".join(f"{rule} {documents}" for rule, documents, _ in cleaned.funnel.dropped(source)[:3])
         run.note(f"{source}: {kept / total:.1%} of {total / 1e6:.2f} MB kept; documents dropped: {worst or 'none'}")
 
@@ -69,9 +69,9 @@ def read_inputs() -> tuple[dict[str, list[Path]], dict[str, int]]:
     missing = sorted(set(named) - set(sources))
     if missing or not sources:
         what = f"no shard of source {missing[0]} is there" if missing else "no source is there"
-        raise InputError(what, where=str(RAW), fix="run dvc repro download")
+        raise InputError(what, where=RAW, fix="run dvc repro download")
     if not any(True for _ in read_items(ITEMS)):
-        raise InputError("the battery is empty", where=str(ITEMS), fix="run dvc repro download")
+        raise InputError("the battery is empty", where=ITEMS, fix="run dvc repro download")
     return sources, {name: count.get("bytes", 0) for name, count in named.items()}
 
 
@@ -97,39 +97,33 @@ def join(path: Path, files: Iterable[Path]) -> None:
         if len(table):
             writer.write_table(table)
     if writer is None:
-        raise InputError(
-            "no validation document is left in any source", where=str(CLEAN), fix="raise download.val_fraction"
-        )
+        raise InputError("no validation document is left in any source", where=CLEAN, fix="raise download.val_fraction")
     writer.close()
 
 
-def score_rows(cleaned: Cleaned) -> list[dict[str, Any]]:
+def score_rows(cleaned: Cleaned) -> list[Facts]:
     """One row for each source and bin of quality; the other scores are in the data report."""
     return [
-        {
-            "kept": quality["kept"][number],
-            "dropped": quality["dropped"][number],
-            "score": f"{source}: quality {number / BINS:.2f}",
-        }
-        for source, quality in ((source, scores["quality"]) for source, scores in sorted(cleaned.scores.items()))
-        for number in range(BINS)
+        {"kept": kept, "dropped": dropped, "score": f"{source}: quality {number / BINS:.2f}"}
+        for source, scores in sorted(cleaned.scores.items())
+        for number, (kept, dropped) in enumerate(zip(*map(scores["quality"].get, ("kept", "dropped")), strict=True))
     ]
 
 
 def _summary(cleaned: Cleaned) -> dict[str, dict[str, object]]:
     """What came in, went out and was dropped by which rule, for each source."""
-    funnel = cleaned.funnel
-    return {
-        source: {
-            "documents_in": funnel.documents(source, IN),
-            "documents_out": funnel.documents(source, OUT),
-            "bytes_in": funnel.bytes(source, IN),
-            "bytes_out": funnel.bytes(source, OUT),
-            "kept_bytes_fraction": funnel.bytes(source, OUT) / funnel.bytes(source, IN),
-            "dropped_documents": {rule: documents for rule, documents, _ in funnel.dropped(source)},
+    found = {}
+    for source in cleaned.funnel.sources:
+        (documents_in, bytes_in), (documents_out, bytes_out) = (cleaned.funnel.of(source, step) for step in (IN, OUT))
+        found[source] = {
+            "documents_in": documents_in,
+            "documents_out": documents_out,
+            "bytes_in": bytes_in,
+            "bytes_out": bytes_out,
+            "kept_bytes_fraction": bytes_out / bytes_in,
+            "dropped_documents": {rule: documents for rule, documents, _ in cleaned.funnel.dropped(source)},
         }
-        for source in funnel.sources
-    }
+    return found
 
 
 if __name__ == "__main__":

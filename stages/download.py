@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from athanor.base.artifacts import new_dir, write_manifest
 from athanor.base.errors import GateError, Interrupted
+from athanor.base.work import Facts
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
-from athanor.sources import docstrings, identity, leaks, messages
+from athanor.sources import docstrings, identity, messages
 from athanor.sources.battery_params import BatteryParams
-from athanor.sources.exercises.build import battery_items, training_conversations
+from athanor.sources.exercises.build import battery_items, check_held_out, training_conversations
 from athanor.sources.fetch import Fetcher, Tally, check_pinned, check_sources
 from athanor.sources.instruct_params import (
     DocstringsSource,
@@ -26,10 +26,8 @@ from athanor.sources.instruct_params import (
     InstructParams,
     InstructSource,
 )
-from athanor.sources.params import DownloadParams
+from athanor.sources.params import DownloadParams, names_of
 from athanor.text.conversations import Conversation, check_messages, write_rows
-
-Facts = dict[str, Any]
 
 
 def run(run: Run) -> None:
@@ -51,7 +49,7 @@ def run(run: Run) -> None:
                 if "unreadable" in facts:
                     reasons = ", ".join(f"{count:,} {reason}" for reason, count in facts["unreadable"].items())
                     run.note(f"{name}: files left out, because they cannot be read: {reasons}")
-            run.fact(**{f"{source.names[0]}_seconds": round(time.monotonic() - started, 2)})
+            run.fact(**{f"{names_of(source)[0]}_seconds": round(time.monotonic() - started, 2)})
         counts = {name: asdict(tally) for name, tally in tallies.items()}
         write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance, **run.codes())
 
@@ -65,7 +63,7 @@ def run(run: Run) -> None:
             source.name: converse(run, source, instruct, battery, pairs, left_out[source.name])
             for source in instruct.sources
         }
-        compared = leaks.check(conversations, items)
+        compared = check_held_out(conversations, items)
         write_rows(held_out / "items.jsonl", items)
         write_manifest(held_out, kind="battery", version=1, counts=categories)
         for name, rows_ in conversations.items():

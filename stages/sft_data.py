@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from athanor.base.artifacts import manifest_digest, new_dir, write_manifest
 from athanor.base.errors import InputError, ParamsError
+from athanor.base.work import Facts
 from athanor.chat_data import gates as sft_gates
 from athanor.chat_data import replay
 from athanor.chat_data import rows as sft_rows
@@ -18,7 +18,7 @@ from athanor.data.rows import KIND, VERSION, PackedRows, pack, write_split
 from athanor.data.shards import token_dtype
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.text.conversations import Conversation, read_conversations, read_items
+from athanor.text.conversations import Conversation, read_conversations
 from athanor.text.documents import shard_files
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -37,13 +37,7 @@ def run(run: Run) -> None:
 def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float], parents: Mapping[str, str]) -> None:
     """Write the rows for a tokenizer, our own or one with its interface; `shares`: the mixture's, for replay."""
     params = run.params("sft_data", SftDataParams)
-    rules = params.decontamination
-    index = ItemIndex.from_items(
-        read_items(BATTERY / "items.jsonl"),
-        ngram_words=rules.ngram_words,
-        max_ngram_items=rules.max_ngram_items,
-        fact_categories=rules.fact_categories,
-    )
+    index = ItemIndex.read(BATTERY / "items.jsonl", params.decontamination)
     conversations = read_sources(params)
     sft_gates.check_split_keys(conversations)
     read = Counter(row.source for row in conversations)
@@ -59,16 +53,16 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
     read_from = {"battery": BATTERY, "instruct": INSTRUCT, **({"clean": CLEAN} if text.pieces else {})}
 
     with new_dir(out) as folder:
-        counts: dict[str, Any] = {}
+        counts: Facts = {}
         for split in ("train", "val"):
             part = [row for row in rows if row.conversation.split == split]
             if not part:
                 raise InputError(
-                    f"no {split} conversation is left", where=str(INSTRUCT), fix="add conversations, or raise a cap"
+                    f"no {split} conversation is left", where=INSTRUCT, fix="add conversations, or raise a cap"
                 )
-            entries = [(row.ids, row.mask, names.index(row.conversation.source)) for row in part]
+            entries = [(row.ids, row.mask, names.index(row.source)) for row in part]
             # A repeat is a row entry, not a copy of the ids, and never changes which side a conversation is on.
-            times = [params.sources[row.conversation.source].repeats if split == "train" else 1 for row in part]
+            times = [params.sources[row.source].repeats if split == "train" else 1 for row in part]
             if split == "train":
                 texts = [(ids, names.index(name, len(dropped))) for name, mine in text.pieces.items() for ids in mine]
                 entries += [(ids, replay.mask_of(ids), source) for ids, source in texts]
@@ -119,9 +113,7 @@ def read_sources(params: SftDataParams) -> list[Conversation]:
     return [row for path in used for row in read_conversations(path)]
 
 
-def check(
-    folder: Path, tokenizer: Tokenizer, index: ItemIndex, params: SftDataParams, counts: dict[str, Any]
-) -> dict[str, Any]:
+def check(folder: Path, tokenizer: Tokenizer, index: ItemIndex, params: SftDataParams, counts: Facts) -> Facts:
     """Run the gates on the written files; returns what they measured."""
     most = params.decontamination.max_ngram_conversations
     packed = {split: PackedRows(folder, split) for split in ("train", "val")}

@@ -14,8 +14,7 @@ from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
 from athanor.sharding import build, shard_gate
 from athanor.sharding.params import ShardParams
-from athanor.sharding.spool import Tokens
-from athanor.sharding.tokenise import tokenise
+from athanor.sharding.tokenise import Tokens, tokenise
 from athanor.text.documents import shard_files
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -48,7 +47,7 @@ def run(run: Run) -> None:
         held_out = build.write_val(target, tokens["val"], list(facts[TRAIN]["sources"]))
         counts = {f"val_{key}": sum(row[key] for row in held_out.values()) for key in ("tokens", "documents")}
         if not counts["val_documents"]:
-            raise InputError("no validation document in any source", where=str(VAL), fix="raise download.val_fraction")
+            raise InputError("no validation document in any source", where=VAL, fix="raise download.val_fraction")
         write_manifest(
             folder,
             kind=KIND,
@@ -77,9 +76,9 @@ def tokenised(run: Run, mixture: MixtureParams, used: Collection[str], folder: P
     """Split to the tokens of each source in `used`, taken from `folder` as far as they are there."""
     files = shard_files(CLEAN / "train")
     if not files:
-        raise InputError("no documents", where=str(CLEAN / "train"), fix="dvc repro clean")
+        raise InputError("no documents", where=CLEAN / "train", fix="dvc repro clean")
     if not VAL.is_file():
-        raise InputError("file not found", where=str(VAL), fix="dvc repro clean")
+        raise InputError("file not found", where=VAL, fix="dvc repro clean")
     check_sources(mixture.sources, files)
     later = mixture.cooldown.sources if mixture.cooldown else {}
     check_sources(later, later.keys() & files.keys())

@@ -21,7 +21,6 @@ from athanor.synthesis.ledger import Ledger
 from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request, planned
 from athanor.synthesis.sift import DROPS, Row, check, measure, sift
-from athanor.text.conversations import read_items
 from athanor.words.decontaminate import ItemIndex
 
 CLEAN, BATTERY, SEEDS, OUT = Path("data/clean"), Path("data/battery"), Path("corpus/seeds"), Path("data/synthetic")
@@ -75,7 +74,7 @@ def run(run: Run) -> None:
             write_text(out / f"{params.name}.jsonl", replies.lines(map(replies.told, good)))
             write_manifest(out, kind=KIND, version=VERSION, counts=counts, parents=parents, **facts)
             if any(left_out(good, rules)):
-                raise GateError("synthetic data", "what is left still holds what was to be left out", where=str(OUT))
+                raise GateError("synthetic data", "what is left still holds what was to be left out", where=OUT)
         run.metrics({**counts, "measures": facts["measures"], "stopped_by_budget": ended.limit})
         days = sorted(answer.day for answer in kept.values())
         spent = {f"spent_{name}": value for name, value in asdict(ledger.spent).items()}
@@ -84,14 +83,7 @@ def run(run: Run) -> None:
 
 
 def left_out(rows: Sequence[Row], rules: SftDecontaminationParams) -> list[str | None]:
-    items = read_items(BATTERY / "items.jsonl")
-    index = ItemIndex.from_items(
-        items,
-        ngram_words=rules.ngram_words,
-        max_ngram_items=rules.max_ngram_items,
-        fact_categories=rules.fact_categories,
-    )
-    return sift(rows, index, rules.max_ngram_conversations)
+    return sift(rows, ItemIndex.read(BATTERY / "items.jsonl", rules), rules.max_ngram_conversations)
 
 
 def collect(run: Run, params: SyntheticParams, requests: Sequence[Request], ledger: Ledger) -> Collected:
@@ -115,8 +107,8 @@ def collect(run: Run, params: SyntheticParams, requests: Sequence[Request], ledg
             judge.see(request, answer)
 
         collector = Collector(
-            Endpoint(params, key).ask,
-            ledger,
+            ask=Endpoint(params, key).ask,
+            ledger=ledger,
             concurrency=params.concurrency,
             max_tries=params.max_tries,
             tick=tick,

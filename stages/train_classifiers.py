@@ -8,6 +8,7 @@ from typing import Any
 
 from athanor.base.artifacts import manifest_digest, new_dir, rounded, write_json, write_manifest, write_text
 from athanor.base.errors import InputError
+from athanor.base.work import Facts
 from athanor.classifiers import card
 from athanor.classifiers.params import ClassifiersParams, QualityLabels, ToxicityLabels
 from athanor.classifiers.sample import TEST, Labeller, Sampled, sample, sample_rows
@@ -33,7 +34,7 @@ def run(run: Run) -> None:
     if labels and not drawn.labelled:
         what = f"no document of source '{labels.source}' has a number '{labels.meta_key}' in its meta"
         fix = "correct classifiers.quality_labels, or set it to null for weak labels"
-        raise InputError(what, where=str(RAW), fix=fix)
+        raise InputError(what, where=RAW, fix=fix)
     given, files = toxicity_rows(params.toxicity_labels, params)
 
     sets: dict[str, Examples] = {"quality": quality_examples(drawn, params.seed)}
@@ -41,7 +42,7 @@ def run(run: Run) -> None:
     models = {name: train(examples, params.inverse_l2) for name, examples in sets.items()}
     held = [item for item in drawn.natural if item.side == TEST]
     scores = card.natural_scores(model.Scorer(**models, digest=""), held)
-    cards: dict[str, Any] = {}
+    cards: Facts = {}
     for name, examples in sets.items():
         other = other_source(examples, params.inverse_l2)
         cards[name] = rounded(card.describe(name, models[name], examples, other, held, scores))
@@ -87,7 +88,7 @@ def judged(value: Any, high_from: float, low_below: float) -> bool | None:
     return True if value >= high_from else False if value < low_below else None
 
 
-def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> tuple[list[Sampled], dict[str, Any]]:
+def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> tuple[list[Sampled], Facts]:
     """Labelled rows, and what files they are from; nothing without labels."""
     if labels is None:
         return [], {}
@@ -106,7 +107,7 @@ def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> t
     return given, {"files": len(found), "files_sha256": rows.digest_of(found), "rows": len(given)}
 
 
-def summary(facts: dict[str, Any]) -> dict[str, Any]:
+def summary(facts: Facts) -> Facts:
     """The card without its tables."""
     area = {name: value for name, value in facts["auroc"].items() if name != "with_heuristics_by_negative"}
     return {

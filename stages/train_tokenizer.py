@@ -30,7 +30,7 @@ def run(run: Run) -> None:
 
     files = shard_files(CLEAN / "train")
     if not files:
-        raise InputError("no documents", where=str(CLEAN / "train"), fix="dvc repro clean")
+        raise InputError("no documents", where=CLEAN / "train", fix="dvc repro clean")
     check_sources(mixture.sources, files)
     lengths = {
         name: [text_lengths(path) for path in paths] for name, paths in files.items() if mixture.sources[name].share > 0

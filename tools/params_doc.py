@@ -48,6 +48,8 @@ def allowed(value: ast.expr | None, constants: dict[str, str]) -> str:
     """The range or choices of `param(min=, max=, choices=)`; `constants` are the names that choices may stand under."""
     if not isinstance(value, ast.Call):
         return ""
+    if ast.unparse(value.func) == "share":
+        return "0.0 … 1.0"
     words = {keyword.arg: ast.unparse(keyword.value) for keyword in value.keywords}
     if "choices" in words:
         return constants.get(words["choices"], words["choices"]).strip("()").replace("'", "")

@@ -22,6 +22,7 @@ from typing import Any
 
 from athanor.base.errors import InputError
 
+AnyPath = str | os.PathLike[str]
 MANIFEST, OLD = "manifest.json", ".old"
 
 
@@ -39,7 +40,7 @@ def digest(value: Any) -> str:
     return sha256_bytes(canonical_json(value).encode())
 
 
-def sha256_file(path: str | os.PathLike[str]) -> str:
+def sha256_file(path: AnyPath) -> str:
     with naming(Path(path)), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -77,7 +78,7 @@ def fsync_tree(path: Path) -> None:
         fsync_dir(Path(folder))
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+def write_bytes(path: AnyPath, data: bytes) -> None:
     """Write a file so that a reader sees the old content or the new one, never a part.
 
     A new inode every time: an output may be a hard link into DVC's cache, and
@@ -100,22 +101,22 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     fsync_dir(path.parent)
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
+def write_text(path: AnyPath, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: AnyPath, value: Any) -> None:
     write_text(path, canonical_json(value))
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json(path: AnyPath) -> Any:
     try:
         with naming(Path(path)):
             return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError("file not found", where=str(path), fix="run the stage that makes it: dvc repro") from None
+        raise InputError("file not found", where=path, fix="run the stage that makes it: dvc repro") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"not valid JSON ({error})", where=str(path), fix="delete it and run dvc repro") from None
+        raise InputError(f"not valid JSON ({error})", where=path, fix="delete it and run dvc repro") from None
 
 
 @contextlib.contextmanager
@@ -130,7 +131,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def new_dir(path: str | os.PathLike[str]) -> Iterator[Path]:
+def new_dir(path: AnyPath) -> Iterator[Path]:
     """Build a directory under a temporary name and publish it whole.
 
     Yields the temporary directory. When the block ends without an error its
@@ -167,7 +168,7 @@ def new_dir(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_manifest(
-    folder: str | os.PathLike[str],
+    folder: AnyPath,
     *,
     kind: str,
     version: int,
@@ -199,7 +200,7 @@ def write_manifest(
     return manifest
 
 
-def read_manifest(folder: str | os.PathLike[str], kind: str, version: int) -> dict[str, Any]:
+def read_manifest(folder: AnyPath, kind: str, version: int) -> dict[str, Any]:
     """Read a manifest and refuse another kind or schema version (InputError)."""
     path = Path(folder) / MANIFEST
     manifest = read_json(path)
@@ -207,24 +208,24 @@ def read_manifest(folder: str | os.PathLike[str], kind: str, version: int) -> di
     if found != (kind, version):
         raise InputError(
             f"expected a {kind} artifact of version {version}, found {found[0]} version {found[1]}",
-            where=str(path),
+            where=path,
             fix="run dvc repro to rebuild it with this version of the code",
         )
     return manifest
 
 
-def manifest_digest(folder: str | os.PathLike[str]) -> str:
+def manifest_digest(folder: AnyPath) -> str:
     """SHA-256 of a folder's manifest; stands for the folder's whole content in `parents`."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
-        raise InputError("file not found", where=str(path), fix="run the stage that makes it: dvc repro")
+        raise InputError("file not found", where=path, fix="run the stage that makes it: dvc repro")
     return sha256_file(path)
 
 
-def verify_files(folder: str | os.PathLike[str]) -> None:
+def verify_files(folder: AnyPath) -> None:
     """Re-hash the files that a manifest lists; InputError names the first that differs."""
     folder = Path(folder)
     for name, facts in read_json(folder / MANIFEST)["files"].items():
         path = folder / name
         if not path.is_file() or sha256_file(path) != facts["sha256"]:
-            raise InputError("missing or changed since it was written", where=str(path), fix="dvc checkout --force")
+            raise InputError("missing or changed since it was written", where=path, fix="dvc checkout --force")

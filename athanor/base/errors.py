@@ -20,9 +20,9 @@ class AthanorError(Exception):
     `where`, and the next thing to do in `fix`.
     """
 
-    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
-        self.what, self.where, self.fix = what, where, fix
-        text = f"{where}: {what}" if where else what
+    def __init__(self, what: str, *, where: object = "", fix: str = "") -> None:
+        self.what, self.where, self.fix = what, str(where), fix
+        text = f"{where}: {what}" if self.where else what
         super().__init__(f"{text}. Fix: {fix}" if fix else text)
 
     def __reduce__(self) -> tuple[Callable[..., AthanorError], tuple[object, ...]]:
@@ -48,7 +48,7 @@ class InputError(AthanorError):
 class GateError(AthanorError):
     """A stage's own check on its real output failed; nothing was published."""
 
-    def __init__(self, gate: str, what: str, *, where: str = "", fix: str = "") -> None:
+    def __init__(self, gate: str, what: str, *, where: object = "", fix: str = "") -> None:
         self.gate = gate
         super().__init__(f"gate '{gate}' failed: {what}", where=where, fix=fix)
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,20 @@ def param(
     return dataclasses.field(default=default, metadata={"min": min, "max": max, "choices": choices})
 
 
+def share(default: Any = dataclasses.MISSING) -> Any:
+    """A dataclass field for a share, from 0 to 1."""
+    return param(min=0.0, max=1.0, default=default)
+
+
+def check_file_names(names: Sequence[str], where: str) -> None:
+    """ParamsError unless each of the names can be a file's, and stands there once."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+            raise ParamsError(f"'{name}' is no usable file name", where=where, fix="use letters, digits, - and _")
+        if names.count(name) > 1:
+            raise ParamsError(f"two {where} are named '{name}'", where=where, fix="rename one")
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a YAML 1.2 mapping; ParamsError for a missing file, bad syntax or a duplicate key."""
     from ruamel.yaml import YAML
@@ -45,13 +60,13 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         with naming(path):
             data = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ParamsError("file not found", where=str(path), fix="restore it: git checkout params.yaml") from None
+        raise ParamsError("file not found", where=path, fix="restore it: git checkout params.yaml") from None
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise ParamsError(f"not valid YAML{line}: {getattr(error, 'problem', error)}", where=str(path)) from None
+        raise ParamsError(f"not valid YAML{line}: {getattr(error, 'problem', error)}", where=path) from None
     if not isinstance(data, Mapping):
-        raise ParamsError("expected a mapping of sections", where=str(path))
+        raise ParamsError("expected a mapping of sections", where=path)
     return dict(data)
 
 
@@ -59,7 +74,7 @@ def load_section(path: str | Path, section: str, schema: type[T]) -> T:
     """Read one section of a params file as `schema`."""
     data = read_yaml(path)
     if section not in data:
-        raise ParamsError(f"section '{section}' is missing", where=str(path), fix="copy it from presets/default.yaml")
+        raise ParamsError(f"section '{section}' is missing", where=path, fix="copy it from presets/default.yaml")
     return build(schema, data[section], section)
 
 
@@ -111,19 +126,11 @@ def _build_dataclass(schema: Any, value: Any, where: str, usual: Any = None) -> 
         fix = "add it: docs/params.md says what it may be, presets/default.yaml holds every section"
         raise ParamsError("key is missing", where=f"{where}.{missing[0]}", fix=fix)
     built = {}
-    for name in fields:
-        if name not in value:
-            continue
-        key = f"{where}.{name}"
-        default = fields[name].default
-        nested = dataclasses.is_dataclass(default) and isinstance(value[name], Mapping)
-        item = (
-            _build_dataclass(type(default), value[name], key, default)
-            if nested
-            else build(hints[name], value[name], key)
-        )
-        _check_range(item, fields[name].metadata, key)
-        built[name] = item
+    for name, field in ((name, field) for name, field in fields.items() if name in value):
+        key, given, default = f"{where}.{name}", value[name], field.default
+        nested = dataclasses.is_dataclass(default) and isinstance(given, Mapping)
+        built[name] = _build_dataclass(type(default), given, key, default) if nested else build(hints[name], given, key)
+        _check_range(built[name], field.metadata, key)
     try:
         return schema(**built) if usual is None else dataclasses.replace(usual, **built)
     except ParamsError as error:  # a cross-field rule in __post_init__ names the key relative to its section
@@ -136,19 +143,12 @@ def _build_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     members = tuple(member for member in members if member is not type(None))
     if len(members) == 1:
         return build(members[0], value, where)
-    if all(dataclasses.is_dataclass(member) for member in members):
-        tags = {typing.get_args(typing.get_type_hints(member)["type"])[0]: member for member in members}
-        if not isinstance(value, Mapping):
-            raise _wrong(value, "a mapping", where)
-        if "type" not in value:
-            raise ParamsError("key is missing", where=f"{where}.type", fix=f"one of {', '.join(tags)}")
-        return build(tags[_choice(value["type"], tuple(tags), f"{where}.type")], value, where)
-    for member in members:
-        try:
-            return build(member, value, where)
-        except ParamsError:
-            continue
-    raise _wrong(value, " or ".join(getattr(member, "__name__", str(member)) for member in members), where)
+    tags = {typing.get_args(typing.get_type_hints(member)["type"])[0]: member for member in members}
+    if not isinstance(value, Mapping):
+        raise _wrong(value, "a mapping", where)
+    if "type" not in value:
+        raise ParamsError("key is missing", where=f"{where}.type", fix=f"one of {', '.join(tags)}")
+    return build(tags[_choice(value["type"], tuple(tags), f"{where}.type")], value, where)
 
 
 def _check_range(value: Any, rule: Mapping[str, Any], where: str) -> None:

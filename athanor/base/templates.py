@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jinja2
 
 
-def markdown(package: str, name: str) -> jinja2.Template:
-    """A template of a package.
+def markdown(package: str, name: str, **filters: Callable[..., str]) -> jinja2.Template:
+    """A template of a package, with more `filters`.
 
-    Filters: `comma`, `general`, `percent` and `signed` (a difference in percent) for numbers, `cell` for a text in a
+    There are `comma`, `general`, `percent` and `signed` (a difference in percent) for numbers, `cell` for a text in a
     table, `table` for nested facts as rows of a table.
     """
     environment = jinja2.Environment(
@@ -27,6 +27,7 @@ def markdown(package: str, name: str) -> jinja2.Template:
         "signed": lambda number: f"{number:+.1%}",
         "cell": _cell,
         "table": _table,
+        **filters,
     }
     return environment.get_template(name)
 

@@ -6,8 +6,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+Facts = dict[str, Any]  # plain JSON types by name
+Tick = Callable[[int], None]  # hears how much was done
+
 # task, and an empty folder for what it writes -> facts about it, as plain JSON types.
-Work = Callable[[Any, Path], dict[str, Any]]
+Work = Callable[[Any, Path], Facts]
+
+
+def ignore(*_: object) -> None:
+    """For whoever wants to hear of nothing."""
+
+
+def never() -> bool:
+    """Whether to stop, for whoever never wants to."""
+    return False
 
 
 class MapShards(Protocol):
@@ -22,4 +34,4 @@ class MapShards(Protocol):
 
     def __call__(
         self, work: Work, tasks: Mapping[str, Any], folder: Path, *, desc: str, sizes: Mapping[str, int] | None = None
-    ) -> dict[str, dict[str, Any]]: ...
+    ) -> dict[str, Facts]: ...

@@ -9,7 +9,7 @@ import numpy as np
 
 from athanor.base.errors import GateError
 from athanor.data.rows import PackedRows
-from athanor.text.conversations import Conversation, Message
+from athanor.text.conversations import Conversation, Message, Messages
 from athanor.text.habits import hedge_opening, identity_leak
 from athanor.tokenizer.chat import layout_of, prompt_ids
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ PAD_GATE_ROWS = 200  # with fewer rows the last, half-empty ones weigh too much 
 FIX = "run dvc repro --force sft-data; if it fails again, this is a bug"
 
 
-def messages_of(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[Message, ...]:
+def messages_of(tokenizer: Tokenizer, ids: Sequence[int]) -> Messages:
     """The messages of a rendered conversation, read back from its ids; GateError if they do not have its layout."""
     layout, ids = layout_of(tokenizer), list(ids)
     start, tail = list(layout.start), list(layout.closing[1:])
@@ -54,7 +54,7 @@ def check_split_keys(conversations: Iterable[Conversation]) -> None:
         )
 
 
-def check_packed(tokenizer: Tokenizer, packed: PackedRows, where: str) -> dict[int, tuple[Message, ...]]:
+def check_packed(tokenizer: Tokenizer, packed: PackedRows, where: str) -> dict[int, Messages]:
     """Check the rows as written; returns every conversation, by entry number, as read back from its ids.
 
     For every assistant turn the ids a server would send are the trained ids
@@ -78,7 +78,7 @@ def check_packed(tokenizer: Tokenizer, packed: PackedRows, where: str) -> dict[i
     return read
 
 
-def _check_conversation(tokenizer: Tokenizer, packed: PackedRows, number: int, where: str) -> tuple[Message, ...]:
+def _check_conversation(tokenizer: Tokenizer, packed: PackedRows, number: int, where: str) -> Messages:
     ids, mask = (array.tolist() for array in packed.conversation(number))
     messages = messages_of(tokenizer, ids)
     if not isinstance(tokenizer, Tokenizer):

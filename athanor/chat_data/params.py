@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from athanor.base.errors import ParamsError
-from athanor.base.strict import param
+from athanor.base.strict import param, share
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class SftDataParams:
     context_tokens: int = param(min=16)  # equals the model's; a row holds one token more
     seed: int = param(min=0)
     max_source_share: float = param(min=0.01, max=1.0)  # of the supervised tokens that one source may make up
-    max_pad_share: float = param(min=0.0, max=1.0, default=0.05)  # of all row tokens; checked above 200 rows
-    max_hedge_rate: float = param(min=0.0, max=1.0, default=0.01)  # gate: of the answers, that open with a hedge
+    max_pad_share: float = share(0.05)  # of all row tokens; checked above 200 rows
+    max_hedge_rate: float = share(0.01)  # gate: of the answers, that open with a hedge
     replay_share: float = param(min=0.0, max=0.9)  # of the supervised tokens, that are pretraining text
     decontamination: SftDecontaminationParams = SftDecontaminationParams()
     filter_exceptions: SftFilterExceptions = SftFilterExceptions()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from athanor.base.work import Facts
 from athanor.chat_data.gates import check_shares
 from athanor.chat_data.params import SftDataParams
 from athanor.data.order import permutation
@@ -23,7 +24,7 @@ QUESTION_CHARS, ANSWER_CHARS = 150, 200  # of the first question and answer, by 
 TELLING_CHARS = 150  # a first question and answer shorter than this together, like a greeting, prove no copy alone
 
 Dropped = Mapping[str, Counter[str]]  # source -> reason -> conversations left out
-T = TypeVar("T")
+T = TypeVar("T", Conversation, "Encoded")
 
 
 def _any_answer(judge: Callable[[str], bool]) -> Callable[[Conversation], bool]:
@@ -48,6 +49,10 @@ class Encoded:
     conversation: Conversation
     ids: np.ndarray
     mask: np.ndarray
+
+    @property
+    def source(self) -> str:
+        return self.conversation.source
 
     @property
     def supervised(self) -> int:
@@ -82,21 +87,15 @@ def choose(
     return capped if len(capped) == len(rows) else decontaminate(capped, index, most, dropped, contaminated)
 
 
-def _keep(
-    rows: Iterable[T], reasons: Iterable[str | None], dropped: Dropped, row_of: Callable[[T], Conversation]
-) -> list[T]:
+def _keep(rows: Iterable[T], reasons: Iterable[str | None], dropped: Dropped) -> list[T]:
     """The rows without a reason; the others are counted."""
     kept = []
     for row, reason in zip(rows, reasons, strict=True):
         if reason is None:
             kept.append(row)
         else:
-            dropped[row_of(row).source][reason] += 1
+            dropped[row.source][reason] += 1
     return kept
-
-
-def _itself(row: Conversation) -> Conversation:
-    return row
 
 
 def drop_habits(
@@ -108,7 +107,7 @@ def drop_habits(
         next((f for f, finds in FILTERS.items() if row.source not in exceptions[f] and finds(row)), None)
         for row in rows
     )
-    return _keep(rows, reasons, dropped, _itself)
+    return _keep(rows, reasons, dropped)
 
 
 def prefix_of(row: Conversation) -> tuple[str, ...]:
@@ -140,7 +139,7 @@ def one_source_each(
         best[prefix] = min(best.get(prefix, row.source), row.source, key=names.index)
     pairs = zip(rows, prefixes, strict=True)
     reasons = (None if best[prefix] == row.source else "in_better_source" for row, prefix in pairs)
-    return _keep(rows, reasons, dropped, _itself)
+    return _keep(rows, reasons, dropped)
 
 
 def deduplicate(
@@ -161,7 +160,7 @@ def deduplicate(
         seen[row.split, row.id] += 1
         return None
 
-    return _keep(rows, map(reason, rows), dropped, _itself)
+    return _keep(rows, map(reason, rows), dropped)
 
 
 def encode(
@@ -192,7 +191,7 @@ def cap_supervised(
         if most is None:
             continue
         mine = (source, "train")
-        numbers = [i for i, row in enumerate(rows) if (row.conversation.source, row.conversation.split) == mine]
+        numbers = [i for i, row in enumerate(rows) if (row.source, row.conversation.split) == mine]
         used = 0
         for place in permutation(len(numbers), seed, source, "cap").tolist():
             number = numbers[place]
@@ -200,7 +199,7 @@ def cap_supervised(
                 reasons[number] = "over_cap"
             else:
                 used += rows[number].supervised
-    return _keep(rows, reasons, dropped, lambda row: row.conversation)
+    return _keep(rows, reasons, dropped)
 
 
 def decontaminate(
@@ -215,22 +214,21 @@ def decontaminate(
         [row.conversation.messages for row in rows], max_ngram_documents=max_conversations
     )
     contaminated.update(item for item in found if item is not None)
-    return _keep(rows, (item and "contaminated" for item in found), dropped, lambda row: row.conversation)
+    return _keep(rows, (item and "contaminated" for item in found), dropped)
 
 
 def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Iterable[str]) -> dict[str, int]:
     """Supervised training tokens of each source in `names`, repeats counted."""
     tokens = dict.fromkeys(names, 0)
     for row in rows:
-        source = row.conversation.source
         if row.conversation.split == "train":
-            tokens[source] += row.supervised * params.sources[source].repeats
+            tokens[row.source] += row.supervised * params.sources[row.source].repeats
     return tokens
 
 
 def of_sources(
     params: SftDataParams, read: Mapping[str, int], dropped: Dropped, supervised: Mapping[str, int]
-) -> dict[str, Any]:
+) -> Facts:
     """What each source had and lost, and its share; GateError if one source makes up too much."""
     shares = check_shares(supervised, params.max_source_share)
     return {

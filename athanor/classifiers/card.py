@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from athanor.base import templates
 from athanor.base.errors import GateError
+from athanor.base.work import Facts
 from athanor.classifiers.sample import CALIBRATION, TEST, TRAIN, Sampled
 from athanor.classifiers.train import UNSEEN, WEAK, Examples, margins
 from athanor.quality.model import CLASSIFIER_SHARE, HEURISTICS_SHARE, Linear, Scorer, sigmoid
-from athanor.text.recipes import render
-from athanor.words.words import tokenise
+from athanor.words.words import Columns, tokenise
 
 BINS = 10
 CERTAIN = 100  # from so many documents on a correlation is taken as it is measured
@@ -22,7 +21,6 @@ JUDGED_KIND = 100
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 SCORES = {"quality": ("quality_classifier", "quality", "quality_heuristics"), "toxicity": ("toxicity",)}
 GATED = ("quality_classifier", "quality", "toxicity")
-Facts = dict[str, Any]
 
 
 def said(origin: str) -> str:
@@ -91,9 +89,9 @@ def describe(
     name: str,
     model: Linear,
     examples: Examples,
-    other: Mapping[str, np.ndarray],
+    other: Columns,
     held: Sequence[Sampled],
-    scores: Mapping[str, np.ndarray],
+    scores: Columns,
 ) -> Facts:
     """The card of one classifier. `held` are natural documents of the test side, `scores` their scores."""
     margin, test = margins(model, examples.rows), examples.at(TEST)
@@ -150,7 +148,7 @@ def against(margin: np.ndarray, examples: Examples, how: str, tested: np.ndarray
     return margin[chosen], examples.positive[chosen]
 
 
-def histogram(name: str, origin: str, held: Sequence[Sampled], scores: Mapping[str, np.ndarray]) -> list[Facts]:
+def histogram(name: str, origin: str, held: Sequence[Sampled], scores: Columns) -> list[Facts]:
     """Shares of natural documents by tenth of the score, for each source: rows of a plot."""
     sources = np.array([item.source for item in held])
     rows = []
@@ -185,9 +183,8 @@ def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> N
 
 def markdown(cards: Mapping[str, Facts]) -> str:
     """The cards for people."""
-    return render(
-        Path(__file__).with_name("card.md.j2"), {"said": said, "figure": _figure}, cards=cards, quantiles=QUANTILES
-    )
+    template = templates.markdown("athanor.classifiers", "card.md.j2", said=said, figure=_figure)
+    return template.render(cards=cards, quantiles=QUANTILES)
 
 
 def _figure(value: float | None) -> str:

@@ -7,14 +7,14 @@ left alone: what is measured on them later must not have been trained on.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from athanor.base.errors import InputError
-from athanor.text.documents import Document, content_id, read_documents, shard_files
+from athanor.base.work import Tick, ignore
+from athanor.text.documents import Document, content_id, hash64, read_documents, shard_files
 
 MAX_CHARS = 32_000  # of a document that are kept; more would say nothing new and cost other documents their place
 TRAIN, CALIBRATION, TEST = "train", "calibration", "test"
@@ -42,8 +42,7 @@ class Sampled:
 
 def hashed(*parts: object) -> int:
     """64 bits that depend on the parts."""
-    text = "\0".join(map(str, parts))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    return hash64("\0".join(map(str, parts)))
 
 
 def side_of(group: str, seed: int) -> str:
@@ -103,7 +102,7 @@ def sample(
     most_bytes: int,
     seed: int,
     labels: tuple[str, Labeller] | None = None,
-    tick: Callable[[int], None] = lambda documents: None,
+    tick: Tick = ignore,
 ) -> Sample:
     """Draw from a folder of sources. `labels` are the name of a source and what tells the label of its documents.
 
@@ -113,7 +112,7 @@ def sample(
     """
     sources = shard_files(folder)
     if not sources:
-        raise InputError("no documents", where=str(folder), fix="run dvc repro download")
+        raise InputError("no documents", where=folder, fix="run dvc repro download")
     if labels and labels[0] not in sources:
         what = f"no source is named '{labels[0]}'; found: {', '.join(sources)}"
         fix = "name one that is there, or set quality_labels to null"

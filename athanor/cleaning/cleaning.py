@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from athanor.base.errors import GateError, ParamsError
-from athanor.base.work import MapShards
+from athanor.base.work import Facts, MapShards
 from athanor.cleaning import dedup, minhash, rules, writing
-from athanor.cleaning.measuring import cached_tools, measure_shard, tools_text
+from athanor.cleaning.measuring import Tools, loaded, measure_shard
 from athanor.cleaning.params import CleanParams
 from athanor.cleaning.table import (
     EXACT,
@@ -53,52 +53,43 @@ class Funnel:
     """
 
     def __init__(self) -> None:
-        self._documents: Counter[tuple[str, str]] = Counter()
-        self._bytes: Counter[tuple[str, str]] = Counter()
+        self._counts: dict[str, dict[str, tuple[int, int]]] = {}
 
     def add(self, source: str, step: str, documents: int, size: int) -> None:
-        self._documents[source, step] += documents
-        self._bytes[source, step] += size
+        before = self._counts.setdefault(source, {}).get(step, (0, 0))
+        self._counts[source][step] = (before[0] + documents, before[1] + size)
 
-    def documents(self, source: str, step: str) -> int:
-        return self._documents[source, step]
-
-    def bytes(self, source: str, step: str) -> int:
-        return self._bytes[source, step]
-
-    def _inside(self, source: str) -> int:
-        return self._bytes[source, NORMALISED] + self._bytes[source, REDACTED]
+    def of(self, source: str, step: str) -> tuple[int, int]:
+        return self._counts[source].get(step, (0, 0))
 
     @property
     def sources(self) -> list[str]:
-        return sorted({source for source, step in self._documents if step == IN})
+        return sorted(self._counts)
 
     def dropped(self, source: str) -> list[tuple[str, int, int]]:
         """(rule, documents, bytes) of each rule that dropped something, most bytes first."""
-        steps = [step for name, step in self._documents if name == source and step not in NO_RULE]
-        rows = [(step, self._documents[source, step], self._bytes[source, step]) for step in steps]
+        rows = [(step, *count) for step, count in self._counts[source].items() if step not in NO_RULE]
         return sorted(rows, key=lambda row: (-row[2], row[0]))
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Facts]:
         """One row for each source and step with anything in it: in, normalised, the rules, out."""
-        rows = []
-        for source in self.sources:
-            for step in (IN, NORMALISED, REDACTED, *(rule for rule, _, _ in self.dropped(source)), OUT):
-                size = self._bytes[source, step]
-                rows.append({"source": source, "step": step, "documents": self._documents[source, step], "bytes": size})
-        return rows
+        steps = {s: (IN, NORMALISED, REDACTED, *(rule for rule, _, _ in self.dropped(s)), OUT) for s in self.sources}
+        return [
+            {"source": source, "step": step, **dict(zip(("documents", "bytes"), self.of(source, step), strict=True))}
+            for source in steps
+            for step in steps[source]
+        ]
 
     def check(self) -> None:
         """GateError unless the counts add up for every source, or when a source has nothing left."""
         for source in self.sources:
-            dropped = self.dropped(source)
-            documents = self._documents[source, IN] - sum(row[1] for row in dropped)
-            size = self._bytes[source, IN] - self._inside(source) - sum(row[2] for row in dropped)
-            found = (self._documents[source, OUT], self._bytes[source, OUT])
-            if (documents, size) != found:
+            dropped, came, left = self.dropped(source), self.of(source, IN), self.of(source, OUT)
+            gone = [*dropped, *((step, 0, self.of(source, step)[1]) for step in (NORMALISED, REDACTED))]
+            documents, size = (came[unit] - sum(row[unit + 1] for row in gone) for unit in (0, 1))
+            if (documents, size) != left:
                 raise GateError(
                     "funnel adds up",
-                    f"{documents} documents of {size} bytes should be left, {found[0]} of {found[1]} bytes are",
+                    f"{documents} documents of {size} bytes should be left, {left[0]} of {left[1]} bytes are",
                     where=f"source {source}",
                     fix="this is a bug in the clean stage; report it with the source",
                 )
@@ -112,7 +103,7 @@ class Funnel:
                     fix = f"relax {rules.SETTINGS[worst[0]]} in clean.rules for the source's kind of text, or fix the source"
                 raise GateError(
                     "every source survives",
-                    f"no document is left of {self._documents[source, IN]}; rule '{worst[0]}' dropped {worst[1]}",
+                    f"no document is left of {came[0]}; rule '{worst[0]}' dropped {worst[1]}",
                     where=f"source {source}",
                     fix=fix,
                 )
@@ -127,7 +118,7 @@ class Cleaned:
     funnel: Funnel
     items: dict[str, int]  # evaluation item -> documents dropped for it
     scores: dict[str, dict[str, dict[str, list[int]]]]  # source -> score -> kept or dropped -> histogram
-    report: dict[str, Any]  # deterministic facts for the metrics
+    report: Facts  # deterministic facts for the metrics
 
 
 def clean(
@@ -148,17 +139,17 @@ def clean(
     duplicates above the limit.
     """
     ranks = source_ranks(raw, params)
-    tools = tools_text(params, items, classifiers)
+    tools = Tools(params, items.absolute(), classifiers.absolute())
     names = {source: [f"{source}/{number:05d}" for number in range(len(raw[source]))] for source in sorted(raw)}
     tasks, sizes = {}, {}
     for source, of_source in names.items():
         on_disk = [path.stat().st_size for path in raw[source]]
         for name, path, size in zip(of_source, raw[source], on_disk, strict=True):
-            tasks[name] = {"shard": str(path.absolute()), "tools": tools}
+            tasks[name] = {"shard": path.absolute(), "tools": tools}
             sizes[name] = text_bytes.get(source, sum(on_disk)) * size // sum(on_disk)
     measured = map_shards(measure_shard, tasks, measures, desc="normalise and measure", sizes=sizes)
     table = read_table({s: [measures / name for name in of_source] for s, of_source in names.items()}, params.rules)
-    _, index, _ = cached_tools(tools)
+    _, index, _ = loaded(tools)
     drop_duplicates(table, ranks, params, work, map_shards)
     items_found = drop_items(table, index, params)
     threshold = params.dedup.near_duplicate_jaccard
@@ -174,6 +165,10 @@ def clean(
         writing.Observed.load(work / "written" / shard.name, written[shard.name]["observed"]) for shard in table.shards
     ]
     facts = writing.run_gates(observed, sample.tolist(), params, index)
+    redactions = {
+        source: dict(sorted(sum((Counter(measured[name]["redactions"]) for name in of), Counter()).items()))
+        for source, of in names.items()
+    }
     leaked = Counter(index.items[item].category for item in items_found.values())
     touched = Counter(index.items[item].id for item in items_found.values())
     report = {
@@ -183,7 +178,7 @@ def clean(
             "by_category": {name: leaked[name] for name in sorted({item.category for item in index.items})},
             "ngrams_shared_by_items": index.shared_ngrams,
         },
-        "redactions": {source: _redactions(measured[name] for name in of) for source, of in names.items()},
+        "redactions": redactions,
         **facts,
     }
     parts = {source: [work / "written" / name for name in of_source] for source, of_source in names.items()}
@@ -254,9 +249,7 @@ def sample_of(table: Table, count: int) -> np.ndarray:
     return kept[np.lexsort((table.id[kept, 1], table.id[kept, 0]))][:count]
 
 
-def write_task(
-    table: Table, shard: Shard, index: ItemIndex, items_found: Mapping[int, int], work: Path
-) -> dict[str, Any]:
+def write_task(table: Table, shard: Shard, index: ItemIndex, items_found: Mapping[int, int], work: Path) -> Facts:
     """What `writing.write_shard` needs to know of a shard."""
     rows = slice(shard.rows.start, shard.rows.stop)
     twins = [table.hex(twin, raw=True) if twin >= 0 else "" for twin in table.twin[rows].tolist()]
@@ -269,10 +262,10 @@ def write_task(
     decisions = {"reason": table.reason[rows], "value": table.value[rows]}
     np.savez(path, **decisions, twin=np.array(twins, "U32"), detail=np.array(details, str))
     place = {"source": shard.source, "number": shard.number, "start": shard.rows.start}
-    return {"shard": str(shard.folder.absolute()), "decisions": str(path.absolute()), **place}
+    return {"shard": shard.folder.absolute(), "decisions": path.absolute(), **place}
 
 
-def funnel_of(table: Table, measured: Mapping[str, dict[str, Any]], written: Mapping[str, dict[str, Any]]) -> Funnel:
+def funnel_of(table: Table, measured: Mapping[str, Facts], written: Mapping[str, Facts]) -> Funnel:
     """What came in and was dropped, from the decisions; what went out, from the files."""
     funnel = Funnel()
     for shard in table.shards:
@@ -301,21 +294,14 @@ def funnel_of(table: Table, measured: Mapping[str, dict[str, Any]], written: Map
     return funnel
 
 
-def _counts(written: Mapping[str, dict[str, Any]], names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    counts: dict[str, Any] = {split: {} for split in writing.SPLITS}
+def _counts(written: Mapping[str, Facts], names: Mapping[str, Sequence[str]]) -> Facts:
+    counts: Facts = {split: {} for split in writing.SPLITS}
     for source, of_source in names.items():
         for split in writing.SPLITS:
             rows = [written[name]["counts"][split] for name in of_source if split in written[name]["counts"]]
             if rows:
                 counts[split][source] = {key: sum(row[key] for row in rows) for key in ("documents", "bytes")}
     return counts
-
-
-def _redactions(facts: Any) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for row in facts:
-        total.update(row["redactions"])
-    return dict(sorted(total.items()))
 
 
 def _summed(histograms: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:

@@ -14,12 +14,11 @@ done. A measured shard is a folder:
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,19 +27,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.base.errors import GateError
-from athanor.base.strict import build
+from athanor.base.work import Facts
 from athanor.cleaning import minhash, pii, rules
 from athanor.cleaning.normalise import indents, normalise
 from athanor.cleaning.params import CleanParams
 from athanor.quality.model import Scorer
-from athanor.text.conversations import Item, read_items
-from athanor.text.documents import Document, DocumentWriter, in_batches, read_documents
+from athanor.text.documents import Document, DocumentWriter, hash64, in_batches, read_documents
 from athanor.words.decontaminate import Hits, ItemIndex
-from athanor.words.words import shingles, tokenise
+from athanor.words.words import Columns, shingles, stacked, tokenise
 
 BATCH_BYTES = 1_000_000
 DOCUMENTS, MEASURES, SIGNATURES = "documents.parquet", "measures.parquet", "signatures.npy"
 BANDS, HITS = "bands.npy", "hits.npz"
+# Columns of measures.parquet that say which document it is.
+TOLD = {
+    "id": pa.binary(16), "raw_id": pa.binary(16), "tie": pa.uint64(), "place": pa.int32(), "bytes": pa.int64(),
+    "val": pa.bool_(), "kind": pa.string(),
+}  # fmt: skip
 SCORES = ("quality", "quality_classifier", "quality_heuristics", "toxicity")
 
 
@@ -53,7 +56,7 @@ class Row(NamedTuple):
     bytes: int
 
 
-def settings_of(params: CleanParams) -> dict[str, Any]:
+def settings_of(params: CleanParams) -> Facts:
     """The parameters that measuring reads, as JSON. Thresholds are not among them, except `max_bytes`."""
     found = params.decontamination
     return {
@@ -67,46 +70,38 @@ def settings_of(params: CleanParams) -> dict[str, Any]:
     }
 
 
-def tools_text(params: CleanParams, items: Path, classifiers: Path) -> str:
-    """What `cached_tools` reads, as text that any process can be sent."""
-    tools = {"items": str(items.absolute()), "classifiers": str(classifiers.absolute()), "params": asdict(params)}
-    return json.dumps(tools, sort_keys=True)
+@dataclass(frozen=True)
+class Tools:
+    """What a shard is measured with: parameters, the battery's items, the folder of the classifiers; absolute paths."""
+
+    params: CleanParams
+    items: Path
+    classifiers: Path
 
 
 @functools.lru_cache(maxsize=1)
-def cached_tools(text: str) -> tuple[CleanParams, ItemIndex, Scorer]:
-    """Parameters, items and classifiers, loaded once in each process."""
-    tools = json.loads(text)
-    params = build(CleanParams, tools["params"], "clean")
-    return params, item_index(read_items(Path(tools["items"])), params), Scorer.load(Path(tools["classifiers"]))
+def loaded(tools: Tools) -> tuple[CleanParams, ItemIndex, Scorer]:
+    """Loaded once in each process."""
+    index = ItemIndex.read(tools.items, tools.params.decontamination)
+    return tools.params, index, Scorer.load(tools.classifiers)
 
 
-def item_index(items: Iterable[Item], params: CleanParams) -> ItemIndex:
-    return ItemIndex.from_items(items, **settings_of(params)["items"])
-
-
-def measure_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def measure_shard(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: measure `task["shard"]`; facts: documents and bytes in and out, redactions, what was too long."""
-    return measure_documents(read_documents(task["shard"]), *cached_tools(task["tools"]), out)
+    return measure_documents(read_documents(task["shard"]), *loaded(task["tools"]), out)
 
 
 def measure_documents(
     documents: Iterable[Document], params: CleanParams, index: ItemIndex, scorer: Scorer, out: Path
-) -> dict[str, Any]:
+) -> Facts:
     """Measure documents into the folder `out`.
 
     Memory is bounded by one batch of about 100 MB, or 60 times the largest
     document that its kind's `max_bytes` allows, and 700 bytes for each
     document of the shard.
     """
-    facts: dict[str, Any] = {
-        "documents_in": 0,
-        "bytes_in": 0,
-        "bytes_normalised": 0,
-        "bytes_redacted": 0,
-        "too_long": [],
-        "redactions": {},
-    }
+    counted = ("documents_in", "bytes_in", "bytes_normalised", "bytes_redacted")
+    facts: Facts = {**dict.fromkeys(counted, 0), "too_long": []}
     redactions: Counter[str] = Counter()
     seen = 0
     signatures: list[np.ndarray] = []
@@ -125,17 +120,17 @@ def measure_documents(
             seen += len(batch)
             for row in batch:
                 writer.add(row.document)
-    if measures:
-        pq.write_table(pa.concat_tables(measures), out / MEASURES, compression="zstd", compression_level=1)
-    together = np.concatenate([np.zeros((0, minhash.PERMUTATIONS), np.uint32), *signatures])
-    np.save(out / SIGNATURES, together)
-    np.save(out / BANDS, np.ascontiguousarray(minhash.band_keys(together).T))
+    together = pa.concat_tables(measures or [_table([], {})])
+    pq.write_table(together, out / MEASURES, compression="zstd", compression_level=1)
+    sketches = stacked(signatures, np.uint32, minhash.PERMUTATIONS)
+    np.save(out / SIGNATURES, sketches)
+    np.save(out / BANDS, np.ascontiguousarray(minhash.band_keys(sketches).T))
     save_hits(out / HITS, hits)
-    return {**facts, "documents": len(together), "redactions": dict(sorted(redactions.items()))}
+    return {**facts, "documents": len(sketches), "redactions": dict(sorted(redactions.items()))}
 
 
 def _prepared(
-    documents: Iterable[Document], params: CleanParams, facts: dict[str, Any], redactions: Counter[str]
+    documents: Iterable[Document], params: CleanParams, facts: Facts, redactions: Counter[str]
 ) -> Iterator[Row]:
     """Documents normalised and redacted; one that is too long goes before any other work."""
     for place, raw in enumerate(documents):
@@ -167,39 +162,32 @@ def check_indents(before: str, after: str, where: str) -> None:
         raise GateError("code keeps its indents", "normalisation changed the beginning of a line", where=where)
 
 
-def _table(batch: Sequence[Row], columns: Mapping[str, np.ndarray]) -> pa.Table:
-    """Rows of measures.parquet: `id`, `raw_id` (16 bytes each), `tie`, `place`, `bytes`, `val`, `kind`, then the columns."""
-    documents, digest = [row.document for row in batch], pa.binary(16)
-    return pa.table(
-        {
-            "id": pa.array([bytes.fromhex(document.id) for document in documents], digest),
-            "raw_id": pa.array([bytes.fromhex(row.raw_id) for row in batch], digest),
-            "tie": pa.array([_tie(document) for document in documents], pa.uint64()),
-            "place": pa.array([row.place for row in batch], pa.int32()),
-            "bytes": pa.array([row.bytes for row in batch], pa.int64()),
-            "val": pa.array([document.split == "val" for document in documents]),
-            "kind": pa.array([document.kind for document in documents]),
-            **{name: pa.array(np.asarray(values, np.float64)) for name, values in sorted(columns.items())},
-        }
-    )
+def _table(batch: Sequence[Row], columns: Columns) -> pa.Table:
+    """Rows of measures.parquet: TOLD, then the columns."""
+    rows = [
+        (bytes.fromhex(d.id), bytes.fromhex(raw_id), _tie(d), place, size, d.split == "val", d.kind)
+        for d, raw_id, place, size in batch
+    ]
+    told = {name: pa.array([row[number] for row in rows], kind) for number, (name, kind) in enumerate(TOLD.items())}
+    measured = {name: pa.array(np.asarray(values, np.float64)) for name, values in sorted(columns.items())}
+    return pa.table({**told, **measured})
 
 
 def _tie(document: Document) -> int:
     """Decides between equal texts of one source, whatever the order they came in."""
-    told = json.dumps([document.license, document.meta], sort_keys=True)
-    return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest(), "big")
+    return hash64(json.dumps([document.license, document.meta], sort_keys=True))
 
 
 def save_hits(path: Path, numbered: Sequence[tuple[int, Hits]]) -> None:
     """hits.npz: number of each document with any hit, item contained whole, and lists of n-grams and families."""
-    hits, none = [hit for _, hit in numbered], np.zeros(0, np.int64)
+    hits = [hit for _, hit in numbered]
     np.savez(
         path,
         number=np.array([number for number, _ in numbered], np.int64),
         whole=np.array([hit.whole for hit in hits], np.int64),
-        ngrams=np.concatenate([none, *(hit.ngrams for hit in hits)]),
+        ngrams=stacked((hit.ngrams for hit in hits), np.int64),
         ngram_ends=np.cumsum([len(hit.ngrams) for hit in hits], dtype=np.int64),
-        families=np.concatenate([none, *(hit.families for hit in hits)]),
+        families=stacked((hit.families for hit in hits), np.int64),
         family_ends=np.cumsum([len(hit.families) for hit in hits], dtype=np.int64),
     )
 
@@ -207,8 +195,8 @@ def save_hits(path: Path, numbered: Sequence[tuple[int, Hits]]) -> None:
 def read_hits(path: Path) -> tuple[np.ndarray, list[Hits]]:
     """The numbers of the documents with hits, ascending, and the hits of each."""
     with np.load(path, allow_pickle=False) as stored:
-        columns = {name: stored[name] for name in stored.files}
+        columns = dict(stored)
     ngrams = np.split(columns["ngrams"], columns["ngram_ends"][:-1])
     families = np.split(columns["families"], columns["family_ends"][:-1])
-    rows = zip(ngrams, families, columns["whole"].tolist(), strict=False)
-    return columns["number"], [Hits(*row) for row, _ in zip(rows, columns["number"], strict=False)]
+    # Without a document the lists hold one empty part.
+    return columns["number"], [Hits(*row) for row in zip(ngrams, families, columns["whole"].tolist(), strict=False)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from athanor.base.strict import param
+from athanor.base.strict import param, share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,49 +20,45 @@ class KindRules:
 
     min_words: int = param(min=0, max=1_000_000)
     max_bytes: int = param(min=1_000, max=64_000_000)
-    min_ascii_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_misread_fraction: float | None = param(
-        min=0.0, max=1.0, default=None
-    )  # U+FFFD, which stands for what could not be read
-    max_encoded_fraction: float | None = param(min=0.0, max=1.0, default=None)  # base64, hexadecimal escapes
+    min_ascii_fraction: float | None = share(None)
+    max_misread_fraction: float | None = share(None)  # U+FFFD, which stands for what could not be read
+    max_encoded_fraction: float | None = share(None)  # base64, hexadecimal escapes
     english_only: bool
-    min_stop_word_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    min_letter_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_digit_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_symbol_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_curly_bracket_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_number_word_fraction: float | None = param(min=0.0, max=1.0, default=None)  # words that begin with a digit
+    min_stop_word_fraction: float | None = share(None)
+    min_letter_fraction: float | None = share(None)
+    max_digit_fraction: float | None = share(None)
+    max_symbol_fraction: float | None = share(None)
+    max_curly_bracket_fraction: float | None = share(None)
+    max_number_word_fraction: float | None = share(None)  # words that begin with a digit
     max_hash_ellipsis_word_ratio: float | None = param(min=0.0, max=100.0, default=None)
     min_mean_word_chars: float | None = param(min=0.0, max=100.0, default=None)
     max_mean_word_chars: float | None = param(min=1.0, max=1_000.0, default=None)
     max_line_chars: int | None = param(min=20, max=64_000_000, default=None)
     max_mean_line_chars: float | None = param(min=10.0, max=1_000_000.0, default=None)
-    max_bullet_line_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_ellipsis_line_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_comment_line_fraction: float | None = param(min=0.0, max=1.0, default=None)
+    max_bullet_line_fraction: float | None = share(None)
+    max_ellipsis_line_fraction: float | None = share(None)
+    max_comment_line_fraction: float | None = share(None)
     max_placeholder_phrases: int | None = param(min=0, max=1_000_000, default=None)  # lorem ipsum
-    max_boilerplate_word_ratio: float | None = param(
-        min=0.0, max=1.0, default=None
-    )  # cookie banners, log-in forms, menus
+    max_boilerplate_word_ratio: float | None = share(None)  # cookie banners, log-in forms, menus
     max_link_word_ratio: float | None = param(min=0.0, max=10.0, default=None)
     max_line_break_word_ratio: float | None = param(min=0.0, max=100.0, default=None)
-    max_short_line_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    min_sentence_end_line_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_repeated_line_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_repeated_paragraph_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_top_2gram_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_top_3gram_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_top_4gram_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_repeated_5gram_fraction: float | None = param(min=0.0, max=1.0, default=None)
-    max_repeated_10gram_fraction: float | None = param(min=0.0, max=1.0, default=None)
+    max_short_line_fraction: float | None = share(None)
+    min_sentence_end_line_fraction: float | None = share(None)
+    max_repeated_line_fraction: float | None = share(None)
+    max_repeated_paragraph_fraction: float | None = share(None)
+    max_top_2gram_fraction: float | None = share(None)
+    max_top_3gram_fraction: float | None = share(None)
+    max_top_4gram_fraction: float | None = share(None)
+    max_repeated_5gram_fraction: float | None = share(None)
+    max_repeated_10gram_fraction: float | None = share(None)
     max_consecutive_repeats: int = param(
         min=1, max=31, default=31
     )  # of any n-gram; a lower limit hits tables and lyrics
     min_turns: int | None = param(min=0, max=1_000_000, default=None)  # lines that begin with a speaker and a colon
     min_speakers: int | None = param(min=0, max=1_000_000, default=None)
-    max_short_turn_fraction: float | None = param(min=0.0, max=1.0, default=None)  # turns of fewer than two words
-    min_quality: float | None = param(min=0.0, max=1.0, default=None)
-    max_toxicity: float | None = param(min=0.0, max=1.0, default=None)
+    max_short_turn_fraction: float | None = share(None)  # turns of fewer than two words
+    min_quality: float | None = share(None)
+    max_toxicity: float | None = share(None)
 
 
 # Shares after Gopher (Rae et al. 2021) and C4 (Raffel et al. 2020), looser where a kind of text needs it. What no kind
@@ -245,7 +241,7 @@ class DedupParams:
 
     near_duplicate_jaccard: float = param(min=0.5, max=1.0, default=0.8)
     duplicate_check_documents: int = param(min=1, max=1_000_000, default=500)
-    max_duplicate_fraction: float = param(min=0.0, max=1.0, default=0.02)  # gate; a search by signature misses some
+    max_duplicate_fraction: float = share(0.02)  # gate; a search by signature misses some
 
 
 @dataclass(frozen=True)

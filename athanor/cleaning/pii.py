@@ -116,7 +116,8 @@ def _addresses(text: str) -> Iterator[Span]:
     """
     for match in _IPV4.finditer(text) if _FOUR_PARTS.search(text) else ():
         start, end = match.span()
-        if _joined(text, start) or _like_a_version(sorted(map(int, match[0].split(".")))):
+        *_, third, largest = sorted(map(int, match[0].split(".")))
+        if _joined(text, start) or largest < 32 or third < 10:
             continue
         try:  # refuses parts above 255 and leading zeros
             address = ipaddress.IPv4Address(match[0])
@@ -133,11 +134,6 @@ def _addresses(text: str) -> Iterator[Span]:
             continue
         if address.is_global and not _joined(text, start) and text[start - 1 : start] != ":":
             yield start, start + len(found)
-
-
-def _like_a_version(parts: list[int]) -> bool:
-    """Whether four numbers in ascending order are small."""
-    return parts[3] < 32 or parts[2] < 10
 
 
 def _joined(text: str, start: int) -> bool:
@@ -240,31 +236,34 @@ def _dialled(number: str) -> bool:
 
 # --- keys ---------------------------------------------------------------------------------------------------------
 
-# (what to look for first, the key) of what its issuer gives a prefix.
+# Who gives it a prefix, what to look for first, the key.
 _ISSUED = tuple(
     (literal, re.compile(rf"(?<![A-Za-z0-9])(?:{pattern})"))
-    for literal, pattern in (
-        ("AKIA", r"AKIA[A-Z0-9]{16}(?![A-Za-z0-9])"),  # Amazon
-        ("ASIA", r"ASIA[A-Z0-9]{16}(?![A-Za-z0-9])"),
-        ("AIza", r"AIza[A-Za-z0-9_-]{35}"),  # Google
-        ("GOCSPX-", r"GOCSPX-[A-Za-z0-9_-]{28}"),
-        ("ya29.", r"ya29\.[A-Za-z0-9_-]{40,}"),
-        ("ghp_", r"ghp_[A-Za-z0-9]{36,}"),  # GitHub
-        ("gho_", r"gho_[A-Za-z0-9]{36,}"),
-        ("ghs_", r"ghs_[A-Za-z0-9]{36,}"),
-        ("ghu_", r"ghu_[A-Za-z0-9]{36,}"),
-        ("ghr_", r"ghr_[A-Za-z0-9]{36,}"),
-        ("github_pat_", r"github_pat_[A-Za-z0-9_]{22,}"),
-        ("glpat-", r"glpat-[A-Za-z0-9_-]{20,}"),  # GitLab
-        ("xox", r"xox[abeoprs]-[A-Za-z0-9-]{10,}"),  # Slack
-        ("hooks.slack.com/", r"https://hooks\.slack\.com/services/[A-Z0-9]+/[A-Z0-9]+/[A-Za-z0-9]+"),
-        ("_live_", r"[rs]k_live_[A-Za-z0-9]{16,}"),  # Stripe
-        ("sk-", r"sk-[A-Za-z0-9_-]{32,200}"),  # OpenAI, Anthropic
-        ("hf_", r"hf_[A-Za-z0-9]{34,}"),  # Hugging Face
-        ("npm_", r"npm_[A-Za-z0-9]{36,}"),
-        ("pypi-AgE", r"pypi-AgE[A-Za-z0-9_-]{40,}"),
-        ("SG.", r"SG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),  # SendGrid
-        ("eyJ", r"eyJ[A-Za-z0-9_-]{8,4000}+\.eyJ[A-Za-z0-9_-]{8,4000}+\.[A-Za-z0-9_-]{8,}"),  # JSON web token
+    for _, literal, pattern in map(
+        str.split,
+        r"""
+        Amazon           AKIA             AKIA[A-Z0-9]{16}(?![A-Za-z0-9])
+        Amazon           ASIA             ASIA[A-Z0-9]{16}(?![A-Za-z0-9])
+        Google           AIza             AIza[A-Za-z0-9_-]{35}
+        Google           GOCSPX-          GOCSPX-[A-Za-z0-9_-]{28}
+        Google           ya29.            ya29\.[A-Za-z0-9_-]{40,}
+        GitHub           ghp_             ghp_[A-Za-z0-9]{36,}
+        GitHub           gho_             gho_[A-Za-z0-9]{36,}
+        GitHub           ghs_             ghs_[A-Za-z0-9]{36,}
+        GitHub           ghu_             ghu_[A-Za-z0-9]{36,}
+        GitHub           ghr_             ghr_[A-Za-z0-9]{36,}
+        GitHub           github_pat_      github_pat_[A-Za-z0-9_]{22,}
+        GitLab           glpat-           glpat-[A-Za-z0-9_-]{20,}
+        Slack            xox              xox[abeoprs]-[A-Za-z0-9-]{10,}
+        Slack            hooks.slack.com/ https://hooks\.slack\.com/services/[A-Z0-9]+/[A-Z0-9]+/[A-Za-z0-9]+
+        Stripe           _live_           [rs]k_live_[A-Za-z0-9]{16,}
+        OpenAI/Anthropic sk-              sk-[A-Za-z0-9_-]{32,200}
+        Hugging-Face     hf_              hf_[A-Za-z0-9]{34,}
+        npm              npm_             npm_[A-Za-z0-9]{36,}
+        PyPI             pypi-AgE         pypi-AgE[A-Za-z0-9_-]{40,}
+        SendGrid         SG.              SG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}
+        JSON-web-token   eyJ              eyJ[A-Za-z0-9_-]{8,4000}+\.eyJ[A-Za-z0-9_-]{8,4000}+\.[A-Za-z0-9_-]{8,}
+        """.strip().splitlines(),
     )
 )
 _PRIVATE = re.compile(

@@ -16,14 +16,14 @@ those delete lines, these judge the document, so what stays is as it was.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from athanor.cleaning.params import KindRules, RuleParams
 from athanor.quality import language, repetition
-from athanor.words.words import Tokens
+from athanor.words.words import Columns, Tokens, upto
 
 TOO_LONG, NOT_ENGLISH = "too_long", "not_english"
 # A word in a repeated n-gram is in a repeated shorter one too, so of MassiveText's 5 .. 10 the two ends say enough.
@@ -104,7 +104,7 @@ def measure(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
     def per_word(count: Sequence[int] | np.ndarray) -> np.ndarray:
         return np.where(few, 0.0, np.asarray(count, np.float64) / counts)
 
-    numbers = np.concatenate([[0], np.cumsum(tokens.numeric)])
+    numbers = upto(tokens.numeric)
     known = language.measure(words)
     columns |= {
         "words": words.counts,
@@ -114,9 +114,7 @@ def measure(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
         "links": per_word([text.count("://") for text in texts]),
         "line_breaks": per_word([text.count("\n") for text in texts]),
         "encoded": encoded(texts),
-        "stop_words": known["stop_words"],
-        "foreign_lead": known["foreign_lead"],
-        "placeholders": known["placeholders"],
+        **known,
         "boilerplate": per_word(known["boilerplate"]),
         "consecutive": consecutive(tokens),
     }
@@ -144,18 +142,7 @@ def _limit(check: Check, rules: KindRules) -> float | None:
     return {True: 0.0, False: None}[limit] if isinstance(limit, bool) else limit
 
 
-def verdict(columns: Mapping[str, np.ndarray], number: int, rules: KindRules) -> tuple[str, float] | None:
-    """The first rule that document `number` fails and what was measured, or None."""
-    for check in CHECKS:
-        limit = _limit(check, rules)
-        if limit is not None and check.fails(columns[check.measure][number], limit):
-            return check.rule, float(columns[check.measure][number])
-    return None
-
-
-def verdicts(
-    columns: Mapping[str, np.ndarray], kinds: Sequence[str], params: RuleParams
-) -> tuple[np.ndarray, np.ndarray]:
+def verdicts(columns: Columns, kinds: Sequence[str], params: RuleParams) -> tuple[np.ndarray, np.ndarray]:
     """(int64 [documents]: number in `RULES` of the first rule failed, -1 for none; float64: what was measured)."""
     failed = np.full(len(kinds), -1)
     values = np.zeros(len(kinds))
@@ -199,19 +186,9 @@ ENCODED_RUN = 64
 _ENCODED = np.zeros(256, bool)
 _ENCODED[list(_LETTERS + _DIGITS + b"+/")] = True
 
-CHARACTERS = ("ascii", "letters", "digits", "symbols", "curly", "misread")
-LINES = (
-    "longest_line",
-    "mean_line",
-    "bullets",
-    "ellipses",
-    "comments",
-    "sentence_ends",
-    "short_lines",
-    "repeated_lines",
-    "repeated_paragraphs",
-)
-TURNS = ("turns", "speakers", "short_turns")
+CHARACTERS = "ascii letters digits symbols curly misread".split()
+LINES = "longest_line mean_line bullets ellipses comments sentence_ends short_lines repeated_lines repeated_paragraphs".split()
+TURNS = "turns speakers short_turns".split()
 
 
 def characters(text: str) -> tuple[float, ...]:
@@ -287,7 +264,7 @@ def encoded(texts: Sequence[str]) -> np.ndarray:
     gaps = np.flatnonzero(~_ENCODED[data])
     runs = np.diff(gaps) - 1
     long = np.flatnonzero(runs >= ENCODED_RUN)
-    starts = np.concatenate([[0], np.cumsum(sizes + 1)])
+    starts = upto(sizes + 1)
     owner = np.searchsorted(starts, gaps[long], "right") - 1
     inside = np.bincount(owner, weights=runs[long], minlength=len(parts))[: len(parts)]
     escapes = np.array([4 * part.count(b"\\x") for part in parts])

@@ -8,21 +8,21 @@ into 20 GB whatever their length.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from athanor.base.work import MapShards
+from athanor.base.work import Facts, MapShards
 from athanor.cleaning import dedup, minhash, rules
 from athanor.cleaning.measuring import BANDS, DOCUMENTS, HITS, MEASURES, SIGNATURES, read_hits
 from athanor.cleaning.params import RuleParams
 from athanor.text.documents import Document, read_documents
 from athanor.words.decontaminate import Hits
+from athanor.words.words import stacked
 
 KEPT = -1
 EMPTY = np.uint32(0xFFFFFFFF)
@@ -102,7 +102,7 @@ def read_table(folders: Mapping[str, Sequence[Path]], params: RuleParams) -> Tab
     return Table(shards, **columns, twin=np.full(at, -1, np.int64), sources=names)
 
 
-def ids_of(digests: Sequence[bytes]) -> np.ndarray:
+def ids_of(digests: Iterable[bytes]) -> np.ndarray:
     """uint64 [digests, 2] of digests of 16 bytes."""
     return np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2).astype(np.uint64)
 
@@ -111,39 +111,21 @@ def hex_id(pair: np.ndarray) -> str:
     return f"{int(pair[0]):016x}{int(pair[1]):016x}"
 
 
-_BASE = ("id", "raw_id", "tie", "place", "bytes", "val", "kind")
-
-
 def read_measures(folder: Path) -> dict[str, np.ndarray]:
     """measures.parquet as arrays; ids as [documents, 2] uint64."""
-    path = folder / MEASURES
-    table = pq.read_table(path) if path.is_file() else None
-    if table is None:
-        empty = {"id": np.zeros((0, 2), np.uint64), "raw_id": np.zeros((0, 2), np.uint64), "kind": np.zeros(0, object)}
-        return {name: empty.get(name, np.zeros(0, np.int64)) for name in _BASE}
-    return {name: _array(table[name], name) for name in table.column_names}
-
-
-def _array(column: pa.ChunkedArray, name: str) -> np.ndarray:
-    if name in ("id", "raw_id"):
-        return ids_of(column.to_pylist())
-    return column.to_numpy()
+    table = pq.read_table(folder / MEASURES)
+    found = {name: table[name].to_numpy() for name in table.column_names}
+    return {**found, **{name: ids_of(found[name]) for name in ("id", "raw_id")}}
 
 
 def _read_part(folder: Path, source: int, params: RuleParams) -> dict[str, np.ndarray]:
     found = read_measures(folder)
-    columns = {name: values for name, values in found.items() if name not in _BASE}
-    count = len(found["tie"])
-    reason, value = rules.verdicts(columns, found["kind"], params) if count else (np.zeros(0), np.zeros(0))
+    reason, value = rules.verdicts(found, found["kind"], params)
     return {
-        **{name: found[name] for name in ("id", "raw_id")},
-        "tie": found["tie"].astype(np.uint64),
-        "bytes": found["bytes"].astype(np.int64),
-        "val": found["val"].astype(bool),
-        "source": np.full(count, source, np.int16),
-        # `verdicts` numbers the rules as RULES does, and -1 is none.
-        "reason": reason.astype(np.int16),
-        "value": value.astype(np.float64),
+        **{name: found[name] for name in ("id", "raw_id", "tie", "bytes", "val")},
+        "source": np.full(len(reason), source, np.int16),
+        "reason": reason.astype(np.int16),  # `verdicts` numbers the rules as RULES does, and -1 is none
+        "value": value,
     }
 
 
@@ -158,7 +140,7 @@ class ShardSignatures:
     def empty(self) -> np.ndarray:
         """bool [documents]: texts without shingles, whose signature says nothing."""
         parts = [(mapped[:, 0] == EMPTY) & (mapped == EMPTY).all(axis=1) for mapped in self._maps]
-        return np.concatenate([np.zeros(0, bool), *parts])
+        return stacked(parts, bool)
 
     def __getitem__(self, rows: int | np.ndarray) -> np.ndarray:
         """uint32 [permutations], or [rows, permutations]."""
@@ -176,7 +158,7 @@ class ShardSignatures:
 def band_keys(shards: Sequence[Shard], band: int) -> np.ndarray:
     """uint64 [documents]: the keys of one band; the other bands are not read."""
     keys = [np.load(shard.folder / BANDS, mmap_mode="r")[band] for shard in shards if len(shard.rows)]
-    return np.concatenate([np.zeros(0, np.uint64), *keys])
+    return stacked(keys, np.uint64)
 
 
 def read_all_hits(shards: Sequence[Shard]) -> tuple[np.ndarray, list[Hits]]:
@@ -204,39 +186,37 @@ def chosen(folder: Path, numbers: np.ndarray) -> Iterator[tuple[int, Document]]:
 # -- work on shards for the search of near copies: shingle sets of some documents, and their comparison -------------
 
 
-def write_sets(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def write_sets(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: the shingle sets of the documents of `task["shard"]` that the file `task["numbers"]` lists."""
-    texts = ((number, document.text) for number, document in chosen(Path(task["shard"]), np.load(task["numbers"])))
+    texts = ((number, document.text) for number, document in chosen(task["shard"], np.load(task["numbers"])))
     sets = [item for _, item in dedup.shingle_sets(texts)]
-    np.save(out / SETS, np.concatenate([np.zeros(0, np.uint64), *sets]))
+    np.save(out / SETS, stacked(sets, np.uint64))
     np.save(out / OFFSETS, np.cumsum([0, *map(len, sets)], dtype=np.int64))
     return {"documents": len(sets)}
 
 
-def find_copies(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def find_copies(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: which listed documents of a shard nearly equal one of the index; pairs of table rows, int64 [pairs, 2]."""
     numbers = np.load(task["numbers"])
-    texts = ((number + task["start"], d.text) for number, d in chosen(Path(task["shard"]), numbers))
+    texts = ((number + task["start"], d.text) for number, d in chosen(task["shard"], numbers))
     found = load_index(task["index"]).find(dedup.shingle_sets(texts), task["threshold"])
     np.save(out / PAIRS, np.array(sorted(found.items()), np.int64).reshape(-1, 2))
     return {"documents": len(numbers), "found": len(found)}
 
 
 @functools.lru_cache(maxsize=1)
-def load_index(folder: str) -> dedup.Index:
-    sets, offsets = np.load(Path(folder) / SETS), np.load(Path(folder) / OFFSETS)
-    return dedup.Index(np.load(Path(folder) / NUMBERS), np.split(sets, offsets[1:-1]))
+def load_index(folder: Path) -> dedup.Index:
+    sets, offsets, numbers = (np.load(folder / name) for name in (SETS, OFFSETS, NUMBERS))
+    return dedup.Index(numbers, np.split(sets, offsets[1:-1]))
 
 
-def shard_tasks(
-    shards: Sequence[Shard], rows: np.ndarray, folder: Path
-) -> Iterator[tuple[Shard, int, int, dict[str, Any]]]:
+def shard_tasks(shards: Sequence[Shard], rows: np.ndarray, folder: Path) -> Iterator[tuple[Shard, int, int, Facts]]:
     """Shards with any of `rows` (sorted), their first and last place in it, and a task that lists the documents."""
     for shard in shards:
         low, high = np.searchsorted(rows, [shard.rows.start, shard.rows.stop]).tolist()
         if low < high:
             path = save(folder / "numbers" / f"{shard.name}.npy", rows[low:high] - shard.rows.start)
-            yield shard, low, high, {"shard": str(shard.folder.absolute()), "numbers": str(path.absolute())}
+            yield shard, low, high, {"shard": shard.folder.absolute(), "numbers": path.absolute()}
 
 
 class ShingleSets:
@@ -260,18 +240,18 @@ class ShingleSets:
         offsets, at = self._offsets[part], place - int(self._starts[part])
         return np.asarray(self._sets[part][offsets[at] : offsets[at + 1]])
 
-    def write_index(self, folder: Path, rows: Sequence[int]) -> str:
+    def write_index(self, folder: Path, rows: Sequence[int]) -> Path:
         """Save the sets of some rows for `load_index`; returns the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         sets = [self(row) for row in rows]
-        save(folder / SETS, np.concatenate([np.zeros(0, np.uint64), *sets]))
+        save(folder / SETS, stacked(sets, np.uint64))
         save(folder / OFFSETS, np.cumsum([0, *map(len, sets)], dtype=np.int64))
         save(folder / NUMBERS, np.asarray(rows, np.int64))
-        return str(folder.absolute())
+        return folder.absolute()
 
 
 def copies(
-    table: Table, rows: np.ndarray, index: str, threshold: float, folder: Path, map_shards: MapShards
+    table: Table, rows: np.ndarray, index: Path, threshold: float, folder: Path, map_shards: MapShards
 ) -> np.ndarray:
     """Which of `rows` (sorted) nearly equal a document of the index: int64 [pairs, 2], row and row of the index."""
     tasks, sizes = {}, {}
@@ -280,7 +260,7 @@ def copies(
         sizes[shard.name] = int(table.bytes[rows[low:high]].sum())
     map_shards(find_copies, tasks, folder / "pairs", desc="compare with validation", sizes=sizes)
     pairs = [np.load(folder / "pairs" / name / PAIRS) for name in tasks]
-    return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
+    return stacked(pairs, np.int64, 2)
 
 
 def save(path: Path, values: np.ndarray) -> Path:

@@ -18,14 +18,15 @@ import pyarrow.parquet as pq
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import GateError
+from athanor.base.work import Facts
 from athanor.cleaning import dedup, minhash, rules
-from athanor.cleaning.measuring import DOCUMENTS, SCORES, cached_tools, read_hits, save_hits
+from athanor.cleaning.measuring import DOCUMENTS, SCORES, loaded, read_hits, save_hits
 from athanor.cleaning.normalise import misread_count
 from athanor.cleaning.params import CleanParams
 from athanor.cleaning.table import KEPT, REASONS, hex_id, load_index, read_measures
 from athanor.text.documents import ROW_GROUP_DOCUMENTS, Document, in_batches, read_documents
 from athanor.words.decontaminate import Hits, ItemIndex
-from athanor.words.words import Tokens, shingles, tokenise
+from athanor.words.words import Columns, Tokens, shingles, stacked, tokenise
 
 SPLITS = ("train", "val")
 DROPPED_SCHEMA = pa.schema(
@@ -47,13 +48,13 @@ BUG = "this is a bug in the clean stage; report it with the document"
 Numbered = tuple[int, Document]  # a document with its row of the table
 
 
-def write_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def write_shard(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: train.parquet, val.parquet (where there is anything) and dropped.parquet of one measured shard.
 
     `task["decisions"]` is a .npz: `reason`, `value`, `detail` and `twin` (ids of 32 hex digits, or empty) of each
     document.
     """
-    folder = Path(task["shard"])
+    folder = task["shard"]
     with np.load(task["decisions"], allow_pickle=False) as stored:
         decisions = dict(stored)
     measures, kept = read_measures(folder), decisions["reason"] == KEPT
@@ -70,8 +71,8 @@ def write_shard(task: Mapping[str, Any], out: Path) -> dict[str, Any]:
                 written.append((split, path, task["start"] + np.flatnonzero(mask)))
         del table
     write_table(out / "dropped.parquet", _dropped(task, folder, measures, decisions))
-    _, index, _ = cached_tools(task["tools"])
-    counts: dict[str, Any] = {}
+    _, index, _ = loaded(task["tools"])
+    counts: Facts = {}
     observed = check_documents(_counted(written, counts), index, load_index(task["sample"]), task["threshold"])
     return {"counts": counts, "scores": _histograms(measures, kept), "observed": observed.save(out)}
 
@@ -80,7 +81,7 @@ def write_table(path: Path, table: pa.Table) -> None:
     pq.write_table(table, path, row_group_size=ROW_GROUP_DOCUMENTS, compression="zstd", compression_level=3)
 
 
-def _counted(written: Sequence[tuple[str, Path, np.ndarray]], counts: dict[str, Any]) -> Iterator[Numbered]:
+def _counted(written: Sequence[tuple[str, Path, np.ndarray]], counts: Facts) -> Iterator[Numbered]:
     """Documents of the written files with their table rows, counted: the funnel describes files, not intentions."""
     for split, path, numbers in written:
         row = counts.setdefault(split, {"documents": 0, "bytes": 0})
@@ -93,9 +94,7 @@ def _counted(written: Sequence[tuple[str, Path, np.ndarray]], counts: dict[str, 
             row["bytes"] += len(document.text.encode())
 
 
-def _dropped(
-    task: Mapping[str, Any], folder: Path, measures: Mapping[str, np.ndarray], decisions: Mapping[str, np.ndarray]
-) -> pa.Table:
+def _dropped(task: Mapping[str, Any], folder: Path, measures: Columns, decisions: Columns) -> pa.Table:
     place = {"source": task["source"], "shard": task["number"]}
     rows = [
         {
@@ -116,7 +115,7 @@ def _dropped(
     return pa.Table.from_pylist(sorted(rows, key=lambda row: row["row"]), schema=DROPPED_SCHEMA)
 
 
-def _histograms(measures: Mapping[str, np.ndarray], kept: np.ndarray) -> dict[str, dict[str, list[int]]]:
+def _histograms(measures: Columns, kept: np.ndarray) -> dict[str, dict[str, list[int]]]:
     """Score -> kept or dropped -> documents in each of BINS equal bins from 0 to 1."""
     found: dict[str, dict[str, list[int]]] = {}
     for name in SCORES:
@@ -139,7 +138,7 @@ class Observed:
     hits: list[tuple[str, Hits]] = field(default_factory=list)  # which document, what it holds of evaluation items
     ids: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.uint64))  # [documents, 2]
 
-    def save(self, folder: Path) -> dict[str, Any]:
+    def save(self, folder: Path) -> Facts:
         """Write the arrays; returns the rest as JSON types."""
         save_hits(folder / HITS, [(number, hit) for number, (_, hit) in enumerate(self.hits)])
         np.save(folder / IDS, self.ids)
@@ -184,9 +183,7 @@ def _check_repeats(batch: Sequence[Numbered], tokens: Tokens, observed: Observed
         raise GateError("no long repetition", what, where=where, fix=BUG)
 
 
-def run_gates(
-    parts: Sequence[Observed], sampled: Iterable[int], params: CleanParams, index: ItemIndex
-) -> dict[str, Any]:
+def run_gates(parts: Sequence[Observed], sampled: Iterable[int], params: CleanParams, index: ItemIndex) -> Facts:
     """Facts for the metrics; GateError when the documents break a promise of the clean stage.
 
     `sampled` are the numbers of the documents in the sample's index.
@@ -197,7 +194,7 @@ def run_gates(
         if item is not None:
             what = f"item {index.items[item].id} of category {index.items[item].category} is still in the text"
             raise GateError("no evaluation item", what, where=where, fix=BUG)
-    ids = np.concatenate([np.zeros((0, 2), np.uint64), *(part.ids for part in parts)])
+    ids = stacked((part.ids for part in parts), np.uint64, 2)
     if again := len(ids) - len(np.unique(ids, axis=0)):
         raise GateError("no duplicates", f"{again} documents equal another one", where="data/clean")
     copies = {number: twin for part in parts for number, twin in part.copies.items()}
@@ -208,7 +205,7 @@ def run_gates(
     }
 
 
-def _check_rate(copies: dict[int, int], sample: set[int], limit: float) -> dict[str, Any]:
+def _check_rate(copies: dict[int, int], sample: set[int], limit: float) -> Facts:
     """`copies` name documents that resemble a sampled one; what counts is how many sampled ones are resembled."""
     twins = set(copies.values()) | (set(copies) & sample)
     share = len(twins) / len(sample) if sample else 0.0

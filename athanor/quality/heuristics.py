@@ -13,13 +13,13 @@ score does not depend on the batch it is scored in.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from athanor.quality import language, repetition
-from athanor.words.words import Tokens, Words, members, ngrams, tokenise
+from athanor.words.words import Columns, Tokens, Words, upto
 
 WEIGHTS = {
     "diversity": 0.15,
@@ -59,17 +59,15 @@ _SLOT = re.compile(r"\{[A-Za-z_]+\}")
 _AT_HOST = re.compile(r"@[A-Za-z0-9-]+\.[A-Za-z]")
 
 
-def heuristics(
-    texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None
-) -> dict[str, np.ndarray]:
+def heuristics(texts: Sequence[str], tokens: Tokens, columns: Columns | None = None) -> dict[str, np.ndarray]:
     """float64 [texts] for each name in WEIGHTS. `columns` of `rules.measure`, if at hand, spare some of the work."""
     words = tokens.words
     count = words.counts
     layout = _layout(texts)
-    marks = _phrases(words)
+    *pages, lorem = _phrases(words)
     template, links = _characters(texts)
-    template += marks >> len(BOILERPLATE)
-    kinds = np.bitwise_count(marks & ((1 << len(BOILERPLATE)) - 1))
+    template += lorem
+    kinds = np.sum(pages, axis=0)
     per_hundred = 100 * links / np.maximum(count, 1)
     variety = _distinct(words) / np.sqrt(np.maximum(count, 1))
     if columns is None:
@@ -96,7 +94,7 @@ def heuristics(
     }
 
 
-def score(texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
+def score(texts: Sequence[str], tokens: Tokens, columns: Columns | None = None) -> np.ndarray:
     """float64 [texts]: the weighted sum, 0 for texts of fewer than JUDGED_WORDS words."""
     found = heuristics(texts, tokens, columns)
     total = np.zeros(len(texts))
@@ -123,37 +121,18 @@ def _distinct(words: Words) -> np.ndarray:
     keys = np.sort((words.hashes >> np.uint64(20)) | np.repeat(texts << np.uint64(44), words.counts))
     new = np.ones(len(keys), np.int64)
     new[1:] = keys[1:] != keys[:-1]
-    upto = np.concatenate([[0], np.cumsum(new)])
-    return np.diff(upto[words.offsets])
+    return np.diff(upto(new)[words.offsets])
 
 
-def _phrase_table() -> list[tuple[np.ndarray, np.ndarray]]:
-    """For phrases of one and of two words: sorted hashes and their bits."""
-    found: dict[int, dict[int, int]] = {1: {}, 2: {}}
-    for bit, group in enumerate((*BOILERPLATE, LOREM)):
-        for phrase in group:
-            grams = tokenise([phrase]).words
-            size = len(grams.hashes)
-            value = int((grams if size == 1 else ngrams(grams, size)).hashes[0])
-            found[size][value] = found[size].get(value, 0) | 1 << bit
-    tables = []
-    for size in (1, 2):
-        hashes = np.array(sorted(found[size]), np.uint64)
-        tables.append((hashes, np.array([found[size][int(value)] for value in hashes], np.int64)))
-    return tables
+_LEXICON = language.Lexicon(phrase for group in (*BOILERPLATE, LOREM) for phrase in group)
+_PHRASES = [_LEXICON.phrases(group) for group in (*BOILERPLATE, LOREM)]
 
 
-_PHRASES = _phrase_table()
-
-
-def _phrases(words: Words) -> np.ndarray:
-    """int64 [texts]: one bit for each line of BOILERPLATE that occurs, and one above them for LOREM."""
-    out = np.zeros(len(words), np.int64)
-    for grams, (hashes, bits) in zip((words, ngrams(words, 2)), _PHRASES, strict=True):
-        at = np.flatnonzero(members(grams.hashes, hashes))
-        owner = np.searchsorted(grams.offsets, at, "right") - 1
-        np.bitwise_or.at(out, owner, bits[np.searchsorted(hashes, grams.hashes[at])])
-    return out
+def _phrases(words: Words) -> list[np.ndarray]:
+    """bool [texts]: whether it occurs, for each line of BOILERPLATE and for LOREM."""
+    found = _LEXICON.find(words.hashes)
+    places = np.flatnonzero(found >= 0)
+    return [language.occurrences(words, places, found[places], phrases) > 0 for phrases in _PHRASES]
 
 
 def _characters(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -198,20 +177,20 @@ def _layout(texts: Sequence[str]) -> _Layout:
     lasts = np.flatnonzero(solid[:-1] & ~solid[1:])  # of words; the data end with a newline, so there are as many
     newlines = np.flatnonzero(data == 10)
     # Words up to each line end: a line is blank when it adds none.
-    upto = np.searchsorted(starts, newlines)
-    before = np.concatenate([[0], upto[:-1]])
-    full = np.flatnonzero(upto > before)
+    ends = np.searchsorted(starts, newlines)
+    before = np.concatenate([[0], ends[:-1]])
+    full = np.flatnonzero(ends > before)
     opens = np.concatenate([[True], full[1:] != full[:-1] + 1]) if len(full) else np.zeros(0, bool)
     line_owner = np.searchsorted(text_ends, newlines[full], "right")
-    first, last = starts[before[full]], lasts[upto[full] - 1]
+    first, last = starts[before[full]], lasts[ends[full] - 1]
     long = last - first + 1 > 10
     texts_ = len(texts)
 
     closes = _ENDS[data[lasts]]  # words that end a sentence
-    closes[upto[full[np.concatenate([opens[1:], [True]])]] - 1 if len(full) else []] = True
-    ends = np.flatnonzero(closes)
-    sizes = np.diff(ends, prepend=-1)
-    owner = np.searchsorted(text_ends, starts[ends], "right")
+    closes[ends[full[np.concatenate([opens[1:], [True]])]] - 1 if len(full) else []] = True
+    stops = np.flatnonzero(closes)
+    sizes = np.diff(stops, prepend=-1)
+    owner = np.searchsorted(text_ends, starts[stops], "right")
     return _Layout(
         words=np.diff(np.searchsorted(starts, text_ends), prepend=0),
         sentences=np.bincount(owner, minlength=texts_),

@@ -9,11 +9,11 @@ languages, and it gives short texts the benefit of the doubt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from athanor.words.words import Words, stream, word_hashes
+from athanor.words.words import Words, stream, upto, word_hashes
 
 _TABLE = np.uint64(48)  # leaves 16 bits
 JUDGED_WORDS = 20  # fewer words than this say too little about a text
@@ -56,14 +56,14 @@ OTHERS = {
 
 
 class Lexicon:
-    """A fixed set of words, looked up for a whole batch at once.
+    """The words of some texts, looked up for a whole batch at once.
 
     A table of 2^16 places gives the one word that a hash may mean, which is
     then compared: several times as fast as a binary search for each word.
     """
 
-    def __init__(self, words: Iterable[str]) -> None:
-        self.words = sorted(set(words))
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.words = sorted({word for text in texts for word in text.split()})
         self._hashes = word_hashes(self.words)
         # The first factor with which no two words share a place; two tries are enough for 300 words.
         factors = (factor | np.uint64(1) for factor in stream(23, 10_000))
@@ -76,9 +76,9 @@ class Lexicon:
         index = self._table[hashes * self._factor >> _TABLE]
         return np.where(self._hashes[index] == hashes, index, np.int16(-1))
 
-    def places(self, words: Iterable[str]) -> np.ndarray:
-        """The sorted indices of some of the words; ValueError for one that is not in it."""
-        return np.sort([self.words.index(word) for word in words])
+    def phrases(self, texts: Iterable[str]) -> list[tuple[int, ...]]:
+        """The indices of the words of each text; ValueError for one that is not in it."""
+        return [tuple(map(self.words.index, text.split())) for text in texts]
 
 
 # Evidence of pages made of menus, banners and forms, after C4 and FineWeb (Raffel et al. 2020, Penedo et al. 2024),
@@ -105,25 +105,17 @@ BOILERPLATE = tuple(
 )
 PLACEHOLDERS = ("lorem ipsum", "dolor sit amet")
 
-_FOREIGN = {name: [word for word in words.split() if word not in ENGLISH.split()] for name, words in OTHERS.items()}
-_LEXICON = Lexicon(
-    " ".join([ENGLISH, *(" ".join(words) for words in _FOREIGN.values()), *BOILERPLATE, *PLACEHOLDERS]).split()
-)
+_LEXICON = Lexicon([ENGLISH, *OTHERS.values(), *BOILERPLATE, *PLACEHOLDERS])
 
 
-def _counter(words: Iterable[str]) -> np.ndarray:
+def _flags(words: Collection[str]) -> np.ndarray:
     """int64 [words of the lexicon, and one more for -1]: 1 for the given words."""
-    flags = np.zeros(len(_LEXICON.words) + 1, np.int64)
-    flags[_LEXICON.places(words)] = 1
-    return flags
+    return np.array([word in words for word in [*_LEXICON.words, ""]], np.int64)
 
 
-_ENGLISH = _counter(ENGLISH.split())
-_OTHERS = [_counter(words) for words in _FOREIGN.values()]
-_PHRASES = {
-    name: [tuple(_LEXICON.words.index(word) for word in phrase.split()) for phrase in phrases]
-    for name, phrases in (("boilerplate", BOILERPLATE), ("placeholders", PLACEHOLDERS))
-}
+_ENGLISH = _flags(ENGLISH.split())
+_OTHERS = [_flags({*words.split()} - {*ENGLISH.split()}) for words in OTHERS.values()]
+_PHRASES = {"boilerplate": _LEXICON.phrases(BOILERPLATE), "placeholders": _LEXICON.phrases(PLACEHOLDERS)}
 
 
 def measure(words: Words) -> dict[str, np.ndarray]:
@@ -140,20 +132,18 @@ def measure(words: Words) -> dict[str, np.ndarray]:
     offsets = np.searchsorted(places, words.offsets)
 
     def share(flags: np.ndarray) -> np.ndarray:
-        total = np.concatenate([[0], np.cumsum(flags[known])])
+        total = upto(flags[known])
         return np.diff(total[offsets]) / np.maximum(words.counts, 1)
 
     english = share(_ENGLISH)
     lead = np.max([share(flags) for flags in _OTHERS], axis=0) - english
     # A share among a handful of words means nothing: short texts are taken as ordinary.
     few = words.counts < JUDGED_WORDS
-    counts = {name: _phrase_counts(words, places, known, phrases) for name, phrases in _PHRASES.items()}
+    counts = {name: occurrences(words, places, known, phrases) for name, phrases in _PHRASES.items()}
     return {"stop_words": np.where(few, 1.0, english), "foreign_lead": np.where(few, 0.0, lead), **counts}
 
 
-def _phrase_counts(
-    words: Words, places: np.ndarray, known: np.ndarray, phrases: Sequence[tuple[int, ...]]
-) -> np.ndarray:
+def occurrences(words: Words, places: np.ndarray, known: np.ndarray, phrases: Sequence[tuple[int, ...]]) -> np.ndarray:
     """float64 [texts]: occurrences of any of the phrases; `known` are the indices of the words at `places`."""
     starts = []
     for phrase in phrases:

@@ -33,8 +33,9 @@ import numpy as np
 
 from athanor.base.artifacts import manifest_digest, read_json, read_manifest, write_bytes, write_json
 from athanor.base.errors import InputError
+from athanor.base.work import Facts
 from athanor.quality import heuristics
-from athanor.words.words import Tokens, Words, ngrams
+from athanor.words.words import Columns, Tokens, Words, ngrams, upto
 
 KIND, VERSION = "classifiers", 1
 FILE = "classifiers.json"
@@ -48,42 +49,33 @@ UNIT = 100.0
 LARGEST = 32767  # of a weight, in steps
 
 
-@dataclass(frozen=True)
-class Features:
-    """Buckets of the words of several texts and, apart, of their pairs; `sizes` is how many a text has of both."""
-
-    words: np.ndarray  # intp [words]
-    word_offsets: np.ndarray  # int64 [texts + 1]
-    pairs: np.ndarray  # intp [pairs]
-    pair_offsets: np.ndarray  # int64 [texts + 1]
-
-    @property
-    def sizes(self) -> np.ndarray:
-        return np.diff(self.word_offsets) + np.diff(self.pair_offsets)
+# The words of several texts and, apart, their pairs, with the buckets (int64) in the place of the hashes.
+Features = tuple[Words, Words]
 
 
 def features(tokens: Tokens) -> Features:
-    pairs = ngrams(tokens.words, 2)
-    return Features(_buckets(tokens.words), tokens.words.offsets, _buckets(pairs), pairs.offsets)
+    words, pairs = (
+        Words((found.hashes >> np.uint64(64 - BITS)).view(np.int64), found.offsets)
+        for found in (tokens.words, ngrams(tokens.words, 2))
+    )
+    return words, pairs
 
 
-def _buckets(words: Words) -> np.ndarray:
-    return (words.hashes >> np.uint64(64 - BITS)).view(np.int64)
+def sizes(found: Features) -> np.ndarray:
+    """int64 [texts]: how many features a text has."""
+    return found[0].counts + found[1].counts
 
 
 def matrix(found: Features) -> Any:
     """scipy CSR float64 [texts, BUCKETS]: shares in `UNIT`; a row of zeros for a text without words."""
     from scipy.sparse import csr_matrix
 
-    counts = found.sizes
-    offsets = np.concatenate([[0], np.cumsum(counts)])
+    counts = sizes(found)
+    offsets = upto(counts)
     indices = np.empty(offsets[-1], np.int64)
-    for buckets, their, shift in (
-        (found.words, found.word_offsets, np.zeros(len(counts), np.int64)),
-        (found.pairs, found.pair_offsets, np.diff(found.word_offsets)),
-    ):
-        place = np.repeat(offsets[:-1] + shift - their[:-1], np.diff(their)) + np.arange(len(buckets))
-        indices[place] = buckets
+    for part, shift in zip(found, (np.zeros_like(counts), found[0].counts), strict=True):
+        place = np.repeat(offsets[:-1] + shift - part.offsets[:-1], part.counts) + np.arange(len(part.hashes))
+        indices[place] = part.hashes
     values = np.repeat(UNIT / np.maximum(counts, 1), counts)
     rows = csr_matrix((values, indices, offsets), shape=(len(counts), BUCKETS))
     rows.sum_duplicates()
@@ -100,16 +92,14 @@ class Linear:
 
     def sums(self, found: Features) -> np.ndarray:
         """int64 [texts]: the sum of the weights of each text's features."""
-        total = np.zeros(len(found.sizes), np.int64)
-        for buckets, offsets in ((found.words, found.word_offsets), (found.pairs, found.pair_offsets)):
-            upto = np.zeros(len(buckets) + 1, np.int64)
-            np.cumsum(self.weights[buckets], out=upto[1:])
-            total += np.diff(upto[offsets])
+        total = np.zeros(len(found[0]), np.int64)
+        for part in found:
+            total += np.diff(upto(self.weights[part.hashes])[part.offsets])
         return total
 
     def margins(self, found: Features) -> np.ndarray:
         """float64 [texts]: the log odds; the bias alone for a text without words."""
-        return self.scale * (self.sums(found) / np.maximum(found.sizes, 1)) + self.bias
+        return self.scale * (self.sums(found) / np.maximum(sizes(found), 1)) + self.bias
 
     def probabilities(self, found: Features) -> np.ndarray:
         return sigmoid(self.margins(found))
@@ -140,13 +130,11 @@ class Scorer:
         facts = read_json(folder / FILE)
         if facts["scheme"] != SCHEME:
             what = f"made for the features '{facts['scheme']}', this code computes '{SCHEME}'"
-            raise InputError(what, where=str(folder / FILE), fix="run dvc repro train-classifiers")
+            raise InputError(what, where=folder / FILE, fix="run dvc repro train-classifiers")
         loaded = {name: load_linear(folder, name, facts[name]) for name in NAMES}
         return Scorer(**loaded, digest=manifest_digest(folder))
 
-    def scores(
-        self, texts: Sequence[str], tokens: Tokens, columns: Mapping[str, np.ndarray] | None = None
-    ) -> dict[str, np.ndarray]:
+    def scores(self, texts: Sequence[str], tokens: Tokens, columns: Columns | None = None) -> dict[str, np.ndarray]:
         """float32 [texts] each, 0 to 1. `tokens` is words.tokenise(texts); `columns` are rules.measure's, if at hand.
 
         quality = 0.6 quality_classifier + 0.4 quality_heuristics.
@@ -168,16 +156,16 @@ def load_linear(folder: Path, name: str, facts: Mapping[str, Any]) -> Linear:
     try:
         weights = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise InputError(f"not readable ({error})", where=str(path), fix="run dvc repro train-classifiers") from None
+        raise InputError(f"not readable ({error})", where=path, fix="run dvc repro train-classifiers") from None
     if weights.shape != (BUCKETS,) or weights.dtype != np.float32:
         what = f"{weights.dtype} {weights.shape}, expected float32 ({BUCKETS},)"
-        raise InputError(what, where=str(path), fix="run dvc repro train-classifiers")
+        raise InputError(what, where=path, fix="run dvc repro train-classifiers")
     return Linear(weights.astype(np.int64), facts["scale"], facts["bias"])
 
 
 def save(folder: Path, models: Mapping[str, Linear], facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Write `<name>.npy` for each model and classifiers.json, with further `facts` by name of the model."""
-    described: dict[str, Any] = {"scheme": SCHEME, "buckets": BUCKETS}
+    described: Facts = {"scheme": SCHEME, "buckets": BUCKETS}
     for name, model in models.items():
         out = io.BytesIO()
         np.save(out, model.weights.astype(np.float32), allow_pickle=False)

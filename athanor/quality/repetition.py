@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from athanor.words.words import Words, mix, stream
+from athanor.words.words import Words, mix, stream, upto
 
 PERIODS = range(1, 14)
 
@@ -73,13 +73,10 @@ class Repeats:
         self._size = size
         self._again = starts[order[equal[:-1]]]
         self._counts = np.diff(np.append(np.searchsorted(np.flatnonzero(inside), first), inside.sum()))
-        self._owners = self._owner(starts[order[first]])
+        self._owners = np.searchsorted(self._words.offsets, starts[order[first]], "right") - 1
         # In the order of the text again: a gather in the order of the sort would be slow.
         kept = np.sort(order[inside])
         self._starts, self._keys = starts[kept], keys[kept]
-
-    def _owner(self, starts: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self._words.offsets, starts, "right") - 1
 
     def duplicate_share(self) -> np.ndarray:
         """float64 [texts]: the share of words that lie in an n-gram which occurred before in the same text."""
@@ -87,7 +84,7 @@ class Repeats:
         cover = np.zeros(len(words.hashes) + 1, np.int64)
         cover[self._again] += 1  # a start occurs once, so no element is named twice
         cover[self._again + self._size] -= 1
-        covered = np.concatenate([[0], np.cumsum(np.cumsum(cover[:-1]) > 0)])
+        covered = upto(np.cumsum(cover[:-1]) > 0)
         return np.diff(covered[words.offsets]) / np.maximum(words.counts, 1)
 
     def top_share(self) -> np.ndarray:

@@ -96,7 +96,7 @@ def check_together(sections: Mapping[str, Any]) -> None:
     if sft.base != SCRATCH and sections["sft_data"].replay_share:
         fix = "set it to 0: the text that a foreign base was trained on is not here"
         raise ParamsError("a foreign base has no pretraining text to replay", where="sft_data.replay_share", fix=fix)
-    given = [name for source in sections["download"].sources for name in source.names]
+    given = sections["download"].names
     shown = []  # what goes into every document, or into the model card
     for section in ("download", "instruct"):
         for number, source in enumerate(sections[section].sources):

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from athanor.base.artifacts import rounded
+from athanor.base.work import Facts, Tick, ignore
 from athanor.data.mixture import MixSource, Plan, weights
 from athanor.data.shards import TRAIN, ShardWriter, token_dtype
 from athanor.sharding import shard_gate
-from athanor.sharding.spool import Tokens
+from athanor.sharding.tokenise import Tokens
+from athanor.tokenizer.tokenizer import Tokenizer
 
 GATHERED = 1 << 14  # documents between two looks at the outside world
-
-
-class Vocabulary(Protocol):
-    """What is used of a tokenizer."""
-
-    vocab_size: int
-    bos: int
-    eos: int
 
 
 @dataclass(frozen=True)
@@ -31,21 +25,21 @@ class Target:
     """The artifact's folder, and what holds for all that is written there."""
 
     folder: Path
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
     shard_tokens: int
     tolerance: float
 
     @property
     def dtype(self) -> np.dtype:
-        return token_dtype(self.vocabulary.vocab_size)
+        return token_dtype(self.tokenizer.vocab_size)
 
 
 @dataclass(frozen=True)
 class Stream:
     """A written stream: facts for the manifest, metrics, and int64 [vocab] how often each id occurs in it."""
 
-    facts: dict[str, Any]
-    metrics: dict[str, Any]
+    facts: Facts
+    metrics: Facts
     histogram: np.ndarray
 
 
@@ -55,7 +49,7 @@ def write_stream(
     sources: Sequence[MixSource],
     plan: Plan,
     tokens: Mapping[str, Tokens],
-    advance: Callable[[int], None] = lambda tokens: None,
+    advance: Tick = ignore,
 ) -> None:
     """Gather the planned documents from the spool into shards; `advance` gets the tokens written since its last call.
 
@@ -121,12 +115,12 @@ def check_stream(
     return Stream(facts, metrics, counted["histogram"])
 
 
-def _check_files(target: Target, folder: Path, sources: int) -> dict[str, Any]:
-    vocabulary = target.vocabulary
-    return shard_gate.check_files(folder, target.dtype, vocabulary.vocab_size, vocabulary.bos, vocabulary.eos, sources)
+def _check_files(target: Target, folder: Path, sources: int) -> Facts:
+    tokenizer = target.tokenizer
+    return shard_gate.check_files(folder, target.dtype, tokenizer.vocab_size, tokenizer.bos, tokenizer.eos, sources)
 
 
-def _describe(sources: Sequence[MixSource], tokens: Mapping[str, Tokens], counted: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(sources: Sequence[MixSource], tokens: Mapping[str, Tokens], counted: Mapping[str, Any]) -> Facts:
     """Totals, a table by source, and the tokens of each source in each shard."""
     by_source = counted["shards"].sum(axis=0).tolist()
     total = sum(by_source)
@@ -151,7 +145,7 @@ def _describe(sources: Sequence[MixSource], tokens: Mapping[str, Tokens], counte
     }
 
 
-def id_statistics(tokenizer: Any, histogram: np.ndarray) -> dict[str, Any]:
+def id_statistics(tokenizer: Tokenizer, histogram: np.ndarray) -> Facts:
     """Learned ids the training stream never or hardly uses, and the share of tokens spelled as bytes."""
     is_byte = np.array([tokenizer.processor.is_byte(i) for i in range(tokenizer.vocab_size)])
     learned = (tokenizer.token_bytes > 0) & ~is_byte
@@ -165,7 +159,7 @@ def id_statistics(tokenizer: Any, histogram: np.ndarray) -> dict[str, Any]:
 # Streams by name, main one first, as the rows of plots; a name of its own for each bar and shard.
 
 
-def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
     return [
         {
             "source": name if part == TRAIN else f"{name} ({part})",
@@ -176,7 +170,7 @@ def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[dict[str,
     ]
 
 
-def shares_by_shard(streams: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def shares_by_shard(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
     """Shards are counted through all streams."""
     rows, before = [], 0
     for part, facts in streams.items():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
 from athanor.base.errors import GateError
+from athanor.base.work import Facts
+from athanor.sharding.tokenise import Tokens
 
 # Whole documents are indivisible, so a stretch of the stream may miss its share
 # by a few of them; three of the longest is above every case seen in simulation.
@@ -40,18 +41,8 @@ def check_disjoint(train: Iterable[np.ndarray], val: Iterable[np.ndarray]) -> No
         )
 
 
-class Tokenised(Protocol):
-    """What is used of a source's tokens."""
-
-    @property
-    def documents(self) -> int: ...
-
-    @property
-    def text_bytes(self) -> int: ...
-
-
 def check_complete(
-    found: Mapping[str, Tokenised], counted: Mapping[str, Mapping[str, int]], names: Collection[str], split: str
+    found: Mapping[str, Tokens], counted: Mapping[str, Mapping[str, int]], names: Collection[str], split: str
 ) -> None:
     """What was tokenised of each source in `names` are the documents and bytes that clean counted."""
     for name in sorted(names):
@@ -74,7 +65,7 @@ def check_counts(written: Mapping[str, int], planned: Mapping[str, int], where: 
             raise GateError("counts", f"{written[name]:,} tokens of '{name}', not {tokens:,}", where=where, fix=FIX)
 
 
-def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: int, sources: int) -> dict[str, Any]:
+def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: int, sources: int) -> Facts:
     """Check every shard below `folder` and count what is in it.
 
     Returns `shards`: int64 [shards, sources] tokens, `documents`: int64 [sources], `longest` document in

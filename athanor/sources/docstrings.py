@@ -133,9 +133,7 @@ def summary_of(doc: str) -> str | None:
         return None
     if (known := facts.summary(doc)) is not None and len(known.split()) >= MIN_WORDS:
         return known
-    text = " ".join(doc.split("\n\n")[0].split())
-    text = re.sub(r"^[\w.]+(\.py)?\s*(--?|:|\u2013)\s+", "", text)
-    text = re.split(r"(?<=[a-z)])\.\s", text, maxsplit=1)[0].rstrip(".") + "."
+    text = facts.first_sentence(doc) + "."
     return text if is_sentence(text) else None
 
 

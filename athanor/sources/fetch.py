@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
+from athanor.base.work import Facts, Tick, ignore, never
 from athanor.sources import docstrings, huggingface, messages, packages, python_documents, select, stdlib, web
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource
@@ -31,12 +32,13 @@ from athanor.sources.params import (
     PackagesSource,
     PythonSource,
     is_local,
+    names_of,
     without_query,
 )
 from athanor.text import rows
 from athanor.text.documents import Document, ShardWriter
+from athanor.text.rows import Files
 
-Facts = dict[str, Any]
 PACKED = 0.4  # bytes on the disk of a byte of text; English prose takes 0.36
 # What may change without what was fetched becoming another: gates, and how often progress is saved.
 GATES = frozenset(("min_documents", "min_bytes", "checkpoint_documents", "max_malformed_fraction"))
@@ -110,7 +112,7 @@ class Fetcher:
         with self.progress(total, "standard library", "B") as bar:
             visit = docstrings.collector(pairs)
             documents = python_documents.read(source, self.val_fraction, base, bar.update, visit)
-            tallies = self._write(source.names if source else (), source, documents)
+            tallies = self._write(names_of(source) if source else (), source, documents)
         if pairs is not None:
             pairs.extend(docstrings.topic_pairs(stdlib.topics(base)))
         provenance = stdlib.provenance(stdlib.source_files(base), base)
@@ -121,7 +123,7 @@ class Fetcher:
         with self.progress(None, "installed packages", "B") as bar:
             base = packages.root()
             documents = packages.read(source, self.val_fraction, base, facts, bar.update, bar.expect)
-            tallies = self._write(source.names, source, documents)
+            tallies = self._write(names_of(source), source, documents)
         return {name: (tally, facts) for name, tally in tallies.items()}
 
     def _write(
@@ -129,7 +131,7 @@ class Fetcher:
     ) -> dict[str, Tally]:
         """Write documents of several names, each to its own."""
         with ExitStack() as stack:
-            writers = {name: stack.enter_context(self._writer(name, source)) for name in names}
+            writers = {name: stack.enter_context(SourceWriter(self.raw, name, source)) for name in names}
             for document in documents:
                 self._check_stop()
                 writers[document.source].add(document)
@@ -156,11 +158,11 @@ class Fetcher:
     def _write_files(
         self,
         source: FilesSource | HttpSource,
-        found: list[tuple[str, Path]],
+        found: Files,
         bar: Bar,
         unreadable: select.Unreadable | None = None,
     ) -> Tally:
-        with self._writer(source.name, source) as writer:
+        with SourceWriter(self.raw, source.name, source) as writer:
             take = (bar.update, writer.tally.leave_out, unreadable)
             for document in select.documents(source, found, self.val_fraction, *take):
                 self._check_stop()
@@ -177,16 +179,12 @@ class Fetcher:
         with self._slot(huggingface.__name__, inputs) as folder:
             with self.progress(source.max_bytes, source.name, "B") as bar:
                 read = huggingface.fetch(source, folder, self.val_fraction, tick=bar.update, stop=self.stop)
-            with self._writer(source.name, source) as writer:
+            with SourceWriter(self.raw, source.name, source) as writer:
                 writer.tally.left_out.update(read["left_out"])
                 for document in huggingface.documents(folder):
                     writer.add(document)
         where = {"local_sha256": local} if local else {"dataset": source.dataset, "revision": source.revision}
         return writer.tally, {**where, "license": source.license, "rows_read": read["rows"]}
-
-    def _writer(self, name: str, source: DocumentSource) -> SourceWriter:
-        least = {"min_documents": source.min_documents, "min_bytes": source.min_bytes}
-        return SourceWriter(self.raw, name, min_chars=source.min_chars, **least)
 
     @contextmanager
     def _slot(self, module: str, inputs: Facts) -> Iterator[Path]:
@@ -245,11 +243,11 @@ class Tally:
 
 
 class SourceWriter:
-    """The shards of one source below `raw`; leaving the block without an error checks the source's minimum."""
+    """The shards of one name below `raw`; leaving the block without an error checks its source's minimum."""
 
-    def __init__(self, raw: Path, name: str, *, min_chars: int, min_documents: int, min_bytes: int) -> None:
-        self.name, self.min_chars = name, min_chars
-        self.minimum = {"documents": min_documents, "bytes": min_bytes}
+    def __init__(self, raw: Path, name: str, source: DocumentSource) -> None:
+        self.name, self.min_chars = name, source.min_chars
+        self.minimum = {"documents": source.min_documents, "bytes": source.min_bytes}
         self.tally = Tally()
         self._shards = ShardWriter(raw / name)
 
@@ -287,27 +285,27 @@ def check_sources(
     look: Callable[[DocumentSource], float],
     free_bytes: int,
     *,
-    tick: Callable[[int], None] = lambda sources: None,
-    stop: Callable[[], bool] = lambda: False,
+    tick: Tick = ignore,
+    stop: Callable[[], bool] = never,
 ) -> float:
     """Open every source; returns the bytes that they will take on the disk. InputError with all that is wrong.
 
     `look` opens a source of documents and returns its bytes.
     """
-    checks: list[tuple[str, Callable[[], float]]] = [
-        (f"download.sources[{number}] ({source.names[0]})", lambda source=source: look(source))  # type: ignore[misc]
+    checks: list[tuple[str, Callable[[Any], float], Any]] = [
+        (f"download.sources[{number}] ({names_of(source)[0]})", look, source)
         for number, source in enumerate(download.sources)
     ] + [
-        (f"instruct.sources[{number}] ({chats.name})", lambda chats=chats: messages.look(chats))  # type: ignore[misc]
+        (f"instruct.sources[{number}] ({chats.name})", messages.look, chats)
         for number, chats in enumerate(instruct.sources)
         if isinstance(chats, MessagesSource)
     ]
     needed, problems = 0.0, []
-    for where, opened in checks:
+    for where, opened, source in checks:
         if stop():
             raise Interrupted("stopped while the sources were being opened; nothing was fetched")
         try:
-            needed += opened()
+            needed += opened(source)
         except InputError as error:
             if error.what.startswith(UNREACHABLE):
                 raise  # of the others too

@@ -18,10 +18,11 @@ from typing import Any
 
 from athanor.base.artifacts import digest, read_json, sha256_file, write_json
 from athanor.base.errors import InputError, Interrupted
+from athanor.base.work import Facts, Tick, ignore, never
 from athanor.sources import select
 from athanor.sources.params import HuggingFaceSource, is_local
 from athanor.text.documents import Document, read_documents, write_documents
-from athanor.text.rows import MalformedRow
+from athanor.text.rows import MalformedRow, json_object
 
 STATE = "state.json"
 UNREACHABLE = "the hub cannot be reached"
@@ -34,9 +35,9 @@ def fetch(
     folder: Path,
     val_fraction: float,
     *,
-    tick: Callable[[int], None] = lambda text_bytes: None,
-    stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
+    tick: Tick = ignore,
+    stop: Callable[[], bool] = never,
+) -> Facts:
     """Bring the source's documents into parts under `folder`, continuing where an earlier call ended.
 
     Returns {documents, bytes, rows, left_out}: documents kept, UTF-8 bytes of
@@ -61,6 +62,8 @@ def fetch(
         stream.load_state_dict(state["stream"])
     part: list[Document] = []
     pending = 0  # rows since the last save
+    budget = {"documents": source.max_documents, "bytes": source.max_bytes}
+    limits = {what: most for what, most in budget.items() if most is not None}
 
     def save(done: bool) -> None:
         nonlocal part, pending
@@ -84,7 +87,7 @@ def fetch(
         else:
             state["left_out"][found] = state["left_out"].get(found, 0) + 1
             check(ended=False)
-        if _spent(source, state):
+        if any(state[what] >= most for what, most in limits.items()):
             break
         if stop():
             save(done=False)
@@ -136,18 +139,20 @@ def _check_any(source: HuggingFaceSource, rows: int) -> None:
 
 def _stream_of(source: HuggingFaceSource) -> Any:
     if source.json_lines is not None:
-        return open_lines(source.dataset, source.revision, source.json_lines)
+        # Lines, each under "text": the client library's own reader casts every column to the type it has in the first
+        # file, and fails on the first file where an unread column differs.
+        name, local = source.dataset, is_local(source.dataset)
+        base = Path(name).expanduser().resolve() if local else f"hf://datasets/{name}@{source.revision}"
+        return _load(name, "", "text", data_files={"train": f"{base}/{source.json_lines}"}, split="train")
     return open_stream(source.dataset, source.config, source.split, source.revision, select.columns(source))
 
 
-def _document(
-    source: HuggingFaceSource, row: dict[str, Any], number: int, state: dict[str, Any], val_fraction: float
-) -> Document | str:
+def _document(source: HuggingFaceSource, row: Facts, number: int, state: Facts, val_fraction: float) -> Document | str:
     """The document of row `number` (from 1), or the reason for leaving it out."""
     where = f"{source.dataset} row {number}"
     try:
         if source.json_lines is not None:
-            row = select.json_object(row["text"], where)
+            row = json_object(row["text"], where) if row["text"].strip() else {}
         return select.document(source, row, where, {"row": number - 1}, val_fraction)
     except MalformedRow as error:
         state["first_malformed"] = state["first_malformed"] or str(error)
@@ -158,7 +163,7 @@ def documents(folder: Path) -> Iterator[Document]:
     """The documents of a finished fetch, in the data set's order."""
     state = _load_state(folder)
     if not state["done"]:
-        raise InputError("the download is not finished", where=str(folder), fix="run dvc repro again")
+        raise InputError("the download is not finished", where=folder, fix="run dvc repro again")
     for number in range(len(state["parts"])):
         yield from read_documents(_part_path(folder, number))
 
@@ -197,16 +202,6 @@ def open_stream(dataset: str, config: str | None, split: str, revision: str | No
     return stream
 
 
-def open_lines(dataset: str, revision: str | None, pattern: str) -> Any:
-    """The lines of a data set's JSON lines files, each under "text".
-
-    The client library's own reader casts every column to the type it has in
-    the first file, and fails on the first file where an unread column differs.
-    """
-    base = Path(dataset).expanduser().resolve() if is_local(dataset) else f"hf://datasets/{dataset}@{revision}"
-    return _load(dataset, "", "text", data_files={"train": f"{base}/{pattern}"}, split="train")
-
-
 def _load(dataset: str, split_: str, *arguments: Any, **options: Any) -> Any:
     import datasets
 
@@ -220,7 +215,7 @@ def _load(dataset: str, split_: str, *arguments: Any, **options: Any) -> Any:
         raise explain(error, dataset, split_) from error
 
 
-def rows_of(stream: Any, dataset: str, done: Callable[[], int]) -> Iterator[dict[str, Any]]:
+def rows_of(stream: Any, dataset: str, done: Callable[[], int]) -> Iterator[Facts]:
     """Rows of a stream; an error while reading is told with the row it came at, and never ends the data early."""
     iterator = iter(stream)
     while True:
@@ -256,22 +251,17 @@ def explain(error: Exception, dataset: str, split: str, after: int | None = None
     return InputError(what, where=where, fix=f"check the data set{resume}")
 
 
-def _spent(source: HuggingFaceSource, state: dict[str, Any]) -> bool:
-    documents_full = source.max_documents is not None and state["documents"] >= source.max_documents
-    return documents_full or (source.max_bytes is not None and state["bytes"] >= source.max_bytes)
-
-
-def _load_state(folder: Path) -> dict[str, Any]:
+def _load_state(folder: Path) -> Facts:
     if (folder / STATE).is_file():
         return read_json(folder / STATE)
     return {**_start(), "parts": [], "done": False}
 
 
-def _start() -> dict[str, Any]:
+def _start() -> Facts:
     return {"documents": 0, "bytes": 0, "rows": 0, "left_out": {}, "first_malformed": None, "stream": None}
 
 
-def _whole(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+def _whole(folder: Path, state: Facts) -> Facts:
     """The state before the first part that is missing or not what was written; all of it if there is none."""
     for number, part in enumerate(state["parts"]):
         path = _part_path(folder, number)
@@ -282,7 +272,7 @@ def _whole(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def _counts(state: dict[str, Any]) -> dict[str, Any]:
+def _counts(state: Facts) -> Facts:
     return {key: state[key] for key in ("documents", "bytes", "rows", "left_out")}
 
 

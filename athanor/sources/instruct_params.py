@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from athanor.base.errors import ParamsError
-from athanor.base.strict import param
+from athanor.base.strict import check_file_names, param, share
 from athanor.sources.params import Filter, check_revision
 
 DOCSTRING_KINDS = ("summary", "module", "signature", "code", "docstring", "doctest", "parameter", "topic")
@@ -20,7 +20,7 @@ class ExercisesSource:
     name: str
     categories: dict[str, int]
     multi_turn_rows: int = param(min=0, max=10_000_000)  # conversations of two or three exercises each
-    system_fraction: float = param(min=0.0, max=1.0)  # share of conversations that open with a system message
+    system_fraction: float = share()  # share of conversations that open with a system message
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class MessagesSource:
     shape: str = param(choices=tuple(SHAPES), default="messages")
     columns: tuple[str, ...] = ("messages",)
     select: ChatSelection | None = None
-    max_malformed_fraction: float = param(min=0.0, max=1.0, default=0.001)
+    max_malformed_fraction: float = share(0.001)
     max_rows: int = param(min=1, max=1_000_000_000)
     min_rows: int = param(min=1, max=1_000_000_000)  # gate
     license: str
@@ -133,9 +133,4 @@ class InstructParams:
         names = [source.name for source in self.sources]
         if not names:
             raise ParamsError("no instruction source", where="sources", fix="add an exercises source")
-        for name in names:
-            if not name.replace("-", "").replace("_", "").isalnum():
-                fix = "use letters, digits, - and _"
-                raise ParamsError(f"'{name}' is not a usable file name", where="sources", fix=fix)
-            if names.count(name) > 1:
-                raise ParamsError(f"two sources are named '{name}'", where="sources", fix="rename one")
+        check_file_names(names, "sources")

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.base.work import Tick, ignore
 from athanor.sources import huggingface, select
 from athanor.sources.instruct_params import ChatSelection, MessagesSource
 from athanor.text import rows
-from athanor.text.conversations import ROLES, Conversation, Message, check_messages
+from athanor.text.conversations import ROLES, Conversation, Message, Messages, check_messages
 from athanor.text.documents import split_of
-from athanor.text.rows import MalformedRow
+from athanor.text.rows import Files, MalformedRow
 
 MAX_ROW_BYTES = 64 << 20
 SHAPE = 'use [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
@@ -28,8 +29,8 @@ Row = tuple[str, Mapping[str, Any]]  # where it is, and its columns
 def conversations(
     source: MessagesSource,
     val_fraction: float,
-    tick: Callable[[int], None] = lambda rows_taken: None,
-    leave_out: Callable[[str], None] = lambda reason: None,
+    tick: Tick = ignore,
+    leave_out: Callable[[str], None] = ignore,
 ) -> Iterator[Conversation]:
     """The first `max_rows` conversations that the source takes, in the data's order.
 
@@ -59,7 +60,7 @@ def conversations(
     select.check_malformed(source.name, malformed, seen, fraction, first, ended=True)
 
 
-def find(source: MessagesSource) -> list[tuple[str, Path]]:
+def find(source: MessagesSource) -> Files:
     """The local files, empty for a hub data set. `files` may name a directory: then all data files below it."""
     if source.files is None:
         return []
@@ -88,7 +89,7 @@ def look(source: MessagesSource) -> float:
     return 0.0
 
 
-def _take(source: MessagesSource, row: Mapping[str, Any], where: str) -> tuple[Message, ...] | str:
+def _take(source: MessagesSource, row: Mapping[str, Any], where: str) -> Messages | str:
     """The messages of a row, or the reason for leaving it out."""
     chosen = source.select
     # The rows of a tree have met their filters one by one.
@@ -106,7 +107,7 @@ def _take(source: MessagesSource, row: Mapping[str, Any], where: str) -> tuple[M
     return (chosen and _refused(messages, chosen)) or messages
 
 
-def _shortened(messages: tuple[Message, ...], chosen: ChatSelection) -> tuple[Message, ...]:
+def _shortened(messages: Messages, chosen: ChatSelection) -> Messages:
     system = tuple(message for message in messages[:1] if message.role == "system")
     turns = messages[len(system) :]
     if chosen.max_pairs is not None:
@@ -114,7 +115,7 @@ def _shortened(messages: tuple[Message, ...], chosen: ChatSelection) -> tuple[Me
     return turns if chosen.drop_system else (*system, *turns)
 
 
-def _refused(messages: tuple[Message, ...], chosen: ChatSelection) -> str | None:
+def _refused(messages: Messages, chosen: ChatSelection) -> str | None:
     if chosen.max_chars is not None and sum(len(message.content) for message in messages) > chosen.max_chars:
         return "long"
     answers = [message.content.casefold() for message in messages if message.role == "assistant"]
@@ -129,7 +130,10 @@ def parse(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterato
         return
     column = source.columns[0]
     if source.shape == "tree":
-        yield from (_reply(source, reply, reply_where) for reply_where, reply in row[column])
+        _, _, role, text, _ = source.columns
+        for place, reply in row[column]:
+            content = _content(reply[text], text, place) if reply[text] is not None else ""
+            yield Message(_role(reply[role], source.shape, place), content)
         return
     value = row.get(column)
     # How some readers return a list of mappings.
@@ -158,12 +162,6 @@ def _content(value: Any, key: str, where: str) -> str:
     if not isinstance(value, str):
         raise MalformedRow(f"the {key} of a message is {type(value).__name__}, not text", where=where, fix=SHAPE)
     return rows.check_text(value, where, key, MAX_ROW_BYTES)
-
-
-def _reply(source: MessagesSource, row: Mapping[str, Any], where: str) -> Message:
-    _, _, role, text, _ = source.columns
-    content = _content(row[text], text, where) if row[text] is not None else ""
-    return Message(_role(row[role], source.shape, where), content)
 
 
 def _prompt(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterator[Message]:

@@ -13,12 +13,13 @@ import importlib.metadata
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.base.work import Facts, Tick, ignore
 from athanor.sources import licences, python_documents, stdlib
 from athanor.sources.params import PackagesSource
 from athanor.sources.stdlib import Module
@@ -72,7 +73,7 @@ def find(source: PackagesSource, base: Path) -> tuple[list[Package], dict[str, s
             found[name] = Package(name, item.version, license_, _readme(item.metadata), files)
     if not found:
         fix = "allow more licenses, or install the packages into the interpreter that runs the stage"
-        raise InputError(f"no package can be read ({len(refused)} left out)", where=str(base), fix=fix)
+        raise InputError(f"no package can be read ({len(refused)} left out)", where=base, fix=fix)
     return list(found.values()), refused
 
 
@@ -104,9 +105,9 @@ def read(
     source: PackagesSource,
     val_fraction: float,
     base: Path,
-    facts: dict[str, Any],
-    tick: Callable[[int], None] = lambda file_bytes: None,
-    expect: Callable[[int], None] = lambda total_bytes: None,
+    facts: Facts,
+    tick: Tick = ignore,
+    expect: Tick = ignore,
 ) -> Iterator[Document]:
     """The documents of the packages below `base`; where they come from is added to `facts`.
 
@@ -116,7 +117,7 @@ def read(
     packages, refused = find(source, base)
     expect(sum(path.stat().st_size for package in packages for _, path in package.files))
     left_out: Counter[str] = Counter()
-    used: dict[str, Any] = {}
+    used: Facts = {}
     facts |= {"packages": used, "packages_left_out": dict(sorted(refused.items())), "files_left_out": left_out}
     size = 0
 

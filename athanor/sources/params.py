@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from athanor.base.errors import ParamsError
-from athanor.base.strict import param
+from athanor.base.strict import check_file_names, param, share
 
 MAX = 2**62
 KINDS = ("web", "prose", "code", "math", "qa", "dialogue")
@@ -71,10 +71,6 @@ class PythonSource:
     min_documents: int = param(min=1, max=MAX)
     min_bytes: int = param(min=1, max=MAX)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.prose_name, self.code_name)
-
 
 @dataclass(frozen=True)
 class PackagesSource:
@@ -103,10 +99,6 @@ class PackagesSource:
         if not self.licenses:
             raise ParamsError("no licence is allowed", where="licenses", fix="name SPDX ids, for example MIT")
         check_licenses(self.licenses)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.prose_name, self.code_name)
 
 
 @dataclass(frozen=True)
@@ -140,12 +132,7 @@ class FilesSource:
     def __post_init__(self) -> None:
         if not self.globs:
             raise ParamsError("no glob is given", where="globs", fix="name the files, for example corpus/notes/**/*.md")
-        if self.text_template is not None and not template_columns(self.text_template):
-            raise ParamsError("names no column", where="text_template", fix="write a column in braces: {question}")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
+        check_template(self.text_template)
 
 
 @dataclass(frozen=True)
@@ -195,10 +182,6 @@ class HttpSource:
         if not self.urls:
             raise ParamsError("no file is given", where="urls", fix="add an entry with url and sha256")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
-
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceSource:
@@ -229,7 +212,7 @@ class HuggingFaceSource:
     text_template: str | None = None
     select: Selection | None = None
     max_document_bytes: int = param(min=1, max=2**31 - 1, default=200_000_000)
-    max_malformed_fraction: float = param(min=0.0, max=1.0, default=0.001)
+    max_malformed_fraction: float = share(0.001)
     skip_documents: int = param(min=0, max=MAX, default=0)
     max_documents: int | None = param(min=1, max=MAX, default=None)
     max_bytes: int | None = param(min=1, max=MAX, default=None)
@@ -244,12 +227,7 @@ class HuggingFaceSource:
         if (self.text_column is None) == (self.text_template is None):
             where = "text_column"
             raise ParamsError("set exactly one of text_column and text_template", where=where, fix="null the other")
-        if self.text_template is not None and not template_columns(self.text_template):
-            raise ParamsError("names no column", where="text_template", fix="write a column in braces: {question}")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
+        check_template(self.text_template)
 
 
 RowSource = FilesSource | HttpSource | HuggingFaceSource
@@ -264,17 +242,26 @@ class DownloadParams:
     sources: tuple[DocumentSource, ...]
 
     def __post_init__(self) -> None:
-        names = [name for source in self.sources for name in source.names]
-        if not names:
+        if not self.sources:
             raise ParamsError("no document source", where="sources", fix="add a source, for example of type python")
-        for name in names:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-                fix = "use letters, digits, - and _"
-                raise ParamsError(f"'{name}' is no usable file name", where="sources", fix=fix)
-            if name == "all":
-                raise ParamsError("'all' means every source together", where="sources", fix="use another name")
-            if names.count(name) > 1:
-                raise ParamsError(f"two sources are named '{name}'", where="sources", fix="rename one")
+        check_file_names(self.names, "sources")
+        if "all" in self.names:
+            raise ParamsError("'all' means every source together", where="sources", fix="use another name")
+
+    @property
+    def names(self) -> list[str]:
+        """Of all sources."""
+        return [name for source in self.sources for name in names_of(source)]
+
+
+def names_of(source: DocumentSource) -> tuple[str, ...]:
+    """The names that a source's documents have."""
+    return (source.prose_name, source.code_name) if hasattr(source, "prose_name") else (source.name,)
+
+
+def check_template(template: str | None) -> None:
+    if template is not None and not template_columns(template):
+        raise ParamsError("names no column", where="text_template", fix="write a column in braces: {question}")
 
 
 def template_columns(template: str) -> tuple[str, ...]:

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from athanor.base.work import Facts, Tick, ignore
 from athanor.sources import stdlib
 from athanor.sources.params import PackagesSource, PythonSource
 from athanor.sources.stdlib import Entry, Module
@@ -46,7 +47,7 @@ def module_documents(module: Module, source: PythonSource | PackagesSource, val_
 
 
 def numbered(
-    texts: Iterable[str], source: str, kind: str, license_: str, key: str, val_fraction: float, meta: dict[str, Any]
+    texts: Iterable[str], source: str, kind: str, license_: str, key: str, val_fraction: float, meta: Facts
 ) -> Iterator[Document]:
     """Texts that belong together as documents; their split follows the key."""
     for part, text in enumerate(texts):
@@ -57,8 +58,8 @@ def read(
     source: PythonSource | None,
     val_fraction: float,
     base: Path,
-    tick: Callable[[int], None] = lambda file_bytes: None,
-    visit: Callable[[Module], None] = lambda module: None,
+    tick: Tick = ignore,
+    visit: Callable[[Module], None] = ignore,
 ) -> Iterator[Document]:
     """The documents of the library below `base`, scanned once.
 
@@ -161,19 +162,13 @@ def code_texts(module: Module, max_chars: int, min_chars: int) -> Iterator[str]:
     lines = shortened(module)
     run, before = "", ()
     for chunk in chunks(lines, module.tree.body, 1, len(lines), max_chars):
-        opening = "".join(chunk.headers[_common(before, chunk.headers) :])
+        opening = "".join(chunk.headers[len(os.path.commonprefix([before, chunk.headers])) :])
         if run and len(run) + len(opening) + len(chunk.text) > max_chars:
             yield from _piece(run, min_chars)
             run = ""
         run += (opening if run else "".join(chunk.headers)) + chunk.text
         before = chunk.headers
     yield from _piece(run, min_chars)
-
-
-def _common(left: tuple[str, ...], right: tuple[str, ...]) -> int:
-    """Length of the common beginning."""
-    pairs = zip(left, right, strict=False)
-    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
 def _piece(text: str, min_chars: int) -> Iterator[str]:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.base.work import Tick, ignore
 from athanor.sources.licences import permitted_value
 from athanor.sources.params import FilesSource, Filter, HttpSource, RowSource, template_columns
 from athanor.text import rows
 from athanor.text.documents import Document, content_id, split_of
-from athanor.text.rows import MalformedRow, check_text
+from athanor.text.rows import Files, MalformedRow, check_text
 
 MALFORMED_BASIS = 10_000  # rows that the share is taken of while fewer are read: one odd row at the start is no share
 
@@ -102,17 +103,6 @@ def _plain(value: Any, where: str, column: str) -> Any:
     return str(value)
 
 
-def json_object(line: Any, where: str) -> dict[str, Any]:
-    """The object of one line of JSON; {} for a blank line."""
-    try:
-        row = json.loads(line) if str(line).strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise MalformedRow(f"not valid JSON ({error})", where=where) from None
-    if not isinstance(row, dict):
-        raise MalformedRow("not a JSON object", where=where)
-    return row
-
-
 def check_malformed(name: str, count: int, rows: int, fraction: float, first: str, *, ended: bool) -> None:
     """InputError when more rows than the tolerated share cannot be read; told with the first of them."""
     if count > fraction * (rows if ended else max(rows, MALFORMED_BASIS)):
@@ -156,10 +146,10 @@ class Unreadable:
 
 def documents(
     source: FilesSource | HttpSource,
-    files: list[tuple[str, Path]],
+    files: Files,
     val_fraction: float,
-    tick: Callable[[int], None] = lambda file_bytes: None,
-    leave_out: Callable[[str], None] = lambda reason: None,
+    tick: Tick = ignore,
+    leave_out: Callable[[str], None] = ignore,
     unreadable: Unreadable | None = None,
 ) -> Iterator[Document]:
     """Every document of the files, given as (name for provenance, path), in their order.

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import io
 import platform
 import sysconfig
 import tokenize
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.base.work import Facts, Tick, ignore
+from athanor.text import rows
 
 LICENSE = "PSF-2.0"
 
@@ -51,7 +51,7 @@ class Module:
     package: str = ""  # the distribution it belongs to, "" for the standard library
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> Facts:
         """What a document made of the module says of its origin."""
         return {"module": self.name, **({"package": self.package} if self.package else {})}
 
@@ -97,15 +97,12 @@ def root() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def provenance(paths: list[Path], base: Path) -> dict[str, Any]:
+def provenance(paths: list[Path], base: Path) -> Facts:
     """The interpreter's version and one digest over the names and bytes of all files read."""
-    total = hashlib.sha256()
-    for path in paths:
-        total.update(f"{path.relative_to(base).as_posix()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return {
         "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
         "files": len(paths),
-        "files_sha256": total.hexdigest(),
+        "files_sha256": rows.digest_of([(path.relative_to(base).as_posix(), path) for path in paths]),
         "license": LICENSE,
     }
 
@@ -121,13 +118,13 @@ def source_files(base: Path) -> list[Path]:
     if not found:
         raise InputError(
             "the interpreter has no standard library source files",
-            where=str(base),
+            where=base,
             fix="use a Python that ships its .py files, or replace the source of type python in params.yaml",
         )
     return [path for _, path in sorted(found)]
 
 
-def scan(base: Path, tick: Callable[[int], None] = lambda bytes_read: None) -> Iterator[Module]:
+def scan(base: Path, tick: Tick = ignore) -> Iterator[Module]:
     """Parse every source file except the topics, in path order; `tick` is called with the bytes of each."""
     for path in source_files(base):
         relative = path.relative_to(base).as_posix()
@@ -171,7 +168,7 @@ def topics(base: Path) -> dict[str, str]:
     """The language reference pages behind `help('with')`, by topic."""
     path = base / TOPICS
     if not path.is_file():
-        raise InputError("file not found", where=str(path), fix="use a Python that ships pydoc_data")
+        raise InputError("file not found", where=path, fix="use a Python that ships pydoc_data")
     _, tree = parse(path.read_bytes(), str(path))
     found: dict[str, str] = {}
     for node in tree.body:

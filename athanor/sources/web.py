@@ -27,7 +27,9 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from athanor.base.artifacts import naming, read_json, sha256_bytes, sha256_file, write_json
 from athanor.base.errors import InputError, Interrupted
+from athanor.base.work import Facts, Tick, ignore, never
 from athanor.sources.params import HttpSource, RemoteFile, without_query
+from athanor.text.rows import Files
 
 TRIES = 6  # in a row without one new byte
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 300.0
@@ -44,23 +46,23 @@ ADVICE = {
 }
 
 
-class Retry(Exception):
-    """Worth another try; `after` is what the server asked for, in seconds."""
+class Again(Exception):
+    """Worth another try. `after`: seconds that the server asked for. `charged`: it may have done what is paid for."""
 
-    def __init__(self, why: str, after: float | None = None) -> None:
+    def __init__(self, why: str, after: float | None = None, *, charged: bool = False) -> None:
         super().__init__(why)
-        self.why, self.after = why, after
+        self.why, self.after, self.charged = why, after, charged
 
 
 def fetch(
     source: HttpSource,
     folder: Path,
     *,
-    tick: Callable[[int], None] = lambda received: None,
-    expect: Callable[[int], None] = lambda total_bytes: None,
-    stop: Callable[[], bool] = lambda: False,
+    tick: Tick = ignore,
+    expect: Tick = ignore,
+    stop: Callable[[], bool] = never,
     wait: Callable[[float], None] = time.sleep,
-) -> list[tuple[str, Path]]:
+) -> Files:
     """Bring every file of the source into `folder`; returns (name for provenance, path) in the source's order.
 
     `tick` gets the bytes as they come, those of earlier calls in one sum;
@@ -95,13 +97,13 @@ def file_name(url: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[-100:] or "file"
 
 
-def final_addresses(found: list[tuple[str, Path]]) -> dict[str, str]:
+def final_addresses(found: Files) -> dict[str, str]:
     """Where each file came from in the end, for those that a redirect led elsewhere."""
     ends = {name: read_json(_notes(path)).get("from", name) for name, path in found}
     return {name: end for name, end in ends.items() if end != name}
 
 
-def facts(source: HttpSource, found: list[tuple[str, Path]]) -> dict[str, Any]:
+def facts(source: HttpSource, found: Files) -> Facts:
     """Provenance: address, size and hash of every file."""
     sizes = [{"url": url, "bytes": path.stat().st_size, "sha256": sha256_file(path)} for url, path in found]
     return {"urls": sizes, "license": source.license}
@@ -125,9 +127,9 @@ class _File:
 
     file: RemoteFile
     path: Path
-    tick: Callable[[int], None] = lambda received: None
-    expect: Callable[[int], None] = lambda total_bytes: None
-    stop: Callable[[], bool] = lambda: False
+    tick: Tick = ignore
+    expect: Tick = ignore
+    stop: Callable[[], bool] = never
     wait: Callable[[float], None] = time.sleep
     told: int = 0  # bytes that `tick` knows of
     total: int | None = None
@@ -170,7 +172,7 @@ class _File:
             try:
                 self._receive()
                 return
-            except Retry as error:
+            except Again as error:
                 tries = 0 if self._size() > before else tries + 1
                 if tries >= TRIES:
                     what = f"{tries} tries in a row failed, the last: {error.why}"
@@ -195,14 +197,14 @@ class _File:
         return self.part.stat().st_size if self.part.is_file() else 0
 
     def _receive(self) -> None:
-        """One request, from where the part ends; Retry when it did not bring the whole rest."""
+        """One request, from where the part ends; Again when it did not bring the whole rest."""
         start, known = self._size(), self._known()
         with self._get({"Range": f"bytes={start}-", "If-Range": known} if start and known else {}) as reply:
             self._store(reply, start)
 
     def announced(self) -> int:
         """Bytes that the server says it would send; 0 where it does not say, or cannot be asked now."""
-        with contextlib.closing(self.session), contextlib.suppress(Retry), self._get({}) as reply:
+        with contextlib.closing(self.session), contextlib.suppress(Again), self._get({}) as reply:
             return count(reply.headers.get("Content-Length")) or 0
         return 0
 
@@ -230,10 +232,10 @@ class _File:
     def _check_status(self, reply: Any) -> None:
         code = reply.status_code
         if code in AGAIN:
-            raise Retry(f"HTTP {code} {reply.reason}", retry_after(reply.headers.get("Retry-After")))
+            raise Again(f"HTTP {code} {reply.reason}", retry_after(reply.headers.get("Retry-After")))
         if code == 416:  # the part is longer than the file is now
             self._begin_again()
-            raise Retry("HTTP 416: the file has become shorter", 0.0)
+            raise Again("HTTP 416: the file has become shorter", 0.0)
         if code not in (200, 206):
             fix = ADVICE.get(code, "correct the url in params.yaml")
             raise InputError(f"HTTP {code} {reply.reason}", where=self.name, fix=fix)
@@ -244,7 +246,7 @@ class _File:
             match = re.match(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18}|\*)$", reply.headers.get("Content-Range", ""))
             if match is None or int(match[1]) != start or validator(reply.headers) not in (None, self._known()):
                 self._begin_again()
-                raise Retry("the server sent another range than was asked for", 0.0)
+                raise Again("the server sent another range than was asked for", 0.0)
             total = None if match[2] == "*" else int(match[2])
             self.continued = True
         else:
@@ -266,7 +268,7 @@ class _File:
         if total is not None and (size := self._size()) != total:
             if size > total:
                 self._begin_again()
-            raise Retry(f"{size:,} of {total:,} bytes came")
+            raise Again(f"{size:,} of {total:,} bytes came")
 
     def _piece(self, reply: Any) -> bytes:
         """The next bytes as they are sent: no unpacking, which ranges do not count in."""
@@ -323,9 +325,9 @@ class _File:
         return True
 
 
-def _retry(error: Exception) -> Retry:
+def _retry(error: Exception) -> Again:
     text = re.sub(r"\?[^\s'\")]+", "?...", " ".join(str(error).split()))  # the client library's words hold the query
-    return Retry(f"{type(error).__name__}: {text[:200]}")
+    return Again(f"{type(error).__name__}: {text[:200]}")
 
 
 def validator(headers: Any) -> str | None:

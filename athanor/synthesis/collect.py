@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from athanor.base.errors import AthanorError, InputError, Interrupted
-from athanor.synthesis.endpoint import Again, Answer, Rejected
+from athanor.sources.web import Again
+from athanor.synthesis.endpoint import Answer, Rejected
 from athanor.synthesis.ledger import Ledger
 from athanor.synthesis.material import rank
 from athanor.synthesis.requests import Request
@@ -29,25 +30,22 @@ class Collected:
     failed: dict[str, str]  # request -> reason
 
 
+@dataclass(kw_only=True)
 class Collector:
     """`tick(request, answer)` hears of every new answer and may raise an AthanorError, which ends the sending.
 
     Requests in flight are always waited for: they are paid for.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[Request], Answer],
-        ledger: Ledger,
-        *,
-        concurrency: int,
-        max_tries: int,
-        tick: Callable[[Request, Answer], None],
-        stop: Callable[[], bool],
-        first_pause: float = FIRST_PAUSE,
-    ) -> None:
-        self._ask, self._ledger, self._tick, self._stop = ask, ledger, tick, stop
-        self._concurrency, self._max_tries, self._first_pause = concurrency, max_tries, first_pause
+    ask: Callable[[Request], Answer]
+    ledger: Ledger
+    concurrency: int
+    max_tries: int
+    tick: Callable[[Request, Answer], None]
+    stop: Callable[[], bool]
+    first_pause: float = FIRST_PAUSE
+
+    def __post_init__(self) -> None:
         self._halt = threading.Event()
         self._not_before = 0.0  # by time.monotonic: what one request is told to wait, all of them do
         self._lock = threading.Lock()
@@ -59,11 +57,11 @@ class Collector:
 
     def collect(self, requests: Sequence[Request]) -> Collected:
         """Raises what ended it early, once nothing is in flight: Interrupted when `stop()` was true."""
-        waiting = collections.deque(request for request in requests if request.identity not in self._ledger.answers)
+        waiting = collections.deque(request for request in requests if request.identity not in self.ledger.answers)
         flying: dict[concurrent.futures.Future[Answer | str], Request] = {}
-        with concurrent.futures.ThreadPoolExecutor(self._concurrency) as pool:
+        with concurrent.futures.ThreadPoolExecutor(self.concurrency) as pool:
             while flying or (waiting and not self._halt.is_set()):
-                if self._stop():
+                if self.stop():
                     self._stopped = True
                     self._halt.set()
                 held = self._launch(pool, waiting, flying)
@@ -86,11 +84,11 @@ class Collector:
         flying: dict[concurrent.futures.Future[Answer | str], Request],
     ) -> bool:
         """Start what may start; True while a pause that the server asked for holds everything."""
-        while waiting and len(flying) < self._concurrency and not self._halt.is_set():
+        while waiting and len(flying) < self.concurrency and not self._halt.is_set():
             if time.monotonic() < self._not_before:
                 return True
             try:
-                beyond = self._ledger.reserve(waiting[0])
+                beyond = self.ledger.reserve(waiting[0])
             except (AthanorError, OSError) as error:
                 self._end(error)
                 return False
@@ -110,7 +108,7 @@ class Collector:
             answer = future.result()
             if isinstance(answer, Answer):
                 self._in_a_row = 0
-                self._tick(request, answer)
+                self.tick(request, answer)
             elif answer:
                 self._failed[request.identity] = answer
                 self._in_a_row += 1
@@ -128,38 +126,38 @@ class Collector:
 
     def _answer(self, request: Request) -> Answer | str:
         """The answer, or why there is none ("" when it was asked to stop). In a thread of its own; reserved before."""
-        why, ledger = "", self._ledger
-        for attempt in range(self._max_tries):
+        why, ledger = "", self.ledger
+        for attempt in range(self.max_tries):
             if attempt and not self._pause(request, attempt):
-                ledger.free(request, why)
+                ledger.failed(request, why, charged=False)
                 return ""
             try:
-                answer = self._ask(request)
+                answer = self.ask(request)
             except Again as error:
                 why = error.why
                 self._wait_for(error.after)
                 if error.charged:
-                    ledger.lost(request, why)
-                    if attempt + 1 == self._max_tries:
+                    ledger.failed(request, why, charged=True)
+                    if attempt + 1 == self.max_tries:
                         return why
                     if not self._reserved(request):
                         return ""
             except Rejected as error:
-                ledger.free(request, str(error))
+                ledger.failed(request, str(error), charged=False)
                 return str(error)
             except AthanorError as error:
-                ledger.free(request, str(error))
+                ledger.failed(request, str(error), charged=False)
                 raise
             else:
                 ledger.answered(request, answer)
                 return answer
-        ledger.free(request, why)
-        return f"{why} ({self._max_tries} tries)"
+        ledger.failed(request, why, charged=False)
+        return f"{why} ({self.max_tries} tries)"
 
     def _reserved(self, request: Request) -> bool:
         """Pay for another try of a request that broke off; False when the budget or a stop ends it."""
         while not self._halt.is_set():
-            beyond = self._ledger.reserve(request)
+            beyond = self.ledger.reserve(request)
             if beyond is None:
                 return True
             if beyond != "wait":
@@ -182,5 +180,5 @@ class Collector:
         # Up to half as long again, by the request's own hash: those that failed together come back apart.
         jitter = 1 + rank(attempt, request.identity)[0] / 512
         asked = self._not_before - time.monotonic()
-        pause = min(self._first_pause * 2 ** (attempt - 1), MAX_PAUSE) * jitter
+        pause = min(self.first_pause * 2 ** (attempt - 1), MAX_PAUSE) * jitter
         return not self._halt.wait(max(asked, 0.0) if asked > 0 else pause)

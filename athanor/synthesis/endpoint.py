@@ -17,7 +17,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from athanor.base.errors import AthanorError, InputError, ParamsError
-from athanor.sources.web import retry_after
+from athanor.base.work import Facts
+from athanor.sources.web import Again, retry_after
 from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request
 
@@ -32,14 +33,6 @@ CUT_OFF = frozenset(("max_tokens", "length", "model_context_window_exceeded"))
 SPENT = frozenset(("insufficient_quota", "billing_error", "billing_hard_limit_reached", "billing_not_active"))
 SPENT_TEXT = re.compile(r"credit balance|payment required", re.I)
 MASK = "***"
-
-
-class Again(Exception):
-    """Worth another try. `after`: seconds that the server asked for. `charged`: the server may have done the work."""
-
-    def __init__(self, why: str, *, after: float | None = None, charged: bool) -> None:
-        super().__init__(why)
-        self.why, self.after, self.charged = why, after, charged
 
 
 class Rejected(Exception):
@@ -144,7 +137,7 @@ class Endpoint:
                 session.trust_env = not local(self.host)
                 # A function, for without one requests would look for a login in ~/.netrc.
                 session.auth = self._sign
-                how: dict[str, Any] = {"timeout": limits, "stream": True, "allow_redirects": False}
+                how: Facts = {"timeout": limits, "stream": True, "allow_redirects": False}
                 with session.post(self.url, json=self._body(request), **how) as reply:
                     sent = True
                     return self._read(reply.status_code, reply.headers, self._receive(reply, deadline))
@@ -168,9 +161,9 @@ class Endpoint:
         prepared.headers.update({"User-Agent": "athanor", "Accept-Encoding": "identity"})
         return prepared
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    def _body(self, request: Request) -> Facts:
         params = self._params
-        body: dict[str, Any] = {"model": params.model}
+        body: Facts = {"model": params.model}
         if params.temperature is not None:
             body["temperature"] = params.temperature
         asked = [{"role": "user", "content": request.user}]
@@ -218,7 +211,7 @@ class Endpoint:
         if status in (404, 405):
             raise self._stop(what, "correct synthetic.model or synthetic.base_url")
         if status in AGAIN or status >= 500:
-            raise Again(what, after=retry_after(headers.get("Retry-After")), charged=False)
+            raise Again(what, retry_after(headers.get("Retry-After")))
         if status == 200:  # a router whose server failed when the answer had begun
             raise Again(what, charged=True)
         raise Rejected(what)

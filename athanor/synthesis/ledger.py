@@ -96,7 +96,7 @@ class Ledger:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 what = "another process is sending requests"
-                raise InputError(what, where=str(self.path), fix="wait for it") from None
+                raise InputError(what, where=self.path, fix="wait for it") from None
             fsync_dir(self.path.parent)
             data = self.path.read_bytes()
             whole = data.rfind(b"\n") + 1
@@ -133,18 +133,14 @@ class Ledger:
         with self._lock:
             self._write("answer", request, **asdict(answer), prices=self._prices)
 
-    def free(self, request: Request, why: str) -> None:
+    def failed(self, request: Request, why: str, *, charged: bool) -> None:
         with self._lock:
-            self._write("free", request, why=why)
-
-    def lost(self, request: Request, why: str) -> None:
-        with self._lock:
-            self._write("lost", request, why=why)
+            self._write("lost" if charged else "free", request, why=why)
 
     def _write(self, kind: str, request: Request, **facts: Any) -> None:
         """One line, on the disk when it counts. After a failure nothing follows: a torn line must be the last."""
         if self._handle is None:
-            raise InputError("closed after an error", where=str(self.path), fix="run this again")
+            raise InputError("closed after an error", where=self.path, fix="run this again")
         line = {"type": kind, "request": request.identity, **facts, "name": self._name, "t": round(time.time(), 3)}
         data = json.dumps(line, ensure_ascii=True, sort_keys=True).encode() + b"\n"
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from athanor.base.errors import InputError
 from athanor.sources import messages
 from athanor.sources.instruct_params import MessagesSource
-from athanor.text.conversations import Conversation, Message
+from athanor.text.conversations import Messages
 from athanor.text.documents import Document, read_documents, shard_files
 
 SEED_FILES = "*.jsonl*"
@@ -52,7 +52,7 @@ def passages(
     wanted = count
     while True:
         ids = _smallest(shards, wanted, seed)
-        found = _divided(_read(shards, ids), seed, chars, min_chars)
+        found = _divided((d for path in shards for d in read_documents(path) if d.id in ids), seed, chars, min_chars)
         deepest = max((len(pieces) for pieces in found), default=0) if len(ids) < wanted else 1
         unlike: dict[str, Passage] = {}  # two documents may share a passage, such as the head of a licence
         for pieces, turn in ((pieces, turn) for turn in range(deepest) for pieces in found):
@@ -63,34 +63,23 @@ def passages(
         wanted *= 2  # some were too short
 
 
-def chosen(folder: Path, sources: Collection[str] | None) -> dict[str, list[Path]]:
+def chosen(folder: Path, sources: Collection[str] | None) -> list[Path]:
     """The shards of the wanted sources; InputError for a source that is not there."""
     shards = shard_files(folder)
     if not shards:
-        raise InputError("no documents", where=str(folder), fix="run dvc repro clean")
+        raise InputError("no documents", where=folder, fix="run dvc repro clean")
     missing = sorted(set(sources or ()) - set(shards))
     if missing:
         fix = f"use some of: {', '.join(shards)}"
         raise InputError(f"there are no documents of '{missing[0]}'", where="synthetic.sources", fix=fix)
-    return {name: paths for name, paths in shards.items() if sources is None or name in sources}
+    return [path for name, paths in shards.items() if sources is None or name in sources for path in paths]
 
 
-def _smallest(shards: dict[str, list[Path]], count: int, seed: int) -> set[str]:
+def _smallest(shards: list[Path], count: int, seed: int) -> set[str]:
     """Ids of the `count` documents of smallest rank; reads nothing but ids."""
-
-    def ids() -> Iterator[str]:
-        for paths in shards.values():
-            for path in paths:
-                for batch in pq.ParquetFile(path).iter_batches(columns=["id"]):
-                    yield from batch.column(0).to_pylist()
-
-    return set(heapq.nsmallest(count, ids(), key=lambda key: rank(seed, key)))
-
-
-def _read(shards: dict[str, list[Path]], ids: set[str]) -> Iterator[Document]:
-    for paths in shards.values():
-        for path in paths:
-            yield from (document for document in read_documents(path) if document.id in ids)
+    batches = (batch for path in shards for batch in pq.ParquetFile(path).iter_batches(columns=["id"]))
+    ids = (key for batch in batches for key in batch.column(0).to_pylist())
+    return set(heapq.nsmallest(count, ids, key=lambda key: rank(seed, key)))
 
 
 def _divided(documents: Iterable[Document], seed: int, chars: int, min_chars: int) -> list[list[Passage]]:
@@ -115,20 +104,13 @@ def cut(text: str, chars: int) -> list[str]:
     return [piece for piece in (*pieces, text[start:].strip("\n")) if piece.strip()]
 
 
-def examples(folder: Path, seed: int) -> list[tuple[Message, ...]]:
+def examples(folder: Path, seed: int) -> list[Messages]:
     """The conversations of the files in `folder`, each once, in order of their rank."""
-    if not any(folder.glob(SEED_FILES)):
-        return []
-    found: dict[str, tuple[Message, ...]] = {}
-    for conversation in _conversations(folder):
+    files = str(folder / SEED_FILES)
+    source = MessagesSource(
+        type="messages", name="seeds", files=files, max_malformed_fraction=0.0, max_rows=10**9, min_rows=1, license=""
+    )
+    found: dict[str, Messages] = {}
+    for conversation in messages.conversations(source, 0.0) if any(folder.glob(SEED_FILES)) else ():
         found.setdefault(conversation.id, conversation.messages)
     return [found[key] for key in sorted(found, key=lambda key: rank(seed, key))]
-
-
-def _conversations(folder: Path) -> Iterator[Conversation]:
-    source = MessagesSource(
-        type="messages", name="seeds", files=str(folder / SEED_FILES), hub_id=None, hub_config=None, revision=None,
-        hub_split="train", shape="messages", columns=("messages",), select=None, max_malformed_fraction=0.0,
-        max_rows=10**9, min_rows=1, license="",
-    )  # fmt: skip
-    yield from messages.conversations(source, 0.0)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from athanor.base.errors import ParamsError
-from athanor.base.strict import param
+from athanor.base.strict import check_file_names, param, share
 
 APIS = ("anthropic", "openai")
 OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
@@ -20,7 +20,7 @@ class SyntheticCategory:
     Templates alone collapse: 50,000 requests filled from slots were 1,142 distinct prompts in a measured predecessor.
     """
 
-    share: float = param(min=0.0, max=1.0)  # of the requests; all shares together are 1
+    share: float = share()  # of the requests; all shares together are 1
     passage: bool = True  # show a passage of a training document of data/clean
     examples: int = param(min=0, max=8, default=0)  # conversations of corpus/seeds shown as examples
     pairs: int = param(min=1, max=20, default=1)  # questions with their answers in each conversation
@@ -58,23 +58,13 @@ class SyntheticBudget:
 class SyntheticGates:
     """What the answers must be before anything is written; conversations counted as bad are left out, too."""
 
-    max_malformed_share: float = param(
-        min=0.0, max=1.0, default=0.1
-    )  # of answers: not the JSON asked for, cut off, or none at all
-    max_habit_share: float = param(
-        min=0.0, max=1.0, default=0.1
-    )  # of conversations: identity leak, refusal, hedge, truncated text
-    max_leaked_share: float = param(min=0.0, max=1.0, default=0.02)  # of conversations: hold an item of the battery
-    max_near_duplicate_share: float = param(
-        min=0.0, max=1.0, default=0.1
-    )  # of conversations: say what another one says
-    min_distinct_prompts: float = param(min=0.0, max=1.0, default=0.9)  # different first questions / conversations
-    min_distinct_4grams: float = param(
-        min=0.0, max=1.0, default=0.8
-    )  # different 4-grams of words / all, in blocks of 10,000
-    max_opening_share: float = param(
-        min=0.0, max=1.0, default=0.2
-    )  # of answers: begin with the same clause (its first three words)
+    max_malformed_share: float = share(0.1)  # of answers: not the JSON asked for, cut off, or none at all
+    max_habit_share: float = share(0.1)  # of conversations: identity leak, refusal, hedge, truncated text
+    max_leaked_share: float = share(0.02)  # of conversations: hold an item of the battery
+    max_near_duplicate_share: float = share(0.1)  # of conversations: say what another one says
+    min_distinct_prompts: float = share(0.9)  # different first questions / conversations
+    min_distinct_4grams: float = share(0.8)  # different 4-grams of words / all, in blocks of 10,000
+    max_opening_share: float = share(0.2)  # of answers: begin with the same clause (its first three words)
     min_conversations: int = param(min=1, default=100)  # left at the end
 
 
@@ -107,9 +97,7 @@ class SyntheticParams:
     categories: dict[str, SyntheticCategory]
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", self.name):
-            fix = "use letters, digits, - and _"
-            raise ParamsError(f"'{self.name}' is not a usable file name", where="name", fix=fix)
+        check_file_names([self.name], "name")
         if self.key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.key_env):
             # The value is not shown: it may be a key.
             fix = "name the variable here, and put the key into the environment"

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from athanor.base.errors import GateError, InputError
+from athanor.base.work import Facts
 from athanor.synthesis.endpoint import Answer
 from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request
 from athanor.synthesis.sift import Row
-from athanor.text.conversations import Message, check_messages
+from athanor.text.conversations import Message, Messages, check_messages
 
-Conversation = tuple[Message, ...]
 # Some models put every JSON into a code fence, whatever they are told; around the whole answer it changes nothing.
 FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<inside>.*)\n```\s*", re.S)
 
@@ -25,7 +25,7 @@ class Malformed(Exception):
     """Nothing of an answer is taken; the text is the reason, one of few, for counting."""
 
 
-def parse(answer: Answer, conversations: int, pairs: int) -> list[Conversation]:
+def parse(answer: Answer, conversations: int, pairs: int) -> list[Messages]:
     """One to `conversations` conversations of one to `pairs` questions and answers each."""
     if answer.text is None:
         raise Malformed(answer.why)
@@ -48,7 +48,7 @@ def parse(answer: Answer, conversations: int, pairs: int) -> list[Conversation]:
     return found
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]]) -> Facts:
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError("a key stands twice")
@@ -59,7 +59,7 @@ def _constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _conversation(row: Any) -> Conversation:
+def _conversation(row: Any) -> Messages:
     if not isinstance(row, dict) or set(row) != {"messages"} or not isinstance(row["messages"], list):
         raise Malformed("not an object with 'messages'")
     messages = tuple(_message(item) for item in row["messages"])
@@ -125,7 +125,7 @@ class Judge:
             self.good += 1
 
 
-def told(row: Row) -> dict[str, Any]:
+def told(row: Row) -> Facts:
     """A line of the result: `messages` for training, the rest says where they come from."""
     shown = row.request.shown
     return {

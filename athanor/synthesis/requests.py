@@ -13,7 +13,7 @@ from athanor.base.artifacts import digest
 from athanor.base.errors import InputError, ParamsError
 from athanor.synthesis.material import Passage, examples, passages, rank
 from athanor.synthesis.params import SyntheticCategory, SyntheticParams
-from athanor.text.conversations import Message
+from athanor.text.conversations import Messages
 
 # Chat templates add roles and separators to what is sent: this many tokens at most, for two messages.
 TEMPLATE_TOKENS = 64
@@ -91,7 +91,7 @@ def _passages(params: SyntheticParams, documents: Path, wanted: int) -> list[Pas
 
 def _pools(
     used: Mapping[str, SyntheticCategory], counts: Mapping[str, int], seeds: Path, seed: int
-) -> dict[str, list[tuple[Message, ...]]]:
+) -> dict[str, list[Messages]]:
     """The example conversations for each category that shows some."""
     wanting = {name: category for name, category in used.items() if category.examples}
     pool = examples(seeds, seed) if wanting else []
@@ -105,8 +105,8 @@ def _pools(
 
 
 def _picked(
-    pool: Sequence[tuple[Message, ...]], count: int, seed: int, name: str, turn: int, passage: Passage | None
-) -> list[tuple[Message, ...]]:
+    pool: Sequence[Messages], count: int, seed: int, name: str, turn: int, passage: Passage | None
+) -> list[Messages]:
     """Examples for one request: with a passage any by chance, alone the next combination that was not used yet."""
     if not count:
         return []
@@ -139,7 +139,7 @@ def _request(
     name: str,
     category: SyntheticCategory,
     passage: Passage | None,
-    shown: Iterable[tuple[Message, ...]],
+    shown: Iterable[Messages],
 ) -> Request:
     conversations = _many(params.conversations_per_request, "conversation")
     pairs = f"{_many(category.pairs, 'question')} and {'its answer' if category.pairs == 1 else 'their answers'}"

@@ -15,7 +15,7 @@ from athanor.cleaning.dedup import near_duplicates, shingle_sets
 from athanor.synthesis.params import SyntheticGates
 from athanor.synthesis.requests import Request
 from athanor.text import habits
-from athanor.text.conversations import Message
+from athanor.text.conversations import Messages
 from athanor.words.decontaminate import ItemIndex
 from athanor.words.words import Words, ngrams, shingles, tokenise, words_of
 
@@ -37,7 +37,7 @@ OPENING_LEAST = 20  # answers: of fewer, a few that begin alike prove nothing
 class Row:
     """One conversation of an answer."""
 
-    messages: tuple[Message, ...]
+    messages: Messages
     request: Request
 
     @property
@@ -60,7 +60,7 @@ class Measures:
 
 def sift(rows: Sequence[Row], index: ItemIndex, max_ngram_conversations: int) -> list[str | None]:
     """For each row the reason to leave it out, one of DROPS, or None."""
-    reasons = [_habit(row) for row in rows]
+    reasons = [next((name for name, has in HABITS.items() if any(map(has, row.answers()))), None) for row in rows]
 
     def left() -> list[int]:
         return [number for number, reason in enumerate(reasons) if reason is None]
@@ -79,10 +79,6 @@ def sift(rows: Sequence[Row], index: ItemIndex, max_ngram_conversations: int) ->
         reasons[numbers[place]] = "near_duplicate"
     leaks()
     return reasons
-
-
-def _habit(row: Row) -> str | None:
-    return next((name for name, has in HABITS.items() if any(has(answer) for answer in row.answers())), None)
 
 
 def _repeats(texts: Sequence[str]) -> list[int]:

@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from athanor.base.artifacts import digest, write_text
 from athanor.base.errors import InputError
+from athanor.base.work import Facts
 
 ROLES = ("system", "user", "assistant")
 ITEM_KINDS = ("exact", "numeric", "list", "code", "format", "likelihood")
@@ -27,6 +27,9 @@ class Message:
     content: str
 
 
+Messages = tuple[Message, ...]
+
+
 @dataclass(frozen=True)
 class Conversation:
     """One training conversation: an optional system message, then user and assistant in turn.
@@ -35,7 +38,7 @@ class Conversation:
     exercise, the text itself); `split` was decided from it.
     """
 
-    messages: tuple[Message, ...]
+    messages: Messages
     source: str
     license: str
     split: str
@@ -60,7 +63,7 @@ class Item:
     """
 
     category: str
-    prompt: tuple[Message, ...]  # ends with a user message
+    prompt: Messages  # ends with a user message
     kind: str
     answer: str
     accepted: tuple[str, ...]
@@ -114,11 +117,11 @@ def read_items(path: str | Path) -> Iterator[Item]:
         yield Item(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
 
 
-def _messages(rows: list[dict[str, str]]) -> tuple[Message, ...]:
+def _messages(rows: list[dict[str, str]]) -> Messages:
     return tuple(Message(**row) for row in rows)
 
 
-def _read(path: str | Path) -> Iterator[dict[str, Any]]:
+def _read(path: str | Path) -> Iterator[Facts]:
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -127,4 +130,4 @@ def _read(path: str | Path) -> Iterator[dict[str, Any]]:
                 except ValueError as error:
                     raise InputError(f"not valid JSON ({error})", where=f"{path}:{number}") from None
     except FileNotFoundError:
-        raise InputError("file not found", where=str(path), fix="run dvc repro download") from None
+        raise InputError("file not found", where=path, fix="run dvc repro download") from None

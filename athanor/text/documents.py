@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from athanor.base.errors import InputError
+from athanor.base.work import Facts
 
 T = TypeVar("T")
 ROW_GROUP_DOCUMENTS = 4096
@@ -45,6 +46,11 @@ def content_id(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
 
 
+def hash64(text: str) -> int:
+    """64 bits that depend on the text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
 def split_of(key: str, val_fraction: float) -> str:
     """The split of a group of documents: "val" for a fixed `val_fraction` of keys, else "train".
 
@@ -52,8 +58,7 @@ def split_of(key: str, val_fraction: float) -> str:
     across the line. The key is what must not be divided: a module, a
     conversation, or a document's own content id.
     """
-    bucket = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
-    return "val" if bucket < val_fraction else "train"
+    return "val" if hash64(key) / 2**64 < val_fraction else "train"
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Document:
     kind: str
     license: str
     split: str
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: Facts = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -100,27 +105,21 @@ def in_batches(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iter
 
 
 class DocumentWriter:
-    """Writes one Parquet file of documents, row group by row group. `extra` are further columns, of numbers."""
+    """Writes one Parquet file of documents, row group by row group."""
 
-    def __init__(self, path: str | Path, extra: Sequence[pa.Field] = ()) -> None:
-        self._extra = tuple(extra)
-        self._schema = pa.schema([*SCHEMA, *self._extra])
-        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd", compression_level=3)
+    def __init__(self, path: str | Path) -> None:
+        self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=3)
         self._batch: list[Document] = []
-        self._values: list[Sequence[Any]] = []
 
-    def add(self, document: Document, values: Sequence[Any] = ()) -> None:
+    def add(self, document: Document) -> None:
         self._batch.append(document)
-        self._values.append(values)
         if len(self._batch) == ROW_GROUP_DOCUMENTS:
             self._flush()
 
     def _flush(self) -> None:
-        columns = _columns(self._batch)
-        for number, field_ in enumerate(self._extra):
-            columns[field_.name] = [values[number] for values in self._values]
-        self._writer.write_table(pa.table(columns, schema=self._schema), row_group_size=ROW_GROUP_DOCUMENTS)
-        self._batch, self._values = [], []
+        table = pa.table(_columns(self._batch), schema=SCHEMA)
+        self._writer.write_table(table, row_group_size=ROW_GROUP_DOCUMENTS)
+        self._batch = []
 
     def __enter__(self) -> DocumentWriter:
         return self
@@ -189,15 +188,8 @@ def read_sources(folder: str | Path) -> Iterator[Document]:
 
 
 def _columns(batch: list[Document]) -> dict[str, list[Any]]:
-    return {
-        "id": [d.id for d in batch],
-        "text": [d.text for d in batch],
-        "source": [d.source for d in batch],
-        "kind": [d.kind for d in batch],
-        "license": [d.license for d in batch],
-        "split": [d.split for d in batch],
-        "meta": [json.dumps(d.meta, sort_keys=True, ensure_ascii=False) for d in batch],
-    }
+    columns = {name: [getattr(document, name) for document in batch] for name in SCHEMA.names}
+    return columns | {"meta": [json.dumps(meta, sort_keys=True, ensure_ascii=False) for meta in columns["meta"]]}
 
 
 def read_documents(path: str | Path) -> Iterator[Document]:
@@ -205,11 +197,10 @@ def read_documents(path: str | Path) -> Iterator[Document]:
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"not a readable Parquet file ({error})", where=str(path)) from None
+        raise InputError(f"not a readable Parquet file ({error})", where=path) from None
     if file.schema_arrow.names[: len(SCHEMA.names)] != SCHEMA.names:
-        raise InputError(f"columns {file.schema_arrow.names}, expected {SCHEMA.names}", where=str(path))
+        raise InputError(f"columns {file.schema_arrow.names}, expected {SCHEMA.names}", where=path)
     for batch in file.iter_batches(batch_size=READ_DOCUMENTS, columns=SCHEMA.names):
         for row in batch.to_pylist():
-            yield Document(
-                row["text"], row["source"], row["kind"], row["license"], row["split"], json.loads(row["meta"])
-            )
+            del row["id"]
+            yield Document(**row | {"meta": json.loads(row["meta"])})

@@ -22,8 +22,10 @@ import pyarrow.parquet as pq
 
 from athanor.base.artifacts import sha256_bytes, sha256_file
 from athanor.base.errors import InputError
+from athanor.base.work import Facts
 from athanor.text import convert
 
+Files = list[tuple[str, Path]]  # name for provenance, path
 TEXT = frozenset(".txt .text .md .markdown .rst .adoc .org .tex".split())
 CODE = frozenset(
     ".py .pyi .pyx .ipy .c .h .cc .cpp .cxx .hh .hpp .hxx .cu .cuh .m .mm .rs .go .java .kt .kts .scala .groovy .clj"
@@ -47,7 +49,7 @@ class MalformedRow(InputError):
     """One row that cannot be used; big data sets of others hold a few, and the source says how many it tolerates."""
 
 
-def find(globs: Sequence[str]) -> list[tuple[str, Path]]:
+def find(globs: Sequence[str]) -> Files:
     """Files matched by the globs as (name for provenance, path), each file once, in a fixed order.
 
     The name is relative to the part of the glob before its first wildcard, so
@@ -56,7 +58,7 @@ def find(globs: Sequence[str]) -> list[tuple[str, Path]]:
     and none of NOT_WALKED. InputError for a glob that matches nothing, and for
     a link that leads to files which no one else would see change.
     """
-    found: list[tuple[str, Path]] = []
+    found: Files = []
     seen: set[Path] = set()
     for pattern in globs:
         path = Path(pattern).expanduser()
@@ -79,7 +81,7 @@ def digest_of(files: Sequence[tuple[str, Path]]) -> str:
     return sha256_bytes("".join(f"{name}\0{sha256_file(path)}\n" for name, path in files).encode())
 
 
-def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, Facts]]:
     """Rows of one file as (where, row). `where` is `file:line`, or `file row N` for Parquet.
 
     A file that is not of rows is one row, its text under `columns[0]`. Only
@@ -96,7 +98,7 @@ def read_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> It
             else:
                 yield str(path), {columns[0]: _text(file, path, kind, max_document_bytes)}
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
-        raise InputError(f"cannot be read ({error})", where=str(path), fix="repair or replace the file") from None
+        raise InputError(f"cannot be read ({error})", where=path, fix="repair or replace the file") from None
 
 
 def of_rows(path: Path) -> bool:
@@ -122,6 +124,17 @@ def check_text(value: Any, where: str, column: str, max_document_bytes: int) -> 
     if size > max_document_bytes:
         raise too_large(where, max_document_bytes)
     return value
+
+
+def json_object(line: str, where: str) -> Facts:
+    """The object of one line of JSON; MalformedRow for anything else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise MalformedRow(f"not valid JSON ({error})", where=where, fix="one JSON object on each line") from None
+    if not isinstance(row, dict):
+        raise MalformedRow("not a JSON object", where=where, fix="one JSON object on each line")
+    return row
 
 
 def too_large(where: str, max_document_bytes: int) -> InputError:
@@ -155,7 +168,7 @@ def _matches(folder: Path, parts: Sequence[str], base: Path) -> Iterator[Path]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", where=str(folder), fix="allow reading it") from None
+        raise InputError(f"cannot be read ({error.strerror})", where=folder, fix="allow reading it") from None
     for entry in entries:
         path = folder / entry.name
         wanted = part == "**" or fnmatchcase(entry.name, part)
@@ -172,7 +185,7 @@ def _matches(folder: Path, parts: Sequence[str], base: Path) -> Iterator[Path]:
             elif part != "**" or not path.resolve().is_relative_to(base):  # else its files are found where they lie
                 raise InputError(
                     "a link to a folder: DVC would not see what changes behind it",
-                    where=str(path),
+                    where=path,
                     fix="move the folder here, copy it, or remove the link",
                 )
 
@@ -186,7 +199,7 @@ def _kind(path: Path) -> str:
         fix = "use text, source code, .html, .ipynb, .pdf, .jsonl (these also .gz or .zst) or .parquet; or narrow the glob"
         if kind in (".json", ".csv"):
             fix = "write its rows as JSON lines (.jsonl): one JSON object on each line"
-        raise InputError(f"unknown file type '{kind}'", where=str(path), fix=fix)
+        raise InputError(f"unknown file type '{kind}'", where=path, fix=fix)
     return kind
 
 
@@ -232,7 +245,7 @@ def _decode(data: bytes, where: str, line: int | None = None) -> str:
 
 def _json_rows(
     file: IO[bytes], path: Path, columns: Sequence[str], max_document_bytes: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, Facts]]:
     limit = JSON_ESCAPE_BYTES * max_document_bytes + (1 << 20)
     number = 0
     while line := file.readline(limit):
@@ -243,19 +256,14 @@ def _json_rows(
         text = _decode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
         if not text.strip():
             continue  # a blank line at the end, as editors leave it
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"not valid JSON ({error})", where=where, fix="one JSON object on each line") from None
-        if not isinstance(row, dict):
-            raise InputError("not a JSON object", where=where, fix="one JSON object on each line")
+        row = json_object(text, where)
         for column in columns:
             if column not in row:
                 raise _no_column(column, list(row), where)
         yield where, {column: row[column] for column in columns}
 
 
-def _parquet_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -> Iterator[tuple[str, Facts]]:
     file = pq.ParquetFile(path)
     for column in columns:
         if column not in file.schema_arrow.names:

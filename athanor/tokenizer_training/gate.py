@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as proto
 
 from athanor.base.errors import GateError, InputError
+from athanor.base.work import Facts
 from athanor.text.conversations import Message
 from athanor.tokenizer import chat
 from athanor.tokenizer.tokenizer import CONTROL_PIECES, NEWLINE, SPACE_MARK, TAB, Tokenizer
@@ -60,7 +60,7 @@ def _code_point(rng: random.Random) -> str:
     return chr(value if not 0xD800 <= value <= 0xDFFF else value - 0x800)
 
 
-def check(tokenizer: Tokenizer, samples: Mapping[str, Sequence[str]], seed: int) -> dict[str, Any]:
+def check(tokenizer: Tokenizer, samples: Mapping[str, Sequence[str]], seed: int) -> Facts:
     """Run every gate; GateError names the first that fails. Returns the metrics.
 
     `samples` are corpus texts by source.
@@ -158,7 +158,7 @@ def _with_visible_controls(tokenizer: Tokenizer) -> spm.SentencePieceProcessor:
     return spm.SentencePieceProcessor(model_proto=model.SerializeToString())
 
 
-def statistics(tokenizer: Tokenizer, samples: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def statistics(tokenizer: Tokenizer, samples: Mapping[str, Sequence[str]]) -> Facts:
     """Bytes per token and byte-fallback share by source, and how many learned ids the sample never uses."""
     sp = tokenizer.processor
     is_byte = np.array([sp.is_byte(i) for i in range(tokenizer.vocab_size)])

@@ -12,13 +12,13 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import sentencepiece as spm
 
 from athanor.base.artifacts import write_json, write_manifest
 from athanor.base.errors import InputError, ParamsError
+from athanor.base.work import Facts
 from athanor.tokenizer import chat
 from athanor.tokenizer import tokenizer as tk
 from athanor.tokenizer_training.params import MEMORY_FACTOR, VOCAB_MULTIPLE, TokenizerParams
@@ -121,7 +121,7 @@ def _explained(message: str, vocab_size: int) -> Exception:
 def write_tokenizer(folder: Path, model: bytes, parents: dict[str, str]) -> tk.Tokenizer:
     """Write model, facts, byte lengths and manifest into a new folder; returns the loaded tokenizer."""
     tokenizer = tk.Tokenizer(model)
-    facts: dict[str, Any] = {
+    facts: Facts = {
         "vocab_size": tokenizer.vocab_size,
         "control_ids": tokenizer.control_ids,
         "digest": tokenizer.digest,

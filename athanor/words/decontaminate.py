@@ -43,10 +43,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from athanor.text.conversations import Item, Message
+from athanor.text.conversations import Item, Message, read_items
 from athanor.text.documents import in_batches
 from athanor.words.words import (
     WORD_PATTERN,
@@ -94,17 +96,6 @@ class _Sequence:
     prompt_alone: bool
 
 
-@dataclass(frozen=True)
-class _Grams:
-    """The item-specific n-grams."""
-
-    hashes: np.ndarray  # uint64 [n-grams], sorted
-    owners: np.ndarray  # int64 [n-grams], number of an item that has it
-    family: np.ndarray  # int64 [n-grams], place in `families`
-    families: np.ndarray  # uint64 [families], sorted
-    shared: int  # families left out because several items have them
-
-
 class _Marks:
     """Says quickly, and at times wrongly, that a 64-bit value is in a set; never that it is not, when it is.
 
@@ -123,38 +114,16 @@ class _Marks:
 
 
 class ItemIndex:
-    """The battery's items, ready to be searched for. Build it with `from_items`."""
+    """The battery's items, ready to be searched for."""
 
     def __init__(
         self,
-        items: Sequence[Item],
-        grams: _Grams,
-        anchors: dict[int, dict[int, list[_Sequence]]],
-        leads: dict[int, set[int]],
-        ngram_words: int,
-    ) -> None:
-        self.items = items
-        self.ngram_words = ngram_words
-        self.shared_ngrams = grams.shared
-        self._grams = grams
-        self._anchors = anchors  # number of words -> hash of a sequence's first words -> sequences
-        self._anchor_hashes = {size: np.array(sorted(table), np.uint64) for size, table in anchors.items()}
-        # The tables hold rolling sums, so that a scan mixes the few sums that pass them and no others.
-        self._gram_marks = _Marks(opened(grams.hashes, ngram_words))
-        self._family_marks = _Marks(opened(grams.families, ngram_words))
-        self._lead_marks = {
-            size: _Marks(opened(np.array(sorted(hashes), np.uint64), size)) for size, hashes in leads.items()
-        }
-
-    @classmethod
-    def from_items(
-        cls,
         items: Iterable[Item],
         *,
         ngram_words: int = NGRAM_WORDS,
         max_ngram_items: int = MAX_NGRAM_ITEMS,
         fact_categories: Collection[str] = (),
-    ) -> ItemIndex:
+    ) -> None:
         items = list(items)
         found: dict[int, tuple[int, int]] = {}  # n-gram -> its family and an item
         owners: dict[int, set[int]] = {}  # family -> items
@@ -178,22 +147,37 @@ class ItemIndex:
                 owners.setdefault(family, set()).add(number)
             size = min(count, ngram_words)
             if size:
-                anchor, lead = (_hash_at(words, first, min(size, most)) for most in (size, LEAD_WORDS))
+                anchor, lead = (
+                    int(closed(rolling_at(words, np.array([first]), most), most)[0])
+                    for most in (size, min(size, LEAD_WORDS))
+                )
                 sequence = _Sequence(number, compared(text), count, alone)
                 anchors.setdefault(size, {}).setdefault(anchor, []).append(sequence)
                 leads.setdefault(min(size, LEAD_WORDS), set()).add(lead)
         families = sorted(family for family, having in owners.items() if len(having) <= max_ngram_items)
         place = {family: n for n, family in enumerate(families)}
         specific = sorted((gram, place[family], item) for gram, (family, item) in found.items() if family in place)
-        columns = [[row[n] for row in specific] for n in range(3)]
-        grams = _Grams(
-            np.array(columns[0], np.uint64),
-            np.array(columns[2], np.int64),
-            np.array(columns[1], np.int64),
-            np.array(families, np.uint64),
-            len(owners) - len(families),
+        grams, places, having = zip(*specific, strict=True) if specific else ((), (), ())
+        self.items, self.ngram_words = items, ngram_words
+        self.shared_ngrams = len(owners) - len(families)  # families left out because several items have them
+        # The item-specific n-grams: their hashes (uint64, sorted), an item that has each, and its place in the families.
+        self._grams, self._families = np.array(grams, np.uint64), np.array(families, np.uint64)
+        self._owners, self._family = np.array(having, np.int64), np.array(places, np.int64)
+        self._anchors = anchors  # number of words -> hash of a sequence's first words -> sequences
+        self._anchor_hashes = {size: np.array(sorted(table), np.uint64) for size, table in anchors.items()}
+        # The tables hold rolling sums, so that a scan mixes the few sums that pass them and no others.
+        self._gram_marks, self._family_marks = (
+            _Marks(opened(hashes, ngram_words)) for hashes in (self._grams, self._families)
         )
-        return cls(items, grams, anchors, leads, ngram_words)
+        self._lead_marks = {
+            size: _Marks(opened(np.array(sorted(hashes), np.uint64), size)) for size, hashes in leads.items()
+        }
+
+    @classmethod
+    def read(cls, path: Path, rules: Any) -> ItemIndex:
+        """The items of a file, under rules of any stage that has `ngram_words`, `max_ngram_items`, `fact_categories`."""
+        names = ("ngram_words", "max_ngram_items", "fact_categories")
+        return cls(read_items(path), **{name: getattr(rules, name) for name in names})
 
     def matches(
         self, texts: Sequence[str], *, max_ngram_documents: int = MAX_NGRAM_DOCUMENTS, prompts_alone: bool = True
@@ -235,7 +219,7 @@ class ItemIndex:
         found = []
         windows = _windows(tokens, size)
         for sums, marks, known in zip(
-            windows, (self._gram_marks, self._family_marks), (self._grams.hashes, self._grams.families), strict=True
+            windows, (self._gram_marks, self._family_marks), (self._grams, self._families), strict=True
         ):
             places, owners = _inside(marks.places(sums), size, tokens.words)
             found.append(_by_text(owners, _find(closed(sums[places], size), known), len(texts)))
@@ -266,7 +250,7 @@ class ItemIndex:
     def resolve(self, hits: Sequence[Hits], *, max_ngram_documents: int) -> list[int | None]:
         """For each text the number of an item it contains, or None, with frequencies counted over all of `hits`."""
         found: list[int | None] = [hit.whole if hit.whole >= 0 else None for hit in hits]
-        frequency = np.zeros(len(self._grams.families), np.int64)
+        frequency = np.zeros(len(self._families), np.int64)
         suspects = []
         for number, hit in enumerate(hits):
             if found[number] is None:
@@ -277,9 +261,9 @@ class ItemIndex:
             guilty = []
             for number in suspects:
                 mine = hits[number].ngrams
-                rare = mine[frequency[self._grams.family[mine]] <= max_ngram_documents]
+                rare = mine[frequency[self._family[mine]] <= max_ngram_documents]
                 if len(rare):
-                    found[number] = int(self._grams.owners[rare].min())
+                    found[number] = int(self._owners[rare].min())
                     guilty.append(number)
             if not guilty:
                 return found
@@ -296,11 +280,6 @@ def prompt_text(prompt: Sequence[Message]) -> str:
 def compared(text: str) -> str:
     """The words and operators of a text, lower-cased, with one space on each side."""
     return " " + " ".join(_COMPARED.findall(fold(text))) + " "
-
-
-def _hash_at(hashes: np.ndarray, place: int, size: int) -> int:
-    """The hash of the n-gram of `size` words from `place` on."""
-    return int(closed(rolling_at(hashes, np.array([place]), size), size)[0])
 
 
 def _windows(tokens: Tokens, size: int) -> tuple[np.ndarray, np.ndarray]:

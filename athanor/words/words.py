@@ -10,11 +10,13 @@ computed for a batch of texts at once without a Python loop over words.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+Columns = Mapping[str, np.ndarray]  # one element for each text, by name of what is measured
 SPACE, WORD, MARK = 0, 1, 2
 BLOCK_BYTES = 1 << 17  # of text tokenised at a time: the arrays of one block stay in the cache
 # Separators outside ASCII are U+0080-00BF, U+2000-206F and U+3000-303F; every other character counts as a letter.
@@ -57,6 +59,16 @@ def fold(text: str) -> str:
         for sign, operator in _FOLD.items():
             text = text.replace(sign, operator)
     return text
+
+
+def upto(counts: np.ndarray) -> np.ndarray:
+    """int64 [counts + 1]: 0, and the sum up to each of them."""
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def stacked(parts: Iterable[np.ndarray], dtype: Any, *width: int) -> np.ndarray:
+    """Arrays one after the other, [0, *width] without any."""
+    return np.concatenate([np.zeros((0, *width), dtype), *parts])
 
 
 def mix(values: np.ndarray) -> np.ndarray:
@@ -166,7 +178,7 @@ def _tokenise_block(encoded: list[bytes]) -> Tokens:
     hashes = mix(sums * inverse[begins])
     offsets = np.concatenate([[0], np.searchsorted(begins, ends)])
     is_word = classes[begins] == WORD
-    word_offsets = np.concatenate([[0], np.cumsum(is_word)])[offsets]
+    word_offsets = upto(is_word)[offsets]
     letters = np.zeros(0)
     if len(ends):
         letters = np.add.reduceat(classes == WORD, np.concatenate([[0], ends[:-1]]), dtype=np.int64)
@@ -208,12 +220,6 @@ def words_of(text: str) -> list[str]:
     return WORD_PATTERN.findall(fold(text))
 
 
-def members(hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """bool [hashes]: which of them are in a sorted array."""
-    place = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
-    return ordered[place] == hashes
-
-
 def ngrams(words: Words, size: int) -> Words:
     """Hashes of all `size` consecutive words inside one text; shorter texts have none."""
     starts, offsets = _starts(words, np.maximum(words.counts - size + 1, 0))
@@ -222,7 +228,7 @@ def ngrams(words: Words, size: int) -> Words:
 
 def _starts(words: Words, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Index of the first word of each window, `counts` windows for each text, and the windows' offsets."""
-    offsets = np.concatenate([[0], np.cumsum(counts)])
+    offsets = upto(counts)
     return np.arange(offsets[-1]) + np.repeat(words.offsets[:-1] - offsets[:-1], counts), offsets
 
 

@@ -171,7 +171,7 @@ def test_a_correction_becomes_an_item_that_the_battery_reads_and_training_loses(
     assert (item.prompt, item.accepted) == ((Message("user", question),), ("The Dead Sea",))
     assert item.rejected == ("The Baltic", "Both")  # a variant that is right is no wrong answer
     check_items([item])
-    found = ItemIndex.from_items(battery_items(params)).conversation_matches(
+    found = ItemIndex(battery_items(params)).conversation_matches(
         [
             (Message("user", question), Message("assistant", "The Dead Sea")),
             (Message("system", "Be kind."), Message("user", question.upper()), Message("assistant", "Guess!")),

@@ -11,7 +11,7 @@ from athanor.base.errors import GateError
 from athanor.data.mixture import mix_sources, plan_mixture
 from athanor.data.shards import TokenStream, token_dtype
 from athanor.sharding import build, shard_gate
-from athanor.sharding.spool import SpoolWriter, read_spool
+from athanor.sharding.tokenise import SpoolWriter, read_spool
 from tests.data.conftest import BOS, EOS, documents
 
 DTYPE = token_dtype(320)

@@ -153,7 +153,7 @@ def test_a_changed_note_makes_download_run_and_an_undone_edit_nothing(walk):
 def test_beside_the_standard_library_means_both(walk):
     before = walk.write("Beside the standard library")
     sections = check_file(walk.clone.path / "params.yaml")
-    names = {name for source in sections["download"].sources for name in source.names}
+    names = set(sections["download"].names)
     assert names == set(sections["mixture"].sources) == {"notes", "qa", "python-docs", "python-code"}
     default = presets.values(ROOT / "presets" / "micro.yaml")["download"]["sources"][0]
     assert yaml.safe_load((walk.clone.path / "params.yaml").read_text())["download"]["sources"][0] == default

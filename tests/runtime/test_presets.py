@@ -20,7 +20,7 @@ from athanor.runtime.schema import check_values, schemas
 from athanor.sources.exercises.build import CATEGORIES, ONLY_ASKED, battery_items, training_conversations
 from athanor.sources.fetch import check_pinned
 from athanor.sources.instruct_params import ExercisesSource, MessagesSource
-from athanor.sources.params import HuggingFaceSource, is_local
+from athanor.sources.params import HuggingFaceSource, is_local, names_of
 from athanor.training.sft_params import SCRATCH
 from tests.runtime.view import ROOT
 
@@ -79,7 +79,7 @@ def hub_sources(sections: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 def disagreements(sections: dict[str, Any]) -> set[str]:
     """What the sections say differently of the same thing; no section's own schema can see it."""
-    texts = {name for source in sections["download"].sources for name in source.names}
+    texts = set(sections["download"].names)
     chats = {source.name for source in sections["instruct"].sources}
     exercises = {name for s in sections["instruct"].sources if isinstance(s, ExercisesSource) for name in s.categories}
     battery, context = set(sections["battery"].categories), sections["model"].context_tokens
@@ -282,12 +282,12 @@ def test_a_set_without_a_revision_is_a_valid_file_and_refused_before_any_work(se
 @pytest.mark.parametrize("path", PLASMA[1:], ids=lambda path: path.stem)
 def test_the_fuller_presets_name_the_reference_sources(path: Path) -> None:
     """Those of the reference run's main mixture and tuning, but for the ones that the file says are left out."""
-    texts = {name for source in load(path)["download"].sources for name in source.names}
+    texts = set(load(path)["download"].names)
     assert texts >= {"fineweb-edu", "fineweb", "wikipedia", "stackexchange", "code", "finemath", "cosmopedia", "arxiv"}
     assert ("books" in texts) == (path.stem == "plasma-1.2")
     chats = {source.name for source in load(path)["instruct"].sources}
     assert chats >= {"dolly", "no-robots", "oasst", "slimorca", "ultrachat", "alpaca", "wizardlm", "metamath"}
-    edu = next(source for source in load(path)["download"].sources if source.names == ("fineweb-edu",))
+    edu = next(source for source in load(path)["download"].sources if names_of(source) == ("fineweb-edu",))
     assert [(rule.column, rule.min) for rule in edu.select.filters] == [("score", 3.0)]
 
 

@@ -14,12 +14,11 @@ import random
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from athanor.base.errors import AthanorError, GateError
 from athanor.runtime.executor import Executor
@@ -60,12 +59,13 @@ def score(task: Task, out: Path) -> dict[str, Any]:
     """Documents with a score from a matrix product; says in `control` who began it, and obeys what stands there."""
     name = task.shard.stem
     count = size = 0
-    with DocumentWriter(out / "documents.parquet", [pa.field("quality", pa.float32())]) as writer:
+    with DocumentWriter(out / "documents.parquet") as writer:
         _obey(task, name)
         for document in read_documents(task.shard):
             digest = np.frombuffer(hashlib.sha256(document.text.encode()).digest() * 8, np.uint8).astype(np.float32)
             matrix = np.outer(digest, digest)
-            writer.add(document, [float(np.dot(matrix @ digest, digest)) * task.weights[0] * 1e-9])
+            quality = float(np.dot(matrix @ digest, digest)) * task.weights[0] * 1e-9
+            writer.add(replace(document, meta={"quality": quality}))
             count, size = count + 1, size + len(document.text.encode())
     return {"documents": count, "bytes": size}
 

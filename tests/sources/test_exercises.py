@@ -20,10 +20,10 @@ from athanor.evaluation import floors, item_gate, scoring
 from athanor.sources import docstrings
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises import build, code, facts, lists, numbers
-from athanor.sources.exercises.exercise import TEXTS
+from athanor.sources.exercises.exercise import TEXTS, Draw
 from athanor.sources.exercises.written import read_written
 from athanor.sources.instruct_params import ExercisesSource, InstructParams
-from athanor.text.conversations import Conversation, Item, check_messages, write_rows
+from athanor.text.conversations import Conversation, Item, check_messages
 
 FACT_LISTS = {
     "status": facts.status_facts,
@@ -61,7 +61,8 @@ def grams(text: str, n: int = 13) -> set[tuple[str, ...]]:
     return set(zip(*(words[i:] for i in range(n)), strict=False))
 
 
-def test_every_item_proves_itself(items: list[Item]) -> None:
+def test_every_item_proves_itself_and_they_are_in_order(items: list[Item]) -> None:
+    assert items == sorted(items, key=lambda item: (item.category, item.id))
     item_gate.check_items(items, battery().categories)
 
 
@@ -77,8 +78,7 @@ def test_rows_are_well_formed_and_their_answers_are_right(rows: list[Conversatio
 @pytest.mark.parametrize("category", sorted(build.CATEGORIES))
 def test_training_replies_pass_their_own_scorer(category: str) -> None:
     made = build.draw_exercises(category, 40, "s", False, battery())
-    as_items = [Item(category, e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests, e.checks) for e in made]
-    assert all(scoring.score_many(as_items, [e.reply for e in made]))
+    assert all(scoring.score_many([e.item for e in made], [e.reply for e in made]))
 
 
 def test_no_item_and_no_twin_is_in_training(rows: list[Conversation], items: list[Item]) -> None:
@@ -215,6 +215,10 @@ def test_the_written_items_prove_themselves_and_stand_alone() -> None:
         assert floor["floor"] <= 0.5, (category, floor)
 
 
+WRITTEN = {"category": "c", "kind": "exact", "prompt": "Yes?", "accepted": ["Yes"], "rejected": ["No", "x"]}
+WRITTEN |= {"difficulty": "easy"}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -233,15 +237,7 @@ def test_the_written_items_prove_themselves_and_stand_alone() -> None:
     ],
 )
 def test_a_bad_written_item_names_its_line(tmp_path: Path, change: dict | None, words: str) -> None:
-    good = {
-        "category": "c",
-        "kind": "format",
-        "prompt": "Yes?",
-        "accepted": ["Yes"],
-        "rejected": ["No", "x"],
-        "difficulty": "easy",
-        "checks": ["yes_no Yes"],
-    }
+    good = WRITTEN | {"kind": "format", "checks": ["yes_no Yes"]}
     lines = [json.dumps(good), "", json.dumps({**good, **change}) if change is not None else "{"]
     (tmp_path / "items.jsonl").write_text("\n".join(lines))
     with pytest.raises(InputError, match=words) as error:
@@ -252,14 +248,7 @@ def test_a_bad_written_item_names_its_line(tmp_path: Path, change: dict | None, 
 
 
 def test_line_separators_inside_a_text_are_text(tmp_path: Path) -> None:
-    row = {
-        "category": "c",
-        "kind": "exact",
-        "prompt": "a\u2028b\u0085c",
-        "accepted": ["Yes"],
-        "rejected": ["No", "x"],
-        "difficulty": "easy",
-    }
+    row = WRITTEN | {"prompt": "a\u2028b\u0085c"}
     lines = [json.dumps(row, ensure_ascii=False), "", json.dumps({**row, "prompt": "d"})]
     (tmp_path / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
     assert [item.prompt[0].content for item in read_written(tmp_path / "items.jsonl", 1)] == [row["prompt"], "d"]
@@ -280,13 +269,12 @@ def test_column_steps_are_right() -> None:
 
 def test_every_function_family_is_tested_where_neighbours_differ() -> None:
     """A wrong parameter must fail: the rejected answer with the next parameter is refused for each family."""
-    rng = random.Random(1)
+    rng = Draw(1)
     seen = {}
     while len(seen) < len(TEXTS["functions"]):
-        exercise = code.python_functions(rng, 0, False)
+        exercise = code.python_functions(rng)
         seen.setdefault(exercise.key.split(":")[1], exercise)
-    made = [Item("f", e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests) for e in seen.values()]
-    item_gate.check_items(made)
+    item_gate.check_items([exercise.item for exercise in seen.values()])
 
 
 @pytest.mark.parametrize(
@@ -329,11 +317,6 @@ print(digest([i.id for i in build.battery_items(b)]))
     assert found == [digest([row.id for row in rows]), digest([item.id for item in build.battery_items(battery())])]
 
 
-def test_rows_are_written_in_order(tmp_path, items: list[Item]) -> None:
-    assert items == sorted(items, key=lambda item: (item.category, item.id))
-    assert write_rows(tmp_path / "items.jsonl", items) == len(items)
-
-
 def test_impossible_wishes_are_told() -> None:
     with pytest.raises(ParamsError, match="did you mean 'counting'"):
         build.battery_items(battery(categories={"countin": 3}))
@@ -353,9 +336,8 @@ def test_params_refuse_bad_sections() -> None:
     ):
         with pytest.raises(ParamsError):
             strict.build(BatteryParams, {**good, **change}, "battery")
-    hub = {"type": "messages", "name": "chat", "files": None, "hub_id": "a/b", "hub_config": None, "revision": "a" * 40}
-    hub |= {"shape": "messages", "columns": ["messages"], "select": None, "max_malformed_fraction": 0.0}
-    hub |= {"hub_split": "train", "max_rows": 5, "min_rows": 1, "license": "MIT"}
+    hub = {"type": "messages", "name": "chat", "hub_id": "a/b", "revision": "a" * 40}
+    hub |= {"max_rows": 5, "min_rows": 1, "license": "MIT"}
     me = {"type": "identity", "name": "me", "repeats": 2, "min_rows": 1}
     made = {"seed": 1, "val_fraction": 0.02, "sources": [hub, me]}
     assert len(strict.build(InstructParams, made, "instruct").sources) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections import Counter
 
 import pyarrow as pa
@@ -12,11 +11,13 @@ import pytest
 
 from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.base.strict import build
-from athanor.sources import docstrings, identity, leaks, messages
+from athanor.sources import docstrings, identity, messages
 from athanor.sources.exercises import facts
+from athanor.sources.exercises.build import check_held_out
 from athanor.sources.instruct_params import DOCSTRING_KINDS, DocstringsSource, IdentitySource, MessagesSource
 from athanor.sources.stdlib import Module
 from athanor.text.conversations import Conversation, Item, Message, check_messages
+from tests.sources.world import chat, json_lines
 
 SOURCE = '''"""Tools for counting the sheep of a flock."""
 
@@ -152,39 +153,36 @@ def test_invented_names_never_repeat():
 
 
 def chats(path, **changes):
-    values = {"type": "messages", "name": "chats", "files": str(path), "hub_id": None, "hub_config": None}
-    values |= {"revision": None, "hub_split": "train", "shape": "messages", "columns": ["messages"], "select": None}
-    values |= {"max_malformed_fraction": 0.0, "max_rows": 100, "min_rows": 1, "license": "CC0-1.0"}
+    values = {"type": "messages", "name": "chats", "files": str(path), "max_malformed_fraction": 0.0}
+    values |= {"max_rows": 100, "min_rows": 1, "license": "CC0-1.0"}
     return build(MessagesSource, values | changes, "instruct.sources[0]")
 
 
-def chat(*turns):
-    roles = ("user", "assistant")
-    return {"messages": [{"role": roles[n % 2], "content": text, "extra": 1} for n, text in enumerate(turns)]}
+def taken(path, **changes):
+    return list(messages.conversations(chats(path, **changes), 0.5))
 
 
 def test_messages_from_jsonl_and_parquet_are_equal(tmp_path):
     rows = [chat("a", "b"), chat("a\n\nUser: c", "d", "e", "f"), chat("a", "b")]
     rows[1]["messages"].insert(0, {"role": "system", "content": "be short"})
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    plain = [{"messages": [{"role": m["role"], "content": m["content"]} for m in row["messages"]]} for row in rows]
-    pq.write_table(pa.Table.from_pylist(plain), tmp_path / "a.parquet")
-    from_json = list(messages.conversations(chats(tmp_path / "a.jsonl"), 0.5))
-    assert from_json == list(messages.conversations(chats(tmp_path / "a.parquet"), 0.5))
+    json_lines(tmp_path / "a.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    from_json = taken(tmp_path / "a.jsonl")
+    assert from_json == taken(tmp_path / "a.parquet")
     assert [m.role for m in from_json[1].messages] == ["system", "user", "assistant", "user", "assistant"]
     assert from_json[1].messages[1].content == "a\n\nUser: c"
     assert from_json[0] == from_json[2] and from_json[0].key == from_json[0].id
-    assert len(list(messages.conversations(chats(tmp_path / "*.jsonl", max_rows=2), 0.5))) == 2
+    assert len(taken(tmp_path / "*.jsonl", max_rows=2)) == 2
 
 
 def test_messages_from_a_directory(tmp_path):
     (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "a.jsonl").write_text(json.dumps(chat("a", "b")) + "\n")
+    json_lines(tmp_path / "deep" / "a.jsonl", [chat("a", "b")])
     (tmp_path / "README.md").write_text("not data")
-    assert len(list(messages.conversations(chats(tmp_path), 0.5))) == 1
+    assert len(taken(tmp_path)) == 1
     (tmp_path / "deep" / "a.jsonl").unlink()
     with pytest.raises(InputError, match="no file matches"):
-        list(messages.conversations(chats(tmp_path), 0.5))
+        taken(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -203,20 +201,19 @@ def test_messages_from_a_directory(tmp_path):
     ],
 )
 def test_a_bad_row_is_named(tmp_path, row, message):
-    (tmp_path / "a.jsonl").write_text(json.dumps(chat("a", "b")) + "\n" + json.dumps(row) + "\n")
+    json_lines(tmp_path / "a.jsonl", [chat("a", "b"), row])
     where = "" if "is missing" in message else "source 'chats': 1 of 2 rows are malformed, the first: .*"
     with pytest.raises(InputError, match=f"{where}.*a.jsonl:2: .*{message}"):
-        list(messages.conversations(chats(tmp_path / "a.jsonl"), 0.5))
+        taken(tmp_path / "a.jsonl")
 
 
-QUESTION = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 THREE = [("system", "short"), ("human", "a"), ("gpt", "b"), ("human", "c"), ("gpt", "d")]
 
 
 @pytest.mark.parametrize(
     ("shape", "columns", "row", "roles"),
     [
-        ("messages", ["m"], {"m": QUESTION}, "ua"),
+        ("messages", ["m"], {"m": chat("a", "b")["messages"]}, "ua"),
         ("conversations", ["c"], {"c": [{"from": who, "value": what, "weight": None} for who, what in THREE]}, "suaua"),
         ("conversations", ["c"], {"c": {"from": ["human", "gpt"], "value": ["a", "b"]}}, "ua"),
         ("turns", ["t"], {"t": [{"input": "a", "output": "b"}, {"input": "c", "output": "d"}]}, "uaua"),
@@ -227,7 +224,7 @@ THREE = [("system", "short"), ("human", "a"), ("gpt", "b"), ("human", "c"), ("gp
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_shapes(tmp_path, shape, columns, row, roles, form):
     if form == "jsonl":
-        (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+        json_lines(tmp_path / "a.jsonl", [row])
     else:
         pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
     (made,) = messages.conversations(chats(tmp_path, shape=shape, columns=columns), 0.5)
@@ -238,20 +235,29 @@ def test_shapes(tmp_path, shape, columns, row, roles, form):
     assert questions[0] == ("a\n\nthe text" if "context" in columns else "a")
 
 
-def test_best_path_through_a_tree(tmp_path):
-    def row(own, parent, text, rank=None, lang="en"):
-        who = "prompter" if text[0] == "q" else "assistant"
-        return {"id": own, "up": parent, "who": who, "text": text, "rank": rank, "lang": lang}
+def reply(own, parent, text, rank=0, lang="en", who=None):
+    """A row of a tree."""
+    who = who or ("prompter" if text[0] == "q" else "assistant")
+    return {"id": own, "up": parent, "who": who, "text": text, "rank": rank, "lang": lang}
 
-    rows = [row("1", None, "q1"), row("2", "1", "a-worse", 1), row("3", "1", "a-best", 0), row("4", "3", "q2")]
-    rows += [row("5", "4", "a2"), row("6", "5", "q3"), row("7", None, "q-alone"), row("8", None, "q4", lang="de")]
-    rows += [row("9", "2", "q-under-the-worse"), row("10", None, "q5"), row("11", "10", "a-german", 0, "de")]
-    rows += [row("12", "10", "a5", 1)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    english = {"column": "lang", "min": None, "max": None, "one_of": ["en"]}
-    chosen = {"filters": [english], "max_pairs": None, "drop_system": False, "max_chars": None, "drop_phrases": []}
+
+TREE = {"shape": "tree", "columns": ["id", "up", "who", "text", "rank"]}
+
+
+def test_best_path_through_a_tree(tmp_path):
+    rows = [reply("1", None, "q1"), reply("2", "1", "a-worse", 1), reply("3", "1", "a-best", 0), reply("4", "3", "q2")]
+    rows += [
+        reply("5", "4", "a2"),
+        reply("6", "5", "q3"),
+        reply("7", None, "q-alone"),
+        reply("8", None, "q4", lang="de"),
+    ]
+    rows += [reply("9", "2", "q-under-the-worse"), reply("10", None, "q5"), reply("11", "10", "a-german", 0, "de")]
+    rows += [reply("12", "10", "a5", 1)]
+    json_lines(tmp_path / "a.jsonl", rows)
+    chosen = {"filters": [{"column": "lang", "one_of": ["en"]}]}
     left_out = []
-    source = chats(tmp_path, shape="tree", columns=["id", "up", "who", "text", "rank"], select=chosen)
+    source = chats(tmp_path, select=chosen, **TREE)
     made = list(messages.conversations(source, 0.5, leave_out=left_out.append))
     assert [[m.content for m in row.messages] for row in made] == [["q1", "a-best", "q2", "a2"], ["q5", "a5"]]
     assert left_out == ["empty"]  # the question nobody answered
@@ -259,23 +265,17 @@ def test_best_path_through_a_tree(tmp_path):
 
 def test_a_malformed_message_of_a_tree_is_counted(tmp_path):
     """Trees were put together outside of what counts malformed rows, so that one of them ended the stage."""
-
-    def row(own, parent, text, who=None, rank=0):
-        who = who or ("prompter" if text[0] == "q" else "assistant")
-        return {"id": own, "up": parent, "who": who, "text": text, "rank": rank}
-
-    rows = [row("1", None, "q1"), row("2", "1", "a1"), row("3", None, "q2"), row("4", "3", "a\ud800")]
-    rows += [row("5", None, "q3"), row("6", "5", "a3", ["assistant"])]
-    rows += [row("7", None, "q4"), row("8", "7", "a4"), row("8b", "7", "a4-unranked", rank="x")]
-    rows += [row("9", None, "q5"), row("9", "9", "a5"), row(["10"], None, "q6"), row("11", ["10"], "a6")]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    form = {"shape": "tree", "columns": ["id", "up", "who", "text", "rank"]}
+    rows = [reply("1", None, "q1"), reply("2", "1", "a1"), reply("3", None, "q2"), reply("4", "3", "a\ud800")]
+    rows += [reply("5", None, "q3"), reply("6", "5", "a3", who=["assistant"])]
+    rows += [reply("7", None, "q4"), reply("8", "7", "a4"), reply("8b", "7", "a4-unranked", rank="x")]
+    rows += [reply("9", None, "q5"), reply("9", "9", "a5"), reply(["10"], None, "q6"), reply("11", ["10"], "a6")]
+    json_lines(tmp_path / "a.jsonl", rows)
     left_out = []
-    source = chats(tmp_path, max_malformed_fraction=0.5, **form)
+    source = chats(tmp_path, max_malformed_fraction=0.5, **TREE)
     made = list(messages.conversations(source, 0.5, leave_out=left_out.append))
     assert [row.messages[1].content for row in made] == ["a1", "a4", "a5", "a6"] and left_out == ["malformed"] * 2
     with pytest.raises(InputError, match="2 of 6 rows are malformed, the first: .*a.jsonl:4: .*lone surrogate"):
-        list(messages.conversations(chats(tmp_path, max_malformed_fraction=0.1, **form), 0.5))
+        taken(tmp_path, max_malformed_fraction=0.1, **TREE)
 
 
 def test_selection_of_conversations(tmp_path):
@@ -285,9 +285,13 @@ def test_selection_of_conversations(tmp_path):
 
     rows = [row("a", "b", "c", "d", "e", "f"), row("a", "As an AI Language Model, no."), row("a" * 50, "b")]
     rows += [row("x", "y", lang="c"), row("g", "h", system="be short"), row("I asked ChatGPT", "b")]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    python = {"column": "lang", "min": None, "max": None, "one_of": ["python"]}
-    chosen = {"filters": [python], "max_pairs": 2, "drop_system": True, "max_chars": 40}
+    json_lines(tmp_path / "a.jsonl", rows)
+    chosen = {
+        "filters": [{"column": "lang", "one_of": ["python"]}],
+        "max_pairs": 2,
+        "drop_system": True,
+        "max_chars": 40,
+    }
     chosen |= {"drop_phrases": ["as an AI language model", "chatgpt"]}
     left_out = []
     made = list(messages.conversations(chats(tmp_path, select=chosen), 0.5, leave_out=left_out.append))
@@ -299,12 +303,12 @@ def test_selection_of_conversations(tmp_path):
 def test_one_odd_row_does_not_end_a_set(tmp_path):
     """Every hub set has some: the first of them used to end the stage, whatever its size."""
     rows = [chat("a", f"b{number}") for number in range(98)] + [chat("a"), {"messages": None}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    json_lines(tmp_path / "a.jsonl", rows)
     left_out = []
     made = list(messages.conversations(chats(tmp_path, max_malformed_fraction=0.02), 0.5, leave_out=left_out.append))
     assert len(made) == 98 and left_out == ["malformed", "malformed"]
     with pytest.raises(InputError, match=r"2 of 100 rows are malformed, the first: .*a.jsonl:99: roles are"):
-        list(messages.conversations(chats(tmp_path, max_malformed_fraction=0.019), 0.5))
+        taken(tmp_path, max_malformed_fraction=0.019)
 
 
 def test_columns_fit_the_shape():
@@ -327,10 +331,10 @@ def test_battery_question_in_training_is_a_failed_gate():
     def row(*content):
         return {"mine": [Conversation(content, "mine", "CC0-1.0", "train", "k")]}
 
-    assert leaks.check(row(name, hello, Message("user", "What is 2 + 3?"), answer), items) == 2
+    assert check_held_out(row(name, hello, Message("user", "What is 2 + 3?"), answer), items) == 2
     for leaking in ((ask, answer), (Message("system", "s"), ask, answer), (name, hello, ask, answer)):
         with pytest.raises(GateError, match=r"battery held out.*\(sums|memory\).*'mine': 'What is 2 \+ 2"):
-            leaks.check(row(*leaking), items)
+            check_held_out(row(*leaking), items)
     with pytest.raises(GateError, match="memory"):
-        leaks.check(row(name, hello, ask, answer), items[1:])
-    assert leaks.check(row(name, Message("assistant", "Hi."), ask, answer), items[1:]) == 2
+        check_held_out(row(name, hello, ask, answer), items[1:])
+    assert check_held_out(row(name, Message("assistant", "Hi."), ask, answer), items[1:]) == 2

@@ -6,6 +6,7 @@ import glob
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,24 +17,12 @@ from athanor.base.errors import GateError, InputError, ParamsError
 from athanor.base.strict import build
 from athanor.sources import select
 from athanor.sources.fetch import SourceWriter
-from athanor.sources.params import DownloadParams, FilesSource
+from athanor.sources.params import DownloadParams
 from athanor.text import rows
 from athanor.text.documents import Document, ShardWriter, read_sources, split_of, write_shards
+from tests.sources.world import json_lines, read, source
 
 TEXTS = ["one\n\ntwo  \r\n\tthree", "U+2028 \u2028 and <|doc|>", "é" * 10, "\ttab first"]
-
-
-def source(*globs, **changes):
-    values = dict(
-        type="files", name="mine", kind="prose", license="CC0-1.0", globs=list(globs), text_column="text", select=None,
-        max_document_bytes=1 << 20, min_chars=1, min_documents=1, min_bytes=1,
-    )  # fmt: skip
-    return build(FilesSource, values | changes, "download.sources[0]")
-
-
-def read(*globs, **changes):
-    made = source(*globs, **changes)
-    return list(select.documents(made, rows.find(made.globs), 0.5))
 
 
 def jsonl(texts):
@@ -49,7 +38,7 @@ def test_texts_come_back_exactly(tmp_path, name):
     else:
         packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get((tmp_path / name).suffix, lambda raw: raw)(data)
         (tmp_path / name).write_bytes(packed)
-    found = read(str(tmp_path / "*"))
+    found = read(tmp_path / "*")
     assert [document.text for document in found] == texts
     assert [document.meta for document in found] == [{"file": name, "row": row} for row in range(len(texts))]
     assert all(document.split == split_of(document.id, 0.5) for document in found)
@@ -60,34 +49,34 @@ def test_order_and_names_do_not_depend_on_where_the_files_lie(tmp_path):
         (tmp_path / folder / "sub").mkdir(parents=True)
         (tmp_path / folder / "b.txt").write_text("b")
         (tmp_path / folder / "sub" / "a.txt").write_text("a")
-    first, second = (read(str(tmp_path / folder / "**" / "*.txt")) for folder in ("x", "y/deeper"))
+    first, second = (read(tmp_path / folder / "**" / "*.txt") for folder in ("x", "y/deeper"))
     assert first == second and [document.meta["file"] for document in first] == ["b.txt", "sub/a.txt"]
-    doubled = read(str(tmp_path / "x" / "**" / "*.txt"), str(tmp_path / "x" / "b.txt"))
+    doubled = read(tmp_path / "x" / "**" / "*.txt", str(tmp_path / "x" / "b.txt"))
     assert len(doubled) == 2
 
 
 def test_a_line_of_fifty_megabytes(tmp_path):
     text = "a long line " * 4_400_000
     (tmp_path / "big.jsonl").write_bytes(jsonl([text, "small"]))
-    found = read(str(tmp_path / "big.jsonl"), max_document_bytes=64 << 20)
+    found = read(tmp_path / "big.jsonl", max_document_bytes=64 << 20)
     assert [document.text for document in found] == [text, "small"]
     with pytest.raises(InputError, match=r"big.jsonl:1: a document is larger than max_document_bytes \(1,048,576\)"):
-        read(str(tmp_path / "big.jsonl"))
+        read(tmp_path / "big.jsonl", max_document_bytes=1 << 20)
     (tmp_path / "big.txt").write_text(text)
-    assert read(str(tmp_path / "big.txt"), max_document_bytes=64 << 20)[0].text == text
+    assert read(tmp_path / "big.txt", max_document_bytes=64 << 20)[0].text == text
     with pytest.raises(InputError, match="big.txt: a document is larger"):
-        read(str(tmp_path / "big.txt"))
+        read(tmp_path / "big.txt", max_document_bytes=1 << 20)
 
 
 def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "\x00" * 100}) + "\n")
-    assert len(read(str(tmp_path / "a.jsonl"), max_document_bytes=100)[0].text) == 100
+    json_lines(tmp_path / "a.jsonl", [{"text": "\x00" * 100}])
+    assert len(read(tmp_path / "a.jsonl", max_document_bytes=100)[0].text) == 100
     with pytest.raises(InputError, match="larger"):
-        read(str(tmp_path / "a.jsonl"), max_document_bytes=99)
+        read(tmp_path / "a.jsonl", max_document_bytes=99)
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"x" * 100)
-    assert read(str(tmp_path / "a.txt"), max_document_bytes=100)[0].text == "x" * 100
+    assert read(tmp_path / "a.txt", max_document_bytes=100)[0].text == "x" * 100
     with pytest.raises(InputError, match="larger"):
-        read(str(tmp_path / "a.txt"), max_document_bytes=99)
+        read(tmp_path / "a.txt", max_document_bytes=99)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +85,7 @@ def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
         ("a.txt", b"fine\nfine\nbad \xff\n", r"a.txt:3: not valid UTF-8 \(byte 0xff\)"),
         ("a.txt", "Käse".encode("latin-1"), r"a.txt:1: .*byte 0xe4.*iconv -f WINDOWS-1252 -t UTF-8"),
         ("a.txt", "text".encode("utf-16"), r"a.txt:1: holds zero bytes: UTF-16.*iconv -f UTF-16"),
-        ("a.txt", "one\ntwo".encode("utf-16-le"), r"a.txt:1: holds zero bytes"),
         ("a.txt", "日本".encode("utf-16"), r"a.txt:1: not valid UTF-8 \(byte 0xff\).*iconv -f UTF-16"),
-        ("a.md", b"one\ntwo \x00", "a.md:2: holds zero bytes"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl:2: not valid UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', "a.jsonl:2: not valid JSON"),
         ("a.jsonl", b'{"text": "a"}\n["text"]\n', "a.jsonl:2: not a JSON object"),
@@ -109,31 +96,12 @@ def test_size_limit_is_exact_and_escapes_do_not_count(tmp_path):
         ("a.jsonl.gz", gzip.compress(jsonl(["a" * 99]), mtime=0)[:-9], "a.jsonl.gz: cannot be read"),
         ("a.jsonl.zst", b"no zstandard", "a.jsonl.zst: cannot be read"),
         ("a.parquet", b"PAR1 but no more", "a.parquet: cannot be read"),
-        ("a.docx", b"x", "a.docx: unknown file type '.docx'.*Fix: use text.*narrow the glob"),
     ],
 )
 def test_defects_are_told_with_their_place(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError, match=message):
-        read(str(tmp_path / "*"))
-
-
-def test_parquet_without_the_column(tmp_path):
-    pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="a.parquet: column 'text' is missing.*found: body"):
-        read(str(tmp_path / "a.parquet"))
-
-
-def test_truncated_zst_is_not_a_shorter_corpus(tmp_path):
-    packed = zstandard.compress(jsonl([f"{number} " * 50 for number in range(5000)]))
-    (tmp_path / "a.jsonl.zst").write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(InputError, match="a.jsonl.zst"):
-        read(str(tmp_path / "a.jsonl.zst"))
-
-
-def test_glob_without_files(tmp_path):
-    with pytest.raises(InputError, match=r"\*\.txt: no file matches. Fix:"):
-        read(str(tmp_path / "*.txt"))
+        read(tmp_path / "*")
 
 
 def test_a_folder_of_notes_as_it_is(tmp_path):
@@ -193,21 +161,16 @@ def test_a_folder_is_no_glob(tmp_path):
 def test_questions_and_answers_by_template(tmp_path):
     asked = [{"q": "Why?", "a": "Because.", "x": 1}, {"q": "And?", "a": " "}, {"q": "{a}", "a": "braces"}]
     (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, asked)))
-    found = read(str(tmp_path / "a.jsonl"), text_template="Q: {q}\n\nA: {a}")
+    found = read(tmp_path / "a.jsonl", text_template="Q: {q}\n\nA: {a}")
     assert [document.text for document in found] == ["Q: Why?\n\nA: Because.", "Q: {a}\n\nA: braces"]
     with pytest.raises(InputError, match="a.jsonl:1: column 'b' is missing.*found: a, q, x"):
-        read(str(tmp_path / "a.jsonl"), text_template="{b}")
+        read(tmp_path / "a.jsonl", text_template="{b}")
     with pytest.raises(ParamsError, match=r"sources\[0\].text_template: names no column"):
         source("a.jsonl", text_template="no column")
 
 
-def test_three_keys_are_enough():
-    short = build(FilesSource, {"type": "files", "name": "mine", "globs": ["a.md"]}, "s")
-    assert short == source("a.md", license="unknown", max_document_bytes=64_000_000)
-
-
 def write_source(raw, name, documents, **limits):
-    with SourceWriter(raw, name, **limits) as writer:
+    with SourceWriter(raw, name, SimpleNamespace(**limits)) as writer:
         for document in documents:
             writer.add(document)
     return writer.tally
@@ -258,28 +221,28 @@ def selection(**changes):
 def test_rows_of_other_licences_are_counted_and_left_out(tmp_path, form):
     rows_ = rows_of_repositories()
     if form == "jsonl":
-        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_))
+        json_lines(tmp_path / "a.jsonl", rows_)
     else:
         rows_ = [row for row in rows_ if not isinstance(row["license"], list)]
         pq.write_table(pa.Table.from_pylist(rows_), tmp_path / "a.parquet")
     chosen = selection(license_column="license", licenses=["MIT", "Apache-2.0"], meta_columns=["stars"])
-    made = source(str(tmp_path / "*"), text_column="body", select=chosen)
+    made = source(tmp_path / "*", text_column="body", select=chosen)
     left_out = []
     found = list(select.documents(made, rows.find(made.globs), 0.5, leave_out=left_out.append))
     expected = [(0, "MIT"), (1, "Apache-2.0 AND MIT"), (3, "MIT")]
     assert [(d.meta["stars"], d.license) for d in found] == [e for e in expected if form == "jsonl" or e[0] != 1]
     assert left_out == ["license"] * (len(rows_) - len(found))
-    everything = source(str(tmp_path / "*"), text_column="body", select=selection(license_column="license"))
+    everything = source(tmp_path / "*", text_column="body", select=selection(license_column="license"))
     kept = list(select.documents(everything, rows.find(made.globs), 0.5))
     assert len(kept) == len(rows_) and {"unknown", "GPL-3.0-only"} < {d.license for d in kept}
 
 
 def test_filters(tmp_path):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of_repositories()))
+    json_lines(tmp_path / "a.jsonl", rows_of_repositories())
 
     def stars(*filters):
         chosen = selection(filters=list(filters), meta_columns=["stars"])
-        made = source(str(tmp_path / "*"), text_column="body", select=chosen)
+        made = source(tmp_path / "*", text_column="body", select=chosen)
         return [d.meta["stars"] for d in select.documents(made, rows.find(made.globs), 0.5)]
 
     none = {"min": None, "max": None, "one_of": None}

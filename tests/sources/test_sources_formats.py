@@ -16,10 +16,9 @@ import pytest
 import zstandard
 
 from athanor.base.errors import InputError
-from athanor.base.strict import build
 from athanor.sources import select
-from athanor.sources.params import FilesSource
 from athanor.text import rows
+from tests.sources.world import read, source
 
 PAGE = """<!DOCTYPE html><html><head><title>T</title><style>x {}</style><script>bad()</script></head><body>
 <nav>menu</nav><div role="main"><h1>Heads<a class="headerlink" href="#x">¶</a></h1>
@@ -63,15 +62,6 @@ def pdf(*pages):
     table = "".join(f"{place:010d} 00000 n \n" for place in places)
     head = f"xref\n0 {len(places) + 1}\n0000000000 65535 f \n{table}trailer<</Size {len(places) + 1}/Root 1 0 R>>\n"
     return out + f"{head}startxref\n{len(out)}\n%%EOF".encode()
-
-
-def source(*globs, **changes):
-    return build(FilesSource, {"type": "files", "name": "mine", "globs": list(globs)} | changes, "download.sources[0]")
-
-
-def read(*globs, **changes):
-    made = source(*map(str, globs), **changes)
-    return list(select.documents(made, rows.find(made.globs), 0.5))
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from athanor.base.strict import build
 from athanor.sources import huggingface
 from athanor.sources.params import HuggingFaceSource
 from athanor.text.documents import write_documents
+from tests.sources.world import json_lines
 
 
 def source(dataset, **changes):
     values = dict(
-        type="huggingface", name="hub", kind="web", license="MIT", dataset=str(dataset), config=None, split="train",
-        revision=None, json_lines=None, text_column="text", text_template=None, select=None,
-        max_document_bytes=10_000, max_malformed_fraction=0.0, skip_documents=0, max_documents=None,
-        max_bytes=None, checkpoint_documents=11, min_chars=1, min_documents=1, min_bytes=1,
+        type="huggingface", name="hub", kind="web", license="MIT", dataset=str(dataset), revision=None,
+        text_column="text", max_document_bytes=10_000, max_malformed_fraction=0.0, checkpoint_documents=11,
+        min_chars=1, min_documents=1, min_bytes=1,
     )  # fmt: skip
     return build(HuggingFaceSource, values | changes, "download.sources[0]")
 
@@ -37,27 +37,24 @@ def dataset(tmp_path):
     return folder
 
 
+def at(number):
+    """Asks to stop when it is asked for this time."""
+    calls = iter(range(1, 10**6))
+    return lambda: next(calls) == number
+
+
 def result(made, folder, tmp_path):
     path = tmp_path / "out.parquet"
     write_documents(path, huggingface.documents(folder))
     return sha256_file(path), [document.text.split()[1] for document in huggingface.documents(folder)]
 
 
-def test_everything_in_order(dataset, tmp_path):
-    made = source(dataset)
-    counts = huggingface.fetch(made, tmp_path / "work", 0.1)
-    _, names = result(made, tmp_path / "work", tmp_path)
-    assert counts["documents"] == counts["rows"] == 120
-    assert names == [f"{number}.{row}" for number in range(3) for row in range(40)]
-
-
 def test_interrupted_and_resumed_is_uninterrupted(dataset, tmp_path):
     made = source(dataset, skip_documents=5, max_documents=100, min_chars=20)
     whole = huggingface.fetch(made, tmp_path / "whole", 0.1)
     for after in (1, 7, 23, 40):
-        calls = iter(range(1, 1000))
         with pytest.raises(Interrupted, match="run again to continue"):
-            huggingface.fetch(made, tmp_path / "parts", 0.1, stop=lambda: next(calls) == after)
+            huggingface.fetch(made, tmp_path / "parts", 0.1, stop=at(after))
     assert huggingface.fetch(made, tmp_path / "parts", 0.1) == whole
     assert result(made, tmp_path / "parts", tmp_path) == result(made, tmp_path / "whole", tmp_path)
 
@@ -95,9 +92,8 @@ def test_a_damaged_part_and_what_follows_is_fetched_again(dataset, tmp_path, dam
     if finished:
         huggingface.fetch(made, tmp_path / "parts", 0.1)
     else:
-        calls = iter(range(10**6))
         with pytest.raises(Interrupted):
-            huggingface.fetch(made, tmp_path / "parts", 0.1, stop=lambda: next(calls) >= 70)
+            huggingface.fetch(made, tmp_path / "parts", 0.1, stop=at(71))
     part = sorted((tmp_path / "parts").glob("part-*.parquet"))[number]
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
@@ -110,9 +106,12 @@ def test_a_damaged_part_and_what_follows_is_fetched_again(dataset, tmp_path, dam
     assert result(made, tmp_path / "parts", tmp_path) == result(made, tmp_path / "whole", tmp_path)
 
 
-def test_finished_fetch_needs_no_data_set(dataset, tmp_path):
+def test_everything_in_order_and_once_fetched_no_data_set_is_needed(dataset, tmp_path):
     made = source(dataset)
     counts = huggingface.fetch(made, tmp_path / "work", 0.1)
+    _, names = result(made, tmp_path / "work", tmp_path)
+    assert counts["documents"] == counts["rows"] == 120
+    assert names == [f"{number}.{row}" for number in range(3) for row in range(40)]
     for file in dataset.iterdir():
         file.unlink()
     assert huggingface.fetch(made, tmp_path / "work", 0.1) == counts
@@ -129,11 +128,8 @@ def test_budgets_and_skip(dataset, tmp_path):
 
 
 def test_jsonl_directory(tmp_path):
-    (tmp_path / "set").mkdir()
-    rows = "".join(json.dumps({"text": f"row {row}"}) + "\n" for row in range(5))
-    (tmp_path / "set" / "train.jsonl").write_text(rows)
-    counts = huggingface.fetch(source(tmp_path / "set"), tmp_path / "work", 0.1)
-    assert counts["documents"] == 5
+    folder = json_set(tmp_path, [{"text": f"row {row}"} for row in range(5)])
+    assert huggingface.fetch(source(folder), tmp_path / "work", 0.1)["documents"] == 5
 
 
 def test_local_digest_follows_content(dataset):
@@ -203,8 +199,7 @@ def test_hub_ids_need_a_commit(revision):
     assert source("owner/name", revision="0" * 40).revision == "0" * 40
 
 
-SCORED = {"filters": [{"column": "score", "min": 10.0, "max": 29.0, "one_of": None}], "meta_columns": ["score"]}
-SCORED |= {"license_column": None, "licenses": None}
+SCORED = {"filters": [{"column": "score", "min": 10.0, "max": 29.0}], "meta_columns": ["score"]}
 
 
 def test_filtered_and_interrupted_is_uninterrupted(dataset, tmp_path):
@@ -215,9 +210,8 @@ def test_filtered_and_interrupted_is_uninterrupted(dataset, tmp_path):
     assert set(scores) <= set(range(10, 30)) and whole["rows"] == 120
     assert whole["left_out"]["filters"] == 60 and whole["left_out"]["short"] == 60 - len(scores) > 0
     for after in (1, 7, 23, 40):
-        calls = iter(range(1, 1000))
         with pytest.raises(Interrupted, match="run again to continue"):
-            huggingface.fetch(made, tmp_path / "parts", 0.1, stop=lambda: next(calls) == after)
+            huggingface.fetch(made, tmp_path / "parts", 0.1, stop=at(after))
     sorted((tmp_path / "parts").glob("part-*.parquet"))[1].unlink()
     assert huggingface.fetch(made, tmp_path / "parts", 0.1) == whole
     assert result(made, tmp_path / "parts", tmp_path) == result(made, tmp_path / "whole", tmp_path)
@@ -226,8 +220,7 @@ def test_filtered_and_interrupted_is_uninterrupted(dataset, tmp_path):
 def json_set(tmp_path, *files):
     (tmp_path / "set").mkdir()
     for number, rows in enumerate(files):
-        lines = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-        (tmp_path / "set" / f"{number}.jsonl").write_text(lines)
+        json_lines(tmp_path / "set" / f"{number}.jsonl", rows)
     return tmp_path / "set"
 
 
@@ -238,8 +231,7 @@ def test_columns_that_change_their_type_do_not_matter_to_json_lines(tmp_path):
     folder = json_set(tmp_path, numbers, objects, [{"text": "c", "meta": "z", "new": [1]}])
     made = source(folder, json_lines="*.jsonl", checkpoint_documents=4)
     with pytest.raises(Interrupted):
-        calls = iter(range(1, 1000))
-        huggingface.fetch(made, tmp_path / "work", 0.1, stop=lambda: next(calls) == 11)
+        huggingface.fetch(made, tmp_path / "work", 0.1, stop=at(11))
     assert huggingface.fetch(made, tmp_path / "work", 0.1)["documents"] == 19
     texts = [document.text for document in huggingface.documents(tmp_path / "work")]
     assert texts == [f"a{n} \u2028" for n in range(9)] + [f"b{n}" for n in range(9)] + ["c"]

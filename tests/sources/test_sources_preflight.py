@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import http.server
-import json
-import threading
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,30 +15,18 @@ from athanor.sources import huggingface
 from athanor.sources.fetch import Fetcher, check_sources
 from athanor.sources.instruct_params import InstructParams
 from athanor.sources.params import DownloadParams
+from tests.sources.world import chat, json_lines, serving
 
-COMMON = {"kind": "web", "license": "MIT", "select": None, "max_document_bytes": 10_000, "min_chars": 1}
-COMMON |= {"min_documents": 1, "min_bytes": 1}
-HUB = {"type": "huggingface", "config": None, "split": "train", "revision": None, "json_lines": None}
-HUB |= {"text_column": "text", "text_template": None, "max_malformed_fraction": 0.5, "skip_documents": 0}
-HUB |= {"max_documents": None, "max_bytes": None, "checkpoint_documents": 5} | COMMON
-CHATS = {"type": "messages", "hub_id": None, "hub_config": None, "revision": None, "hub_split": "train", "select": None}
-CHATS |= {"shape": "messages", "columns": ["messages"], "max_malformed_fraction": 0.5, "max_rows": 9, "min_rows": 1}
-CHATS |= {"license": "MIT"}
-TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-
-
-class Place:
-    """Where a source's progress would lie."""
-
-    def __init__(self, path):
-        self.path = path
+COMMON = {"kind": "web", "license": "MIT", "min_chars": 1, "min_documents": 1, "min_bytes": 1}
+HUB = {"type": "huggingface", "revision": None, "text_column": "text", "max_malformed_fraction": 0.5} | COMMON
+CHATS = {"type": "messages", "max_malformed_fraction": 0.5, "max_rows": 9, "min_rows": 1, "license": "MIT"}
 
 
 def check(tmp_path, documents, chats=(), free=10**12, **options):
     download = build(DownloadParams, {"val_fraction": 0.1, "sources": documents}, "download")
     identity = {"type": "identity", "name": "identity", "repeats": 1, "min_rows": 1}
     instruct = build(InstructParams, {"seed": 1, "val_fraction": 0.1, "sources": [identity, *chats]}, "instruct")
-    place = lambda module, inputs: Place(tmp_path / "slots" / inputs.get("name", "web"))  # noqa: E731
+    place = lambda module, inputs: SimpleNamespace(path=tmp_path / "slots" / inputs.get("name", "web"))  # noqa: E731
     fetcher = Fetcher(tmp_path, 0.1, None, lambda: False, place, lambda **_: None)
     return check_sources(download, instruct, fetcher.look, free, **options)
 
@@ -49,8 +36,8 @@ def sets(tmp_path):
     for name in ("good", "lines"):
         (tmp_path / name).mkdir()
     pq.write_table(pa.table({"text": ["some text"] * 40, "n": [1] * 40}), tmp_path / "good" / "a.parquet")
-    (tmp_path / "lines" / "a.jsonl").write_text("".join(json.dumps({"body": "x"}) + "\n" for _ in range(20)))
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": TURNS}) + "\n")
+    json_lines(tmp_path / "lines" / "a.jsonl", ({"body": "x"} for _ in range(20)))
+    json_lines(tmp_path / "chats.jsonl", [chat("hi", "hello")])
     return {name: HUB | {"name": name, "dataset": str(tmp_path / name)} for name in ("good", "lines")}
 
 
@@ -122,17 +109,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def test_servers_are_asked_for_each_file(tmp_path):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
+    with serving(Handler) as address:
 
         def source(*paths):
-            urls = [{"url": f"http://127.0.0.1:{server.server_port}{path}", "sha256": None} for path in paths]
-            return {"type": "http", "name": "web", "text_column": "text", "urls": urls} | COMMON
+            urls = [{"url": f"{address}{path}", "sha256": None} for path in paths]
+            return {"type": "http", "name": "web", "urls": urls} | COMMON
 
         assert check(tmp_path, [source("/a.txt", "/busy.txt", "/b.txt")]) == pytest.approx(1.4 * 2e6)
         with pytest.raises(InputError, match=r"gone.txt: HTTP 404 Not Found. Fix: correct the url"):
             check(tmp_path, [source("/a.txt", "/gone.txt")])
-    finally:
-        server.shutdown()
-        server.server_close()

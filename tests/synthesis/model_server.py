@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.sources.world import serving
+
 VOWELS, CONSONANTS = "aeiou", "bdfgklmnprstvz"
 WORDS = [a + b + c + d for a in CONSONANTS for b in VOWELS for c in CONSONANTS[:7] for d in VOWELS]
 Talk = list[tuple[str, str]]  # questions and answers
@@ -157,16 +159,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def model_server() -> Iterator[ModelServer]:
     model = ModelServer()
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, model))
-    made.daemon_threads = True
-    made.handle_error = lambda *_: None  # a client that was killed is no news
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    model.url = f"http://127.0.0.1:{made.server_port}"
-    try:
-        yield model
-    finally:
-        model.over.set()
-        made.shutdown()
-        made.server_close()
-        thread.join()
+    with serving(functools.partial(Handler, model)) as model.url:
+        try:
+            yield model
+        finally:
+            model.over.set()

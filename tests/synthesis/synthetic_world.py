@@ -32,4 +32,4 @@ def run(server: ModelServer, folder, made, api="anthropic", stop=lambda: False, 
     with Ledger(folder, values.name, values.budget, values.max_output_tokens) as ledger:
         ask = Endpoint(values, KEY).ask
         how = {"concurrency": values.concurrency, "max_tries": values.max_tries, "tick": tick, "stop": stop}
-        return Collector(ask, ledger, first_pause=0.001, **how).collect(made), ledger
+        return Collector(ask=ask, ledger=ledger, first_pause=0.001, **how).collect(made), ledger

@@ -18,6 +18,7 @@ from athanor.synthesis.sift import Row, check, measure, sift
 from athanor.text.conversations import Item, Message
 from athanor.text.documents import Document, write_shards
 from athanor.words.decontaminate import ItemIndex
+from tests.sources.world import chat
 from tests.synthesis.model_server import talks
 from tests.synthesis.synthetic_world import params, requests
 
@@ -103,8 +104,7 @@ def test_cut_keeps_all_text_and_ends_at_the_best_place():
 
 
 def seed_rows(count):
-    rows = [[{"role": "user", "content": f"q {n}"}, {"role": "assistant", "content": f"a {n}"}] for n in range(count)]
-    return "".join(json.dumps({"messages": messages}) + "\n" for messages in rows)
+    return "".join(json.dumps(chat(f"q {n}", f"a {n}")) + "\n" for n in range(count))
 
 
 def test_examples_alone_use_every_combination_once(tmp_path):
@@ -141,7 +141,7 @@ BARE = {"share": 1.0, "passage": False, "examples": 0, "pairs": 1, "task": "x"}
         ({"categories": {"a": BARE}}, "show nothing"),
         ({"categories": {"a": BARE | {"passage": True, "share": 0.5}}}, "add up to 0.5"),
         ({"budget": {"money": 5.0}}, "input_price: is needed for a limit in money"),
-        ({"name": "../up"}, "not a usable file name"),
+        ({"name": "../up"}, "no usable file name"),
         ({"key_env": "sk-ant-0123456789"}, "key_env: is not the name of an environment variable"),
     ],
 )
@@ -153,7 +153,7 @@ def test_parameters_that_cannot_work(change, message):
 
 # -- answers --------------------------------------------------------------------------------------------------------
 
-GOOD = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+GOOD = chat("q", "a")
 
 
 def said(value, **changes):
@@ -220,7 +220,7 @@ def good(count=40):
 
 def judged(found, malformed=0, **changes):
     made = rows(found)
-    reasons = sift(made, ItemIndex.from_items([ITEM]), 10)
+    reasons = sift(made, ItemIndex([ITEM]), 10)
     drops = Counter(reason for reason in reasons if reason)
     gates = params(gates={"min_conversations": 10} | changes).gates
     check(gates, measure(made), drops, len(made), malformed, len(made) + malformed)
@@ -241,7 +241,7 @@ def test_good_conversations_pass_every_gate_and_single_faults_are_only_left_out(
     ]
     reasons = judged(planted, max_leaked_share=0.1)
     assert reasons[:100] == [None] * 100
-    copies = sift(rows([*good(), *[[(ITEM_TEXT, "It is 92.")]] * 5]), ItemIndex.from_items([ITEM]), 10)
+    copies = sift(rows([*good(), *[[(ITEM_TEXT, "It is 92.")]] * 5]), ItemIndex([ITEM]), 10)
     assert Counter(copies) == {None: 40, "leaked": 5}  # and not one leak with four repeats of it
     assert reasons[100:] == ["identity", "refusal", "hedge", "truncated", "leaked", "leaked", "near_duplicate"]
 

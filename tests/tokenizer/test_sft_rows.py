@@ -65,7 +65,7 @@ def choose(tokenizer, dropped, conversations, priority):
     }
     dropped |= {name: Counter() for name in params["sources"]}
     made = build(SftDataParams, params, "sft_data")
-    rows = sft_rows.choose(tokenizer, conversations, made, ItemIndex.from_items([]), dropped, Counter())
+    rows = sft_rows.choose(tokenizer, conversations, made, ItemIndex([]), dropped, Counter())
     left = [row.conversation for row in rows]
     return [(row.source, row.messages[0].content, row.messages[-1].content) for row in left]
 
@@ -117,7 +117,7 @@ def test_cap_counts_supervised_training_tokens(tokenizer, dropped):
 
 
 def test_conversations_that_hold_an_item_are_dropped_and_counted(tokenizer, dropped):
-    index = ItemIndex.from_items([ITEM])
+    index = ItemIndex([ITEM])
     rows = sft_rows.encode(tokenizer, [talk("hello", "hi"), talk(ITEM.prompt[0].content, "twelve")], 128, dropped)
     contaminated = Counter()
     kept = sft_rows.decontaminate(rows, index, 10, dropped, contaminated)
@@ -236,7 +236,7 @@ def test_pieces_of_text_have_gates_of_their_own(tokenizer, tmp_path, name):
 
 
 def test_another_share_of_text_than_asked_and_an_item_in_it_are_refused(tokenizer, tmp_path):
-    index = ItemIndex.from_items([ITEM])
+    index = ItemIndex([ITEM])
     ids = np.array([tokenizer.bos, *tokenizer.encode(f"{ITEM.prompt[0].content} twelve"), tokenizer.eos])
     pair = render(tokenizer, talk("a", "b").messages)
     packed = write(tmp_path, tokenizer, [pair, (ids, replay.mask_of(ids))], [[0, 1]], 255, replay="text")
@@ -245,7 +245,7 @@ def test_another_share_of_text_than_asked_and_an_item_in_it_are_refused(tokenize
         sft_gates.check_replay(tokenizer, packed, share / 2, index, 10, "train")
     with pytest.raises(GateError, match="contamination.*1 pieces of text hold a battery item"):
         sft_gates.check_replay(tokenizer, packed, share, index, 10, "train")
-    assert sft_gates.check_replay(tokenizer, packed, share, ItemIndex.from_items([]), 10, "train") == {
+    assert sft_gates.check_replay(tokenizer, packed, share, ItemIndex([]), 10, "train") == {
         "text": len(ids) - 1
     }
 
@@ -257,7 +257,7 @@ def test_replay_of_boilerplate_shared_with_an_item_passes_its_own_gate(tokenizer
     texts = [words if n % 3 == 0 else "Nothing is shared in this text" for n in range(64)]
     documents = [Document(f"{text} {n}.", "web", "prose", "CC0-1.0", "train") for n, text in enumerate(texts)]
     write_shards(tmp_path / "shards", documents, 1 << 20)
-    files, index = {"web": sorted((tmp_path / "shards").iterdir())}, ItemIndex.from_items([ITEM])
+    files, index = {"web": sorted((tmp_path / "shards").iterdir())}, ItemIndex([ITEM])
     left_out = 0
     for seed in range(5):
         made = replay.choose(tokenizer, files, {"web": 300}, 64, seed, index, 10)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from athanor.text.conversations import Item, Message
 from athanor.text.documents import in_batches
-from athanor.words.decontaminate import ItemIndex, compared
+from athanor.words import decontaminate
+from athanor.words.decontaminate import ItemIndex, compared, prompt_text
+from athanor.words.words import Words, ngrams, tokenise, word_hashes, words_of
 
 
 def item(prompt: str, answer: str, category: str = "sums", system: str = "") -> Item:
@@ -30,7 +33,7 @@ FILLER = "The weather in the valley was fine, and nobody had expected the river 
 
 @pytest.fixture(scope="module")
 def index() -> ItemIndex:
-    return ItemIndex.from_items(ITEMS, fact_categories=("recall",))
+    return ItemIndex(ITEMS, fact_categories=("recall",))
 
 
 def one(index: ItemIndex, text: str, **options) -> str | None:
@@ -80,8 +83,8 @@ def test_a_short_item_needs_prompt_and_answer_in_documents_and_only_the_prompt_i
 def test_facts_may_be_in_the_corpus_but_the_question_may_not():
     page = f"shutil.copyfile(src, dst)\n\n{RECALL.accepted[0]}"
     asked = f"Which task is shutil.copyfile for?\n{RECALL.accepted[0]}"
-    with_facts = ItemIndex.from_items(ITEMS, fact_categories=("recall",))
-    without = ItemIndex.from_items(ITEMS)
+    with_facts = ItemIndex(ITEMS, fact_categories=("recall",))
+    without = ItemIndex(ITEMS)
     assert with_facts.matches([page, asked], prompts_alone=False) == [None, RECALL.id]
     assert without.matches([page, asked], prompts_alone=False) == [RECALL.id, RECALL.id]
     chat = [Message("user", "Say what shutil.copyfile is for"), Message("assistant", RECALL.accepted[0])]
@@ -102,7 +105,7 @@ def test_exercises_of_one_template_are_not_contaminated_but_the_item_itself_is()
     rows = sorted(set(draws))
     rng.shuffle(rows)
     items = [item(template(*row), str(row[1] + row[2] - row[3]), "stories") for row in rows[:20]]
-    index = ItemIndex.from_items(items)
+    index = ItemIndex(items)
     training = [f"{template(*row)}\n{row[1] + row[2] - row[3]}" for row in rows[20:]]
     leaked = 77
     training[leaked] = f"{items[3].prompt[0].content}\n{items[3].answer}"
@@ -117,7 +120,7 @@ def test_exercises_of_one_template_are_not_contaminated_but_the_item_itself_is()
 
 def test_boilerplate_in_an_item_flags_nothing_and_a_whole_item_is_found_however_frequent():
     licence = "Permission is hereby granted free of charge to anyone obtaining a copy of this software and its files"
-    index = ItemIndex.from_items([item(f"Continue this text: {licence}", "to deal in the software")])
+    index = ItemIndex([item(f"Continue this text: {licence}", "to deal in the software")])
     pages = [f"{FILLER} {number}\n{licence}\n{number}" for number in range(12)]
     assert index.matches(pages, max_ngram_documents=11) == [None] * 12
     assert None not in index.matches(pages, max_ngram_documents=12)
@@ -128,7 +131,7 @@ def test_boilerplate_in_an_item_flags_nothing_and_a_whole_item_is_found_however_
 def test_what_is_left_is_clean_although_frequencies_fell():
     gram = " ".join(f"word{n}" for n in range(13))
     other = " ".join(f"term{n}" for n in range(13))
-    index = ItemIndex.from_items([item(f"{gram} and", "so"), item(f"{other} but", "not")])
+    index = ItemIndex([item(f"{gram} and", "so"), item(f"{other} but", "not")])
     texts = [gram + f" {n}" for n in range(11)] + [other]
     texts[0] += " " + other
     found = index.matches(texts)
@@ -151,7 +154,7 @@ def test_several_turns_and_short_prompts_in_conversations():
     )
     rule = "You are a careful assistant who always answers with a number and nothing more than that."
     hello = item("Count: cat", "3", "counting", system=rule)
-    index = ItemIndex.from_items([turns, hello])
+    index = ItemIndex([turns, hello])
     same = [*turns.prompt, Message("assistant", "A snake.")]
     other = [Message("user", "I am Ben and I keep a snake."), *turns.prompt[1:], Message("assistant", "A snake.")]
     assert index.conversation_matches([same, other]) == [turns.id, None]
@@ -168,12 +171,86 @@ def test_operators_count_where_numbers_follow():
     assert compared("3 × (4+5)") == " 3 * 4 + 5 "
 
 
-def test_an_empty_battery_finds_nothing():
-    index = ItemIndex.from_items([])
-    assert index.matches(["text", ""]) == [None, None] and index.matches([]) == []
-
-
 def test_batching_loses_nothing():
     texts = ["a" * n for n in (0, 5, 30, 1, 1, 8)]
     for size in (1, 7, 100):
         assert [text for batch in in_batches(texts, len, size) for text in batch] == texts
+
+
+# -- the quick search of a batch finds what a plain search of each text with strings and sets finds (about 3 s) ------
+
+SIZE = 5  # words of an n-gram
+VOCABULARY = ["red", "blue", "jar", "tom", "12", "7", "has", "the", "of"]
+
+
+def sentence(rng: random.Random, low: int, high: int) -> str:
+    return " ".join(rng.choice(VOCABULARY) for _ in range(rng.randrange(low, high)))
+
+
+@pytest.fixture(scope="module")
+def case() -> tuple[ItemIndex, list[str]]:
+    rng = random.Random(8)
+    items = []
+    for number in range(60):
+        prompt, answer = sentence(rng, 1, 12), sentence(rng, 1, 5)
+        items.append(item(prompt, answer, f"c{number}"))
+    texts = [sentence(rng, 0, 60) for _ in range(120)] + ["", "red", "..."]
+    for one_ in items[::2]:
+        words = f"{prompt_text(one_.prompt)} {one_.accepted[0]}"
+        texts += [f"{sentence(rng, 0, 9)} {words} {sentence(rng, 0, 9)}", words]
+    rng.shuffle(texts)
+    return ItemIndex(items, ngram_words=SIZE), texts
+
+
+def plain(index: ItemIndex, text: str) -> tuple[set[int], set[int]]:
+    """Places of the n-grams and of the families of one text in the index, window by window."""
+    grams, families = set(), set()
+    words = words_of(text)
+    for start in range(len(words) - SIZE + 1):
+        window = words[start : start + SIZE]
+        hashes = word_hashes(window)
+        offsets = np.array([0, SIZE])
+        gram = ngrams(Words(hashes, offsets), SIZE).hashes[0]
+        numbers = [word[0].isdigit() for word in window]
+        masked = np.where(numbers, decontaminate._NUMBER, hashes)
+        family = gram if sum(numbers) > 1 else ngrams(Words(masked, offsets), SIZE).hashes[0]
+        grams |= set(np.flatnonzero(index._grams == gram).tolist())
+        families |= set(np.flatnonzero(index._families == family).tolist())
+    return grams, families
+
+
+@pytest.mark.parametrize("prompts_alone", [True, False])
+def test_the_scan_finds_what_a_plain_search_finds(case, prompts_alone):
+    index, texts = case
+    found = index.scan(texts, tokenise(texts), prompts_alone=prompts_alone)
+    assert sum(len(hits.ngrams) for hits in found) > 50
+    for text, hits in zip(texts, found, strict=True):
+        grams, families = plain(index, text)
+        assert (set(hits.ngrams.tolist()), set(hits.families.tolist())) == (grams, families)
+        whole = set()
+        for number, one_ in enumerate(index.items):
+            prompt, inside = prompt_text(one_.prompt), compared(text)
+            enough = decontaminate.MIN_PROMPT_WORDS if prompts_alone else SIZE
+            if len(words_of(prompt)) >= enough:
+                whole |= {number} if compared(prompt) in inside else set()
+            elif prompts_alone and compared(prompt) == inside:
+                whole.add(number)
+            whole |= {number} if compared(f"{prompt}\n{one_.accepted[0]}") in inside else set()
+        assert (hits.whole in whole) if whole else hits.whole == -1
+    assert sum(hits.whole >= 0 for hits in found) > 50
+
+
+def test_the_scan_does_not_depend_on_the_batch(case):
+    index, texts = case
+    together = index.scan(texts, prompts_alone=True)
+    for text, hits in list(zip(texts, together, strict=True))[::7]:
+        alone = index.scan([text], prompts_alone=True)[0]
+        assert alone.whole == hits.whole
+        assert np.array_equal(alone.ngrams, hits.ngrams) and np.array_equal(alone.families, hits.families)
+
+
+def test_no_texts_and_no_items(case):
+    assert case[0].scan([], prompts_alone=True) == []
+    empty = ItemIndex([])
+    assert empty.matches(["text", ""]) == [None, None] and empty.matches([]) == []
+    assert [hits.whole for hits in empty.scan(["a b", ""], prompts_alone=True)] == [-1, -1]

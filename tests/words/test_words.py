@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,12 +74,8 @@ def test_blocks_change_nothing(texts, block_bytes):
         parts = tokenise(texts)
     finally:
         words.BLOCK_BYTES = size
-    assert np.array_equal(parts.words.hashes, whole.words.hashes)
-    assert np.array_equal(parts.words.offsets, whole.words.offsets)
-    assert np.array_equal(parts.units.hashes, whole.units.hashes)
-    assert np.array_equal(parts.units.offsets, whole.units.offsets)
-    assert np.array_equal(parts.numeric, whole.numeric)
-    assert np.array_equal(parts.mean_word_bytes, whole.mean_word_bytes)
+    for name in ("words.hashes", "words.offsets", "units.hashes", "units.offsets", "numeric", "mean_word_bytes"):
+        assert np.array_equal(*map(operator.attrgetter(name), (parts, whole))), name
 
 
 def test_a_text_longer_than_any_block():

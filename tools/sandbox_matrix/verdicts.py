@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from athanor.evaluation import sandbox
 from athanor.sources.exercises.code import python_functions
-from athanor.sources.exercises.exercise import Side
+from athanor.sources.exercises.exercise import Draw
 from tools.sandbox_matrix.runners import load
 
 # What a model gets wrong, as a change of the text.
@@ -22,10 +21,11 @@ MUTATIONS = (
 
 
 def functions(count: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-    rng = random.Random(1)
+    rng = Draw(1)
+    rng.battery = True
     produced = 0
     while True:
-        exercise = python_functions(rng, 0, Side(battery=True, seed=1))
+        exercise = python_functions(rng).item
         code = exercise.accepted[0]
         texts = [*exercise.accepted, *exercise.rejected]
         texts += [code.replace(old, new) for old, new in rng.sample(MUTATIONS, 4) if old in code]

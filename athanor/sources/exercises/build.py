@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from athanor.base.artifacts import digest
-from athanor.base.errors import ParamsError, suggest
+from athanor.base.errors import GateError, ParamsError, suggest
 from athanor.sources.battery_params import BatteryParams
 from athanor.sources.exercises import code, facts, lists, numbers  # noqa: F401  (they register their categories)
-from athanor.sources.exercises.exercise import CATEGORIES, MADE_HERE, ONLY_ASKED, TEXTS, Exercise, Side, wording
+from athanor.sources.exercises.exercise import CATEGORIES, MADE_HERE, ONLY_ASKED, TEXTS, Draw, Exercise, wording
 from athanor.sources.exercises.written import read_written
 from athanor.sources.instruct_params import ExercisesSource
 from athanor.text.conversations import Conversation, Item, Message
@@ -37,19 +38,18 @@ def draw_exercises(category: str, count: int, seed: str, held_out: bool, battery
         raise ParamsError("only the battery asks this", where=f"categories.{category}", fix="remove it from instruct")
     if category not in draws:
         raise ParamsError("unknown exercise category", where=f"categories.{category}", fix=suggest(category, draws))
-    rng = random.Random(f"{seed}/{category}/{'battery' if held_out else 'training'}")
+    rng = Draw(f"{seed}/{category}/{'battery' if held_out else 'training'}")
+    rng.battery, rng.line_seed = held_out, battery.seed
     made: list[Exercise] = []
     seen: set[tuple[object, ...]] = set()
-    side = Side(held_out, battery.seed)
-    number = misses = 0
+    misses = 0
     while len(made) < count and misses < MAX_MISSES:
-        exercise = draws[category](rng, number, side)
-        number += 1
+        exercise = draws[category](rng)
+        rng.number += 1
         # Facts are few and meant to repeat in training; everything else is asked once.
         repeats = exercise.held_out is False
-        asked = (exercise.prompt, tuple(sorted(exercise.choices)))
-        if is_held_out(exercise, battery) == held_out and (repeats or asked not in seen):
-            seen.add(asked)
+        if is_held_out(exercise, battery) == held_out and (repeats or exercise.item.question not in seen):
+            seen.add(exercise.item.question)
             made.append(exercise)
             misses = 0
         else:
@@ -87,7 +87,7 @@ def training_conversations(
         side = "val" if len(sides["val"]) >= MAX_PARTS and rng.random() < val_fraction else "train"
         parts, room = [], MAX_MULTI_TURN_CHARS
         for exercise in rng.sample(sides[side], min(rng.choice((1, 2, 2, MAX_PARTS)), len(sides[side]))):
-            size = sum(len(message.content) for message in exercise.prompt) + len(exercise.reply)
+            size = sum(len(message.content) for message in exercise.item.prompt) + len(exercise.reply)
             if not parts or size <= room:
                 parts.append(exercise)
                 room -= size
@@ -105,7 +105,7 @@ def _conversation(
     if chatty and rng.random() < 0.2:
         messages += _small_talk(rng, 1)
     for part in parts:
-        messages += [*part.prompt, Message("assistant", part.reply)]
+        messages += [*part.item.prompt, Message("assistant", part.reply)]
     if chatty and (len(parts) == 1 or rng.random() < 0.5):
         messages += _small_talk(rng, 0 if rng.random() < 0.7 else 2)
     licenses = sorted({part.license for part in parts} | {MADE_HERE})
@@ -122,7 +122,7 @@ def _small_talk(rng: random.Random, kind: int) -> tuple[Message, Message]:
 def battery_items(battery: BatteryParams) -> list[Item]:
     """The held-out items, generated and written, sorted by category and id."""
     items = [
-        Item(category, e.prompt, e.kind, e.answer, e.accepted, e.rejected, e.tests, e.checks, e.choices, e.difficulty)
+        replace(e.item, category=category)
         for category, count in sorted(battery.categories.items())
         for e in draw_exercises(category, count, str(battery.seed), True, battery)
     ]
@@ -144,3 +144,29 @@ def divide(items: list[Item], battery: BatteryParams) -> list[Item]:
         ]
     }
     return [replace(item, split="development" if item.question in chosen else "test") for item in items]
+
+
+def check_held_out(conversations: Mapping[str, Iterable[Conversation]], items: Sequence[Item]) -> int:
+    """GateError when a held-out question stands in a conversation of any source, alone or after the same history.
+
+    Returns the number of questions compared. Near twins are the business of
+    the generators (they divide by content key) and of `clean`.
+    """
+    held_out = {item.prompt: item for item in items}
+    compared = 0
+    for name, rows in conversations.items():
+        for row in rows:
+            for number, message in enumerate(row.messages):
+                if message.role != "user":
+                    continue
+                compared += 1
+                item = held_out.get(row.messages[: number + 1]) or held_out.get((message,))
+                if item is not None:
+                    raise GateError(
+                        "battery held out",
+                        f"a question of the battery ({item.category}) is in the instruction source '{name}': "
+                        f"{message.content[:80]!r}",
+                        where=f"instruct.sources ({name})",
+                        fix="remove it from the source, or reword the question",
+                    )
+    return compared

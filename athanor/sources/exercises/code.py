@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import ast
 import keyword
-import random
 from typing import Any
 
-from athanor.sources.exercises.exercise import TEXTS, WORDS, Exercise, Side, ask, category, level, only_asked, wording
+from athanor.sources.exercises.exercise import TEXTS, WORDS, Draw, Exercise, ask, category, level, only_asked, wording
 
 PARAMETERS = {"numbers": range(2, 100), "small": range(2, 31), "words": WORDS["list"]}
 ARGUMENTS = {
@@ -26,7 +25,7 @@ OTHER = {"(": "[{", ")": "]}", "[": "({", "]": ")}", ":": ";,", ",": ":;", "=": 
 
 
 @category
-def python_functions(rng: random.Random, number: int, side: Side) -> Exercise:
+def python_functions(rng: Draw) -> Exercise:
     """A short Python function with one parameter; the answer is executed against asserts."""
     family = rng.choice(TEXTS["functions"])
     parameters = PARAMETERS[family["parameters"]]
@@ -62,23 +61,21 @@ def _near(arguments: str, parameter: Any, other: Any) -> list[Any]:
     return {"numbers": numbers, "texts": ["t" * parameter, "t" * (parameter + 1)]}.get(arguments, [])
 
 
-def _choice(
-    context: str, right: str, wrong: list[str], number: int, rng: random.Random, key: str, difficulty: str
-) -> Exercise:
-    """The right choice stands at every place equally often: `number` goes round the places."""
+def _choice(rng: Draw, context: str, right: str, wrong: list[str], key: str, difficulty: str) -> Exercise:
+    """The right choice stands at every place equally often: the number of the draw goes round the places."""
     choices = list(wrong)
     rng.shuffle(choices)
-    choices.insert(number % (len(wrong) + 1), right)
+    choices.insert(rng.number % (len(wrong) + 1), right)
     more = {"kind": "likelihood", "held_out": True, "choices": tuple(choices)}
     return ask(context, right, f"{key}:{context}:{right}", difficulty, tuple(wrong), **more)
 
 
-def _two(rng: random.Random, nouns: str) -> Any:
+def _two(rng: Draw, nouns: str) -> Any:
     return rng.choice(TEXTS["agreement"][nouns])
 
 
 @only_asked
-def agreement(rng: random.Random, number: int, side: Side) -> Exercise:
+def agreement(rng: Draw) -> Exercise:
     """Subject and verb. Medium: a noun of the same number lies between; hard: one of the other number."""
     plural, distance = rng.randrange(2), rng.randrange(3)
     subject, other = rng.sample(TEXTS["agreement"]["nouns"], 2)
@@ -87,29 +84,29 @@ def agreement(rng: random.Random, number: int, side: Side) -> Exercise:
         context += f" {_two(rng, 'between')} the {other[plural if distance == 1 else 1 - plural]}"
     verb, determiner, noun, end = _two(rng, "verbs"), _two(rng, "determiners"), _two(rng, "nouns"), rng.randrange(2)
     right, *wrong = (f"{verb[v]} {determiner[end]} {noun[n]}." for v in (plural, 1 - plural) for n in (end, 1 - end))
-    return _choice(context, right, wrong, number, rng, "agreement", level(distance, 1, 2))
+    return _choice(rng, context, right, wrong, "agreement", level(distance, 1, 2))
 
 
 @only_asked
-def determiners(rng: random.Random, number: int, side: Side) -> Exercise:
+def determiners(rng: Draw) -> Exercise:
     """Determiner and noun. Medium and hard: one or more words lie between."""
     plural, noun, adjective = rng.randrange(2), _two(rng, "nouns"), _two(rng, "adjectives")
     start = _two(rng, "leads").format(d=_two(rng, "determiners")[plural])
     also, other, end = _two(rng, "determiners"), _two(rng, "nouns"), rng.randrange(2)
     right, *wrong = (f"{noun[n]} and {also[end]} {other[m]}." for n in (plural, 1 - plural) for m in (end, 1 - end))
     difficulty = level(len(adjective.split()), 1, 2)
-    return _choice(f"{start} {adjective}".strip(), right, wrong, number, rng, "determiner", difficulty)
+    return _choice(rng, f"{start} {adjective}".strip(), right, wrong, "determiner", difficulty)
 
 
 @only_asked
-def python_syntax(rng: random.Random, number: int, side: Side) -> Exercise:
+def python_syntax(rng: Draw) -> Exercise:
     """Which statement is whole. Harder with more symbols in it."""
     a, b, c = rng.sample([word for word in WORDS["list"] if not keyword.iskeyword(word)], 3)
     first, second = rng.sample(range(10, 100), 2)
     whole = rng.choice(TEXTS["statements"]).format(a=a, b=b, c=c, n=first)
     difficulty = level(sum(not (char.isalnum() or char.isspace()) for char in whole), 5, 7)
     wrong = rng.sample(broken_forms(whole), BROKEN)
-    return _choice(f"{c} = {second}\n", whole, wrong, number, rng, "python", difficulty)
+    return _choice(rng, f"{c} = {second}\n", whole, wrong, "python", difficulty)
 
 
 def broken_forms(whole: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from athanor.text.conversations import Message
+from athanor.text.conversations import Item, Message, Messages
 from athanor.text.recipes import recipe
 
 MADE_HERE = "CC0-1.0"  # generated from templates of this project
@@ -24,49 +24,40 @@ class Exercise:
     categories that ask about the same content share its name space, so that a
     sum held out in one of them is held out in all. `held_out` is set where the
     held-out thing is the wording and not the content, and for what only the
-    battery asks. `difficulty` follows a rule of the generator: easy is what its
+    battery asks. The difficulty follows a rule of the generator: easy is what its
     smallest form needs, each step up adds length or one more thing to watch.
     """
 
-    prompt: tuple[Message, ...]  # ends with a user message
+    item: Item  # what is asked and what a scorer takes and refuses; its category is the generator's
     reply: str
     key: str
-    kind: str  # one of ITEM_KINDS
-    answer: str  # what the scorer compares with
-    accepted: tuple[str, ...]
-    rejected: tuple[str, ...]
-    tests: tuple[str, ...] = ()
     held_out: bool | None = None
     license: str = MADE_HERE
-    difficulty: str = "medium"  # one of DIFFICULTIES
-    checks: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Side:
-    """Which side of the line an exercise is drawn for, and the seed that drew the line."""
+class Draw(random.Random):
+    """The random numbers of the next exercise of a category, and which one it is for which side of the line."""
 
-    battery: bool
-    seed: int
-
-
-# (rng, number of the draw, side) -> Exercise
-Draw = Callable[[random.Random, int, Side], Exercise]
-CATEGORIES: dict[str, Draw] = {}
-ONLY_ASKED: dict[str, Draw] = {}  # never trained on: they show what pretraining taught
+    number = 0  # of the draw
+    battery = False  # the side
+    line_seed = 0  # drew the line
 
 
-def category(draw: Draw) -> Draw:
+Generator = Callable[[Draw], Exercise]
+CATEGORIES: dict[str, Generator] = {}
+ONLY_ASKED: dict[str, Generator] = {}  # never trained on: they show what pretraining taught
+
+
+def category(generator: Generator) -> Generator:
     """Registers a generator of exercises for training and battery under its name."""
-    CATEGORIES[draw.__name__] = draw
-    return draw
+    CATEGORIES[generator.__name__] = generator
+    return generator
 
 
-def only_asked(draw: Draw) -> Draw:
+def only_asked(generator: Generator) -> Generator:
     """Registers a generator of battery items under its name."""
-    ONLY_ASKED[draw.__name__] = draw
-    return draw
+    ONLY_ASKED[generator.__name__] = generator
+    return generator
 
 
 def wording(rng: random.Random, name: str, /, **values: object) -> str:
@@ -80,8 +71,9 @@ def level(size: int, medium: int, hard: int) -> str:
 
 
 def ask(
-    prompt: str | tuple[Message, ...], reply: str, key: str, difficulty: str, wrong: tuple[str, ...] = (), *,
-    kind: str = "exact", accepted: tuple[str, ...] = (), answer: str | None = None, **more: Any,
+    prompt: str | Messages, reply: str, key: str, difficulty: str, wrong: tuple[str, ...] = (), *,
+    kind: str = "exact", accepted: tuple[str, ...] = (), answer: str | None = None, held_out: bool | None = None,
+    license: str = MADE_HERE, **more: Any,
 ) -> Exercise:  # fmt: skip
     """An exercise whose reply is accepted; `wrong` lists answers that are nearly right."""
     messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
@@ -89,9 +81,8 @@ def ask(
         wrong = tuple(dict.fromkeys((*wrong, "I don't know.")))
     rejected = tuple(text for text in wrong if text and text != reply)
     accepted = tuple(dict.fromkeys((reply, *accepted)))
-    return Exercise(
-        messages, reply, key, kind, answer or reply, accepted, rejected, difficulty=difficulty, **more
-    )  # fmt: skip
+    item = Item("", messages, kind, answer or reply, accepted, rejected, difficulty=difficulty, **more)
+    return Exercise(item, reply, key, held_out, license)
 
 
 def ask_number(prompt: str, reply: str, key: str, difficulty: str, answer: int) -> Exercise:

@@ -12,16 +12,15 @@ import builtins
 import functools
 import http
 import math
-import random
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 from athanor.base.artifacts import digest
 from athanor.base.errors import InputError
-from athanor.sources.exercises.exercise import TEXTS, Exercise, Side, ask, category, level
+from athanor.sources import stdlib
+from athanor.sources.exercises.exercise import TEXTS, Draw, Exercise, ask, category, level
 
 Facts = tuple[tuple[str, str], ...]  # name and answer
 
@@ -29,17 +28,22 @@ FROM_PYTHON = "PSF-2.0"  # wording taken from the running interpreter
 WORDINGS: dict[str, tuple[str, ...]] = TEXTS["facts"]
 MAX_WORDS = 11
 MIN_FACTS = 20
-STDLIB = Path(sysconfig.get_path("stdlib"))
+STDLIB = stdlib.root()
 HELD_OUT_WORDINGS = 2  # of each kind; the battery's seed says which
+
+
+def first_sentence(docstring: str) -> str:
+    """On one line, without a name before it and the full stop behind it."""
+    first = " ".join(docstring.strip().split("\n\n")[0].split())
+    first = re.sub(r"^[\w.]+(\.py)?\s*(--?|:|\u2013)\s+", "", first)
+    return re.split(r"(?<=[a-z)])\.\s", first, maxsplit=1)[0].rstrip(".")
 
 
 def summary(docstring: str | None) -> str | None:
     """The first sentence of a docstring as one line, or None if it is no plain short sentence."""
     if not docstring:
         return None
-    first = " ".join(docstring.strip().split("\n\n")[0].split())
-    first = re.sub(r"^[\w.]+(\.py)?\s*(--?|:|\u2013)\s+", "", first)
-    first = re.split(r"(?<=[a-z)])\.\s", first, maxsplit=1)[0].rstrip(".")
+    first = first_sentence(docstring)
     usable = 2 <= len(first.split()) <= MAX_WORDS and len(first) <= 90 and first.isascii() and first[0].isalpha()
     signature = re.match(r"\w+\(", first)
     if not usable or signature or "->" in first or "==" in first or ">>>" in first or "~" in first:
@@ -49,10 +53,7 @@ def summary(docstring: str | None) -> str | None:
 
 def _docstrings_of(path: Path) -> Iterator[tuple[str, str | None]]:
     """("", module docstring) and (name, docstring) of the public top-level functions in a source file."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"not readable as Python source ({error})", where=str(path)) from None
+    _, tree = stdlib.parse(path.read_bytes(), str(path))
     yield "", ast.get_docstring(tree)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -60,10 +61,8 @@ def _docstrings_of(path: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def _source(module: str) -> Path | None:
-    for path in (STDLIB / f"{module}.py", STDLIB / module / "__init__.py"):
-        if path.is_file():
-            return path
-    return None
+    paths = (STDLIB / f"{module}.py", STDLIB / module / "__init__.py")
+    return next((path for path in paths if path.is_file()), None)
 
 
 @functools.cache
@@ -116,7 +115,7 @@ def _usable(facts: dict[str, str | None], what: str) -> Facts:
     if len(kept) < MIN_FACTS:
         raise InputError(
             f"only {len(kept)} usable {what} in this interpreter's standard library",
-            where=str(STDLIB),
+            where=STDLIB,
             fix="use a full CPython installation with sources, and do not run Python with -OO",
         )
     return kept
@@ -130,32 +129,32 @@ def held_out_wordings(kind: str, seed: int) -> tuple[str, ...]:
     return tuple(wording for wording in WORDINGS[kind] if wording in chosen)
 
 
-def _fact(facts: Facts, kind: str, rng: random.Random, number: int, side: Side) -> Exercise:
+def _fact(rng: Draw, facts: Facts, kind: str) -> Exercise:
     # Training goes round the facts, so that each one is seen equally often; the battery draws a sample.
-    name, answer = rng.choice(facts) if side.battery else facts[number % len(facts)]
-    wordings, held = WORDINGS[kind], held_out_wordings(kind, side.seed)
-    wording = rng.choice(held if side.battery else [wording for wording in wordings if wording not in held])
+    name, answer = rng.choice(facts) if rng.battery else facts[rng.number % len(facts)]
+    wordings, held = WORDINGS[kind], held_out_wordings(kind, rng.line_seed)
+    wording = rng.choice(held if rng.battery else [wording for wording in wordings if wording not in held])
     position = facts.index((name, answer))
     near = (facts[position - 1][1], facts[(position + 1) % len(facts)][1], answer.rsplit(" ", 1)[0])
     key, difficulty = f"{kind}:{name}:{wordings.index(wording)}", level(len(answer.split()), 5, 8)
-    return ask(wording.format(name=name), answer, key, difficulty, near, held_out=side.battery, license=FROM_PYTHON)
+    return ask(wording.format(name=name), answer, key, difficulty, near, held_out=rng.battery, license=FROM_PYTHON)
 
 
 @category
-def http_status(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(status_facts(), "status", rng, number, side)
+def http_status(rng: Draw) -> Exercise:
+    return _fact(rng, status_facts(), "status")
 
 
 @category
-def error_meaning(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(error_facts(), "error", rng, number, side)
+def error_meaning(rng: Draw) -> Exercise:
+    return _fact(rng, error_facts(), "error")
 
 
 @category
-def module_recall(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(module_facts(), "module", rng, number, side)
+def module_recall(rng: Draw) -> Exercise:
+    return _fact(rng, module_facts(), "module")
 
 
 @category
-def docstring_recall(rng: random.Random, number: int, side: Side) -> Exercise:
-    return _fact(docstring_facts(), "docstring", rng, number, side)
+def docstring_recall(rng: Draw) -> Exercise:
+    return _fact(rng, docstring_facts(), "docstring")

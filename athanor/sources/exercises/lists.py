@@ -7,13 +7,12 @@ one request is held out for every other.
 from __future__ import annotations
 
 import json
-import random
 
 from athanor.sources.exercises.exercise import (
     TEXTS,
     WORDS,
+    Draw,
     Exercise,
-    Side,
     ask,
     ask_number,
     category,
@@ -29,7 +28,7 @@ FIELDS = {"name": "names", "city": "cities", "job": "jobs", "pet": "pets", "colo
 COUNTS = {2: "two", 3: "three", 4: "four"}
 
 
-def _words(rng: random.Random, low: int, high: int) -> list[str]:
+def _words(rng: Draw, low: int, high: int) -> list[str]:
     return rng.sample(WORDS["list"], rng.randint(low, high))
 
 
@@ -38,7 +37,7 @@ def list_key(items: list[str]) -> str:
 
 
 @category
-def copying(rng: random.Random, number: int, side: Side) -> Exercise:
+def copying(rng: Draw) -> Exercise:
     """A list of words, or a part of it; all of it, its first two words and so on are asked equally often."""
     words, parts = _words(rng, 3, 6), TEXTS["copying"]
     chosen = rng.choice(parts)
@@ -49,7 +48,7 @@ def copying(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def counting(rng: random.Random, number: int, side: Side) -> Exercise:
+def counting(rng: Draw) -> Exercise:
     """How many words there are. One number has to be said: counting aloud, as a numbered list does, is no answer."""
     words = _words(rng, 2, 7)
     together, count = ", ".join(words), len(words)
@@ -65,7 +64,7 @@ def _numbered(words: list[str]) -> str:
 
 
 @category
-def list_format(rng: random.Random, number: int, side: Side) -> Exercise:
+def list_format(rng: Draw) -> Exercise:
     words = _words(rng, 3, 5)
     forms = {
         "bullets": "\n".join(f"- {word}" for word in words),
@@ -83,7 +82,7 @@ def list_format(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def list_reverse(rng: random.Random, number: int, side: Side) -> Exercise:
+def list_reverse(rng: Draw) -> Exercise:
     words = _words(rng, 3, 4)
     listed, backwards = ", ".join(words), words[::-1]
     prompt = wording(rng, "list_reverse", list=listed)
@@ -92,7 +91,7 @@ def list_reverse(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def list_pick(rng: random.Random, number: int, side: Side) -> Exercise:
+def list_pick(rng: Draw) -> Exercise:
     words = _words(rng, 4, 6)  # of three, the third is the last
     which = rng.choice(ORDINALS)
     answer = words[-1] if which == "last" else words[ORDINALS.index(which)]
@@ -103,7 +102,7 @@ def list_pick(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def sorting(rng: random.Random, number: int, side: Side) -> Exercise:
+def sorting(rng: Draw) -> Exercise:
     numbers = rng.sample(range(1, 100), 3)
     if numbers == sorted(numbers):
         numbers.reverse()  # a sorted list would let copying pass
@@ -116,7 +115,7 @@ def sorting(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def yes_no(rng: random.Random, number: int, side: Side) -> Exercise:
+def yes_no(rng: Draw) -> Exercise:
     """Whether each of two words is in a list: the four answers are equally often right. Harder with longer lists."""
     words = _words(rng, 3, 6)
     inside, outside = rng.sample(words, 2), rng.sample([word for word in WORDS["list"] if word not in words], 2)
@@ -129,7 +128,7 @@ def yes_no(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def json_object(rng: random.Random, number: int, side: Side) -> Exercise:
+def json_object(rng: Draw) -> Exercise:
     """One to three fields as a JSON object. Harder with more fields."""
     names = rng.sample(sorted(FIELDS), rng.randint(1, 3))
     record = {name: rng.choice(WORDS[FIELDS[name]]) for name in names}
@@ -142,7 +141,7 @@ def json_object(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def line_count(rng: random.Random, number: int, side: Side) -> Exercise:
+def line_count(rng: Draw) -> Exercise:
     """A word on two, three or four lines, at times with another that is not to be written. Harder with more lines."""
     words = WORDS["list"]
     word, n = rng.choice(words), rng.choice(sorted(COUNTS))
@@ -156,7 +155,7 @@ def line_count(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def lookup(rng: random.Random, number: int, side: Side) -> Exercise:
+def lookup(rng: Draw) -> Exercise:
     """The number beside a name in a short table. Harder with longer tables."""
     names = rng.sample(WORDS["names"], rng.randint(3, 6))
     values = rng.sample(range(2, 100), len(names))
@@ -167,7 +166,7 @@ def lookup(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def memory(rng: random.Random, number: int, side: Side) -> Exercise:
+def memory(rng: Draw) -> Exercise:
     """The user tells a name and one more thing, and later asks for one of the two."""
     names = WORDS["names"]
     name, told = rng.choice(names), rng.choice(TEXTS["memories"])

@@ -7,9 +7,9 @@ two-digit sum in its head (plain `addition` is kept to show that).
 
 from __future__ import annotations
 
-import random
+from typing import NamedTuple
 
-from athanor.sources.exercises.exercise import WORDS, Exercise, Side, ask, ask_number, category, level, wording
+from athanor.sources.exercises.exercise import WORDS, Draw, Exercise, ask, ask_number, category, level, wording
 
 STEPS = (1, 2, 3, 5, 10)
 
@@ -54,49 +54,66 @@ def borrows(a: int, b: int) -> int:
     return carries(a - b, b)
 
 
-def two_numbers(rng: random.Random) -> tuple[int, int]:
+def two_numbers(rng: Draw) -> tuple[int, int]:
     return rng.randint(10, 99), rng.randint(10, 99)
 
 
-def falling_numbers(rng: random.Random) -> tuple[int, int]:
+def falling_numbers(rng: Draw) -> tuple[int, int]:
     """Two numbers, the larger one first."""
     a, b = two_numbers(rng)
     return (max(a, b), min(a, b)) if a != b else (a + 1, b) if a < 99 else (a, b - 1)
 
 
-def _sum(rng: random.Random) -> tuple[int, int, str, str]:
-    """Two numbers, the key of their sum, and how hard it is."""
+class Problem(NamedTuple):
+    """Two numbers, what is made of them and how, the key of that and how hard it is."""
+
+    a: int
+    b: int
+    sign: str
+    result: int
+    steps: str
+    key: str
+    difficulty: str
+
+    @property
+    def worked(self) -> str:
+        return f"{self.steps}\nAnswer: {self.result}"
+
+
+def _sum(rng: Draw) -> Problem:
     a, b = two_numbers(rng)
-    return a, b, f"sum:{min(a, b)}+{max(a, b)}", level(carries(a, b), 1, 2)
+    return Problem(a, b, "+", a + b, sum_steps(a, b), f"sum:{min(a, b)}+{max(a, b)}", level(carries(a, b), 1, 2))
 
 
-def _difference(rng: random.Random) -> tuple[int, int, str, str]:
+def _difference(rng: Draw) -> Problem:
     a, b = falling_numbers(rng)
-    return a, b, f"difference:{a}-{b}", level(borrows(a, b), 1, 2)
+    return Problem(a, b, "-", a - b, difference_steps(a, b), f"difference:{a}-{b}", level(borrows(a, b), 1, 2))
+
+
+def _asked(rng: Draw, name: str, made: Problem, reply: str, /, **values: str) -> Exercise:
+    return ask_number(wording(rng, name, a=made.a, b=made.b, **values), reply, made.key, made.difficulty, made.result)
 
 
 @category
-def addition(rng: random.Random, number: int, side: Side) -> Exercise:
-    a, b, key, difficulty = _sum(rng)
-    return ask_number(wording(rng, "addition", a=a, b=b), str(a + b), key, difficulty, a + b)
+def addition(rng: Draw) -> Exercise:
+    made = _sum(rng)
+    return _asked(rng, "addition", made, str(made.result))
 
 
 @category
-def worked_addition(rng: random.Random, number: int, side: Side) -> Exercise:
-    a, b, key, difficulty = _sum(rng)
-    reply = f"{sum_steps(a, b)}\nAnswer: {a + b}"
-    return ask_number(wording(rng, "worked_addition", a=a, b=b), reply, key, difficulty, a + b)
+def worked_addition(rng: Draw) -> Exercise:
+    made = _sum(rng)
+    return _asked(rng, "worked_addition", made, made.worked)
 
 
 @category
-def worked_subtraction(rng: random.Random, number: int, side: Side) -> Exercise:
-    a, b, key, difficulty = _difference(rng)
-    reply = f"{difference_steps(a, b)}\nAnswer: {a - b}"
-    return ask_number(wording(rng, "worked_subtraction", a=a, b=b), reply, key, difficulty, a - b)
+def worked_subtraction(rng: Draw) -> Exercise:
+    made = _difference(rng)
+    return _asked(rng, "worked_subtraction", made, made.worked)
 
 
 @category
-def comparison(rng: random.Random, number: int, side: Side) -> Exercise:
+def comparison(rng: Draw) -> Exercise:
     """Two numbers of up to three digits, more often than not of equal length; either may stand first.
 
     One half of the questions asks for the sign between them, the others for the larger or the smaller, so that no end,
@@ -121,21 +138,15 @@ def comparison(rng: random.Random, number: int, side: Side) -> Exercise:
 
 
 @category
-def word_problems(rng: random.Random, number: int, side: Side) -> Exercise:
+def word_problems(rng: Draw) -> Exercise:
     """One step, gain or loss, two-digit numbers; the reply names the sum and works it out by columns."""
-    name, things = rng.choice(WORDS["names"]), rng.choice(WORDS["things"])
-    if rng.random() < 0.5:
-        problem, sign, (a, b, key, difficulty) = "gain", "+", _sum(rng)
-        steps, result = sum_steps(a, b), a + b
-    else:
-        problem, sign, (a, b, key, difficulty) = "loss", "-", _difference(rng)
-        steps, result = difference_steps(a, b), a - b
-    prompt = wording(rng, problem, a=a, b=b, name=name, things=things)
-    return ask_number(prompt, f"{a} {sign} {b}\n{steps}\nAnswer: {result}", key, difficulty, result)
+    values = {"name": rng.choice(WORDS["names"]), "things": rng.choice(WORDS["things"])}
+    problem, made = ("gain", _sum(rng)) if rng.random() < 0.5 else ("loss", _difference(rng))
+    return _asked(rng, problem, made, f"{made.a} {made.sign} {made.b}\n{made.worked}", **values)
 
 
 @category
-def next_number(rng: random.Random, number: int, side: Side) -> Exercise:
+def next_number(rng: Draw) -> Exercise:
     """The next term of a series of three with a constant step; harder with a larger step over a new ten."""
     step, start = rng.choice(STEPS), rng.randint(1, 99)
     *shown, answer = (start + step * place for place in range(4))

@@ -11,14 +11,15 @@ needs two steps or a rarely told fact.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
-from athanor.text.conversations import DIFFICULTIES, Item, Message
+from athanor.base.work import Facts
+from athanor.text.conversations import DIFFICULTIES, Item, Message, Messages
+from athanor.text.rows import json_object
 
 NEEDED = {"category", "kind", "prompt", "accepted", "rejected", "difficulty"}
 BY_HAND = ("exact", "numeric", "list", "format", "likelihood")
@@ -29,19 +30,15 @@ def read_written(path: str | Path, seed: int) -> list[Item]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")  # splitlines() would also cut at U+2028
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"not readable ({error})", where=str(path), fix="name another file, or null") from None
+        raise InputError(f"not readable ({error})", where=path, fix="name another file, or null") from None
     rows = [(number, _row(line, f"{path}:{number}")) for number, line in enumerate(lines, 1) if line.strip()]
     return [_item(row, f"{path}:{number}", place, seed) for place, (number, row) in enumerate(rows)]
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"not valid JSON ({error})", where=where) from None
-    keys = set(row) if isinstance(row, dict) else set()
-    if not NEEDED <= keys <= NEEDED | {"checks"}:
-        raise InputError(f"keys are {sorted(keys)}", where=where, fix=f"use {', '.join(sorted(NEEDED))} (and checks)")
+def _row(line: str, where: str) -> Facts:
+    row = json_object(line, where)
+    if not NEEDED <= row.keys() <= NEEDED | {"checks"}:
+        raise InputError(f"keys are {sorted(row)}", where=where, fix=f"use {', '.join(sorted(NEEDED))} (and checks)")
     texts = [text for key in ("accepted", "rejected", "checks") for text in _texts(row.get(key, []), where)]
     if row["kind"] not in BY_HAND or row["difficulty"] not in DIFFICULTIES or not row["accepted"] or "" in texts:
         raise InputError(
@@ -66,7 +63,7 @@ def _texts(value: Any, where: str) -> list[str]:
     return value
 
 
-def _item(row: dict[str, Any], where: str, place: int, seed: int) -> Item:
+def _item(row: Facts, where: str, place: int, seed: int) -> Item:
     accepted, rejected, choices = tuple(row["accepted"]), tuple(row["rejected"]), ()
     if row["kind"] == "likelihood":
         others = list(rejected)
@@ -87,7 +84,7 @@ def _item(row: dict[str, Any], where: str, place: int, seed: int) -> Item:
     )
 
 
-def _prompt(prompt: Any, where: str) -> tuple[Message, ...]:
+def _prompt(prompt: Any, where: str) -> Messages:
     rows = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     try:
         messages = tuple(Message(**row) for row in rows)
