@@ -128,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
 # -- checkpoints of trainings that another process runs: the trainer is neither asked nor told anything ------------------
 
 
-def follow(args: argparse.Namespace, recorder: Recorder, place: Path, *, once: bool = False) -> int:
-    """Score checkpoints until no training is at work (without --watch, or with `once`: what is there). 1 if one failed.
+def follow(args: argparse.Namespace, recorder: Recorder, place: Path) -> int:
+    """Score checkpoints until no training is at work (without --watch: what is there). 1 if one failed.
 
     A training that has not begun is waited for, but not with --slot: a slot that nobody works in gets no more.
     """
@@ -157,7 +157,7 @@ def follow(args: argparse.Namespace, recorder: Recorder, place: Path, *, once: b
                 failed = True
                 print(f"{slot.stage} step {told['step']:,}: {error}", file=sys.stderr, flush=True)
             continue
-        if once or not args.watch or ((seen or args.slot) and not working):
+        if not args.watch or ((seen or args.slot) and not working):
             if not tried:
                 raise InputError("no checkpoint to score", where="athanor slots", fix="name another --slot")
             return int(failed)
