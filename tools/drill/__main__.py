@@ -13,6 +13,7 @@ of this checkout, and exits with 1 on any difference.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import sys
@@ -25,7 +26,7 @@ from athanor.base.errors import AthanorError, ParamsError
 from athanor.runtime.progress import duration
 from tools.drill.faults import KINDS, STAGES, plan
 from tools.drill.stage import Drill, Outcome
-from tools.scratch import Scratch
+from tools.scratch import Scratch, environment
 
 
 def arguments() -> argparse.Namespace:
@@ -77,6 +78,9 @@ def main() -> int:
 
 
 def drill(args: argparse.Namespace, base: Path) -> list[Outcome]:
+    drilled = environment()
+    os.environ.clear()
+    os.environ.update(drilled)  # before a stage is imported
     scratch = Scratch(Path.cwd(), base, args.params)
     if args.inputs:
         scratch.use_inputs(args.inputs, args.stages)
@@ -86,8 +90,8 @@ def drill(args: argparse.Namespace, base: Path) -> list[Outcome]:
     outcomes = []
     for stage in args.stages:
         draw = random.Random(f"{args.seed} {stage}")
-        with Drill(scratch, stage, draw, lengthen=args.params is None, keep=args.keep is not None) as one:
-            outcomes.append(one.run(plan(stage, args.kills, draw)))
+        one = Drill(scratch, stage, draw, lengthen=args.params is None, keep=args.keep is not None)
+        outcomes.append(one.run(plan(stage, args.kills, draw)))
     return outcomes
 
 

@@ -18,9 +18,11 @@ from athanor.base.errors import AthanorError
 from athanor.runtime.closure import stage_module
 from athanor.runtime.journal import Journal, live, rows
 from tools.drill import compare
+from tools.forked import forked
 from tools.scratch import Scratch
 
 ROWS = 40
+LIMIT_SECONDS = 300.0
 
 
 class Operation:
@@ -33,8 +35,7 @@ class Operation:
     def __init__(self, name: str, base: Path) -> None:
         self.name, self.base, self.work = name, base, base / "work"
         self.inside, self.template = self.work, base / "template"
-        self.acknowledged = base / "acknowledged"
-        self.modules: list[str] = []
+        self.acknowledged, self.log = base / "acknowledged", base / "log"
 
     def prepare(self) -> None:
         self.template.mkdir(parents=True)
@@ -194,13 +195,18 @@ class Shipped(Operation):
             held = sorted((self.work / ".athanor" / "runs").glob("*"))[1:]
             for folder in held:
                 folder.rename(self.base / folder.name)
-            _in_fork(self.run, self.work)
+            self.deliver()
             for folder in held:
                 (self.base / folder.name).rename(folder)
             shutil.rmtree(self.template)
             shutil.copytree(self.work, self.template)
-        _in_fork(self.run, self.work)
+        self.deliver()
         self.wanted = self.delivered()
+
+    def deliver(self) -> None:
+        """In a fork, so that threads and connections of a library do not end up in later ones."""
+        if status := forked(self.run, self.work, self.log, LIMIT_SECONDS).status:
+            raise AthanorError(f"a run without errors ended with {status}", where=str(self.work), fix="mend that first")
 
     def run(self) -> int:
         from athanor.runtime import ship
@@ -297,17 +303,3 @@ def named(name: str, scratch: Scratch) -> Operation:
     if name in ("store", "journal"):
         return (Store if name == "store" else Journalled)(name, base)
     return kinds.get(name, Stage)(name, base, scratch)
-
-
-def _in_fork(run: Callable[[], int], folder: Path) -> None:
-    """So that threads and connections of a library do not end up in later forks."""
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            os.chdir(folder)
-            status = run()
-        finally:
-            os._exit(status)
-    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-        raise AthanorError(f"a run without errors ended with {status}", where=str(folder), fix="mend that first")

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import importlib
-import json
 import os
 import re
-import signal
 import sys
-import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from tools.io_errors.operations import Operation
+from tools.forked import forked, last_line, learn, status_of
+from tools.io_errors.operations import LIMIT_SECONDS, Operation
 
 KINDS = {"read": 1, "write": 2, "fsync": 3, "rename": 4, "print": 5, "none": 6}
 SHORT = "half of the bytes"
@@ -52,7 +46,6 @@ FAULTS = (
 )
 QUIET = Fault("none", 0, False)
 NO_TERMINAL = ("print",)  # nothing can be told where telling is what fails
-LIMIT_SECONDS = 300.0
 
 
 @dataclass
@@ -95,9 +88,11 @@ def sweep(operation: Operation, most: int, faults: tuple[Fault, ...] = FAULTS) -
     quiet = attempt(operation, QUIET, 0)
     wrong = operation.problems()
     if quiet.status or wrong:
-        tally.problems.append(f"{operation.name}: a quiet run ended with {quiet.status}; {wrong} {_last(quiet.log)}")
+        tally.problems.append(
+            f"{operation.name}: a quiet run ended with {quiet.status}; {wrong} {last_line(quiet.log)}"
+        )
         return tally
-    _learn(operation)
+    learn(operation.log)
     for turn, fault in enumerate(faults):
         for number, file in sample([name for kind, name in quiet.calls if kind == fault.kind], most, turn):
             inject(operation, fault, number, tally, file)
@@ -131,9 +126,9 @@ def inject(operation: Operation, fault: Fault, number: int, tally: Tally, like: 
     tally.files[file] += 1
     where = f"{operation.name}, {fault}, call {number} ({file})"
     if hit.status not in (0, 1, 75):
-        tally.problems.append(f"{where}: ended with {hit.status}: {_last(hit.log)}")
+        tally.problems.append(f"{where}: ended with {hit.status}: {last_line(hit.log)}")
     elif hit.status and fault.kind not in NO_TERMINAL and ("Traceback" in hit.log or not hit.log.strip()):
-        tally.problems.append(f"{where}: not told in words: {_last(hit.log)}")
+        tally.problems.append(f"{where}: not told in words: {last_line(hit.log)}")
     if hit.status == 0:
         if wrong := operation.problems():
             tally.problems.append(f"{where}: status 0, but {wrong}")
@@ -151,29 +146,35 @@ def inject(operation: Operation, fault: Fault, number: int, tally: Tally, like: 
         tally.healed += 1
     else:
         tally.hand += 1
-        tally.problems.append(f"{where}: the next plain run ended with {again.status}; {wrong} {_last(again.log)}")
+        tally.problems.append(f"{where}: the next plain run ended with {again.status}; {wrong} {last_line(again.log)}")
 
 
 def attempt(operation: Operation, fault: Fault, number: int, like: str = "") -> Attempt:
     """Run the operation in a fork, with the fault in its n-th call; 0 counts the calls and fails none."""
-    report, log, paths = (operation.base / name for name in ("report.json", "log", "paths"))
+    report, paths = operation.base / "failed", operation.base / "paths"
     report.unlink(missing_ok=True)
-    child = os.fork()
-    if not child:
-        _child(operation, fault, number, like, report, log, paths)
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            ended = os.waitpid(child, 0)
-            break
-        time.sleep(0.002)
-    found: dict[str, Any] = json.loads(report.read_text()) if report.is_file() else {"failed": 1, "modules": []}
-    operation.modules = found["modules"]
+
+    def work() -> int:
+        shim, below, pattern = ctypes.CDLL(None), os.fsencode(operation.inside), os.fsencode(f"*{like}")
+        seen = os.open(paths, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        shim.io_errors_arm(
+            KINDS[fault.kind], ctypes.c_long(number), fault.error, int(fault.stays), below, pattern, seen
+        )
+        try:
+            return status_of(operation.run)
+        finally:
+            failed = int(shim.io_errors_failed())
+            shim.io_errors_arm(0, ctypes.c_long(0), 0, 0, b"", b"", -1)
+            with suppress(BaseException):
+                sys.stderr.flush(), sys.stdout.flush()
+            report.write_text(str(failed))
+
+    status = forked(work, operation.work, operation.log, LIMIT_SECONDS).status
+    failed = int(report.read_text()) if report.is_file() else 1
     names = {str(number): kind for kind, number in KINDS.items()}
     lines = [line.partition(" ") for line in paths.read_text(errors="replace").splitlines()]
     calls = [(names[number], kind_of_file(path, operation)) for number, _, path in lines]
-    return Attempt(os.waitstatus_to_exitcode(ended[1]), found["failed"], calls, log.read_text(errors="replace"))
+    return Attempt(status, failed, calls, operation.log.read_text(errors="replace"))
 
 
 def kind_of_file(path: str, operation: Operation) -> str:
@@ -181,54 +182,3 @@ def kind_of_file(path: str, operation: Operation) -> str:
     name = path.removeprefix(f"{operation.work}/").removeprefix(f"{operation.inside}/")
     name = re.sub(r"^scratch/code/.*\.py$", "code/*.py", name)
     return re.sub(r"(?<=\.)\w{8}(?=\.tmp\b)|[0-9a-f]{12,}|\d+([-_]\d+)*", "*", name)
-
-
-def _child(operation: Operation, fault: Fault, number: int, like: str, report: Path, log: Path, paths: Path) -> None:
-    """Never returns."""
-    code, shim = 1, ctypes.CDLL(None)
-    try:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        for target in (1, 2):
-            os.dup2(file, target)
-        seen = os.open(paths, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        os.chdir(operation.work)
-        os.environ["DVC_ROOT"] = str(operation.work)
-        inside, like = os.fsencode(operation.inside), os.fsencode(f"*{like}")
-        shim.io_errors_arm(KINDS[fault.kind], ctypes.c_long(number), fault.error, int(fault.stays), inside, like, seen)
-        code = _status(operation.run)
-    finally:
-        failed = int(shim.io_errors_failed())
-        shim.io_errors_arm(0, ctypes.c_long(0), 0, 0, b"", b"", -1)
-        with suppress(BaseException):
-            sys.stderr.flush(), sys.stdout.flush()
-        names = [name for name in sys.modules if not name.startswith("__")]
-        report.write_text(json.dumps({"failed": failed, "modules": names}))
-        os._exit(code)
-
-
-def _status(run: Callable[[], int]) -> int:
-    """As Python would end a process that runs this."""
-    try:
-        code = run()
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-    except BaseException:
-        with suppress(OSError):
-            traceback.print_exc()
-        return 1
-    try:  # what a process does at its end
-        sys.stdout.flush()
-    except OSError:
-        return code or 120
-    return code
-
-
-def _learn(operation: Operation) -> None:
-    """Import what the operation imported while it ran, so that later forks find it in memory."""
-    for name in operation.modules:
-        with suppress(Exception):
-            importlib.import_module(name)
-
-
-def _last(log: str) -> str:
-    return (log.strip().splitlines() or ["no message"])[-1][:300]
