@@ -28,6 +28,7 @@ class Ended(NamedTuple):
 
 def forked(work: Callable[[], int], folder: Path, log: Path, limit: float) -> Ended:
     """Run `work` in a child with `folder` as its directory and its output in `log`, for `limit` seconds at most."""
+    sys.stdout.flush()  # or the child would say it again
     started, child = time.monotonic(), os.fork()
     if not child:
         _run(work, folder, log)

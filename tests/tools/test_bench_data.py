@@ -12,7 +12,7 @@ from athanor.runtime import presets
 from athanor.text.conversations import read_items
 from athanor.text.documents import Document, read_sources, shard_files
 from tools.bench_data import __main__ as bench
-from tools.bench_data import corpus, ours, usage
+from tools.bench_data import corpus, sides, usage
 
 SPIN = "import time\nheld = b'x' * {size}\nwhile time.process_time() < {seconds}: pass\n"
 PARENT = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv[1]], check=True)\n"
@@ -53,7 +53,7 @@ def fake_documents():
 def test_corpus_and_sample(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "_everything", fake_documents)
     params = tmp_path / "params.yaml"
-    params.write_text(presets.complete(ours.ROOT / "presets" / "micro.yaml"))
+    params.write_text(presets.complete(sides.ROOT / "presets" / "micro.yaml"))
     whole = corpus.make(tmp_path / "whole", 0.05, params)
     documents = list(read_sources(tmp_path / "whole" / "data" / "raw"))
     assert len({document.id for document in documents}) == len(documents) and corpus.total_bytes(whole) >= 50_000

@@ -26,9 +26,9 @@ import numpy as np
 from athanor.base.artifacts import write_json
 from athanor.base.errors import AthanorError
 from athanor.text.documents import read_sources
-from tools.bench_data import corpus, ours, planted, trove, usage
+from tools.bench_data import corpus, planted, sides, usage
 
-PARAMS = ours.ROOT / "presets" / "default.yaml"
+PARAMS = sides.ROOT / "presets" / "default.yaml"
 PLANTED_SEED = 1
 
 
@@ -60,7 +60,7 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
     size = corpus.total_bytes(corpus.make(whole, args.megabytes, PARAMS)) / 1e6
     sample_size = corpus.total_bytes(corpus.sample(whole, sample, args.sample, PARAMS)) / 1e6
     for place in (whole, sample):
-        ours.prepare(place)
+        sides.prepare(place)
     found: dict[str, Any] = {"machine": machine(), "megabytes": size, "sample_megabytes": sample_size}
 
     say("near duplicates planted in a part of the corpus")
@@ -69,22 +69,22 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
     del texts
 
     say("our clean stage on the whole corpus")
-    found["whole"] = asdict(ours.run(whole))
+    found["whole"] = asdict(sides.ours(whole))
     runs: dict[str, list[Any]] = {"ours": [], "datatrove": [], "datatrove_every": []}
     python = None
     if not args.no_datatrove:
         say("environment of datatrove")
-        python, versions = trove.environment(folder / "datatrove")
+        python, versions = sides.trove_environment(folder / "datatrove")
         found["versions"] = {name: versions[name] for name in ("datatrove", "spacy", "numpy", "pyarrow")}
     for number in range(args.repeats):
         say(f"the sample, round {number + 1} of {args.repeats}")
-        sides = list(runs) if python else ["ours"]
-        for side in sides if number % 2 == 0 else reversed(sides):
+        turn = list(runs) if python else ["ours"]
+        for side in turn if number % 2 == 0 else reversed(turn):
             if side == "ours":
-                runs[side].append(asdict(ours.run(sample, train=number == 0)))
+                runs[side].append(asdict(sides.ours(sample, train=number == 0)))
             else:
                 raw = sample / "data" / "raw"
-                runs[side].append(asdict(trove.run(python, raw, sample / side, side == "datatrove_every")))
+                runs[side].append(asdict(sides.trove(python, raw, sample / side, side == "datatrove_every")))
     found["sample"] = runs
     write_json(folder / "results.json", found)
     if args.memory:
@@ -96,12 +96,14 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
 def memory(folder: Path, whole: Path, megabytes: float, size: float) -> list[dict[str, Any]]:
     tenth = folder / f"sample-{megabytes:g}-{megabytes / 10:g}"
     small = corpus.total_bytes(corpus.sample(whole, tenth, megabytes / 10, PARAMS)) / 1e6
-    ours.prepare(tenth)
+    sides.prepare(tenth)
     rows = []
     for place, text in ((tenth, small), (whole, size)):
         for workers in (1, 2):
             say(f"memory: {text:.0f} MB, workers {workers}")
-            rows.append({"megabytes": text, "workers": workers, **asdict(ours.run(place, workers, train=False).clean)})
+            rows.append(
+                {"megabytes": text, "workers": workers, **asdict(sides.ours(place, workers, train=False).clean)}
+            )
     return rows
 
 

@@ -45,7 +45,7 @@ def main() -> int:
     if args.cell:
         return cell()
     if args.verdicts:
-        from tools.sandbox_matrix.verdicts import compare
+        from tools.sandbox_matrix.runners import compare
 
         return compare(args.verdicts, args.count)
     runners = {"ours": ""}

@@ -1,14 +1,22 @@
-"""The runners that the matrix compares, each asked for one verdict, and the contexts it runs them in."""
+"""The runners that the matrix compares, each asked for one verdict, and the contexts it runs them in.
+
+`compare` has verdicts of an earlier sandbox and ours on right and wrong functions: held-out exercises, and mutations.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import struct
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 
 from athanor.evaluation import confined, sandbox
+from athanor.sources.exercises.code import python_functions
+from athanor.sources.exercises.exercise import Side
 
 CONTEXTS = {  # name -> (user, whether namespaces may be made)
     "root, namespaces": (0, True),
@@ -62,3 +70,43 @@ def without_namespaces() -> None:
         (confined.RETURN, 0, 0, confined.REFUSE), (confined.RETURN, 0, 0, confined.ALLOW),
     ]  # fmt: skip
     confined.install(b"".join(struct.pack("=HBBI", *line) for line in lines))
+
+
+# What a model gets wrong, as a change of the text.
+MUTATIONS = (
+    ("return ", "return not "), ("return ", "return str("), ("return ", "print("), (" + ", " - "), (" % ", " // "),
+    (" > ", " >= "), ("min", "max"), (":\n    return", ":\n    import re, math, json, collections\n    return"),
+    ("def ", "import datetime, itertools, typing\ndef "), ("return ", "raise ValueError #"), ("\n    ", "\n"),
+    ("[", "list(reversed("), ("def ", "import nothing_of_that_name\ndef "),
+)  # fmt: skip
+
+
+def functions(count: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    rng = random.Random(1)
+    produced = 0
+    while True:
+        exercise = python_functions(rng, 0, Side(battery=True, seed=1))
+        code = exercise.accepted[0]
+        texts = [*exercise.accepted, *exercise.rejected]
+        texts += [code.replace(old, new) for old, new in rng.sample(MUTATIONS, 4) if old in code]
+        for text in texts:
+            yield sandbox.extract_code(text), tuple(exercise.tests)
+            produced += 1
+            if produced == count:
+                return
+
+
+def compare(path: Path, count: int) -> int:
+    """Print how many verdicts differ and the milliseconds of each; status 1 if any differs."""
+    earlier, tasks = load(str(path)), list(functions(count))
+    found, spent = [], []
+    for runner in (earlier, sandbox):
+        start = time.monotonic()
+        found.append(runner.passes_many(tasks))
+        spent.append(1000 * (time.monotonic() - start) / count)
+    differing = [task for task, *pair in zip(tasks, *found, strict=True) if pair[0] != pair[1]]
+    print(f"{count} functions, {sum(found[1])} right; differing verdicts: {len(differing)}")
+    print(f"ms each, two at a time: earlier {spent[0]:.1f}, ours {spent[1]:.1f}")
+    for code, _ in differing:
+        print(code, end="\n\n")
+    return int(bool(differing))
