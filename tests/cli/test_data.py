@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from athanor.base.artifacts import read_json
-from athanor.cli.data import choose, show, where
+from athanor.cli import render
+from athanor.cli.data import choose, where
 from athanor.cli.data.read import Corpus
 from athanor.data.shards import open_cooldown, open_train, open_val
 from athanor.text.documents import content_id
@@ -140,7 +141,7 @@ def test_trace_of_a_dropped_document_tells_the_reason(world, athanor, number, ru
     (told,) = trace(athanor, document.id)
     assert told["verdict"]["rule"] == rule and "token_files" not in told
     file, row = told["downloaded"]["file"], told["downloaded"]["row"]
-    assert Corpus(world).rows(Path(file), [row], ["id"])[row]["id"] == document.id
+    assert Corpus(world).rows(Path(file), [row])[row]["id"] == document.id
     text = athanor("trace", document.id)[1]
     assert expected in text and f"dropped    {rule}" in text
 
@@ -200,11 +201,11 @@ def test_without_raw_data_or_token_files_what_can_be_told_is_told(world, athanor
 
 def test_differences_show_where_long_lines_differ_and_end():
     old, new = "a" * 300 + "X" + "b" * 300, "a" * 300 + "Y" + "b" * 300
-    line, gone, come = show.differences(old, new)
+    line, gone, come = render.differences(old, new)
     assert (line, len(gone), len(come)) == ("@ line 1", 85, 85) and "aXb" in gone and "aYb" in come
-    many = show.differences("\n".join(map(str, range(5000))), "")
+    many = render.differences("\n".join(map(str, range(5000))), "")
     assert len(many) == 22 and "more lines" in many[-2] and "2,000 lines were compared" in many[-1]
-    assert show.differences("same", "same") == []
+    assert render.differences("same", "same") == []
 
 
 def test_a_draw_is_uniform():
@@ -212,6 +213,6 @@ def test_a_draw_is_uniform():
     for seed in range(2000):
         draw, random_keys = choose.Draw(2), choose.keys_of(seed, Path("file"))
         for start in (0, 10):
-            draw.show(random_keys.random(10), list(range(start, start + 10)))
-        hits[draw.places] += 1
+            draw.show(Path("file"), start, random_keys.random(10), np.arange(10))
+        hits[[place.row for place in draw.places]] += 1
     assert hits.sum() == 4000 and abs(hits - 200).max() < 6 * 200**0.5

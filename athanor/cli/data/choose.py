@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from operator import ge, gt, le, lt
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,25 +14,13 @@ import pyarrow.compute as pc
 
 from athanor.base.errors import InputError, suggest
 from athanor.cleaning.measuring import SCORES
-from athanor.cleaning.table import EXACT, EXACT_VAL, NEAR, NEAR_VAL, REASONS
 from athanor.cli.data.read import CLEAN, DROPPED, KEPT, Corpus, Entry, Place
 
 COMPARE = {"<=": le, ">=": ge, "<": lt, ">": gt}
-DUPLICATES = (EXACT, NEAR, EXACT_VAL, NEAR_VAL)
+Condition = tuple[str, str, float]  # of a score
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Conditions, all of which must hold; empty ones hold always. `ids` are those of data/raw, among dropped ones."""
-
-    sources: tuple[str, ...] = ()
-    fates: tuple[str, ...] = (KEPT, DROPPED)
-    rules: tuple[str, ...] = ()
-    scores: tuple[tuple[str, str, float], ...] = field(default=())
-    ids: frozenset[str] | None = None
-
-
-def score_condition(text: str) -> tuple[str, str, float]:
+def score_condition(text: str) -> Condition:
     """`quality<0.4` as its three parts; InputError with the names that there are."""
     match = re.fullmatch(r"\s*([a-z_]+)\s*(<=|>=|<|>)\s*([0-9.]+)\s*", text)
     where = f"--score {text}"
@@ -55,31 +41,14 @@ def known(value: str, names: Sequence[str], option: str) -> str:
     raise InputError(f"there is no '{value}'", where=option, fix=fix)
 
 
-def rule_name(value: str) -> str:
-    return known(value, REASONS, "--rule")
-
-
-def matching(corpus: Corpus, wanted: Wanted) -> Iterator[tuple[Path, int, pa.RecordBatch, np.ndarray]]:
-    """(file, number of the first row, batch, bool mask of the rows that are wanted) of each batch of each file."""
-    names = ("id", "source", "rule", *SCORES)
-    files = [*(corpus.kept_files() if KEPT in wanted.fates and not wanted.rules and wanted.ids is None else ())]
-    files += [corpus.dropped] if DROPPED in wanted.fates else []
-    for file in files:
-        # The folder of a training file names its source: others need not be opened.
-        if wanted.sources and file.parent.parent == CLEAN / "train" and file.parent.name not in wanted.sources:
-            continue
-        for first, batch in corpus.batches(file, names):
-            yield file, first, batch, _mask(batch, wanted, file)
-
-
-def _mask(batch: pa.RecordBatch, wanted: Wanted, file: Path) -> np.ndarray:
+def _mask(
+    batch: pa.RecordBatch, file: Path, sources: Sequence[str], rules: Sequence[str], scores: Sequence[Condition]
+) -> np.ndarray:
     mask = np.ones(len(batch), bool)
-    for name, values in (("source", wanted.sources), ("rule", wanted.rules), ("id", wanted.ids)):
+    for name, values in (("source", sources), ("rule", rules)):
         if values:
-            mask &= pc.is_in(batch[name], value_set=pa.array(sorted(values))).to_numpy(zero_copy_only=False)
-        elif values is not None and name == "id":
-            mask[:] = False
-    for name, sign, number in wanted.scores:
+            mask &= pc.is_in(batch[name], value_set=pa.array(values)).to_numpy(zero_copy_only=False)
+    for name, sign, number in scores:
         if name not in batch.schema.names:
             fix = "run dvc repro clean with this version of the code"
             raise InputError("no scores in this file", where=str(file), fix=fix)
@@ -97,18 +66,18 @@ class Draw:
 
     def __init__(self, count: int) -> None:
         self.count, self.seen = count, 0
-        self._keys, self._places = np.zeros(0), []
+        self._best: list[tuple[float, Place]] = []
 
-    def show(self, keys: np.ndarray, places: Sequence[Any]) -> None:
-        self.seen += len(keys)
-        keys = np.concatenate([self._keys, keys])
-        places = [*self._places, *places]
-        order = np.argsort(keys, kind="stable")[: self.count]
-        self._keys, self._places = keys[order], [places[number] for number in order.tolist()]
+    def show(self, file: Path, first: int, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Rows of a batch that begins with row `first` of its file, and the keys of all of the batch."""
+        self.seen += len(rows)
+        rows = rows[np.argsort(keys[rows])[: self.count]]
+        new = [(key, Place(file, first + row)) for key, row in zip(keys[rows].tolist(), rows.tolist(), strict=True)]
+        self._best = sorted([*self._best, *new])[: self.count]
 
     @property
-    def places(self) -> list[Any]:
-        return list(self._places)
+    def places(self) -> list[Place]:
+        return [place for _, place in self._best]
 
 
 def keys_of(seed: int, file: Path) -> np.random.Generator:
@@ -117,13 +86,28 @@ def keys_of(seed: int, file: Path) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(seed_bytes, "big")))
 
 
-def draw(corpus: Corpus, wanted: Wanted, count: int, seed: int) -> tuple[int, list[Place]]:
-    """How many documents match, and `count` of them at random."""
-    drawn, generators = Draw(count), {}
-    for file, first, batch, mask in matching(corpus, wanted):
-        keys = generators.setdefault(file, keys_of(seed, file)).random(len(batch))
-        rows = np.flatnonzero(mask)
-        drawn.show(keys[rows], [Place(file, first + row) for row in rows.tolist()])
+def draw(
+    corpus: Corpus,
+    count: int,
+    seed: int,
+    *,
+    fates: Sequence[str],
+    sources: Sequence[str],
+    rules: Sequence[str],
+    scores: Sequence[Condition],
+) -> tuple[int, list[Place]]:
+    """How many documents meet all conditions (none given: any), and `count` of them at random."""
+    drawn = Draw(count)
+    files = corpus.kept_files() if KEPT in fates and not rules else []
+    for file in [*files, *([corpus.dropped] if DROPPED in fates else ())]:
+        # The folder of a training file names its source: others need not be opened.
+        if sources and file.parent.parent == CLEAN / "train" and file.parent.name not in sources:
+            continue
+        random = keys_of(seed, file)
+        for first, batch in corpus.batches(file, ("source", "rule", *SCORES)):
+            drawn.show(
+                file, first, random.random(len(batch)), np.flatnonzero(_mask(batch, file, sources, rules, scores))
+            )
     return drawn.seen, drawn.places
 
 
@@ -141,38 +125,34 @@ class Clusters:
     """
 
     def __init__(self, corpus: Corpus) -> None:
-        self._twins: dict[str, str] = {}
-        self._rows: list[tuple[int, str, str]] = []  # row of dropped.parquet, id, twin
+        twins: dict[str, str] = {}
+        pairs: list[tuple[int, str, str]] = []  # row of dropped.parquet, id, twin
         for first, batch in corpus.batches(corpus.dropped, ("id", "twin")):
-            for row in pc.is_valid(batch["twin"]).to_numpy(zero_copy_only=False).nonzero()[0].tolist():
-                own, twin = batch["id"][row].as_py(), batch["twin"][row].as_py()
-                self._rows.append((first + row, own, twin))
-                if own != twin:  # an exact copy has the same id; the one that stayed may be a near copy of a third
-                    self._twins[own] = twin
+            for row, (own, twin) in enumerate(zip(batch["id"].to_pylist(), batch["twin"].to_pylist(), strict=True)):
+                if twin is not None:
+                    pairs.append((first + row, own, twin))
+                    if own != twin:  # an exact copy has the same id; the one that stayed may be a near copy of a third
+                        twins[own] = twin
 
-    def root(self, found: str) -> str:
-        seen = {found}
-        while (after := self._twins.get(found)) is not None and after not in seen:
-            seen.add(found := after)
-        return found
+        def root(found: str) -> str:
+            seen = {found}
+            while (after := twins.get(found)) is not None and after not in seen:
+                seen.add(found := after)
+            return found
 
-    def members(self) -> dict[str, list[int]]:
-        """Root to the rows of dropped.parquet that belong to it; the largest cluster first, then by id."""
-        found: dict[str, list[int]] = {}
-        for row, own, twin in self._rows:
-            found.setdefault(self.root(own if own in self._twins else twin), []).append(row)
-        return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
-
-    def ids(self) -> set[str]:
-        return {own for _, own, _ in self._rows} | {twin for _, _, twin in self._rows}
+        self.roots = {found: root(found) for _, *pair in pairs for found in pair}
+        members: dict[str, list[int]] = {}
+        for row, own, _ in pairs:
+            members.setdefault(self.roots[own], []).append(row)
+        # Root to the rows of dropped.parquet that belong to it; the largest cluster first, then by id.
+        self.members = dict(sorted(members.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
     def choose(self, start: str) -> str:
         """The root of the one cluster that a document whose id begins with `start` is in."""
-        hits = sorted({self.root(found) for found in self.ids() if found.startswith(start.lower())})
+        hits = sorted({root for found, root in self.roots.items() if found.startswith(start.lower())})
         if len(hits) == 1:
             return hits[0]
-        largest = ", ".join(found[:12] for found in (hits or list(self.members()))[:5])
+        largest = ", ".join(found[:12] for found in (hits or list(self.members))[:5])
         what = f"{len(hits)} clusters of duplicates have a document whose id begins with '{start}'"
-        raise InputError(
-            what, where="--cluster", fix=f"try one of: {largest}" if largest else "no duplicate was dropped"
-        )
+        fix = f"try one of: {largest}" if largest else "no duplicate was dropped"
+        raise InputError(what, where="--cluster", fix=fix)

@@ -7,21 +7,20 @@ Nothing grows with the number of documents kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import pandas as pd
 import pyarrow.compute as pc
 
 from athanor.base.artifacts import manifest_digest, read_json, read_manifest
 from athanor.cleaning.measuring import SCORES
 from athanor.cleaning.writing import BINS
-from athanor.cli import render
 from athanor.cli.data.choose import Clusters, Draw, keys_of, twins_of
 from athanor.cli.data.read import (
+    BATCH,
     CLASSIFIERS,
     CLEAN,
     DROPPED,
@@ -32,10 +31,10 @@ from athanor.cli.data.read import (
     TEXT_BATCH,
     TOKENIZER,
     Corpus,
-    Entry,
     Place,
     built_params,
     clean_params,
+    weak_labels,
 )
 from athanor.data.shards import KIND, VERSION
 from athanor.runtime import dvc_lock
@@ -48,6 +47,7 @@ LENGTH_FROM, LENGTH_TO = 4, 26  # powers of two, bytes: 16 B to 64 MB
 LENGTH_BINS = 2 * (LENGTH_TO - LENGTH_FROM)
 LIMITS = {"quality": "min_quality", "toxicity": "max_toxicity"}  # score to the rule that goes by it
 COLOURS = 7  # --c0 to --c6 in the style; --c7 is for all the rest
+Sizes = list[int]  # documents, bytes
 
 
 def _by_fate(bins: int) -> dict[str, np.ndarray]:
@@ -68,9 +68,7 @@ class Source:
     drops: list[tuple[str, int, int]] = field(default_factory=list)  # rule, documents, bytes; most documents first
     lengths: dict[str, np.ndarray] = field(default_factory=lambda: _by_fate(LENGTH_BINS))
     scores: dict[str, dict[str, np.ndarray]] = field(default_factory=lambda: {s: _by_fate(BINS) for s in SCORES})
-    licences: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # of kept documents: documents, bytes; most bytes first
+    licences: dict[str, Sizes] = field(default_factory=dict)  # of kept documents; most bytes first
     left_out: dict[str, int] = field(default_factory=dict)  # at download, by reason
     limits: dict[str, float | None] = field(default_factory=dict)  # of scores
     english_only: bool | None = None  # None: not known
@@ -84,71 +82,43 @@ class Source:
         return sum(documents for name, documents, _ in self.drops if name == rule)
 
 
-@dataclass
-class Facts:
+def gather(corpus: Corpus) -> dict[str, Any]:
     """Everything that the template of the report shows."""
-
-    sources: dict[str, Source]
-    totals: dict[str, str]
-    digests: list[tuple[str, str, str]]
-    rule_colours: dict[str, str]  # the rule that took most documents first
-    licences: dict[str, list[int]]
-    examples: dict[tuple[str, str], list[Entry]]  # (source, rule, or "" for kept) -> documents
-    twins: dict[str, Entry]
-    cluster_sizes: Counter[int]  # documents in a cluster, the one that stayed counted -> clusters
-    repeated: int  # documents that were dropped as duplicates
-    clusters: list[tuple[int, Entry | None, list[Entry]]]  # the largest: size, the one that stayed, some of the others
-    shards: dict[str, Any] | None
-    other_clean: bool  # whether the shards were made of another data/clean
-    metrics: dict[str, Any]
-    cards: dict[str, Any]
-    card_rows: list[tuple[str, ...]]
-    weak: list[str]  # classifiers with weak labels
-    length_range: tuple[int, int]
-    length_ends: list[str]
-    contaminated: dict[str, int]  # evaluation item -> documents dropped for it
-    items: dict[str, tuple[str, str]]  # evaluation item -> category, question
-
-
-def gather(corpus: Corpus) -> Facts:
     root = corpus.root
     sources = {name: Source(name) for name in corpus.sources}
     rules = _funnel(corpus, sources)
     draws: dict[tuple[str, str], Draw] = {}
     for file in [*corpus.kept_files(), corpus.dropped]:
         _count(corpus, file, sources, draws)
-    licences = _finish(corpus, sources)
-    shown = {key: draw.places for key, draw in sorted(draws.items())}
-    entries = corpus.entries([place for places in shown.values() for place in places])
+    entries = corpus.entries([place for _, draw in sorted(draws.items()) for place in draw.places])
     in_order = iter(entries)
-    clusters = Clusters(corpus).members()
-    sizes = Counter(1 + len(rows) for rows in clusters.values())
+    clusters = Clusters(corpus).members
     shards = read_manifest(root / SHARDS, KIND, VERSION) if (root / SHARDS / "manifest.json").is_file() else None
-    cards = _json(root / CLASSIFIERS / "card.json")
     first, last = _length_range(sources)
-    contaminated = corpus.manifest.get("contaminated_items", {})
-    return Facts(
-        sources=sources,
-        totals=_totals(corpus, sources, shards),
-        digests=_digests(root),
-        rule_colours={rule: f"var(--c{min(number, COLOURS)})" for number, rule in enumerate(rules)},
-        licences=licences,
-        examples={key: [next(in_order) for _ in places] for key, places in shown.items()},
-        twins=twins_of(corpus, entries),
-        cluster_sizes=sizes,
-        repeated=sum((size - 1) * count for size, count in sizes.items()),
-        clusters=[_cluster(corpus, *pair) for pair in list(clusters.items())[:SHOWN_CLUSTERS]],
-        shards=shards,
-        other_clean=shards is not None and shards["parents"].get("clean") != manifest_digest(root / CLEAN),
-        metrics=_json(root / "metrics/clean.json"),
-        cards=cards,
-        card_rows=_card_rows(cards),
-        weak=[name for name, card in sorted(cards.items()) if "weak" in card["labels"]],
-        length_range=(first, last),
-        length_ends=[_power_of_two(LENGTH_FROM + bin // 2) for bin in (first, (first + last) // 2, last)],
-        contaminated=contaminated,
-        items=_items(corpus, contaminated),
-    )
+    touched = corpus.manifest.get("contaminated_items", {})
+    items = read_items(root / ITEMS) if touched and (root / ITEMS).is_file() else ()
+    return {
+        "sources": sources,
+        "held_out": sum(row["documents"] for row in corpus.manifest["counts"]["val"].values()),
+        "digests": _digests(root),  # which data the page is about: folder or section of params.yaml, our digest, DVC's
+        "rule_colours": {rule: f"var(--c{min(number, COLOURS)})" for number, rule in enumerate(rules)},
+        "licences": _licences(corpus, sources),
+        # (source, rule, or "" for kept) -> documents
+        "examples": {key: [next(in_order) for _ in draw.places] for key, draw in sorted(draws.items())},
+        "twins": twins_of(corpus, entries),
+        "cluster_sizes": Counter(1 + len(rows) for rows in clusters.values()),
+        "repeated": sum(map(len, clusters.values())),  # documents that were dropped as duplicates
+        "clusters": _clusters(corpus, dict(list(clusters.items())[:SHOWN_CLUSTERS])),
+        "shards": shards,
+        "other_clean": shards is not None and shards["parents"].get("clean") != manifest_digest(root / CLEAN),
+        "metrics": _json(root / "metrics/clean.json"),
+        "cards": _json(root / CLASSIFIERS / "card.json"),
+        "weak": weak_labels(root),
+        "length_range": (first, last),
+        "length_ends": [_power_of_two(LENGTH_FROM + bin // 2) for bin in (first, (first + last) // 2, last)],
+        "contaminated": touched,  # evaluation item -> documents dropped for it
+        "questions": {item.id: (item.category, item.prompt[-1].content) for item in items if item.id in touched},
+    }
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -160,10 +130,9 @@ def _funnel(corpus: Corpus, sources: dict[str, Source]) -> list[str]:
     totals: Counter[str] = Counter()
     for row in corpus.manifest["funnel"]:
         source, step = sources[row["source"]], row["step"]
-        if step == "in":
-            source.documents_in, source.bytes_in = row["documents"], row["bytes"]
-        elif step == "out":
-            source.documents_out, source.bytes_out = row["documents"], row["bytes"]
+        if step in ("in", "out"):
+            setattr(source, f"documents_{step}", row["documents"])
+            setattr(source, f"bytes_{step}", row["bytes"])
         elif step in ("normalised", "redacted"):
             source.inside[step] = row["bytes"]
         else:
@@ -179,55 +148,26 @@ def _funnel(corpus: Corpus, sources: dict[str, Source]) -> list[str]:
 def _count(corpus: Corpus, file: Path, sources: dict[str, Source], draws: dict[tuple[str, str], Draw]) -> None:
     """Add the documents of one file to the histograms and licences of their sources, and draw the examples."""
     random, kept = keys_of(SEED, file), file != corpus.dropped
-    own, rows_read = (("license", "text"), TEXT_BATCH) if kept else (("rule", "bytes"), 4096)
-    for first, batch in corpus.batches(file, ("source", "kind", *own, *SCORES), rows_read):
+    label, size = ("license", "text") if kept else ("rule", "bytes")
+    for first, batch in corpus.batches(file, ("source", "kind", label, size, *SCORES), TEXT_BATCH if kept else BATCH):
         keys = random.random(len(batch))
-        sizes = pc.binary_length(batch["text"]) if kept else batch["bytes"]
-        sizes = sizes.to_numpy(zero_copy_only=False).astype(np.int64)
-        labels = np.array(batch[own[0]].to_pylist(), object)
-        for name, rows in _groups(np.array(batch["source"].to_pylist(), object)):
-            _histograms(sources[name], batch, rows, sizes, KEPT if kept else DROPPED)
-            for label, within in _groups(labels[rows]):
-                mine = rows[within]
-                if kept:
-                    row = sources[name].licences.setdefault(label, [0, 0])
-                    row[:] = row[0] + len(mine), row[1] + int(sizes[mine].sum())
-                else:
-                    _show(draws, (name, label), RULE_EXAMPLES, keys, mine, file, first)
+        lengths = (pc.binary_length(batch["text"]) if kept else batch["bytes"]).to_numpy(zero_copy_only=False)
+        frame: pd.DataFrame = batch.select([name for name in batch.schema.names if name != size]).to_pandas()
+        for (name, why), rows in frame.groupby(["source", label]).indices.items():
+            source, mine, sizes = sources[name], frame.iloc[rows], lengths[rows]
             if kept:
-                _show(draws, (name, ""), KEPT_EXAMPLES, keys, rows, file, first)
+                so_far = source.licences.get(why, [0, 0])
+                source.licences[why] = [so_far[0] + len(rows), so_far[1] + int(sizes.sum())]
+            count = Draw(KEPT_EXAMPLES if kept else RULE_EXAMPLES)
+            draws.setdefault((name, "" if kept else why), count).show(file, first, keys, rows)
+            source.kinds.update(mine["kind"])
+            fate, powers = KEPT if kept else DROPPED, np.clip(np.log2(np.maximum(sizes, 1)), LENGTH_FROM, LENGTH_TO)
+            source.lengths[fate] += np.histogram(powers, LENGTH_BINS, (LENGTH_FROM, LENGTH_TO))[0]
+            for score in frame.columns.intersection(SCORES):  # of what was never scored it is NaN, and in no bin
+                source.scores[score][fate] += np.histogram(mine[score].astype(float), BINS, (0, 1))[0]
 
 
-def _show(
-    draws: dict[tuple[str, str], Draw],
-    key: tuple[str, str],
-    count: int,
-    keys: np.ndarray,
-    rows: np.ndarray,
-    file: Path,
-    first: int,
-) -> None:
-    draws.setdefault(key, Draw(count)).show(keys[rows], [Place(file, first + row) for row in rows.tolist()])
-
-
-def _groups(values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Every value, in order, with the rows that have it."""
-    for value in sorted(set(values.tolist())):
-        yield value, np.flatnonzero(values == value)
-
-
-def _histograms(source: Source, batch: pa.RecordBatch, rows: np.ndarray, sizes: np.ndarray, fate: str) -> None:
-    source.kinds.update(batch["kind"].take(pa.array(rows)).to_pylist())
-    bins = np.floor(2 * (np.log2(np.maximum(sizes[rows], 1)) - LENGTH_FROM)).astype(int)
-    source.lengths[fate] += np.bincount(np.clip(bins, 0, LENGTH_BINS - 1), minlength=LENGTH_BINS)
-    for score in SCORES:
-        if score in batch.schema.names:
-            values = batch[score].to_numpy(zero_copy_only=False).astype(np.float64)[rows]
-            values = values[~np.isnan(values)]
-            source.scores[score][fate] += np.bincount(np.clip((values * BINS).astype(int), 0, BINS - 1), minlength=BINS)
-
-
-def _finish(corpus: Corpus, sources: dict[str, Source]) -> dict[str, list[int]]:
+def _licences(corpus: Corpus, sources: dict[str, Source]) -> dict[str, Sizes]:
     """Order the licences of each source and add its rules; returns the licences of all sources."""
     params, totals = clean_params(corpus.root), {}
     for source in sources.values():
@@ -241,29 +181,11 @@ def _finish(corpus: Corpus, sources: dict[str, Source]) -> dict[str, list[int]]:
     return _most_bytes_first(totals)
 
 
-def _most_bytes_first(licences: dict[str, list[int]]) -> dict[str, list[int]]:
+def _most_bytes_first(licences: dict[str, Sizes]) -> dict[str, Sizes]:
     return dict(sorted(licences.items(), key=lambda pair: (-pair[1][1], pair[0])))
 
 
-def _totals(corpus: Corpus, sources: dict[str, Source], shards: dict[str, Any] | None) -> dict[str, str]:
-    def total(name: str) -> int:
-        return sum(getattr(source, name) for source in sources.values())
-
-    held_out = sum(row["documents"] for row in corpus.manifest["counts"]["val"].values())
-    totals = {
-        "sources": f"{len(sources)}",
-        "documents came in": f"{total('documents_in'):,}",
-        "of text came in": render.size(total("bytes_in")),
-        "documents kept": f"{total('documents_out'):,}",
-        "of text kept": render.size(total("bytes_out")),
-        "of the text kept": render.share(total("bytes_out"), total("bytes_in")),
-        "documents held out": f"{held_out:,}",
-    }
-    return totals | ({"tokens in the stream": f"{shards['counts']['tokens']:,}"} if shards else {})
-
-
 def _digests(root: Path) -> list[tuple[str, str, str]]:
-    """Which data the page is about: folder or section of params.yaml, our digest, DVC's."""
     outs = dvc_lock.outputs(root / dvc_lock.LOCK)
     rows = [
         (path.as_posix(), manifest_digest(root / path)[:12], str(outs.get(path.as_posix(), "–"))[:12])
@@ -277,31 +199,6 @@ def _digests(root: Path) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _card_rows(cards: dict[str, Any]) -> list[tuple[str, ...]]:
-    """One row for each figure, one column for each classifier."""
-    columns: list[tuple[str, ...]] = []
-    for _, card in sorted(cards.items()):
-        correlations = [abs(row["all"]) for row in card["length_correlation"].values() if row.get("all") is not None]
-        numbers = (
-            card["auroc"]["held_out"],
-            min(card["auroc"].get("other_source", {}).values(), default=None),
-            card["calibration"]["expected_calibration_error"],
-            max(correlations, default=None),
-        )
-        labels = ", ".join(f"{kind} {origin}" for kind, origin in sorted(card["labels_by_kind"].items()))
-        tested = f"{sum(card['examples']['test'].values()):,}"
-        columns.append((labels, *("–" if value is None else f"{value:.3f}" for value in numbers), tested))
-    names = (
-        "labels",
-        "AUROC, documents held out",
-        "AUROC, worst source not trained on",
-        "calibration error",
-        "correlation with length, largest",
-        "texts tested on",
-    )
-    return list(zip(names, *columns, strict=True))
-
-
 def _length_range(sources: dict[str, Source]) -> tuple[int, int]:
     """The bins that hold a document, at least eight; both ends and the middle lie on whole powers of two."""
     filled = np.flatnonzero(sum(counts for source in sources.values() for counts in source.lengths.values()))
@@ -310,20 +207,14 @@ def _length_range(sources: dict[str, Source]) -> tuple[int, int]:
 
 
 def _power_of_two(power: int) -> str:
-    unit, least = next((pair for pair in (("MiB", 20), ("KiB", 10)) if power >= pair[1]), ("B", 0))
-    return f"{2 ** (power - least)} {unit}"
+    return f"{2 ** (power % 10)} {('B', 'KiB', 'MiB')[power // 10]}"
 
 
-def _cluster(corpus: Corpus, root_id: str, rows: list[int]) -> tuple[int, Entry | None, list[Entry]]:
-    mine = {Place(corpus.dropped, row) for row in rows}
-    first = [place for place in corpus.find([root_id]).get(root_id, []) if place not in mine][:1]
-    shown = corpus.entries([*first, *(Place(corpus.dropped, row) for row in rows[:2])])
-    return 1 + len(rows), shown[0] if first else None, shown[len(first) :]
-
-
-def _items(corpus: Corpus, touched: dict[str, int]) -> dict[str, tuple[str, str]]:
-    """The evaluation items that documents held: category and question."""
-    path = corpus.root / ITEMS
-    if not touched or not path.is_file():
-        return {}
-    return {item.id: (item.category, item.prompt[-1].content) for item in read_items(path) if item.id in touched}
+def _clusters(corpus: Corpus, clusters: dict[str, list[int]]) -> list[tuple[int, list[Any], list[Any]]]:
+    """Size, the one that stayed (none, if it is gone as well and its place not known), two of the others."""
+    found, shown = corpus.find(clusters), []
+    for root, rows in clusters.items():
+        mine = [Place(corpus.dropped, row) for row in rows]
+        first = [place for place in found.get(root, []) if place not in mine][:1]
+        shown.append((1 + len(rows), corpus.entries(first), corpus.entries(mine[:2])))
+    return shown

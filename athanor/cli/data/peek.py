@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import InputError
+from athanor.cleaning.table import REASONS
 from athanor.cli import render
-from athanor.cli.data import show
-from athanor.cli.data.choose import Clusters, Wanted, draw, known, rule_name, score_condition, twins_of
+from athanor.cli.data.choose import Clusters, draw, known, score_condition, twins_of
 from athanor.cli.data.read import DROPPED, KEPT, Corpus, Place, weak_labels
 
 
@@ -27,9 +27,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--kept", action="store_true", help="only documents that stayed")
     which.add_argument("--dropped", action="store_true", help="only documents that went")
     parser.add_argument("--rule", action="append", default=[], help="dropped for this reason; may be given again")
-    parser.add_argument(
-        "--score", action="append", default=[], metavar="COND", help="like 'quality<0.4', 'toxicity>0.9'"
-    )
+    what = "like 'quality<0.4', 'toxicity>0.9'"
+    parser.add_argument("--score", action="append", default=[], metavar="COND", help=what)
     parser.add_argument("--cluster", metavar="ID", help="the cluster of duplicates that this document is in")
     parser.add_argument("-n", type=int, default=5, metavar="N", help="how many (default 5)")
     parser.add_argument("--seed", type=int, help="the same documents again (default: a new one each time, printed)")
@@ -40,10 +39,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     corpus = Corpus(Path.cwd())
     drawn = peek(corpus, args)
-    if args.json:
-        print(json.dumps(drawn, indent=2))
-    else:
-        print(render.fill_template("peek.txt.j2", **drawn, weak_labels=weak_labels(corpus.root)))
+    text = render.fill_template("peek.txt.j2", **drawn, weak_labels=weak_labels(corpus.root))
+    print(json.dumps(drawn, indent=2) if args.json else text)
     return 0
 
 
@@ -51,38 +48,29 @@ def peek(corpus: Corpus, args: argparse.Namespace) -> dict[str, Any]:
     """The seed, how many documents match, and those that were drawn, as plain JSON types."""
     if args.n < 1 or args.chars < 0:
         raise InputError("a number is too small", where="-n, --chars", fix="use -n 1 or more, --chars 0 or more")
+    if args.kept and args.rule:
+        raise InputError("no rule took what was kept", where="--kept --rule", fix="leave one of them out")
     seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
     if args.cluster:
         matching, places = _cluster(corpus, args.cluster, args.n)
     else:
-        fates = (KEPT,) if args.kept else (DROPPED,) if args.dropped or args.rule else (KEPT, DROPPED)
-        if args.kept and args.rule:
-            raise InputError("no rule took what was kept", where="--kept --rule", fix="leave one of them out")
-        wanted = Wanted(
-            tuple(known(name, corpus.sources, "--source") for name in args.source),
-            fates,
-            tuple(rule_name(name) for name in args.rule),
-            tuple(score_condition(each) for each in args.score),
+        matching, places = draw(
+            corpus,
+            args.n,
+            seed,
+            fates=(KEPT,) if args.kept else (DROPPED,) if args.dropped or args.rule else (KEPT, DROPPED),
+            sources=[known(name, corpus.sources, "--source") for name in args.source],
+            rules=[known(name, REASONS, "--rule") for name in args.rule],
+            scores=[score_condition(each) for each in args.score],
         )
-        matching, places = draw(corpus, wanted, args.n, seed)
     entries = corpus.entries(places)
-    twins = twins_of(corpus, entries)
-    rows = []
+    twins, rows = twins_of(corpus, entries), []
     for entry in entries:
-        shown, note = show.cut(entry.text, args.chars)
-        row = {**entry.as_json(), "text": shown, "cut": note or None, "chars": len(entry.text)}
-        twin = twins.get(entry.twin or "")
-        if twin is not None:
-            differ = show.differences(twin.text, entry.text)
-            row["twin_is"] = {
-                "id": twin.id,
-                "fate": twin.fate,
-                "source": twin.source,
-                "split": twin.split,
-                "meta": twin.meta,
-            }
-            row["differs_from_twin"] = differ
-        rows.append(row)
+        shown, note = render.cut(entry.text, args.chars)
+        rows.append({**entry.as_json(), "text": shown, "cut": note or None, "chars": len(entry.text)})
+        if twin := twins.get(entry.twin or ""):
+            rows[-1]["twin_is"] = {name: getattr(twin, name) for name in ("id", "fate", "source", "split", "meta")}
+            rows[-1]["differs_from_twin"] = render.differences(twin.text, entry.text)
     return {"seed": None if args.cluster else seed, "matching": matching, "documents": rows}
 
 
@@ -90,6 +78,6 @@ def _cluster(corpus: Corpus, start: str, count: int) -> tuple[int, list[Place]]:
     """Documents in the cluster, and where some of them are: the one that stayed (or what became of it), then copies."""
     clusters = Clusters(corpus)
     root = clusters.choose(start)
-    rows = [Place(corpus.dropped, row) for row in clusters.members()[root]]
+    rows = [Place(corpus.dropped, row) for row in clusters.members[root]]
     first = [place for place in corpus.find([root]).get(root, []) if place not in rows][:1]
     return len(first) + len(rows), [*first, *rows][:count]

@@ -15,10 +15,9 @@ from athanor.base.artifacts import read_json, write_text
 from athanor.base.errors import AthanorError
 from athanor.cleaning import rules
 from athanor.cleaning.pii import CATEGORIES
-from athanor.cli.data import show
-from athanor.cli.data.gather import LIMITS, Facts, gather
+from athanor.cli import render
+from athanor.cli.data.gather import LIMITS, gather
 from athanor.cli.data.read import Corpus
-from athanor.cli.render import fill_template
 from athanor.runtime.attach import attach_later
 from athanor.runtime.machine import anchor
 
@@ -34,7 +33,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    text = render(Path.cwd())
+    text = page(gather(Corpus(Path.cwd())))
     write_text(args.out, text)
     link = args.out.resolve().as_uri()
     print(f"{link}  ({len(text.encode()) / 1e6:.1f} MB)")
@@ -53,7 +52,7 @@ def refresh(root: Path) -> Path | None:
         return None
     if not out.is_file() or out.stat().st_mtime < max(path.stat().st_mtime for path in made):
         try:
-            text = render(root)
+            text = page(gather(Corpus(root)))
             write_text(out, text)
             attach(root, text)
         except AthanorError:  # `athanor data report` says what is missing
@@ -61,16 +60,16 @@ def refresh(root: Path) -> Path | None:
     return out
 
 
-def render(root: Path) -> str:
-    """The page about the corpus below `root`."""
-    return page(gather(Corpus(root)))
-
-
-def page(facts: Facts) -> str:
-    constants = {"LIMITS": LIMITS, "WEAKENED": WEAKENED, "CATEGORIES": CATEGORIES, "LANGUAGE": LANGUAGE}
-    return fill_template(
-        "report.html.j2", cut=show.cut, differences=show.differences, facts=facts, drift_of=drift_of, **constants
-    )
+def page(facts: dict[str, Any]) -> str:
+    """The page about what `gather` found."""
+    names = {
+        "LIMITS": LIMITS,
+        "WEAKENED": WEAKENED,
+        "CATEGORIES": CATEGORIES,
+        "LANGUAGE": LANGUAGE,
+        "drift_of": drift_of,
+    }
+    return render.fill_template("report.html.j2", cut=render.cut, differences=render.differences, facts=facts, **names)
 
 
 def drift_of(stream: dict[str, Any]) -> dict[str, Any]:

@@ -48,10 +48,10 @@ def in_token_files(root: Path, source: str, split: str, text: str) -> dict[str, 
         for part, facts in ((TRAIN, manifest), (COOLDOWN, manifest.get(COOLDOWN))):
             if facts is not None:
                 names = sorted(facts["sources"])
-                number = names.index(source) if source in names else -1
-                found = _places(root, SHARDS / part, ids.astype(dtype), number) if number >= 0 else []
-                epochs = facts["sources"][source]["epochs"] if number >= 0 else 0.0
-                streams[part] = {"source_epochs": epochs, "places": found}
+                streams[part] = {"source_epochs": 0.0, "places": []}
+                if source in names:
+                    found = _places(root, SHARDS / part, ids.astype(dtype), names.index(source))
+                    streams[part] = {"source_epochs": facts["sources"][source]["epochs"], "places": found}
     return {**known, "streams": streams}
 
 
@@ -87,37 +87,27 @@ def in_tokenizer_sample(corpus: Corpus, place: Place) -> tuple[int | None, str]:
         return None, f"not looked up in a corpus of more than {SAMPLE_BYTES / 1e9:.0f} GB"
     values = built_params(corpus.root, "train-tokenizer")
     try:
-        params, mixture = (
-            build(TokenizerParams, values["tokenizer"], "tokenizer"),
-            build(MixtureParams, values["mixture"], "mixture"),
-        )
-        return _sampled(corpus, place, params, mixture), ""
+        params = build(TokenizerParams, values["tokenizer"], "tokenizer")
+        return _sampled(corpus, place, params, build(MixtureParams, values["mixture"], "mixture")), ""
     except (KeyError, AthanorError) as error:
         return None, f"the tokenizer's sample cannot be told ({error})"
 
 
 def _sampled(corpus: Corpus, place: Place, params: TokenizerParams, mixture: MixtureParams) -> int:
-    lengths: dict[str, np.ndarray] = {}
     number = -1
+    lengths: dict[str, np.ndarray] = {}  # int64 [documents]: UTF-8 bytes of each text
     for source, files in shard_files(corpus.root / CLEAN / "train").items():
         if mixture.sources[source].share > 0:
-            parts = [text_lengths(corpus, path.relative_to(corpus.root)) for path in files]
-            if source == place.file.parent.name:
-                names = [path.name for path in files]
-                number = sum(map(len, parts[: names.index(place.file.name)])) + place.row
-            lengths[source] = np.concatenate(parts)
+            parts = [np.zeros(0, np.int64)]
+            for file in (path.relative_to(corpus.root) for path in files):
+                if file == place.file:
+                    number = sum(map(len, parts)) + place.row
+                for _, batch in corpus.batches(file, ("text",), TEXT_BATCH):
+                    parts.append(pc.binary_length(batch["text"]).to_numpy(zero_copy_only=False))
+            lengths[source] = np.concatenate(parts).astype(np.int64)
     if number < 0:
         return 0
     sources = mix_sources({name: mixture.sources[name] for name in lengths}, lengths)
     plan = plan_mixture(sources, params.sample_bytes, mixture.seed)
     mine = [source.name for source in sources].index(place.file.parent.name)
     return int(((plan.sources == mine) & (plan.documents == number)).sum())
-
-
-def text_lengths(corpus: Corpus, file: Path) -> np.ndarray:
-    """int64 [documents]: UTF-8 bytes of each text of a file."""
-    parts = [
-        pc.binary_length(batch["text"]).to_numpy(zero_copy_only=False)
-        for _, batch in corpus.batches(file, ("text",), TEXT_BATCH)
-    ]
-    return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
