@@ -79,8 +79,8 @@ class Memory:
 
     def past(self, stage: str) -> list[Past]:
         """The finished runs of a stage, oldest first, without those that only gave out an earlier result again."""
-        runs = [self._past(folder, meta, end) for folder, meta, end in self._ended if meta["stage"] == stage]
-        return sorted((run for run in runs if run is not None), key=lambda run: run.started_ms)
+        runs = [self._past(*run) for run in self._ended if run[1]["stage"] == stage]
+        return sorted(filter(None, runs), key=lambda run: run.started_ms)
 
     def _past(self, folder: Path, meta: Mapping[str, Any], end: Mapping[str, Any]) -> Past | None:
         metrics, facts = end.get("metrics", {}), end.get("facts", {})
