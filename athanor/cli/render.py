@@ -45,6 +45,11 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def counted(counts: Mapping[str, int]) -> str:
+    """Counts above 0 in one line."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count) or "none"
+
+
 def pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in sorted(values.items()))
 
@@ -114,7 +119,7 @@ def common(left: str, right: str) -> int:
     return len(os.path.commonprefix([left, right]))
 
 
-def fill_template(name: str, **values: Any) -> str:
+def fill_template(name: str, /, **values: Any) -> str:
     """A template of templates/ filled in. HTML is escaped; what cannot be seen is spelled out."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
@@ -129,6 +134,7 @@ def fill_template(name: str, **values: Any) -> str:
         "share": share,
         "plural": plural,
         "pairs": pairs,
+        "counted": counted,
         "scores": scores,
         "fixed": fixed,
         "json": json.dumps,
