@@ -12,7 +12,8 @@ import pytest
 
 from athanor.base.artifacts import read_json
 from athanor.cli import render
-from athanor.cli.data import choose, where
+from athanor.cli.data import choose
+from athanor.cli.data import trace as tracing
 from athanor.cli.data.read import Corpus
 from athanor.data.shards import open_cooldown, open_train, open_val
 from athanor.text.documents import content_id
@@ -97,7 +98,7 @@ def test_trace_of_every_kept_document_finds_the_places_in_the_token_files(world)
     kept = corpus.entries([place for place, _, _ in corpus.ids() if place.file != corpus.dropped])
     seen = dict.fromkeys(streams, 0)
     for entry in kept:
-        told = where.in_token_files(world, entry.source, entry.split, entry.text)["streams"]
+        told = tracing.in_token_files(world, entry.source, entry.split, entry.text)["streams"]
         if entry.split == "val":
             assert [p["document"] for p in told["val"]] and set(told) == {"val"}
             continue
@@ -161,7 +162,7 @@ def test_trace_of_a_text_that_came_twice_tells_both(world, athanor):
 def test_the_tokenizers_sample_is_told_as_the_stage_drew_it(world):
     corpus = Corpus(world)
     places = [place for place, _, _ in corpus.ids() if place.file.parent.parent.name == "train"]
-    drawn = [where.in_tokenizer_sample(corpus, place)[0] for place in places]
+    drawn = [tracing.in_tokenizer_sample(corpus, place)[0] for place in places]
     assert sum(drawn) == read_json("metrics/train_tokenizer.json")["sample"]["documents"] and 0 in drawn
 
 

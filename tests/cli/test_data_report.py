@@ -13,9 +13,8 @@ from markupsafe import escape
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
-from athanor.cli.data.gather import gather
 from athanor.cli.data.read import Corpus
-from athanor.cli.data.report import page, refresh
+from athanor.cli.data.report import gather, page, refresh
 from athanor.cli.render import visible
 from athanor.runtime import attach, ship
 from athanor.runtime.locks import try_lock

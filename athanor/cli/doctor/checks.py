@@ -22,8 +22,7 @@ from athanor.base.artifacts import read_json, write_text
 from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import read_yaml
 from athanor.cli import slots
-from athanor.cli.doctor.main import FIX, Finding
-from athanor.cli.doctor.processes import Checkout, author, holder
+from athanor.cli.doctor.main import FIX, Checkout, Finding, author, holder
 from athanor.hardware import profile as profiles
 from athanor.runtime import dvc_lock, ship
 from athanor.runtime.facts import Graph, git

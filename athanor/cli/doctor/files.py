@@ -17,8 +17,7 @@ from pathlib import Path
 from athanor.base.artifacts import OLD, read_json
 from athanor.cli import slots
 from athanor.cli.doctor.checks import cache_folder, recorded
-from athanor.cli.doctor.main import FIX, Finding
-from athanor.cli.doctor.processes import Checkout
+from athanor.cli.doctor.main import FIX, Checkout, Finding
 from athanor.runtime import dvc_lock, intact
 from athanor.runtime.facts import git
 
