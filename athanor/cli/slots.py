@@ -33,6 +33,7 @@ from typing import Any
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
+from athanor.cli.render import fill_template
 from athanor.runtime.facts import flatten
 from athanor.runtime.locks import locked, try_lock
 from athanor.runtime.machine import anchor
@@ -163,19 +164,8 @@ def table(slots: list[Found]) -> str:
     differences: dict[Path, str] = {}
     for stage in {slot.stage for slot in slots}:
         differences |= words([slot for slot in slots if slot.stage == stage])
-    lines = [f"{'id':<9} {'stage':<10} {'state':<11} {'step':>9} {'age':>14} {'size':>10}  marks"]
-    now = time.time()
-    for slot in slots:
-        marks = [word for word, on in (("current", slot.current), ("pinned", slot.pinned)) if on]
-        marks += ["waits for adopt or drop"] if waits(slot) else []
-        marks += [slot.pulse] if slot.pulse else []
-        step = "-" if slot.step is None else f"{slot.step:,}"
-        line = f"{slot.id:<9} {slot.stage:<10} {slot.state:<11} {step:>9} {duration(now - slot.changed):>14}"
-        lines.append(f"{line} {size(slot.bytes):>10}  {', '.join(marks)}".rstrip())
-        if differences[slot.path]:
-            lines.append(f"{'':<10}{differences[slot.path]}")
-    lines.append(f"{len(slots)} slots, {size(sum(slot.bytes for slot in slots))}")
-    return "\n".join(lines)
+    rows = [(slot, differences[slot.path]) for slot in slots]
+    return fill_template("slots.txt.j2", rows=rows, now=time.time(), waits=waits, size=size, duration=duration)
 
 
 def size(count: int) -> str:
