@@ -168,6 +168,12 @@ def table(slots: list[Found]) -> str:
     return fill_template("slots.txt.j2", rows=rows, now=time.time(), waits=waits, size=size, duration=duration)
 
 
+def bytes_of(path: Path) -> int:
+    """Of a file, or of all files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.lstat().st_size for file in files if file.is_file())
+
+
 def size(count: int) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
 

@@ -1,7 +1,7 @@
 """Kill resumable stages again and again, at bad moments and worse ones, and compare every byte with a quiet run.
 
     python -m tools.drill [--stages pretrain,sft,download] [--kills N] [--seed S] [--keep DIR]
-                            [--params FILE] [--inputs DIR]
+                            [--inputs DIR]
 
 For each stage: one uninterrupted run as a process of its own, then rounds in
 which attempts die one after the other until one of them ends. Each round's
@@ -37,7 +37,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=34, metavar="N", help="SIGKILLs per stage (34)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="chooses moments and their order (1)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work in this new directory and keep all of it")
-    parser.add_argument("--params", type=Path, metavar="FILE", help="instead of presets/micro.yaml, as it is")
     parser.add_argument("--inputs", type=Path, metavar="DIR", help="a directory where the pipeline has run with them")
     args = parser.parse_args()
     args.stages = args.stages.split(",")
@@ -81,7 +80,7 @@ def drill(args: argparse.Namespace, base: Path) -> list[Outcome]:
     drilled = environment()
     os.environ.clear()
     os.environ.update(drilled)  # before a stage is imported
-    scratch = Scratch(Path.cwd(), base, args.params)
+    scratch = Scratch(Path.cwd(), base)
     if args.inputs:
         scratch.use_inputs(args.inputs, args.stages)
     else:
@@ -90,7 +89,7 @@ def drill(args: argparse.Namespace, base: Path) -> list[Outcome]:
     outcomes = []
     for stage in args.stages:
         draw = random.Random(f"{args.seed} {stage}")
-        one = Drill(scratch, stage, draw, lengthen=args.params is None, keep=args.keep is not None)
+        one = Drill(scratch, stage, draw, keep=args.keep is not None)
         outcomes.append(one.run(plan(stage, args.kills, draw)))
     return outcomes
 
@@ -110,14 +109,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 rows.append((outcome.stage, words, *map(str, numbers)))
         totals = (outcome.kills.total(), outcome.resumed.total(), outcome.anew.total(), len(outcome.problems))
         rows.append((outcome.stage, f"all: {outcome.rounds} rounds to the end", *map(str, totals)))
-    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
-    rule = ["-" * widths[at] if at < 2 else "-" * (widths[at] - 1) + ":" for at in range(len(head))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = [cell.ljust(widths[at]) if at < 2 else cell.rjust(widths[at]) for at, cell in enumerate(row)]
-        return f"| {' | '.join(cells)} |"
-
-    return "\n".join([line(head), line(rule), *map(line, rows)])
+    rule = ["---"] * 2 + ["---:"] * (len(head) - 2)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
 
 
 if __name__ == "__main__":

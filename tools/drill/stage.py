@@ -75,8 +75,8 @@ class Different(Exception):
 class Drill:
     """One stage, imported here and run in forked children."""
 
-    def __init__(self, scratch: Scratch, stage: str, draw: random.Random, *, lengthen: bool, keep: bool) -> None:
-        self.scratch, self.stage, self.draw, self.lengthen, self.keep = scratch, stage, draw, lengthen, keep
+    def __init__(self, scratch: Scratch, stage: str, draw: random.Random, *, keep: bool) -> None:
+        self.scratch, self.stage, self.draw, self.keep = scratch, stage, draw, keep
         self.base = scratch.base / stage
         self.outcome = Outcome(stage)
         self.longer = 1
@@ -146,7 +146,7 @@ class Drill:
             learn(watched / "attempts" / f"{self.attempts:03d}.log")
             self.points = Counter(note["point"] for note in first.noted if "point" in note)
             enough = self.stage not in TRAINING or self.points["remove"] >= MIN_REMOVED
-            if enough or not self.lengthen or self.longer >= MAX_LONGER:
+            if enough or self.longer >= MAX_LONGER:
                 break
             self.longer *= 2
             shutil.rmtree(self.base)
