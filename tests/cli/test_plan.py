@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,10 +18,10 @@ from athanor.cli.plan.main import Plan, as_json, as_text, make_plan
 from athanor.cli.plan.simulate import FOLLOWS, RUN, Step
 from athanor.runtime import presets
 from tests.cli import toy_pipeline as toy
+from tests.e2e.clone import environment
 
 ROOT = Path(__file__).resolve().parents[2]
-ENV = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_"))}
-ENV |= {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+ENV = environment(PYTHONPATH=str(ROOT))
 
 
 @pytest.fixture(scope="module")

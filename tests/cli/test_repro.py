@@ -19,6 +19,8 @@ from athanor.runtime import presets
 from tests.e2e.clone import Clone, environment
 
 ROOT = Path(__file__).resolve().parents[2]
+QUIET = {"PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
+REPRO = (sys.executable, "-m", "athanor", "repro")
 STAGE = """
 import time
 from athanor.base.errors import Interrupted
@@ -48,13 +50,11 @@ def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
     (tmp_path / "dvc.yaml").write_text(
         "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [stages/toy.py]\n    outs: [o]\n"
     )
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_"))}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**clean, "PYTHONPATH": str(ROOT), "PATH": path, "ATHANOR_TRACKING": "off"}
+    env = environment(**QUIET)
     for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
         subprocess.run(command, cwd=tmp_path, env=env, check=True)
     child = subprocess.Popen(
-        [sys.executable, "-m", "athanor", "repro"],
+        REPRO,
         cwd=tmp_path,
         env=env,
         stdout=subprocess.PIPE,
@@ -78,10 +78,7 @@ def test_a_slip_in_params_is_told_before_dvc_deletes_anything(tmp_path):
     """DVC removes a stage's outputs and only then starts it, so the stage's own check came too late for them."""
     text = presets.complete(ROOT / "presets" / "micro.yaml")
     (tmp_path / "params.yaml").write_text(text.replace("\npretrain:\n", "\npretrain:\n  learning_rat: 1\n"))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
-    done = subprocess.run(
-        [sys.executable, "-m", "athanor", "repro"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
-    )
+    done = Clone(tmp_path).run(*REPRO, check=False, **QUIET)
     assert done.returncode == 1 and "pretrain.learning_rat: unknown key" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
 
@@ -119,10 +116,6 @@ def foreign(tmp_path) -> Clone:
     clone.run("git", "init", "-q")
     clone.dvc("init", "-q")
     return clone
-
-
-QUIET = {"PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
-REPRO = (sys.executable, "-m", "athanor", "repro")
 
 
 def test_repro_targets_of_a_foreign_base(foreign):

@@ -23,7 +23,6 @@ def test_cpu_and_memory_of_a_command_and_its_children():
     found = usage.run([sys.executable, "-c", PARENT, child], Path.cwd(), {})
     assert found.cpu_seconds >= 0.6 and found.wall_seconds >= 0.5
     assert found.processes >= 1 and found.worker_peak_bytes > 80_000_000 > found.peak_bytes > 1_000_000
-    assert found.largest_bytes == found.worker_peak_bytes
 
 
 def test_a_process_without_children():
