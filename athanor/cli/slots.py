@@ -141,19 +141,14 @@ def busy(path: Path) -> bool:
 def words(slots: list[Found]) -> dict[Path, str]:
     """For each slot of one stage, the facts in which it differs from the others."""
     flat = {slot.path: {name.removeprefix("params."): value for name, value in flatten(slot.facts)} for slot in slots}
-    names = list(dict.fromkeys(name for facts in flat.values() for name in facts if name != "part"))
-    differences = {}
-    for slot in slots:
-        mine = flat[slot.path]
-        # A trunk has no token budget; that it lacks one is no difference worth telling.
-        others = [flat[other.path] for other in slots]
-        differ = [name for name in names if name in mine and any(o.get(name, mine[name]) != mine[name] for o in others)]
-        differences[slot.path] = ", ".join(f"{_short(name)} {_value(mine[name])}" for name in differ)
-    return differences
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("inputs.") if name.startswith("inputs.") else name
+    values: dict[str, set[str]] = {}  # a trunk has no token budget; that it lacks one is no difference worth telling
+    for name, value in (pair for facts in flat.values() for pair in facts.items() if pair[0] != "part"):
+        values.setdefault(name, set()).add(str(value))
+    differ = [name for name, found in values.items() if len(found) > 1]
+    return {
+        path: ", ".join(f"{name.removeprefix('inputs.')} {_value(facts[name])}" for name in differ if name in facts)
+        for path, facts in flat.items()
+    }
 
 
 def _value(value: Any) -> str:
@@ -256,7 +251,7 @@ def adopt(slots: list[Found], start: str) -> list[Found]:
                 Record(new, (*one.code.digests, new.digest)).write(one.path)
                 taken.append(one)
     if slot not in taken:
-        raise InputError("a process is at work in it", where=str(slot.path), fix="stop it first: athanor stop")
+        raise _at_work(slot)
     return taken
 
 
@@ -296,21 +291,22 @@ def run(args: argparse.Namespace) -> int:
         slot = choose(slots, args.id)
         pin(slot, args.command == "pin")
         print(f"{slot.id} of {slot.stage} is {args.command}ned")
-        return 0
-    if args.command == "adopt":
+    elif args.command == "adopt":
         for slot in adopt(slots, args.id):
-            print(
-                f"{slot.id} of {slot.stage} is adopted: the next run goes on there, and its manifest names both codes"
-            )
-        return 0
-    if args.command == "drop":
+            then = "the next run goes on there, and its manifest names both codes"
+            print(f"{slot.id} of {slot.stage} is adopted: {then}")
+    elif args.command == "drop":
         slot = asked(slots, args.id)
         if not remove(slot):
-            raise InputError("a process is at work in it", where=str(slot.path), fix="stop it first: athanor stop")
+            raise _at_work(slot)
         print(f"removed {slot.id} of {slot.stage}, {size(slot.bytes)}: the next run begins anew")
-        return 0
-    print(table(slots) if slots else "there are no slots: no long stage has run here")
+    else:
+        print(table(slots) if slots else "there are no slots: no long stage has run here")
     return 0
+
+
+def _at_work(slot: Found) -> InputError:
+    return InputError("a process is at work in it", where=str(slot.path), fix="stop it first: athanor stop")
 
 
 def _prune(slots: list[Found], args: argparse.Namespace) -> int:
