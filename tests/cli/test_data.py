@@ -12,7 +12,7 @@ import pytest
 
 from athanor.base.artifacts import read_json
 from athanor.cli import render
-from athanor.cli.data import choose
+from athanor.cli.data import peek
 from athanor.cli.data import trace as tracing
 from athanor.cli.data.read import Corpus
 from athanor.data.shards import open_cooldown, open_train, open_val
@@ -212,7 +212,7 @@ def test_differences_show_where_long_lines_differ_and_end():
 def test_a_draw_is_uniform():
     hits = np.zeros(20)
     for seed in range(2000):
-        draw, random_keys = choose.Draw(2), choose.keys_of(seed, Path("file"))
+        draw, random_keys = peek.Draw(2), peek.keys_of(seed, Path("file"))
         for start in (0, 10):
             draw.show(Path("file"), start, random_keys.random(10), np.arange(10))
         hits[[place.row for place in draw.places]] += 1

@@ -23,7 +23,7 @@ from athanor.cleaning.measuring import SCORES
 from athanor.cleaning.pii import CATEGORIES
 from athanor.cleaning.writing import BINS
 from athanor.cli import render
-from athanor.cli.data.choose import Clusters, Draw, keys_of, twins_of
+from athanor.cli.data.peek import Clusters, Draw, keys_of, twins_of
 from athanor.cli.data.read import (
     BATCH,
     CLASSIFIERS,
@@ -41,6 +41,7 @@ from athanor.cli.data.read import (
     clean_params,
     weak_labels,
 )
+from athanor.cli.summary import leaf
 from athanor.data.shards import KIND, VERSION
 from athanor.runtime import dvc_lock
 from athanor.runtime.attach import attach_later
@@ -118,8 +119,7 @@ def drift_of(stream: dict[str, Any]) -> dict[str, Any]:
 
 def attach(root: Path, text: str) -> str:
     """Show the page with the run that made data/clean; says what was done."""
-    leaf = root / "metrics" / "runs" / "clean.json"
-    run = read_json(leaf)["run"] if leaf.is_file() else ""
+    run = (leaf(root, "clean") or {}).get("run", "")
     if run and attach_later(anchor(), run, OUT.name, text.encode()):
         return f"shown in MLflow with the run {run} (athanor ui)"
     return "not shown in MLflow: the journal of the run that made data/clean is not in this checkout"
