@@ -55,16 +55,15 @@ def folder(world: World) -> Path:
     return world.root / ".athanor" / "slots" / "pretrain"
 
 
-def stage(world: World, *, code: str = "", steps: int = 1) -> Callable[[], None]:
+def stage(world: World, *, code: str = "") -> Callable[[], None]:
     """A stage that enters its slot, saves, and ends unfinished, as a stop on request does."""
 
     def act() -> None:
         with slot_of(world, code) as slot:
             with world.alone("writers in one slot"):
-                for step in range(1, steps + 1):
-                    saved = slot.path / f"step_{step:08d}" / "state.json"
-                    saved.parent.mkdir(exist_ok=True)
-                    saved.touch()
+                saved = slot.path / "step_00000001" / "state.json"
+                saved.parent.mkdir(exist_ok=True)
+                saved.touch()
                 world.check(saved.is_file() and (slot.path / "facts.json").is_file(), "living work was deleted")
 
     return act

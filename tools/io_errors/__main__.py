@@ -121,7 +121,7 @@ class Attempt:
     log: str
 
 
-def sweep(operation: Operation, most: int, faults: tuple[Fault, ...] = FAULTS) -> Tally:
+def sweep(operation: Operation, most: int) -> Tally:
     """Inject each fault into each call of its kind, or into a sample of `most`."""
     tally = Tally(operation.name)
     operation.prepare()
@@ -134,7 +134,7 @@ def sweep(operation: Operation, most: int, faults: tuple[Fault, ...] = FAULTS) -
         )
         return tally
     learn(operation.log)
-    for turn, fault in enumerate(faults):
+    for turn, fault in enumerate(FAULTS):
         for number, file in sample([name for kind, name in quiet.calls if kind == fault.kind], most, turn):
             inject(operation, fault, number, tally, file)
     return tally
