@@ -57,16 +57,14 @@ def dry_run(params: SyntheticParams, show: int) -> str:
 
 def total(requests: Sequence[Request], params: SyntheticParams) -> Spent:
     """The most that these may use."""
-    found = Spent()
-    for request in requests:
-        found += cost(request.worst_input_tokens, params.max_output_tokens, prices(params.budget))
-    return found
+    most, price = params.max_output_tokens, prices(params.budget)
+    return sum((cost(request.worst_input_tokens, most, price) for request in requests), Spent())
 
 
 def affordable(requests: Sequence[Request], params: SyntheticParams, spent: Spent) -> int:
     """How many of the first requests fit the budget if each of them uses its most."""
     for number, request in enumerate(requests):
-        spent += cost(request.worst_input_tokens, params.max_output_tokens, prices(params.budget))
+        spent += total([request], params)
         if spent.beyond(params.budget) is not None:
             return number
     return len(requests)
