@@ -46,14 +46,15 @@ class Meter:
     def time(self, part: str) -> Iterator[None]:
         """What runs inside counts as `part`. Parts of a step do not nest, but `forward` and `backward` do in theirs."""
         alone = part == "data" and self._clock is time.perf_counter and not self._events
-        queued = -_queued_seconds() if alone else 0.0
         begin = self._stamp()
+        queued = -_queued_seconds() if alone else 0.0  # between the stamps, or more than their distance is taken away
         try:
             yield
         finally:
+            queued += _queued_seconds() if alone else 0.0
             end = self._stamp()
             if alone:  # that other programs had the processor is no fault of the data
-                end -= min(end - begin, max(0.0, queued + _queued_seconds()))
+                end -= min(end - begin, max(0.0, queued))
             self._open.append((part, begin, end))
 
     def begin_step(self) -> None:

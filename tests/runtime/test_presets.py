@@ -17,7 +17,7 @@ from athanor.base.errors import ParamsError
 from athanor.base.strict import build, read_yaml
 from athanor.runtime import presets
 from athanor.runtime.schema import check_values, schemas
-from athanor.sources.exercises.build import CATEGORIES, ONLY_ASKED
+from athanor.sources.exercises.build import CATEGORIES, ONLY_ASKED, battery_items, training_conversations
 from athanor.sources.fetch import check_pinned
 from athanor.sources.instruct_params import ExercisesSource, MessagesSource
 from athanor.sources.params import HuggingFaceSource, is_local
@@ -143,6 +143,21 @@ def test_file_means_the_same_to_every_yaml_reader(path: Path) -> None:
 def test_first_line_says_what_the_preset_is(path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert re.fullmatch(r"# [A-Z].*[^.]\.", first) and len(first) <= 120
+
+
+def test_params_yaml_is_the_default_preset() -> None:
+    assert (ROOT / "params.yaml").read_bytes() == (ROOT / "presets" / "default.yaml").read_bytes()
+
+
+@each_preset
+def test_there_are_as_many_exercises_as_are_asked_for(path: Path) -> None:
+    """A count above what a category holds would end the first download with an error."""
+    sections = load(path)
+    seed, fraction, battery = sections["instruct"].seed, sections["instruct"].val_fraction, sections["battery"]
+    for source in sections["instruct"].sources:
+        if isinstance(source, ExercisesSource):
+            assert training_conversations(source, seed, fraction, battery)
+    assert battery_items(battery)
 
 
 def test_no_preset_goes_unchecked() -> None:

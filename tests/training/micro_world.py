@@ -29,7 +29,7 @@ from athanor.training import lanes, parallel
 from athanor.training.loop import Hooks, train
 from athanor.training.world import join
 
-TIMEOUT = 60.0
+TIMEOUT = 300.0  # s; beside other work a process takes a minute to import torch
 LANE_COUNT, BUCKET_BYTES = lanes.lane_count, parallel.BUCKET_BYTES
 
 

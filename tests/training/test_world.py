@@ -28,7 +28,7 @@ from athanor.training.world import World, sharded_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 CLOSE = 1e-5
-LIMIT = 120.0  # s; a start takes 3 s on an idle machine
+LIMIT = 600.0  # s; a start takes 3 s on an idle machine
 
 
 def start(folder, size, jobs):
