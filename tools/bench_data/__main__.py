@@ -17,14 +17,12 @@ import platform
 import statistics
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from athanor.base.artifacts import write_json
 from athanor.base.errors import AthanorError
+from athanor.runtime.facts import hardware
 from athanor.text.documents import read_sources
 from tools.bench_data import corpus, planted, sides, usage
 
@@ -61,7 +59,7 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
     sample_size = corpus.total_bytes(corpus.sample(whole, sample, args.sample, PARAMS)) / 1e6
     for place in (whole, sample):
         sides.prepare(place)
-    found: dict[str, Any] = {"machine": machine(), "megabytes": size, "sample_megabytes": sample_size}
+    found: dict[str, Any] = {"machine": hardware(), "megabytes": size, "sample_megabytes": sample_size}
 
     say("near duplicates planted in a part of the corpus")
     texts = [document.text for document in read_sources(whole / "data" / "raw")]
@@ -69,7 +67,7 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
     del texts
 
     say("our clean stage on the whole corpus")
-    found["whole"] = asdict(sides.ours(whole))
+    found["whole"] = sides.ours(whole)
     runs: dict[str, list[Any]] = {"ours": [], "datatrove": [], "datatrove_every": []}
     python = None
     if not args.no_datatrove:
@@ -81,10 +79,10 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
         turn = list(runs) if python else ["ours"]
         for side in turn if number % 2 == 0 else reversed(turn):
             if side == "ours":
-                runs[side].append(asdict(sides.ours(sample, train=number == 0)))
+                runs[side].append(sides.ours(sample, train=number == 0))
             else:
                 raw = sample / "data" / "raw"
-                runs[side].append(asdict(sides.trove(python, raw, sample / side, side == "datatrove_every")))
+                runs[side].append(sides.trove(python, raw, sample / side, side == "datatrove_every"))
     found["sample"] = runs
     write_json(folder / "results.json", found)
     if args.memory:
@@ -101,9 +99,7 @@ def memory(folder: Path, whole: Path, megabytes: float, size: float) -> list[dic
     for place, text in ((tenth, small), (whole, size)):
         for workers in (1, 2):
             say(f"memory: {text:.0f} MB, workers {workers}")
-            rows.append(
-                {"megabytes": text, "workers": workers, **asdict(sides.ours(place, workers, train=False).clean)}
-            )
+            rows.append({"megabytes": text, "workers": workers, **sides.ours(place, workers, train=False)["used"]})
     return rows
 
 
@@ -112,21 +108,12 @@ def spread(texts: list[str], count: int) -> list[str]:
     return texts[:: max(1, len(texts) // count)]
 
 
-def machine() -> dict[str, str]:
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("model name"))
-        name = next(lines, f": {name}").partition(":")[2].strip()
-    return {"cpu": name, "python": platform.python_version(), "numpy": np.__version__}
-
-
 def table(found: dict[str, Any]) -> list[str]:
     """Markdown."""
     size, whole = found["megabytes"], found["whole"]
-    clean = whole["clean"]
+    clean = whole["used"]
     lines = [
-        f"{found['machine']['cpu']}, Python {found['machine']['python']}; one worker, one thread",
+        f"{found['machine']['cpu']}, Python {platform.python_version()}; one worker, one thread",
         "",
         "| what | text | CPU seconds | MB per CPU-second | peak memory |",
         "|---|---|---|---|---|",
@@ -140,9 +127,8 @@ def table(found: dict[str, Any]) -> list[str]:
     spent = {}
     for side, runs in found["sample"].items():
         if runs:
-            used = [run["clean" if side == "ours" else "used"] for run in runs]
-            spent[side] = [facts["cpu_seconds"] for facts in used]
-            lines.append(row(names[side], found["sample_megabytes"], spent[side], used[0]))
+            spent[side] = [run["used"]["cpu_seconds"] for run in runs]
+            lines.append(row(names[side], found["sample_megabytes"], spent[side], runs[0]["used"]))
     for side in ("datatrove", "datatrove_every"):
         if side in spent:
             ratios = [theirs / mine for mine, theirs in zip(spent["ours"], spent[side], strict=True)]

@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet as pq
@@ -19,13 +20,6 @@ from tools.bench_data import usage
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("athanor", "stages", "dvc.yaml", "pyproject.toml")
 TRAIN, CLEAN = "stages.train_classifiers", "stages.clean"
-
-
-@dataclass(frozen=True)
-class Cleaned:
-    training: usage.Usage | None  # of the classifiers; not a part of cleaning, once for a corpus
-    clean: usage.Usage
-    documents: int
 
 
 def prepare(folder: Path, preset: str = "default") -> None:
@@ -40,18 +34,23 @@ def prepare(folder: Path, preset: str = "default") -> None:
     (folder / "params.yaml").write_text(presets.complete(ROOT / "presets" / f"{preset}.yaml"))
 
 
-def ours(folder: Path, workers: int = 1, train: bool = True) -> Cleaned:
-    """Train the classifiers (unless `train` is false and they are there) and clean; nothing is taken up from before."""
+def ours(folder: Path, workers: int = 1, train: bool = True) -> dict[str, Any]:
+    """Train the classifiers (unless `train` is false and they are there) and clean; nothing is taken up from before.
+
+    Usage of both (training is no part of cleaning, but once for a corpus), and how many documents are left.
+    """
     training = None
-    if (ROOT / "stages" / "train_classifiers.py").is_file() and (train or not (folder / "models").is_dir()):
+    if train or not (folder / "models").is_dir():
         shutil.rmtree(folder / "models", ignore_errors=True)
         training = stage(folder, TRAIN, workers)
-    shutil.rmtree(folder / "data" / "clean", ignore_errors=True)
-    clean = stage(folder, CLEAN, workers)
-    return Cleaned(training, clean, kept(folder / "data" / "clean"))
+    clean = folder / "data" / "clean"
+    shutil.rmtree(clean, ignore_errors=True)
+    used = stage(folder, CLEAN, workers)
+    files = [path for path in clean.rglob("*.parquet") if path.name != "dropped.parquet"]
+    return {"training": training, "used": used, "documents": sum(pq.read_metadata(path).num_rows for path in files)}
 
 
-def stage(folder: Path, module: str, workers: int) -> usage.Usage:
+def stage(folder: Path, module: str, workers: int) -> dict[str, Any]:
     shutil.rmtree(folder / ".athanor", ignore_errors=True)  # slots, or the second run would find the work done
     environment = {
         **usage.ONE_THREAD,
@@ -61,13 +60,7 @@ def stage(folder: Path, module: str, workers: int) -> usage.Usage:
         "DVC_ROOT": str(folder),
         "PATH": os.environ.get("PATH", ""),
     }
-    return usage.run([sys.executable, "-m", module], folder, environment)
-
-
-def kept(clean: Path) -> int:
-    """Documents left, of training and validation."""
-    files = [path for path in clean.rglob("*.parquet") if path.name != "dropped.parquet"]
-    return sum(pq.ParquetFile(path).metadata.num_rows for path in files)
+    return asdict(usage.run([sys.executable, "-m", module], folder, environment))
 
 
 # -- datatrove, in an environment of its own ------------------------------------------------------------------------
@@ -75,12 +68,6 @@ def kept(clean: Path) -> int:
 # The English word splitter of datatrove needs spaCy, without a model. Parquet is read with the version that we use.
 REQUIREMENTS = ("datatrove[processing]==0.10.1", "spacy==3.8.18", "orjson==3.13.0", f"pyarrow=={pyarrow.__version__}")
 SCRIPT = Path(__file__).with_name("trove_run.py")
-
-
-@dataclass(frozen=True)
-class Filtered:
-    used: usage.Usage
-    documents: int
 
 
 def trove_environment(folder: Path) -> tuple[Path, dict[str, str]]:
@@ -96,11 +83,11 @@ def trove_environment(folder: Path) -> tuple[Path, dict[str, str]]:
     return python, json.loads(versions.read_text())["versions"]
 
 
-def trove(python: Path, raw: Path, out: Path, every: bool) -> Filtered:
+def trove(python: Path, raw: Path, out: Path, every: bool) -> dict[str, Any]:
     """Filters, MinHash and PII on the documents of `raw`; `every`: no document leaves before the last filter."""
     shutil.rmtree(out, ignore_errors=True)
     command = [str(python), str(SCRIPT), str(raw), str(out), *(["--every"] if every else [])]
     settings = {**usage.ONE_THREAD, "PYTHONPATH": "", "PATH": os.environ.get("PATH", ""), "HF_HUB_OFFLINE": "1"}
     used = usage.run(command, out.parent, settings)
     counts = json.loads((out / "counts.json").read_text())
-    return Filtered(used, counts["clean"])
+    return {"used": asdict(used), "documents": counts["clean"]}
