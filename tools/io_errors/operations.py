@@ -32,8 +32,9 @@ class Operation:
     `problems` says what is wrong with what a run with status 0 left behind, what it acknowledged included.
     """
 
-    def __init__(self, name: str, base: Path) -> None:
-        self.name, self.base, self.work = name, base, base / "work"
+    def __init__(self, name: str, scratch: Scratch) -> None:
+        base = scratch.base.parent / name
+        self.name, self.scratch, self.base, self.work = name, scratch, base, base / "work"
         self.inside, self.template = self.work, base / "template"
         self.acknowledged, self.log = base / "acknowledged", base / "log"
 
@@ -63,6 +64,11 @@ class Operation:
         return [json.loads(line) for line in text.splitlines()]
 
 
+def tell(error: Exception) -> None:
+    with contextlib.suppress(OSError):  # where telling is what fails
+        print(error, file=sys.stderr)
+
+
 class Store(Operation):
     """Chats as people use them: what a call returned for is there afterwards, what was deleted is not."""
 
@@ -77,8 +83,7 @@ class Store(Operation):
                 found = call(*args, **how)
             except AthanorError as error:
                 failed += 1
-                with contextlib.suppress(OSError):
-                    print(error, file=sys.stderr)
+                tell(error)
                 return None
             self.acknowledge(what=what, id=args[0] if args else found["id"], more=args[2:] if what == "answer" else [])
             return found
@@ -86,23 +91,15 @@ class Store(Operation):
         try:
             chats = Chats("chat.sqlite3")
         except AthanorError as error:
-            with contextlib.suppress(OSError):
-                print(error, file=sys.stderr)
+            tell(error)
             return 1
         for number in range(3):
             if (chat := attempt("create", chats.create, title=f"chat {number}")) is None:
                 continue
-            first = attempt(
-                "answer",
-                chats.answer,
-                chat["id"],
-                (None, f"question {number}"),
-                "an answer " * 300,
-                model="m",
-                stats={},
-            )
+            asked, how = (None, f"question {number}"), {"model": "m", "stats": {}}
+            first = attempt("answer", chats.answer, chat["id"], asked, "an answer " * 300, **how)
             if first:
-                attempt("answer", chats.answer, chat["id"], first[0]["id"], "another answer", model="m", stats={})
+                attempt("answer", chats.answer, chat["id"], first[0]["id"], "another answer", **how)
                 attempt("feedback", chats.feedback, first[1]["id"], "down", "better")
             attempt("update", chats.update, chat["id"], title=f"renamed {number}")
             with contextlib.suppress(AthanorError):
@@ -154,8 +151,7 @@ class Journalled(Operation):
             journal.event("note", text="nearly done")
             journal.close("FINISHED", metrics={"loss": 0.5})
         except (OSError, AthanorError) as error:
-            with contextlib.suppress(OSError):
-                print(f"toy: {error}", file=sys.stderr)
+            tell(error)
             return 1
         return 0
 
@@ -175,10 +171,6 @@ class Journalled(Operation):
 
 class Shipped(Operation):
     """Journals of finished stages, delivered to a database of MLflow: one with a run in it, or none yet (`ship-first`)."""
-
-    def __init__(self, name: str, base: Path, scratch: Scratch) -> None:
-        super().__init__(name, base)
-        self.scratch, self.wanted = scratch, ""
 
     def prepare(self) -> None:
         super().prepare()
@@ -233,10 +225,6 @@ class Shipped(Operation):
 class Pruned(Operation):
     """Slots that go, and some that must not."""
 
-    def __init__(self, name: str, base: Path, scratch: Scratch) -> None:
-        super().__init__(name, base)
-        self.scratch = scratch
-
     def prepare(self) -> None:
         super().prepare()
         shutil.copytree(self.scratch.inputs / ".athanor" / "slots", self.template / ".athanor" / "slots")
@@ -261,9 +249,9 @@ class Pruned(Operation):
 class Stage(Operation):
     """A stage on the inputs of a micro run; its outputs, metrics and plots must be those of that run."""
 
-    def __init__(self, name: str, base: Path, scratch: Scratch) -> None:
-        super().__init__(name, base)
-        self.scratch, self.inside = scratch, scratch.base.parent
+    def __init__(self, name: str, scratch: Scratch) -> None:
+        super().__init__(name, scratch)
+        self.inside = scratch.base.parent
         module = stage_module(scratch.graph.stages[name]["cmd"])
         self.body = importlib.import_module(module or "").run
 
@@ -296,10 +284,9 @@ class Stage(Operation):
         )
 
 
+KINDS = {"store": Store, "journal": Journalled, "ship": Shipped, "ship-first": Shipped, "prune": Pruned}
+
+
 def named(name: str, scratch: Scratch) -> Operation:
     """An operation by its name, with a place of its own in the scratch directory."""
-    base = scratch.base.parent / name
-    kinds = {"ship": Shipped, "ship-first": Shipped, "prune": Pruned}
-    if name in ("store", "journal"):
-        return (Store if name == "store" else Journalled)(name, base)
-    return kinds.get(name, Stage)(name, base, scratch)
+    return KINDS.get(name, Stage)(name, scratch)
