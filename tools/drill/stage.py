@@ -238,7 +238,7 @@ class Drill:
         for number in range(DISKS):
             before = self.contents(folder)
             start = self.position(folder, set())
-            attempt = self.attempt(folder, file_bytes=int(self.draw.uniform(0.1, 0.9) * self.room()))
+            attempt = self.attempt(folder, file_bytes=int(self.draw.uniform(0.1, 0.9) * self.room(folder)))
             self.check(name, attempt, start, "disk" if number else "")
             lost = [path for path, content in before.items() if self.contents(folder).get(path) != content]
             if lost:
@@ -255,11 +255,11 @@ class Drill:
         if not self.keep:
             shutil.rmtree(folder)
 
-    def room(self) -> int:
-        """Bytes of a checkpoint's largest file, or about those of a part of a download."""
+    def room(self, folder: Path) -> int:
+        """Bytes of the largest file of a checkpoint so far (later ones are larger), or about those of a part of a download."""
         if self.stage not in TRAINING:
             return LEAST_PART
-        return max(file.stat().st_size for file in compare.checkpoints(self.quiet, self.stage)[0].iterdir())
+        return max(file.stat().st_size for file in compare.checkpoints(folder, self.stage)[0].iterdir())
 
     def contents(self, folder: Path) -> dict[str, str]:
         """Digests of what a full disk must leave alone: checkpoints, or parts of a download."""
