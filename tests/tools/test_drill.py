@@ -51,7 +51,7 @@ def test_sft_and_download_end_as_if_never_killed(kept):
         assert kills == 4 and resumed > 0 and differences == 0
         assert table[stage, KINDS["disk"]][1] == 2  # full twice, and each time it went on from what was kept
         logs = [log.read_text() for log in (base / stage / "disk" / "attempts").glob("*.log")]
-        assert sum("File too large" in log for log in logs) == 2
+        assert sum("larger than a limit" in log for log in logs) == 2
     assert len(list(base.glob("sft/round-*/metrics/sft.json"))) >= 1
 
 
