@@ -31,7 +31,7 @@ from athanor.training.setup import Choices
 
 RATE, WARMUP_STEPS, CLIP = 2e-3, 20, 1.0
 STEP_TOKENS = 4096
-MOST_STEPS = 80
+MOST_STEPS, LOSS_STEPS = 80, 60
 WARM_STEPS = 4  # the first compiles, and glibc's heap grows during the next
 CEILING_EVERY = 5
 
@@ -253,27 +253,22 @@ def entered(names: list[str], shape: str, args: argparse.Namespace) -> list[Cont
     """The contenders that run here, compiled and warm; others with the better of two micro-batches."""
     ready = []
     for name in names:
-        best: tuple[float, Contender] | None = None
+        tried = []
         for rows in (0,) if name.startswith("athanor") else micro_rows_of(SHAPES[shape]):
             one = Contender(name, shape, 1, args, rows)
             try:
-                seconds = min(one.step()[0] for _ in range(WARM_STEPS))
+                tried.append((min(one.step()[0] for _ in range(WARM_STEPS)), one))
             except Failed as error:
                 print(error, file=sys.stderr)
                 one.stop()
-                continue
-            if best is not None and best[0] <= seconds:
-                one.stop()
-                continue
-            if best is not None:
-                best[1].stop()
-            best = seconds, one
-        if best is not None:
-            ready.append(best[1])
+        tried.sort(key=lambda pair: pair[0])
+        ready += [one for _, one in tried[:1]]
+        for _, slower in tried[1:]:
+            slower.stop()
     return ready
 
 
-def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, Any]:
+def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, str]:
     """Rounds of one step each, in an order that changes, so that a slow minute of the machine is everybody's."""
     import torch
 
@@ -297,39 +292,29 @@ def compare(name: str, names: list[str], args: argparse.Namespace) -> dict[str, 
     finally:
         for contender in contenders:
             contender.stop()
-    told: dict[str, Any] = {"parameters": config.parameter_count(), "gflop_per_token": gflop, "seconds": seconds}
-    for one, taken in seconds.items():
-        told[one] = spread([STEP_TOKENS / value for value in taken])
+    told = {one: spread([STEP_TOKENS / value for value in taken]) for one, taken in seconds.items()}
     told["ceiling_gflops"] = spread(ceilings)
     ours_here = [one for one in seconds if one.startswith("athanor")]
-    others = sorted(set(seconds) - set(ours_here), key=lambda one: statistics.median(seconds[one]))
+    others = sorted(seconds.keys() - set(ours_here), key=lambda one: statistics.median(seconds[one]))
     for one in ours_here:
         if one == "athanor":  # the best step beside the best ceiling: what neither a neighbour nor a burst decides
-            told["athanor / fp32 ceiling"] = spread(
-                [STEP_TOKENS * gflop / value / max(ceilings) for value in seconds[one]]
-            )
+            told["athanor / fp32 ceiling"] = spread([STEP_TOKENS * gflop / s / max(ceilings) for s in seconds[one]])
         for other in others:
             pairs = zip(seconds[one], seconds[other], strict=True)
-            told[f"{one} / {other}"] = spread(
-                [theirs / mine for mine, theirs in pairs], min(seconds[other]) / min(seconds[one])
-            )
+            best = min(seconds[other]) / min(seconds[one])
+            told[f"{one} / {other}"] = spread([theirs / mine for mine, theirs in pairs], best)
         if others:
             told[f"{one} / fastest"] = told[f"{one} / {others[0]}"]
     return told
 
 
-def spread(values: list[float], best: float | None = None) -> dict[str, float]:
+def spread(values: list[float], best: float | None = None) -> str:
     """Median and quartiles; `best`: the largest value, or what is given for it."""
-    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-    return {
-        "median": statistics.median(values),
-        "low": low,
-        "high": high,
-        "best": max(values) if best is None else best,
-    }
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return f"{middle:>10.2f}   ({low:.2f} to {high:.2f}), best steps {max(values) if best is None else best:.2f}"
 
 
-def losses(name: str, contenders: list[str], args: argparse.Namespace) -> dict[str, Any]:
+def losses(name: str, contenders: list[str], args: argparse.Namespace) -> dict[str, str]:
     """Mean loss of the last tenth of the steps, three seeds each."""
     told = {}
     for contender in [c for c in contenders if "compiled" not in c]:
@@ -337,12 +322,11 @@ def losses(name: str, contenders: list[str], args: argparse.Namespace) -> dict[s
         for seed in (1, 2, 3):
             one = Contender(contender, name, seed, args, micro_rows_of(SHAPES[name])[0])
             try:
-                found = [one.step()[1] for _ in range(args.loss_steps)]
+                found = [one.step()[1] for _ in range(LOSS_STEPS)]
             finally:
                 one.stop()
-            tail = found[-max(1, args.loss_steps // 10) :]
-            ends.append(sum(tail) / len(tail))
-        told[contender] = ends
+            ends.append(statistics.mean(found[-LOSS_STEPS // 10 :]))
+        told[f"loss after {LOSS_STEPS * STEP_TOKENS:,} tokens, {contender}"] = "  ".join(f"{end:.3f}" for end in ends)
     return told
 
 
@@ -352,10 +336,8 @@ def main() -> None:
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=20, help="steps of each contender")
     parser.add_argument("--losses", action="store_true", help="compare the loss after equal tokens, too")
-    parser.add_argument("--loss-steps", type=int, default=60)
     parser.add_argument("--nanogpt", default="", help="path of nanoGPT's model.py")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--json", default="", help="also write what was measured to this file")
     for hidden, kind in (("--work", str), ("--seed", int), ("--micro-rows", int)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -367,23 +349,12 @@ def main() -> None:
         work(args.work, SHAPES[args.shapes], args.seed, args.threads, args.micro_rows, args.nanogpt)
         return
     contenders = [c for c in args.contenders.split(",") if args.nanogpt or not c.startswith("nanogpt")]
-    found: dict[str, Any] = {}
     for name in args.shapes.split(","):
-        found[name] = compare(name, contenders, args)
-        print(f"\n{name}: {found[name]['parameters']:,} parameters, {SHAPES[name].context_tokens} tokens a row")
-        for key, value in found[name].items():
-            if isinstance(value, dict) and "median" in value:
-                told = f"{value['median']:>10.2f}   ({value['low']:.2f} to {value['high']:.2f}), best steps {value['best']:.2f}"
-                print(f"  {key:<40} {told}", flush=True)
-        if args.losses:
-            found[name]["losses"] = losses(name, contenders, args)
-            for contender, ends in found[name]["losses"].items():
-                print(
-                    f"  loss after {args.loss_steps * STEP_TOKENS:,} tokens, {contender:<16} "
-                    + "  ".join(f"{end:.3f}" for end in ends)
-                )
-        if args.json:
-            Path(args.json).write_text(json.dumps(found, indent=1))
+        told = compare(name, contenders, args) | (losses(name, contenders, args) if args.losses else {})
+        shape = SHAPES[name]
+        print(f"\n{name}: {shape.parameter_count():,} parameters, {shape.context_tokens} tokens a row")
+        for key, text in told.items():
+            print(f"  {key:<40} {text}", flush=True)
 
 
 if __name__ == "__main__":

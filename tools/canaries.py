@@ -12,39 +12,79 @@ lines of all processes while they run. Exit status 1 if anything is found.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
-import http.client
+import gzip
 import http.server
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
+import requests
+import zstandard
 from ruamel.yaml import YAML
 
 from athanor.runtime import presets
-from tools.canary_search import contents, forms
 from tools.scratch import MICRO, micro_clone
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "A secret is found where it was planted, or it is found nowhere; this is line {} of the text that says so. "
 # What the web server has, has not and breaks off, and sources whose address or licence are refused for what they hold.
-FILES = {
-    "docs.jsonl": 0,
-    "gone.jsonl": 1,
-    "broken.jsonl": 1,
-    "signed.jsonl": 1,
-    "licence.jsonl": 1,
-}  # status of a download
+NAMES = ("docs.jsonl", "gone.jsonl", "broken.jsonl", "signed.jsonl", "licence.jsonl")
+
+
+VARIABLES = {
+    "HF_TOKEN": "hf_{}",
+    "HUGGING_FACE_HUB_TOKEN": "hf_{}",
+    "AWS_ACCESS_KEY_ID": "{}",
+    "AWS_SECRET_ACCESS_KEY": "{}",
+    "AWS_SESSION_TOKEN": "{}",
+    "AZURE_STORAGE_CONNECTION_STRING": "AccountName=a;AccountKey={}==;B=c",
+    "GITHUB_TOKEN": "ghp_{}",
+    "OPENAI_API_KEY": "sk-proj-{}",
+    "NPM_TOKEN": "npm_{}",
+    "MLFLOW_TRACKING_PASSWORD": "{}",
+    "MLFLOW_TRACKING_TOKEN": "{}",
+    "WAREHOUSE": "postgresql://me:{}@db.example/x",
+    "HOOK": "https://hooks.slack.com/services/T000/B000/{}",
+    "DEPLOY": "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----",
+    "PIP_INDEX_URL": "https://me:{}@pip.example/simple",
+    "TORCH_INDEX": "https://me:{}@torch.example/simple",
+    "HTTPS_PROXY": "http://me:{}@127.0.0.1:9",
+    "SYNTHESIS_KEY": "{}",
+    "ATHANOR_API_KEY": "{}",
+}
+# What lies in a home and in a checkout, and is nobody's business.
+PLANTED = {
+    "home/.netrc": "machine 127.0.0.1 login me password {}\n",
+    "home/.cache/huggingface/token": "hf_{}",
+    "home/.aws/credentials": "[default]\naws_access_key_id = AKIAX\naws_secret_access_key = {}\n",
+    "home/.config/pip/pip.conf": "[global]\nextra-index-url = https://me:{}@pip.example/simple\n",
+    "home/.git-credentials": "https://me:{}@git.example\n",
+    "home/.pypirc": "[pypi]\npassword = pypi-{}\n",
+    "home/.ssh/id_ed25519": "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n",
+    "home/.gitconfig": '[http]\n\textraheader = "AUTHORIZATION: Basic {}"\n[user]\n\tname = me\n\temail = me@localhost\n',
+    "checkout/.env": "API_TOKEN={}\n",
+    "checkout/server.key": "-----BEGIN PRIVATE KEY-----\n{}\n",
+    "checkout/machine.yaml": "# {}\nlaunch: {{args: [--env=API_TOKEN={}]}}\n",
+    "checkout/.dvc/config.local": "['remote \"store\"']\n    url = s3://bucket/x\n    secret_access_key = {}\n"
+    "['remote \"web\"']\n    url = https://me:{}@dvc.example/x\n    password = {}\n",
+    "checkout/.git/config": '[remote "origin"]\n\turl = https://me:{}@git.example/x.git\n',
+}
 
 
 @dataclass
@@ -58,86 +98,31 @@ class Planted:
         self.cores[name] = secrets.token_hex(12)
         return shape.format(self.cores[name])
 
-    def write(self, path: Path, text: str) -> None:
+    def plant(self, path: Path, shape: str) -> None:
+        """Add to a file; each `{}` of the shape is a secret of its own."""
+        text = shape.format(*(self.new(f"{path.name} {number}") for number in range(shape.count("{}"))))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        with path.open("a") as file:
+            file.write(text)
         path.chmod(0o600)
         self.files[path] = path.read_bytes()
 
 
 def environment(planted: Planted, folder: Path) -> dict[str, str]:
-    new = planted.new
-    secret = {
-        "HF_TOKEN": new("HF_TOKEN", "hf_{}"),
-        "HUGGING_FACE_HUB_TOKEN": new("HUGGING_FACE_HUB_TOKEN", "hf_{}"),
-        "AWS_ACCESS_KEY_ID": new("AWS_ACCESS_KEY_ID"),
-        "AWS_SECRET_ACCESS_KEY": new("AWS_SECRET_ACCESS_KEY"),
-        "AWS_SESSION_TOKEN": new("AWS_SESSION_TOKEN"),
-        "AZURE_STORAGE_CONNECTION_STRING": new("AZURE_STORAGE_CONNECTION_STRING", "AccountName=a;AccountKey={}==;B=c"),
-        "GITHUB_TOKEN": new("GITHUB_TOKEN", "ghp_{}"),
-        "OPENAI_API_KEY": new("OPENAI_API_KEY", "sk-proj-{}"),
-        "NPM_TOKEN": new("NPM_TOKEN", "npm_{}"),
-        "MLFLOW_TRACKING_PASSWORD": new("MLFLOW_TRACKING_PASSWORD"),
-        "MLFLOW_TRACKING_TOKEN": new("MLFLOW_TRACKING_TOKEN"),
-        "WAREHOUSE": new("database address", "postgresql://me:{}@db.example/x"),
-        "HOOK": new("Slack webhook", "https://hooks.slack.com/services/T000/B000/{}"),
-        "DEPLOY": new("private key", "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----"),
-        "PIP_INDEX_URL": new("PIP_INDEX_URL", "https://me:{}@pip.example/simple"),
-        "TORCH_INDEX": new("TORCH_INDEX", "https://me:{}@torch.example/simple"),
-        "HTTPS_PROXY": new("HTTPS_PROXY", "http://me:{}@127.0.0.1:9"),
-        "SYNTHESIS_KEY": new("key of synthesis"),
-        "ATHANOR_API_KEY": new("key of the server"),
-    }
+    secret = {name: planted.new(name, shape) for name, shape in VARIABLES.items()}
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("DVC_", "MLFLOW_", "ATHANOR_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     places = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PATH": path, "no_proxy": "127.0.0.1"}
     return {**clean, **places, "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": "", **secret}
 
 
-def plant_files(planted: Planted, folder: Path) -> None:
-    """What lies in a home and in a checkout, and is nobody's business."""
-    home, checkout, new, write = folder / "home", folder / "checkout", planted.new, planted.write
-    write(home / ".netrc", new("netrc", "machine 127.0.0.1 login me password {}\n"))
-    write(home / ".cache/huggingface/token", new("token of the hub", "hf_{}"))
-    write(
-        home / ".aws/credentials",
-        new("AWS credentials", "[default]\naws_access_key_id = AKIAX\naws_secret_access_key = {}\n"),
-    )
-    write(
-        home / ".config/pip/pip.conf", new("pip.conf", "[global]\nextra-index-url = https://me:{}@pip.example/simple\n")
-    )
-    write(home / ".git-credentials", new("credentials of Git", "https://me:{}@git.example\n"))
-    write(home / ".pypirc", new(".pypirc", "[pypi]\npassword = pypi-{}\n"))
-    write(home / ".ssh/id_ed25519", new("SSH key", "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n"))
-    header = '[http]\n\textraheader = "AUTHORIZATION: Basic {}"\n[user]\n\tname = me\n\temail = me@localhost\n'
-    write(home / ".gitconfig", new("header of Git", header))
-    write(checkout / ".env", new(".env", "API_TOKEN={}\n"))
-    write(checkout / "server.key", new("TLS key", "-----BEGIN PRIVATE KEY-----\n{}\n"))
-    write(
-        checkout / "machine.yaml",
-        f"# {new('note in machine.yaml')}\nlaunch: {{args: [--env=API_TOKEN={new('launch.args')}]}}\n",
-    )
-    remote = "['remote \"store\"']\n    url = s3://bucket/x\n    secret_access_key = {}\n"
-    web = "['remote \"web\"']\n    url = https://me:{}@dvc.example/x\n    password = "
-    remotes = [
-        new("secret of DVC's remote", remote),
-        new("login of DVC's remote", web),
-        new("password of DVC's remote"),
-    ]
-    write(checkout / ".dvc/config.local", "".join(remotes) + "\n")
-    config = checkout / ".git" / "config"
-    write(
-        config,
-        config.read_text() + new("remote of Git", '[remote "origin"]\n\turl = https://me:{}@git.example/x.git\n'),
-    )
-
-
 def make_checkout(planted: Planted, folder: Path, port: int) -> Path:
     """The files that Git knows, with a source whose addresses are signed, committed; then the planted files."""
     checkout = folder / "checkout"
     micro_clone(ROOT, checkout, os.environ | {"HOME": str(folder)})
-    plant_files(planted, folder)
-    for name in FILES:
+    for name, shape in PLANTED.items():
+        planted.plant(folder / name, shape)
+    for name in NAMES:
         source = {"type": "http", "name": "web", "kind": "prose", "text_column": "text", "select": None}
         source |= {"max_document_bytes": 10_000, "min_chars": 100, "min_documents": 10, "min_bytes": 1000}
         source["license"] = planted.new("licence", "see https://me:{}@host/x") if name == "licence.jsonl" else "own"
@@ -234,22 +219,17 @@ def listening(pid: int) -> set[int]:
 
 
 def ask(port: int, method: str, path: str, body: object = None, **headers: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    with contextlib.closing(connection):
-        data = None if body is None else json.dumps(body)
-        connection.request(method, path, data, {"Content-Type": "application/json"} | headers)
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
+    url = f"http://127.0.0.1:{port}{path}"
+    return requests.request(method, url, json=body, headers=headers, timeout=120).status_code
 
 
 def use(world: World, quick: bool) -> None:
     """Everything that may write: good ends, bad ends, and requests with secrets in them."""
     folder, new, run = world.folder, world.planted.new, world.run
     address = new("address of the tracking store", "http://me:{}@127.0.0.1:9")
-    for name, status in FILES.items():
+    for name in NAMES:
         shutil.copyfile(folder / f"{name}.yaml", world.checkout / "params.yaml")
-        run(f"download {name}", "stages.download", status=status, ATHANOR_TRACKING="off")
+        run(f"download {name}", "stages.download", status=int(name != NAMES[0]), ATHANOR_TRACKING="off")
     run("ship to nobody", "athanor", "ship", "--rebuild", status=1, MLFLOW_TRACKING_URI=address)
     run("ship", "athanor", "ship", "--rebuild")
     run("doctor", "athanor", "doctor", status=None)
@@ -283,14 +263,48 @@ def image(world: World) -> Iterator[tuple[str, bytes]]:
     """The files of the image's context, planted ones among them if they come along."""
     from docker.utils.build import exclude_paths
 
-    patterns = [
-        line
-        for line in (world.checkout / ".dockerignore").read_text().splitlines()
-        if line and not line.startswith("#")
-    ]
+    patterns = re.findall("(?m)^[^#\n].*", (world.checkout / ".dockerignore").read_text())
     for name in exclude_paths(str(world.checkout), patterns):
         if (path := world.checkout / name).is_file():
             yield f"image: {name}", path.read_bytes()
+
+
+def forms(cores: Mapping[str, str]) -> dict[bytes, str]:
+    """The bytes to look for: each secret in plain, and in base64 however it lies in there."""
+    found = {}
+    for name, core in cores.items():
+        found[core.encode()] = name
+        for before in range(3):
+            coded = base64.b64encode(b"x" * before + core.encode())
+            found[coded[4 if before else 0 : -4]] = name
+    return found
+
+
+def contents(path: Path, data: bytes) -> Iterator[bytes]:
+    """A file's bytes, and what is packed in them."""
+    yield data
+    with contextlib.suppress(OSError, EOFError, zlib.error):
+        if data[:2] == b"\x1f\x8b":
+            yield gzip.decompress(data)
+        elif data[:1] == b"\x78":
+            yield zlib.decompress(data)
+    with contextlib.suppress(zstandard.ZstdError):
+        if data[:4] == b"\x28\xb5\x2f\xfd":
+            yield zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).read()
+    if data[:4] == b"PAR1":
+        file = pq.ParquetFile(path)
+        yield str(file.schema_arrow.metadata).encode()
+        for batch in file.iter_batches(1000):
+            yield str(batch.to_pylist()).encode()
+    if data[:15] == b"SQLite format 3":  # a long text is spread over pages
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db,
+        ):
+            db.text_factory = bytes
+            for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                for row in db.execute(f'SELECT * FROM "{table.decode()}"'):
+                    yield b"\n".join(value for value in row if isinstance(value, bytes))
 
 
 def search(world: World) -> tuple[list[tuple[str, str]], int, int]:
@@ -328,8 +342,7 @@ def main(arguments: list[str] | None = None) -> int:
     found, count, size = search(world)
     for name, place in found:
         print(f"FOUND {name}: {place}")
-    where = f"{count:,} files, {size:,} bytes, {len(world.lines):,} command lines"
-    print(f"{len(world.planted.cores)} secrets planted, {len(found)} found in {where}")
+    print(f"{len(world.planted.cores)} secrets planted, {len(found)} found in {count:,} files, {size:,} bytes")
     return 1 if found else 0
 
 

@@ -61,8 +61,8 @@ def hashes(folder: Path) -> dict[str, str]:
 class Scratch:
     """A directory to run stages in. The code is a copy, so that an edit meanwhile does not end up in half of the runs."""
 
-    def __init__(self, root: Path, base: Path, params: Path | None = None) -> None:
-        self.base, self.params = base, read_yaml(params) if params else presets.values(root / MICRO)
+    def __init__(self, root: Path, base: Path) -> None:
+        self.base, self.params = base, presets.values(root / MICRO)
         self.code = base / "code"
         check_values(self.params)
         self.code.mkdir(parents=True)

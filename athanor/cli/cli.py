@@ -10,58 +10,51 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from athanor.base.errors import AthanorError, suggest
 
-
-class Command(NamedTuple):
-    module: str
-    usage: str
-    what: str
-
-
-COMMANDS = {
-    "repro": Command(
-        "athanor.cli.repro", "[--max-minutes N] [--supervise]", "dvc repro with a summary; again what died"
-    ),
-    "plan": Command("athanor.cli.plan.main", "[TARGET ...] [--json]", "what dvc repro would do, why, how long"),
-    "summary": Command("athanor.cli.summary", "", "what the pipeline made"),
-    "compare": Command("athanor.cli.compare", "A B", "two experiments or revisions: parameters, scores, noise"),
-    "data": Command(
-        "athanor.cli.data.main", "peek | report | trace ID", "look at the data: documents, a page, one's way"
-    ),
-    "sft": Command("athanor.cli.sft", "peek [--source NAME]", "rows of instruction tuning, with what is supervised"),
-    "probe": Command("athanor.cli.probe", "lr | recipe", "find the learning rate; half-lives of a recipe"),
-    "synthesize": Command("athanor.cli.synthesize", "[--dry-run]", "conversations by another model; costs money"),
-    "preset": Command(
-        "athanor.cli.preset", "list | show NAME | use NAME", "params files of other sizes; make one params.yaml"
-    ),
-    "pin": Command("athanor.cli.pin", "[FILE]", "write hub data sets' current commits into params.yaml"),
-    "verify": Command("athanor.cli.verify", "[PATH] [--data] [--strict]", "where an exported model comes from"),
-    "lm-eval": Command("athanor.cli.lm_eval", "[--tasks LIST]", "standard tasks through lm-evaluation-harness"),
-    "evaluate": Command(
-        "athanor.cli.evaluate.main", "[--model PATH] [--watch]", "perplexity, in any runtime; of checkpoints too"
-    ),
-    "serve": Command("athanor.cli.serve", "[--model PATH ...]", "a chat page, and OpenAI's protocol for any client"),
-    "chat": Command("athanor.cli.chat", "[list | export | ...]", "talk to the exported model; use corrections"),
-    "health": Command("athanor.cli.health", "[RUN] [--json]", "what went wrong in a training, and what to change"),
-    "ui": Command("athanor.cli.ui", "[--port N]", "MLflow on the page that shows the runs"),
-    "ship": Command("athanor.runtime.ship", "[--wait S] [--rebuild]", "deliver journals to MLflow"),
-    "slots": Command("athanor.cli.slots", "[prune | pin ID | adopt | drop ...]", "checkpoints of long stages"),
-    "shrink": Command("athanor.cli.shrink", "SOURCE OUT [--dtype D]", "a checkpoint without the optimiser"),
-    "stop": Command("athanor.cli.stop", "[--wait S]", "have the stages that run save and end"),
-    "save": Command("athanor.cli.stop", "[--wait S]", "have a training that runs write a checkpoint, and go on"),
-    "doctor": Command("athanor.cli.doctor.main", "[--fix] [--deep] [--json]", "what crashes left behind; repair it"),
-    "accept": Command("athanor.cli.accept", "[STAGE ...]", "keep results after edits of comments or docstrings"),
-    "deps": Command("athanor.runtime.closure", "[--fix]", "check the code dependencies in dvc.yaml"),
-    "bench": Command("athanor.cli.bench", "hardware [--again]", "measure this machine for the model; once"),
+COMMANDS = {  # name: arguments, what it does
+    "repro": ("[--max-minutes N] [--supervise]", "dvc repro with a summary; again what died"),
+    "plan": ("[TARGET ...] [--json]", "what dvc repro would do, why, how long"),
+    "summary": ("", "what the pipeline made"),
+    "compare": ("A B", "two experiments or revisions: parameters, scores, noise"),
+    "data": ("peek | report | trace ID", "look at the data: documents, a page, one's way"),
+    "sft": ("peek [--source NAME]", "rows of instruction tuning, with what is supervised"),
+    "probe": ("lr | recipe", "find the learning rate; half-lives of a recipe"),
+    "synthesize": ("[--dry-run]", "conversations by another model; costs money"),
+    "preset": ("list | show NAME | use NAME", "params files of other sizes; make one params.yaml"),
+    "pin": ("[FILE]", "write hub data sets' current commits into params.yaml"),
+    "verify": ("[PATH] [--data] [--strict]", "where an exported model comes from"),
+    "lm-eval": ("[--tasks LIST]", "standard tasks through lm-evaluation-harness"),
+    "evaluate": ("[--model PATH] [--watch]", "perplexity, in any runtime; of checkpoints too"),
+    "serve": ("[--model PATH ...]", "a chat page, and OpenAI's protocol for any client"),
+    "chat": ("[list | export | ...]", "talk to the exported model; use corrections"),
+    "health": ("[RUN] [--json]", "what went wrong in a training, and what to change"),
+    "ui": ("[--port N]", "MLflow on the page that shows the runs"),
+    "ship": ("[--wait S] [--rebuild]", "deliver journals to MLflow"),
+    "slots": ("[prune | pin ID | adopt | drop ...]", "checkpoints of long stages"),
+    "shrink": ("SOURCE OUT [--dtype D]", "a checkpoint without the optimiser"),
+    "stop": ("[--wait S]", "have the stages that run save and end"),
+    "save": ("[--wait S]", "have a training that runs write a checkpoint, and go on"),
+    "doctor": ("[--fix] [--deep] [--json]", "what crashes left behind; repair it"),
+    "accept": ("[STAGE ...]", "keep results after edits of comments or docstrings"),
+    "deps": ("[--fix]", "check the code dependencies in dvc.yaml"),
+    "bench": ("hardware [--again]", "measure this machine for the model; once"),
+}
+ELSEWHERE = {  # modules that have another name than their command
+    "plan": "athanor.cli.plan.main",
+    "data": "athanor.cli.data.main",
+    "evaluate": "athanor.cli.evaluate.main",
+    "ship": "athanor.runtime.ship",
+    "save": "athanor.cli.stop",
+    "doctor": "athanor.cli.doctor.main",
+    "deps": "athanor.runtime.closure",
 }
 
 
 def usage() -> str:
     lines = ["python -m athanor COMMAND", ""]
-    lines += [f"  {f'{name} {command.usage}':<34} {command.what}" for name, command in COMMANDS.items()]
+    lines += [f"  {f'{name} {words}':<34} {what}" for name, (words, what) in COMMANDS.items()]
     return "\n".join(lines)
 
 
@@ -79,7 +72,7 @@ def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
 
 def call(name: str, words: Sequence[str]) -> int:
     """Run a command with its arguments; errors are the caller's."""
-    module = importlib.import_module(COMMANDS[name].module)
+    module = importlib.import_module(ELSEWHERE.get(name, f"athanor.cli.{name.replace('-', '_')}"))
     if not hasattr(module, "options"):  # it passes arguments on that it does not know
         sys.argv = [f"athanor {name}", *words]
         return int(module.main())

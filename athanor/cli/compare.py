@@ -17,7 +17,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +32,10 @@ from athanor.runtime.store import delivery
 WORKSPACE = "workspace"
 TRACKED = ("params.yaml", "dvc.lock", "metrics")
 CODE = ("athanor", "stages")
-VALUES = (
-    "bpb",
-    "score",
-    "rate",
-    "loss",
-    "difference",
-)  # a mapping with "stderr" holds its value under one of these names
+# A mapping with "stderr" holds its value under one of these names.
+VALUES = ("bpb", "score", "rate", "loss", "difference")
 # They follow from the value, not worth a line of their own.
-DERIVED = (
-    "correct",
-    "count",
-    "margin_stderrs",
-    "low",
-    "high",
-    "wins",
-    "losses",
-    "p",
-    "discordance",
-    "resolves",
-)
+DERIVED = "correct count margin_stderrs low high wins losses p discordance resolves".split()
 NOISE = 2.0  # standard errors of a difference
 BETTER = {"bpb": -1, "loss": -1, "score": 1}  # of a rate nobody can say it here
 UI = "http://127.0.0.1:5000"
@@ -67,21 +51,6 @@ class Side:
     metrics: dict[str, Any]
     leaves: dict[str, dict[str, Any]]
     lock: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number with its standard error on both sides. beyond_noise is None where an error is not known."""
-
-    name: str
-    a: float
-    b: float
-    a_stderr: float | None
-    b_stderr: float | None
-    difference: float
-    noise: float | None
-    beyond_noise: bool | None
-    better: bool | None
 
 
 def resolve(root: Path, name: str) -> str:
@@ -123,12 +92,8 @@ def _read(folder: Path, name: str, rev: str) -> Side:
         raise InputError("no params.yaml there", where=name, fix="compare revisions of this pipeline")
     leaves = {path.stem: read_json(path) for path in sorted((folder / "metrics" / "runs").glob("*.json"))}
     if not leaves:
-        fix = (
-            'after a run: git add params.yaml dvc.lock metrics plots && git commit -m "First run"'
-            if rev
-            else "dvc repro"
-        )
-        raise InputError("no results there (metrics/ is empty)", where=name, fix=fix)
+        fix = 'after a run: git add params.yaml dvc.lock metrics plots && git commit -m "First run"'
+        raise InputError("no results there (metrics/ is empty)", where=name, fix=fix if rev else "dvc repro")
     return Side(
         name,
         rev,
@@ -157,22 +122,22 @@ def measured(value: Any, prefix: str = "") -> Iterator[tuple[str, str, float, fl
         yield from measured(item, f"{prefix}.{key}" if prefix else key)
 
 
-def measures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Measure]:
+def measures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What both sides measured, compared."""
-    right = {name: (value, error) for name, _, value, error in measured(b)}
-    return [
-        judge(name, kind, value, right[name][0], error, right[name][1])
-        for name, kind, value, error in measured(a)
-        if name in right
-    ]
+    right = {name: values for name, _, *values in measured(b)}
+    return [judge(name, kind, *one, *right[name]) for name, kind, *one in measured(a) if name in right]
 
 
-def judge(name: str, kind: str, a: float, b: float, a_stderr: float | None, b_stderr: float | None) -> Measure:
-    """Errors are added as if the two were independent: both saw the same items, so this is cautious."""
+def judge(name: str, kind: str, a: float, a_stderr: float | None, b: float, b_stderr: float | None) -> dict[str, Any]:
+    """A number with its standard error on both sides. beyond_noise is None where an error is not known.
+
+    Errors are added as if the two were independent: both saw the same items, so this is cautious.
+    """
     noise = None if a_stderr is None or b_stderr is None else NOISE * math.hypot(a_stderr, b_stderr)
     beyond = False if a == b else None if noise is None else abs(b - a) > noise
     better = (b - a) * BETTER[kind] > 0 if beyond and kind in BETTER else None
-    return Measure(name, a, b, a_stderr, b_stderr, b - a, noise, beyond, better)
+    row: dict[str, Any] = {"name": name, "a": a, "b": b, "a_stderr": a_stderr, "b_stderr": b_stderr}
+    return {**row, "difference": b - a, "noise": noise, "beyond_noise": beyond, "better": better}
 
 
 def other_metrics(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
@@ -204,15 +169,12 @@ def warnings(a: Side, b: Side) -> list[str]:
 
 def behind_scores(lock: Mapping[str, Any]) -> set[str]:
     """`eval` and the stages that it rests on; a model that was never exported has the same scores."""
-    found: set[str] = set()
-    new = {"eval"} & lock.keys()
+    found, new = set(), {"eval"} & lock.keys()
+    outs = [(stage, Path(out["path"])) for stage, entry in lock.items() for out in entry.get("outs", ())]
     while new:
         found |= new
-        paths = [Path(dep["path"]) for stage in found for dep in lock[stage].get("deps", ())]
-        makes = {stage: [Path(out["path"]) for out in entry.get("outs", ())] for stage, entry in lock.items()}
-        new = {
-            stage for stage, outs in makes.items() for out in outs if any(_meets(out, path) for path in paths)
-        } - found
+        deps = [Path(dep["path"]) for stage in found for dep in lock[stage].get("deps", ())]
+        new = {stage for stage, out in outs if any(_meets(out, dep) for dep in deps)} - found
     return found
 
 
@@ -263,7 +225,7 @@ def compare(root: Path, left: str, right: str) -> dict[str, Any]:
         "b": {"name": b.name, "commit": b.rev},
         "params": changed(a.params, b.params),
         "code": code(root, a, b),
-        "measures": [asdict(row) for row in measures(a.metrics, b.metrics)],
+        "measures": measures(a.metrics, b.metrics),
         "metrics": other_metrics(a, b),
         "warnings": warnings(a, b),
         "runs": {

@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError
-from athanor.monitor.finding import Event, events, status
+from athanor.cli.render import fill_template
+from athanor.monitor.finding import events, status
 from athanor.monitor.monitor import PHASES, Reader
 from athanor.monitor.thresholds import Thresholds, load
 from athanor.runtime.journal import alive, rows
@@ -79,25 +79,8 @@ def state(folder: Path) -> str:
 
 
 def text(folder: Path, reader: Reader) -> str:
-    found = events(reader.findings)
-    words = {"ok": "healthy", "warning": "look at the warnings", "critical": "in trouble"}[status(reader.findings)]
-    lines = [f"{folder.resolve().name}: {state(folder)}, {reader.last_step:,} steps, {words}"]
-    if reader.plan is None:
-        lines.append("The journal tells no plan: rules that need the schedule or the vocabulary slept.")
-    for event in found:
-        lines += _event(event)
-    return "\n".join(lines)
-
-
-def _event(event: Event) -> list[str]:
-    worst, again = event.worst, f", {event.times} times until step {event.last.step}" if event.times > 1 else ""
-    when = f" (worst at step {worst.step})" if worst.step != event.first.step else ""
-    head = f"  step {event.first.step:,}  {worst.level.upper()}  {worst.rule}{when}{again}"
-    wrapped = [
-        textwrap.fill(part, 110, initial_indent=" " * 6, subsequent_indent=" " * 6)
-        for part in (worst.diagnosis, f"Try: {worst.fix}")
-    ]
-    return ["", head, *wrapped]
+    found = {"name": folder.resolve().name, "state": state(folder), "status": status(reader.findings)}
+    return fill_template("health.txt.j2", reader=reader, events=events(reader.findings), **found).rstrip("\n")
 
 
 def as_json(folder: Path, reader: Reader) -> dict[str, Any]:

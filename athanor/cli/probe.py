@@ -70,9 +70,7 @@ def _current(root: Path) -> bool:
     values = read_yaml(root / PARAMS)
     now = dict(flatten({section: values.get(section) for section in ("model", "pretrain", "probe_lr")}))
     skipped = tuple(f"pretrain.{name}" for name in NOT_PROBED)
-    if {k: v for k, v in probed.items() if not k.startswith(skipped)} != {
-        k: v for k, v in now.items() if not k.startswith(skipped)
-    }:
+    if any(probed.get(name) != now.get(name) for name in probed.keys() | now.keys() if not name.startswith(skipped)):
         return False
     made = dvc_lock.outputs(root / dvc_lock.LOCK)
     data = {dep["path"]: dep.get("md5") for dep in locked.get("deps", []) if dep["path"] in made}
@@ -89,36 +87,13 @@ def lr(args: argparse.Namespace) -> int:
         return status
     probed = read_json(root / METRICS)
     write_text(root / CHART, chart(probed, built["pretrain"].lr))
-    print("\n".join(report(probed, built["pretrain"].lr, built["pretrain"].tokens)))
+    print(report(probed, built["pretrain"].lr, built["pretrain"].tokens), end="")
     return 0
 
 
-def report(probed: Mapping[str, Any], rate: float, run_tokens: int) -> list[str]:
+def report(probed: Mapping[str, Any], rate: float, run_tokens: int) -> str:
     """The points, the optimum and what to do about it."""
-    lines = ["", f"{'learning rate':>14}  {'bits per byte':>14}"]
-    for point in probed["points"]:
-        score = f"{point['bpb']:>14.4f}" if point["bpb"] is not None else f"{'diverged':>14}  {point['diverged']}"
-        marks = "  lowest" if point["lr"] == probed["best"]["lr"] and point["bpb"] is not None else ""
-        lines.append(f"{point['lr']:>14g}  {score}{marks}")
-    lines.append("")
-    if not probed["inside"]:
-        where = "lowest" if probed["extend"] == "lower" else "highest"
-        lines.append(
-            f"No optimum: the best rate is the {where} one tried, so look {probed['extend']}. Move pretrain.lr there, or"
-            " raise probe_lr.max_points"
-        )
-        return lines
-    ratio, share = rate / probed["optimum"], probed["tokens"] / run_tokens
-    lines.append(
-        f"Optimum        {probed['optimum']:.3g}  ({probed['lowest']:.3g} to {probed['highest']:.3g} are as good: within"
-        f" {probed['tolerance']:.2g} bits per byte)"
-    )
-    verdict = "is too high" if rate > probed["highest"] else "is too low" if rate < probed["lowest"] else "is as good"
-    lines.append(f"pretrain.lr    {rate:g}  {verdict} ({ratio:.2g} times the optimum)")
-    if share < 1:
-        lines.append(f"Runs of {probed['tokens']:,} tokens, {share:.0%} of the real one, which may want a lower rate")
-    lines.append(f"Plot           {CHART.as_posix()}")
-    return lines
+    return fill_template("probe.txt.j2", found=probed, rate=rate, run_tokens=run_tokens, chart=CHART.as_posix())
 
 
 def recipe(args: argparse.Namespace) -> int:

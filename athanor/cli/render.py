@@ -1,8 +1,10 @@
-"""Text for people: templates, numbers in words, and what cannot be seen spelled out."""
+"""Text for people: templates, numbers in words, what differs between texts, and what cannot be seen spelled out."""
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +16,10 @@ import jinja2
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff\ud800-\udfff]"
 )
+
+COMPARED_LINES = 2000  # of each text: finding differences takes time that grows with their product
+AROUND = 40  # characters of what is equal, beside a difference inside a line
+LINE_CHARS = 200
 
 
 def visible(text: str) -> str:
@@ -39,6 +45,11 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def counted(counts: Mapping[str, int]) -> str:
+    """Counts above 0 in one line."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count) or "none"
+
+
 def pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in sorted(values.items()))
 
@@ -55,7 +66,60 @@ def fixed(value: float, width: int = 0, digits: int = 0) -> str:
     return f"{value:>{width},.{digits}f}"
 
 
-def fill_template(name: str, **values: Any) -> str:
+def cut(text: str, chars: int) -> tuple[str, str]:
+    """The first `chars` characters (0 for all), and what was left out in words, or ""."""
+    if not chars or len(text) <= chars:
+        return text, ""
+    return text[:chars], f"the first {chars:,} of {len(text):,} characters"
+
+
+def differences(old: str, new: str, most: int = 20) -> list[str]:
+    """What differs between two texts: lines marked -, + and @ (where), at most `most`, with what was left out said."""
+    if old == new:
+        return []
+    a, b = old.split("\n"), new.split("\n")
+    lines: list[str] = []
+    matcher = difflib.SequenceMatcher(None, a[:COMPARED_LINES], b[:COMPARED_LINES])
+    for kind, a_from, a_to, b_from, b_to in matcher.get_opcodes():
+        if kind == "equal":
+            continue
+        lines.append(f"@ line {a_from + 1}")
+        gone, come = a[a_from:a_to], b[b_from:b_to]
+        pairs = min(len(gone), len(come))
+        for left, right in zip(gone[:pairs], come[:pairs], strict=True):
+            left, right = _around(left, right)
+            lines += [f"- {left}", f"+ {right}"]
+        lines += [f"- {_short(line)}" for line in gone[pairs:]] + [f"+ {_short(line)}" for line in come[pairs:]]
+    more = max(len(a), len(b)) > COMPARED_LINES
+    if len(lines) > most:
+        lines = [*lines[:most], f"… {len(lines) - most:,} more lines of differences"]
+    if more:
+        lines.append(f"… only the first {COMPARED_LINES:,} lines were compared")
+    return [visible(line) for line in lines]
+
+
+def _around(left: str, right: str) -> tuple[str, str]:
+    """Two lines reduced to where they differ."""
+    head = common(left, right)
+    tail = min(common(left[::-1], right[::-1]), len(left) - head, len(right) - head)
+
+    def reduced(line: str) -> str:
+        start, end = max(0, head - AROUND), min(len(line), len(line) - tail + AROUND)
+        return ("…" if start else "") + _short(line[start:end]) + ("…" if end < len(line) else "")
+
+    return reduced(left), reduced(right)
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]}… ({len(line):,} characters)"
+
+
+def common(left: str, right: str) -> int:
+    """Length of the common beginning."""
+    return len(os.path.commonprefix([left, right]))
+
+
+def fill_template(name: str, /, **values: Any) -> str:
     """A template of templates/ filled in. HTML is escaped; what cannot be seen is spelled out."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
@@ -70,6 +134,7 @@ def fill_template(name: str, **values: Any) -> str:
         "share": share,
         "plural": plural,
         "pairs": pairs,
+        "counted": counted,
         "scores": scores,
         "fixed": fixed,
         "json": json.dumps,

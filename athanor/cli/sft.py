@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -101,15 +102,13 @@ def painted(tokenizer: Tokenizer, ids: np.ndarray, mask: np.ndarray, style: Styl
     names = {number: piece for piece, number in tokenizer.control_ids.items()}
     edges = [0, *(np.flatnonzero(np.diff(mask.astype(np.int8))) + 1).tolist(), len(ids)]
     parts = []
-    for start, end in zip(edges, edges[1:], strict=False):
-        text, run = "", []
-        for token in [*ids[start:end].tolist(), None]:
-            if token is not None and token not in names:
-                run.append(token)
-                continue
-            text += printable(tokenizer.decode_bytes(run))
-            run = []
-            text += names[token].join(style.control) if token is not None else ""
+    for start, end in pairwise(edges):
+        text = ""
+        for control, tokens in groupby(ids[start:end].tolist(), names.__contains__):
+            if control:
+                text += "".join(names[token].join(style.control) for token in tokens)
+            else:
+                text += printable(tokenizer.decode_bytes(list(tokens)))
         parts.append(text.join(style.taught) if mask[start] else text)
     return "".join(parts)
 

@@ -9,7 +9,6 @@ folder. `athanor chat --model OUT`, transformers and lm_eval read OUT.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
     source = Path(args.source)
     if not source.is_dir():
         source = newest(slots.choose(slots.find(anchor()), args.source).path)
-    made = shrink(source, args.out, args.dtype)
-    before, after = slots.size(made.before), slots.size(made.after)
-    print(f"step {made.step:,}: {before} with optimiser state, {after} in {args.out} ({made.after / made.before:.0%})")
+    step, before, after = shrink(source, args.out, args.dtype)
+    made = f"{slots.size(after)} in {args.out} ({after / before:.0%})"
+    print(f"step {step:,}: {slots.size(before)} with optimiser state, {made}")
     return 0
 
 
@@ -52,15 +51,6 @@ def run(args: argparse.Namespace) -> int:
 
 BASE = Path("models/base")
 _WEIGHTS = "model."  # of the names in a checkpoint; the rest is optimiser, history, guard and random states
-
-
-@dataclass(frozen=True)
-class Shrunk:
-    """Sizes in bytes of the checkpoint and of what was made of it."""
-
-    step: int
-    before: int
-    after: int
 
 
 def newest(slot: Path) -> Path:
@@ -71,13 +61,16 @@ def newest(slot: Path) -> Path:
     return found[0]
 
 
-def shrink(source: Path, out: Path, dtype: str) -> Shrunk:
-    """Write the weights of one checkpoint (`SLOT/step_N`) to `out`; InputError if any byte of it is torn."""
+def shrink(source: Path, out: Path, dtype: str) -> tuple[int, int, int]:
+    """Write the weights of one checkpoint (`SLOT/step_N`) to `out`; its step, its bytes, those of `out`.
+
+    InputError if any byte of it is torn.
+    """
     source = source.resolve()
     found = checkpoint_source(source, slot_of(source))[0]
     with new_dir(out) as folder:
         write_huggingface(folder, found, dtype)
-    return Shrunk(checkpoint.step_of(source), _size(source), _size(out))
+    return checkpoint.step_of(source), slots.bytes_of(source), slots.bytes_of(out)
 
 
 def checkpoint_source(folder: Path, slot: Path, tokenizer_dir: Path = TOKENIZER) -> tuple[Source, str]:
@@ -122,7 +115,3 @@ def _shape(facts: dict[str, Any], slot: Path) -> ModelConfig:
     if facts["inputs"].get("base") != manifest_digest(BASE):
         raise InputError(f"was trained from another {BASE}", where=str(slot), fix=f"dvc checkout {BASE}")
     return load_config(BASE)[0]
-
-
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -33,6 +33,7 @@ from typing import Any
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
+from athanor.cli.render import fill_template
 from athanor.runtime.facts import flatten
 from athanor.runtime.locks import locked, try_lock
 from athanor.runtime.machine import anchor
@@ -140,19 +141,14 @@ def busy(path: Path) -> bool:
 def words(slots: list[Found]) -> dict[Path, str]:
     """For each slot of one stage, the facts in which it differs from the others."""
     flat = {slot.path: {name.removeprefix("params."): value for name, value in flatten(slot.facts)} for slot in slots}
-    names = list(dict.fromkeys(name for facts in flat.values() for name in facts if name != "part"))
-    differences = {}
-    for slot in slots:
-        mine = flat[slot.path]
-        # A trunk has no token budget; that it lacks one is no difference worth telling.
-        others = [flat[other.path] for other in slots]
-        differ = [name for name in names if name in mine and any(o.get(name, mine[name]) != mine[name] for o in others)]
-        differences[slot.path] = ", ".join(f"{_short(name)} {_value(mine[name])}" for name in differ)
-    return differences
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("inputs.") if name.startswith("inputs.") else name
+    values: dict[str, set[str]] = {}  # a trunk has no token budget; that it lacks one is no difference worth telling
+    for name, value in (pair for facts in flat.values() for pair in facts.items() if pair[0] != "part"):
+        values.setdefault(name, set()).add(str(value))
+    differ = [name for name, found in values.items() if len(found) > 1]
+    return {
+        path: ", ".join(f"{name.removeprefix('inputs.')} {_value(facts[name])}" for name in differ if name in facts)
+        for path, facts in flat.items()
+    }
 
 
 def _value(value: Any) -> str:
@@ -163,19 +159,14 @@ def table(slots: list[Found]) -> str:
     differences: dict[Path, str] = {}
     for stage in {slot.stage for slot in slots}:
         differences |= words([slot for slot in slots if slot.stage == stage])
-    lines = [f"{'id':<9} {'stage':<10} {'state':<11} {'step':>9} {'age':>14} {'size':>10}  marks"]
-    now = time.time()
-    for slot in slots:
-        marks = [word for word, on in (("current", slot.current), ("pinned", slot.pinned)) if on]
-        marks += ["waits for adopt or drop"] if waits(slot) else []
-        marks += [slot.pulse] if slot.pulse else []
-        step = "-" if slot.step is None else f"{slot.step:,}"
-        line = f"{slot.id:<9} {slot.stage:<10} {slot.state:<11} {step:>9} {duration(now - slot.changed):>14}"
-        lines.append(f"{line} {size(slot.bytes):>10}  {', '.join(marks)}".rstrip())
-        if differences[slot.path]:
-            lines.append(f"{'':<10}{differences[slot.path]}")
-    lines.append(f"{len(slots)} slots, {size(sum(slot.bytes for slot in slots))}")
-    return "\n".join(lines)
+    rows = [(slot, differences[slot.path]) for slot in slots]
+    return fill_template("slots.txt.j2", rows=rows, now=time.time(), waits=waits, size=size, duration=duration)
+
+
+def bytes_of(path: Path) -> int:
+    """Of a file, or of all files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.lstat().st_size for file in files if file.is_file())
 
 
 def size(count: int) -> str:
@@ -260,7 +251,7 @@ def adopt(slots: list[Found], start: str) -> list[Found]:
                 Record(new, (*one.code.digests, new.digest)).write(one.path)
                 taken.append(one)
     if slot not in taken:
-        raise InputError("a process is at work in it", where=str(slot.path), fix="stop it first: athanor stop")
+        raise _at_work(slot)
     return taken
 
 
@@ -300,21 +291,22 @@ def run(args: argparse.Namespace) -> int:
         slot = choose(slots, args.id)
         pin(slot, args.command == "pin")
         print(f"{slot.id} of {slot.stage} is {args.command}ned")
-        return 0
-    if args.command == "adopt":
+    elif args.command == "adopt":
         for slot in adopt(slots, args.id):
-            print(
-                f"{slot.id} of {slot.stage} is adopted: the next run goes on there, and its manifest names both codes"
-            )
-        return 0
-    if args.command == "drop":
+            then = "the next run goes on there, and its manifest names both codes"
+            print(f"{slot.id} of {slot.stage} is adopted: {then}")
+    elif args.command == "drop":
         slot = asked(slots, args.id)
         if not remove(slot):
-            raise InputError("a process is at work in it", where=str(slot.path), fix="stop it first: athanor stop")
+            raise _at_work(slot)
         print(f"removed {slot.id} of {slot.stage}, {size(slot.bytes)}: the next run begins anew")
-        return 0
-    print(table(slots) if slots else "there are no slots: no long stage has run here")
+    else:
+        print(table(slots) if slots else "there are no slots: no long stage has run here")
     return 0
+
+
+def _at_work(slot: Found) -> InputError:
+    return InputError("a process is at work in it", where=str(slot.path), fix="stop it first: athanor stop")
 
 
 def _prune(slots: list[Found], args: argparse.Namespace) -> int:

@@ -31,8 +31,7 @@ RATES = (
 
 def leaf(root: Path, stage: str) -> dict[str, Any] | None:
     """metrics/runs/<stage>.json, or None before the stage ever ran."""
-    path = root / "metrics" / "runs" / f"{stage.replace('-', '_')}.json"
-    return read_json(path) if path.is_file() else None
+    return _metrics(root, f"runs/{stage.replace('-', '_')}")
 
 
 def runs(root: Path, stages: Iterable[str] | None = None) -> dict[str, str]:

@@ -7,7 +7,6 @@ athanor synthesize [--force]              send what is not answered yet, within 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections import Counter
@@ -17,13 +16,14 @@ from typing import Any
 
 from athanor.base.artifacts import read_json, read_manifest, write_bytes
 from athanor.cli import side
+from athanor.cli.render import fill_template
 from athanor.runtime.closure import SIDE
 from athanor.runtime.machine import anchor
 from athanor.runtime.run import PARAMS
 from athanor.runtime.schema import check_file
 from athanor.synthesis.endpoint import address
 from athanor.synthesis.ledger import Ledger, Spent, cost, prices
-from athanor.synthesis.params import SyntheticBudget, SyntheticParams
+from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request, planned
 from stages.synthesize import CLEAN, KIND, LOG, OUT, SEEDS, VERSION
 
@@ -32,62 +32,42 @@ PUBLIC, LEAF = Path("corpus/synthetic"), Path("metrics/runs/synthesize.json")
 BYTES_PER_TOKEN = 4  # of English text, for a guess beside the bound
 
 
-def dry_run(params: SyntheticParams, show: int) -> list[str]:
+def dry_run(params: SyntheticParams, show: int) -> str:
     """What would be sent, without sending anything."""
-    url, requests = address(params.api, params.base_url), planned(params, CLEAN / "train", SEEDS)
+    requests = planned(params, CLEAN / "train", SEEDS)
     ledger = Ledger(anchor() / LOG, params.name, params.budget, params.max_output_tokens).look()
     left = [request for request in requests if request.identity not in ledger.answers]
-    most = total(left, params)
-    read = most.tokens - len(left) * params.max_output_tokens
-    shares = ", ".join(f"{name} {count:,}" for name, count in Counter(r.category for r in requests).items())
-    name = params.key_env
-    key = "none" if name is None else f"{name}, {'set' if os.environ.get(name) else 'not set'}"
-    lines = [
-        f"To             {url}, model {params.model or 'not named yet (synthetic.model)'}; key in {key}",
-        f"Requests       {len(requests):,} ({shares}); {len(requests) - len(left):,} answered already",
-        f"At most        {read:,} tokens read ({_guess(read)} as English goes),"
-        f" {len(left) * params.max_output_tokens:,} written{_money(most, params.budget)}",
-        f"Spent          {_told(ledger.spent, params.budget)} under the name {params.name}",
-        f"Budget         {_limits(params.budget)}",
-        f"               enough for {affordable(left, params, ledger.spent):,} of the {len(left):,} at their most",
-    ]
-    for number, request in enumerate(left[:: max(1, len(left) // max(show, 1))][:show], 1):
-        lines += ["", f"--- sample {number}, {request.category}, {request.identity}", request.system, "", request.user]
-    return [*lines, "", "Nothing was sent."]
+    return fill_template(
+        "synthesize.txt.j2",
+        target=None,
+        params=params,
+        priced=prices(params.budget),
+        url=address(params.api, params.base_url),
+        key=os.environ.get(params.key_env or ""),
+        requests=requests,
+        categories=Counter(request.category for request in requests),
+        left=left,
+        most=total(left, params),
+        bytes_per_token=BYTES_PER_TOKEN,
+        spent=ledger.spent,
+        affordable=affordable(left, params, ledger.spent),
+        samples=left[:: max(1, len(left) // max(show, 1))][:show],
+    )
 
 
 def total(requests: Sequence[Request], params: SyntheticParams) -> Spent:
     """The most that these may use."""
-    found = Spent()
-    for request in requests:
-        found += cost(request.worst_input_tokens, params.max_output_tokens, prices(params.budget))
-    return found
+    most, price = params.max_output_tokens, prices(params.budget)
+    return sum((cost(request.worst_input_tokens, most, price) for request in requests), Spent())
 
 
 def affordable(requests: Sequence[Request], params: SyntheticParams, spent: Spent) -> int:
     """How many of the first requests fit the budget if each of them uses its most."""
     for number, request in enumerate(requests):
-        spent += cost(request.worst_input_tokens, params.max_output_tokens, prices(params.budget))
+        spent += total([request], params)
         if spent.beyond(params.budget) is not None:
             return number
     return len(requests)
-
-
-def _guess(tokens: int) -> str:
-    return f"about {tokens // BYTES_PER_TOKEN:,}"
-
-
-def _money(spent: Spent, budget: SyntheticBudget) -> str:
-    return f", {spent.money:,.2f} in money" if prices(budget) else "; no cost, for no prices are set"
-
-
-def _told(spent: Spent, budget: SyntheticBudget) -> str:
-    return f"{spent.requests:,} requests, {spent.tokens:,} tokens{_money(spent, budget) if prices(budget) else ''}"
-
-
-def _limits(budget: SyntheticBudget) -> str:
-    money = "" if budget.money is None else f", {budget.money:,.2f} in money"
-    return f"{budget.requests:,} requests, {budget.tokens:,} tokens{money}"
 
 
 def publish(params: SyntheticParams) -> Path:
@@ -104,53 +84,16 @@ def publish(params: SyntheticParams) -> Path:
 
 
 def card(name: str, manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Where the conversations come from and what was measured of them, for whoever trains on them or passes them on."""
-    counts, measures = manifest["counts"], manifest["measures"]
-    days = facts["first_day"] + (f" to {facts['last_day']}" if facts["last_day"] != facts["first_day"] else "")
-    left_out = {**counts["left_out"], **{f"answers: {why}": count for why, count in counts["malformed"].items()}}
-    return "\n".join(
-        [
-            f"# {name}: conversations written by another model",
-            "",
-            f"- Model: {manifest['model']} (the server's own word: {', '.join(manifest['served_by']) or 'none'})",
-            f"- Server: {manifest['url']} ({manifest['api']} API), answers of {days}",
-            f"- Conversations: {counts['kept']:,} of {counts['conversations']:,}, from {counts['answers']:,} answers to"
-            f" {counts['requests']:,} requests; by category: {_list(counts['categories'])}",
-            f"- Left out: {_list(left_out)}",
-            f"- Different first questions {measures['distinct_prompts']:.1%},"
-            f" different 4-grams {measures['distinct_4grams']:.1%}, "
-            f"commonest opening of an answer '{measures['opening']}' {measures['opening_share']:.1%}",
-            f"- Stopped by the budget: {manifest['stopped_by_budget'] or 'no'}",
-            f"- License given: {manifest['license']}. What a provider's terms allow (training another model, passing"
-            " outputs on) is yours to check; nobody did it for you.",
-            f"- Licenses of the documents shown, by conversations: {_list(manifest['document_licenses'])}",
-            f"- Digest of the documents: {manifest['parents']['clean'][:16]}, of the battery kept out:"
-            f" {manifest['parents']['battery'][:16]}",
-            "",
-        ]
-    )
+    return fill_template("synthesize.md.j2", name=name, manifest=manifest, facts=facts) + "\n"
 
 
-def _list(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count) or "none"
-
-
-def report(params: SyntheticParams, target: Path) -> list[str]:
+def report(params: SyntheticParams, target: Path) -> str:
     """What came out, and what to write into params.yaml to train on it."""
-    counts = read_manifest(OUT, KIND, VERSION)["counts"]
     facts = read_json(LEAF)["facts"]
     spent = Spent(*(facts[f"spent_{name}"] for name in ("requests", "tokens", "money")))
-    return [
-        "",
-        f"Conversations  {counts['kept']:,} in {target.as_posix()}, about them {target.with_suffix('.md').as_posix()}",
-        f"Spent          {_told(spent, params.budget)} of {_limits(params.budget)}",
-        "To train on them, in params.yaml:",
-        "  instruct.sources:",
-        f"  - {{type: messages, name: {params.name}, files: {target.as_posix()}, hub_id: null, hub_config: null,",
-        "     revision: null, hub_split: train, shape: messages, columns: [messages], select: null,",
-        f"     max_malformed_fraction: 0.0, max_rows: 1000000, min_rows: 1, license: {json.dumps(params.license)}}}",
-        f"  sft_data.sources.{params.name}: {{max_copies: 1, repeats: 1, max_supervised_tokens: null}}",
-    ]
+    kept = read_manifest(OUT, KIND, VERSION)["counts"]["kept"]
+    told = {"params": params, "priced": prices(params.budget), "target": target, "spent": spent, "kept": kept}
+    return fill_template("synthesize.txt.j2", **told)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -162,12 +105,12 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     params: SyntheticParams = check_file(PARAMS)["synthetic"]
     if args.dry_run:
-        print("\n".join(dry_run(params, args.show)))
+        print(dry_run(params, args.show), end="")
         return 0
     address(params.api, params.base_url)
     status = side.repro(Path.cwd(), STAGE_FILE, STAGE, args.force)
     if status:
         print("\nsynthesize did not finish: the message is above. Every answer is kept.", file=sys.stderr)
         return status
-    print("\n".join(report(params, publish(params))))
+    print(report(params, publish(params)), end="")
     return 0

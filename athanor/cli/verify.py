@@ -203,21 +203,10 @@ def _code(claims: Claims) -> Iterator[Line]:
         yield Line(UNCHECKED, "chat template", "needs the tokenizer")
         return
     tokenizer = Tokenizer(path.read_bytes(), str(path))
-    for what, claimed, here, bad in (
-        (
-            "tokenizer",
-            claims.tokenizer_digest,
-            tokenizer.digest,
-            f"{path} is another tokenizer ({tokenizer.digest[:12]})",
-        ),
-        (
-            "chat template",
-            claims.template_hash,
-            template_hash(tokenizer),
-            "this code renders chats in another layout, or with other control ids",
-        ),
-    ):
-        yield _line(here == claimed, what, claimed[:12], bad)
+    bad = f"{path} is another tokenizer ({tokenizer.digest[:12]})"
+    yield _line(tokenizer.digest == claims.tokenizer_digest, "tokenizer", claims.tokenizer_digest[:12], bad)
+    bad = "this code renders chats in another layout, or with other control ids"
+    yield _line(template_hash(tokenizer) == claims.template_hash, "chat template", claims.template_hash[:12], bad)
 
 
 def _remade(claims: Claims) -> Line:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from athanor.cli.accept import accept
 from athanor.cli.plan.main import make_plan
 from athanor.runtime import presets
 from tests.cli import toy_pipeline as toy
+from tests.e2e.clone import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 HELPER = '"""What both stages use."""\n\n\ndef shout(text: str) -> str:\n    return text.upper()\n'
@@ -37,6 +37,7 @@ def run(run: Run) -> None:
 if __name__ == "__main__":
     stage_main("NAME", run)
 '''
+QUIET = {"PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
 INPUTS = {"one": "source.txt", "two": "one.txt"}
 
 
@@ -55,12 +56,6 @@ def graph(**more: dict[str, object]) -> str:
     return json.dumps({"stages": stages})
 
 
-def environment() -> dict[str, str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_"))}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**clean, "PYTHONPATH": str(ROOT), "PATH": path, "ATHANOR_TRACKING": "off"}
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("accept") / "repo"
@@ -74,7 +69,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "dvc.yaml").write_text(graph())
     dvc = [sys.executable, "-m", "dvc"]
     for command in (["git", "init", "-q"], [*dvc, "init", "-q"], [*dvc, "repro", "-q"]):
-        subprocess.run(command, cwd=path, env=environment(), check=True)
+        subprocess.run(command, cwd=path, env=environment(**QUIET), check=True)
     return path
 
 
@@ -82,7 +77,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def repo(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(built, tmp_path / "repo", symlinks=True)
     monkeypatch.chdir(tmp_path / "repo")
-    for name, value in environment().items():
+    for name, value in environment(**QUIET).items():
         monkeypatch.setenv(name, value)
     return tmp_path / "repo"
 
@@ -182,7 +177,7 @@ def test_missing_outputs_and_objects_are_refused(repo):
 def test_a_python_file_that_is_no_part_of_the_code_is_refused(repo):
     (repo / "table.py").write_text("ROWS = 1\n")
     (repo / "dvc.yaml").write_text(graph(one={"deps": ["source.txt", "stages/helper.py", "stages/one.py", "table.py"]}))
-    assert "table.py" in refused(repo)["one"]
+    assert "table.py" in refused(repo, "one")["one"]
 
 
 def test_a_result_without_a_digest_is_refused(repo):

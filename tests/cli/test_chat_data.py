@@ -106,11 +106,13 @@ def test_the_same_corrections_give_the_same_bytes_and_a_file_of_other_rows_is_no
     athanor("export", "corpus/b.jsonl")
     assert Path("corpus/a.jsonl").read_bytes() == Path("corpus/b.jsonl").read_bytes()
     assert athanor("export", "corpus/a.jsonl")[0] == 0  # its own it replaces
-    Path("corpus/qa.jsonl").write_text('{"question": "x", "answer": "y"}\n')
-    for name, words in (("corpus/qa.jsonl", "would be lost"), ("corpus/rows.txt", "end in .jsonl")):
-        status, told = athanor("export", name)
-        assert status == 1 and words in told
-    assert Path("corpus/qa.jsonl").read_text() == '{"question": "x", "answer": "y"}\n'
+    own = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+    for text in ('{"question": "x", "answer": "y"}\n', own):
+        Path("corpus/mine.jsonl").write_text(text)
+        status, told = athanor("export", "corpus/mine.jsonl")
+        assert status == 1 and "would be lost" in told and Path("corpus/mine.jsonl").read_text() == text
+    status, told = athanor("export", "corpus/rows.txt")
+    assert status == 1 and "end in .jsonl" in told
     assert "DVC watches corpus/" in athanor("export", "rows.jsonl")[1]
 
 
@@ -203,19 +205,6 @@ def test_items_are_added_to_a_file_and_none_twice(store, athanor):
     status, told = athanor("item", number, "--kind", "numeric", "--reject", "9", "--out", "battery/own.jsonl")
     assert status == 1 and "asks the same already" in told and Path("battery/own.jsonl").read_bytes() == before
     assert "That names one file, now battery/own.jsonl" in athanor("item", number, "--reject", "9")[1]
-
-
-def test_conversations_of_ones_own_are_not_overwritten(store, athanor):
-    number = corrected(store, "Is water wet?", "no", "yes")
-    athanor("accept", number)
-    Path("corpus").mkdir()
-    mine = Path("corpus/mine.jsonl")
-    mine.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
-    before = mine.read_text()
-    status, told = athanor("export", "corpus/mine.jsonl")
-    assert status == 1 and "would be lost" in told and mine.read_text() == before
-    for _ in range(2):  # its own file it writes again
-        assert athanor("export", "corpus/own.jsonl")[0] == 0
 
 
 def test_when_all_are_left_out_the_reason_is_told(store, athanor):

@@ -231,9 +231,9 @@ def test_a_commit_without_results_says_what_to_commit(repo):
 
 
 def test_judgement():
-    assert judge("x", "bpb", 1.0, 1.2, 0.1, None).beyond_noise is None
-    assert judge("x", "bpb", 1.0, 1.0, None, None).beyond_noise is False
-    worse = judge("x", "score", 0.5, 0.2, 0.05, 0.05)
-    assert worse.beyond_noise and worse.better is False
-    assert judge("x", "rate", 0.5, 0.1, 0.05, 0.05).better is None
-    assert not judge("x", "score", 0.5, 0.36, 0.05, 0.05).beyond_noise  # 0.14 against 2 * 0.0707
+    assert judge("x", "bpb", 1.0, 0.1, 1.2, None)["beyond_noise"] is None
+    assert judge("x", "bpb", 1.0, None, 1.0, None)["beyond_noise"] is False
+    worse = judge("x", "score", 0.5, 0.05, 0.2, 0.05)
+    assert worse["beyond_noise"] and worse["better"] is False
+    assert judge("x", "rate", 0.5, 0.05, 0.1, 0.05)["better"] is None
+    assert not judge("x", "score", 0.5, 0.05, 0.36, 0.05)["beyond_noise"]  # 0.14 against 2 * 0.0707

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from athanor.base.artifacts import read_json
-from athanor.cli.data import choose, show, where
+from athanor.cli import render
+from athanor.cli.data import peek
+from athanor.cli.data import trace as tracing
 from athanor.cli.data.read import Corpus
 from athanor.data.shards import open_cooldown, open_train, open_val
 from athanor.text.documents import content_id
@@ -96,7 +98,7 @@ def test_trace_of_every_kept_document_finds_the_places_in_the_token_files(world)
     kept = corpus.entries([place for place, _, _ in corpus.ids() if place.file != corpus.dropped])
     seen = dict.fromkeys(streams, 0)
     for entry in kept:
-        told = where.in_token_files(world, entry.source, entry.split, entry.text)["streams"]
+        told = tracing.in_token_files(world, entry.source, entry.split, entry.text)["streams"]
         if entry.split == "val":
             assert [p["document"] for p in told["val"]] and set(told) == {"val"}
             continue
@@ -140,7 +142,7 @@ def test_trace_of_a_dropped_document_tells_the_reason(world, athanor, number, ru
     (told,) = trace(athanor, document.id)
     assert told["verdict"]["rule"] == rule and "token_files" not in told
     file, row = told["downloaded"]["file"], told["downloaded"]["row"]
-    assert Corpus(world).rows(Path(file), [row], ["id"])[row]["id"] == document.id
+    assert Corpus(world).rows(Path(file), [row])[row]["id"] == document.id
     text = athanor("trace", document.id)[1]
     assert expected in text and f"dropped    {rule}" in text
 
@@ -160,7 +162,7 @@ def test_trace_of_a_text_that_came_twice_tells_both(world, athanor):
 def test_the_tokenizers_sample_is_told_as_the_stage_drew_it(world):
     corpus = Corpus(world)
     places = [place for place, _, _ in corpus.ids() if place.file.parent.parent.name == "train"]
-    drawn = [where.in_tokenizer_sample(corpus, place)[0] for place in places]
+    drawn = [tracing.in_tokenizer_sample(corpus, place)[0] for place in places]
     assert sum(drawn) == read_json("metrics/train_tokenizer.json")["sample"]["documents"] and 0 in drawn
 
 
@@ -200,18 +202,18 @@ def test_without_raw_data_or_token_files_what_can_be_told_is_told(world, athanor
 
 def test_differences_show_where_long_lines_differ_and_end():
     old, new = "a" * 300 + "X" + "b" * 300, "a" * 300 + "Y" + "b" * 300
-    line, gone, come = show.differences(old, new)
+    line, gone, come = render.differences(old, new)
     assert (line, len(gone), len(come)) == ("@ line 1", 85, 85) and "aXb" in gone and "aYb" in come
-    many = show.differences("\n".join(map(str, range(5000))), "")
+    many = render.differences("\n".join(map(str, range(5000))), "")
     assert len(many) == 22 and "more lines" in many[-2] and "2,000 lines were compared" in many[-1]
-    assert show.differences("same", "same") == []
+    assert render.differences("same", "same") == []
 
 
 def test_a_draw_is_uniform():
     hits = np.zeros(20)
     for seed in range(2000):
-        draw, random_keys = choose.Draw(2), choose.keys_of(seed, Path("file"))
+        draw, random_keys = peek.Draw(2), peek.keys_of(seed, Path("file"))
         for start in (0, 10):
-            draw.show(random_keys.random(10), list(range(start, start + 10)))
-        hits[draw.places] += 1
+            draw.show(Path("file"), start, random_keys.random(10), np.arange(10))
+        hits[[place.row for place in draw.places]] += 1
     assert hits.sum() == 4000 and abs(hits - 200).max() < 6 * 200**0.5

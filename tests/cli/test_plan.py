@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,10 +18,10 @@ from athanor.cli.plan.main import Plan, as_json, as_text, make_plan
 from athanor.cli.plan.simulate import FOLLOWS, RUN, Step
 from athanor.runtime import presets
 from tests.cli import toy_pipeline as toy
+from tests.e2e.clone import environment
 
 ROOT = Path(__file__).resolve().parents[2]
-ENV = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_"))}
-ENV |= {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+ENV = environment(PYTHONPATH=str(ROOT))
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +171,7 @@ def test_reasons_name_what_changed(repo):
     (repo / "dvc.yaml").write_text(toy.graph(b={"cmd": "python b.py b  a/main.txt"}))
     text = as_text(make_plan(repo))
     assert "parameter a.value: 1 -> 4" in text and "parameter b.more.0: (absent) -> 7" in text
-    assert "code changed: c.py" in text and "command: python b.py b a/main.txt -> python b.py b  a/main.txt" in text
+    assert "file c.py changed" in text and "command: python b.py b a/main.txt -> python b.py b  a/main.txt" in text
     assert "made anew before it: b/part.txt, a/main.txt, a.json" in text
     assert "3 run" in text.splitlines()[-1] and "no past run" in text
 

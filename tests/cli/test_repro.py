@@ -1,7 +1,8 @@
-"""Ctrl-C on `make repro`: everything gets the signal, and the stage must have the time to save."""
+"""`athanor repro`: signals, a foreign base, and stages that die; and side stages. Real DVC."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -15,10 +16,15 @@ import pytest
 from ruamel.yaml import YAML
 
 from athanor.base.strict import read_yaml
-from athanor.runtime import presets
-from tests.e2e.clone import Clone, environment
+from athanor.cli import repro
+from athanor.runtime import lifetime, presets
+from tests.cli import toy_pipeline
+from tests.e2e.clone import ROOT, Clone, environment
+from tests.runtime.toy_pipeline import SAVE_EVERY, STEPS, Toy, gone, until
 
 ROOT = Path(__file__).resolve().parents[2]
+QUIET = {"PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
+REPRO = (sys.executable, "-m", "athanor", "repro")
 STAGE = """
 import time
 from athanor.base.errors import Interrupted
@@ -48,13 +54,11 @@ def test_an_interrupt_of_the_whole_group_lets_the_stage_save(tmp_path):
     (tmp_path / "dvc.yaml").write_text(
         "stages:\n  toy:\n    cmd: python -m stages.toy\n    deps: [stages/toy.py]\n    outs: [o]\n"
     )
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_"))}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**clean, "PYTHONPATH": str(ROOT), "PATH": path, "ATHANOR_TRACKING": "off"}
+    env = environment(**QUIET)
     for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
         subprocess.run(command, cwd=tmp_path, env=env, check=True)
     child = subprocess.Popen(
-        [sys.executable, "-m", "athanor", "repro"],
+        REPRO,
         cwd=tmp_path,
         env=env,
         stdout=subprocess.PIPE,
@@ -78,10 +82,7 @@ def test_a_slip_in_params_is_told_before_dvc_deletes_anything(tmp_path):
     """DVC removes a stage's outputs and only then starts it, so the stage's own check came too late for them."""
     text = presets.complete(ROOT / "presets" / "micro.yaml")
     (tmp_path / "params.yaml").write_text(text.replace("\npretrain:\n", "\npretrain:\n  learning_rat: 1\n"))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
-    done = subprocess.run(
-        [sys.executable, "-m", "athanor", "repro"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
-    )
+    done = Clone(tmp_path).run(*REPRO, check=False, **QUIET)
     assert done.returncode == 1 and "pretrain.learning_rat: unknown key" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
 
@@ -121,10 +122,6 @@ def foreign(tmp_path) -> Clone:
     return clone
 
 
-QUIET = {"PYTHONPATH": str(ROOT), "ATHANOR_TRACKING": "off"}
-REPRO = (sys.executable, "-m", "athanor", "repro")
-
-
 def test_repro_targets_of_a_foreign_base(foreign):
     """`athanor repro download` once trained as well, and `athanor repro lora` was an unknown target."""
 
@@ -156,3 +153,113 @@ def test_a_sigterm_leaves_no_graph_of_the_base_behind(foreign):
         assert child.wait(60) != 0 and not (foreign.path / "foreign/dvc.yaml").exists()
     finally:
         (foreign.path / "end").touch()
+
+
+# -- --supervise: what died is started again, three times at most; what said why it ended is not --------------------------
+
+HOLD = 6
+
+
+def kill_held(toy: Toy, number: int) -> None:
+    stage = toy.wait_held()
+    toy.forget_held()
+    os.kill(stage, number)
+    until(lambda: gone(stage), "the stage has ended", toy)
+
+
+def test_a_stage_that_dies_is_started_again_three_times_at_most(toy):
+    toy.hold(HOLD)
+    job = toy.repro("--supervise")
+    for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGKILL):
+        kill_held(toy, number)
+    assert job.wait() not in (0, 75) and len(toy.trainers()) == 4
+    said = job.text()
+    assert [f"starts it again, {n} of 3" in said for n in (1, 2, 3, 4)] == [True, True, True, False], said
+    assert "count was killed and could say nothing" in said and "Fix: close other programs, or in machine.yaml" in said
+    assert (
+        "count died: Fatal Python error: Segmentation fault" in said
+        and "count died: Fatal Python error: Bus error" in said
+    )
+    assert "did not finish: how a stage died is above" in said
+
+    job = toy.repro("--supervise")
+    kill_held(toy, signal.SIGKILL)
+    toy.release()
+    assert job.wait() == 0 and toy.lock_has("count", "report"), job.text()
+    assert job.text().count("count was killed and could say nothing") == 2  # when it died, and at the end
+    assert toy.steps()[-STEPS + SAVE_EVERY :] == list(range(SAVE_EVERY, STEPS))  # from the last checkpoint
+
+
+def test_without_it_a_death_is_explained_once_and_nothing_is_started(toy):
+    toy.hold(HOLD)
+    job = toy.repro()
+    kill_held(toy, signal.SIGKILL)
+    assert job.wait() not in (0, 75) and len(toy.trainers()) == 1
+    assert job.text().count("count was killed and could say nothing") == 1
+    assert "GiB" in job.text() and "the message of the stage is above" not in job.text()
+
+
+def test_what_a_person_stops_stays_stopped(toy):
+    toy.hold(HOLD)
+    job = toy.repro("--supervise")
+    toy.wait_held()
+    job.kill_group(signal.SIGINT)
+    assert job.wait() == 75 and len(toy.trainers()) == 1 and "starts it again" not in job.text(), job.text()
+
+
+@pytest.mark.parametrize(
+    ("left", "asked", "calls", "told"),
+    [
+        ("999999999\n", [], 4, "could say nothing"),
+        ("999999999\nTypeError('x')", [], 4, "toy died: TypeError('x')"),
+        ("", [], 1, ""),  # the stage has told why: a refused parameter, a gate, a request to stop
+        ("999999999\n", [signal.SIGTERM], 1, "could say nothing"),
+        (f"{os.getpid()}\n", [], 1, ""),  # locked by one that lives
+    ],
+    ids=["killed", "crashed", "told", "asked", "alive"],
+)
+def test_which_ends_are_worth_another_start(tmp_path, capfd, left, asked, calls, told):
+    path, made = tmp_path / lifetime.FOLDER / "toy", []
+    path.parent.mkdir(parents=True)
+
+    def call() -> int:
+        made.append(1)
+        path.write_text(left)
+        return 255
+
+    with open(tmp_path / "other", "w") if left != f"{os.getpid()}\n" else open(path, "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        status, deaths = repro.supervise(tmp_path, call, asked, repro.RESTARTS)
+    assert status == 255 and len(made) == calls
+    assert len(deaths) == (calls if told else 0) and all(told in text for text in deaths)
+
+
+def test_dvc_that_is_killed_itself_is_started_again(tmp_path):
+    ends = iter((-9, 0))
+    assert repro.supervise(tmp_path, lambda: next(ends), [], 3) == (0, ["dvc itself was killed (signal 9, Killed)"])
+
+
+# -- a side stage: what `--force` runs and what it leaves alone ---------------------------------------------------------
+
+CALL = "import sys; from pathlib import Path; from athanor.cli import side; "
+CALL += "sys.exit(side.repro(Path.cwd(), Path('probes/x.yaml'), 'x', 'force' in sys.argv))"
+
+
+def test_force_runs_nothing_upstream(tmp_path):
+    """`dvc repro --force` forces all that a stage depends on: hours, and requests that are paid for again."""
+    root = toy_pipeline.make(tmp_path / "toy")
+    (root / "probes").mkdir()
+    side = {"wdir": "..", "cmd": "cp b/part.txt x", "deps": ["b"], "outs": ["x"]}
+    (root / "probes/x.yaml").write_text(json.dumps({"stages": {"x": side}}))
+
+    def ran(*words: str) -> list[str]:
+        done = Clone(root).run(sys.executable, "-c", CALL, *words, PYTHONPATH=str(ROOT), ATHANOR_TRACKING="off")
+        assert not (root / "probes/dvc.yaml").exists()
+        return re.findall(r"Running stage '([^']+)'", done.stdout)
+
+    mine = "probes/dvc.yaml:x"
+    assert ran() == ["a", "b", mine] and ran() == []
+    assert ran("force") == [mine]
+    # What it depends on is brought up to date all the same.
+    (root / "params.yaml").write_text(json.dumps(toy_pipeline.PARAMS | {"a": {"value": 2, "fold": 10, "more": []}}))
+    assert ran("force") == ["a", "b", mine]

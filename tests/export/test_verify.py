@@ -16,6 +16,7 @@ from athanor.cli import cli
 from athanor.cli.verify import DIFFERS, MATCHES, UNCHECKED, verify
 from athanor.export import source as lineage
 from athanor.export.gguf_check import contents
+from tests.export.conftest import tokenizer_dir  # noqa: F401
 from tests.stages.test_export_stage import build, execute
 
 ROOT = Path(__file__).resolve().parents[2]

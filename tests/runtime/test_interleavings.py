@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from athanor.runtime import locks
-from tools.interleavings.__main__ import explore
-from tools.interleavings.scenarios import SCENARIOS
+from tools.interleavings.__main__ import SCENARIOS, explore
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

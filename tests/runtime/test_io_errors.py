@@ -20,7 +20,7 @@ from athanor.runtime.terminal import in_words
 from athanor.serving import database
 from tests.e2e.clone import ROOT, environment
 from tests.runtime.shippers import Checkout
-from tools.io_errors.sweep import sample
+from tools.io_errors.__main__ import sample
 
 compiled = pytest.mark.skipif(
     not (sys.platform.startswith("linux") and shutil.which("cc")), reason="needs Linux and a C compiler"

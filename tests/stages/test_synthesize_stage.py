@@ -330,7 +330,7 @@ def test_the_command_shows_publishes_and_remembers_and_download_reads_it(server,
     assert len(server.seen) == 20 and not (folder / "probes/dvc.yaml").exists()
     monkeypatch.chdir(folder)
     monkeypatch.delenv("DVC_ROOT", raising=False)
-    assert "20 answered already" in command.dry_run(check_file("params.yaml")["synthetic"], 0)[1]
+    assert "20 answered already" in command.dry_run(check_file("params.yaml")["synthetic"], 0)
 
     # The lines that the command printed are a source of conversations.
     entry, uses = first.split("  instruct.sources:\n")[1].split("  sft_data.sources.")
@@ -356,10 +356,10 @@ def test_a_dry_run_knows_what_is_left_and_what_it_may_cost(server, tmp_path, mon
     monkeypatch.delenv("DVC_ROOT", raising=False)
     monkeypatch.setenv("MY_LLM", KEY)
     params = check_file("params.yaml")["synthetic"]
-    said = command.dry_run(params, 0)
+    said = command.dry_run(params, 0).splitlines()
     assert server.seen == [] and "Nothing was sent." in said
     assert "20 (questions 8" in said[1] and "MY_LLM, set" in said[0]
-    assert KEY not in "".join(said) and "\n".join(command.dry_run(params, 2)).count("<text>") == 2
+    assert KEY not in "".join(said) and command.dry_run(params, 2).count("<text>") == 2
     read = sum(r.worst_input_tokens for r in command.planned(params, Path("data/clean/train"), Path("corpus/seeds")))
     assert f"{read:,} tokens read" in said[2] and "12,000 written" in said[2]
     assert f"{(read + 5 * 12_000) / 1e6:,.2f} in money" in said[2]

@@ -245,9 +245,7 @@ def test_another_share_of_text_than_asked_and_an_item_in_it_are_refused(tokenize
         sft_gates.check_replay(tokenizer, packed, share / 2, index, 10, "train")
     with pytest.raises(GateError, match="contamination.*1 pieces of text hold a battery item"):
         sft_gates.check_replay(tokenizer, packed, share, index, 10, "train")
-    assert sft_gates.check_replay(tokenizer, packed, share, ItemIndex([]), 10, "train") == {
-        "text": len(ids) - 1
-    }
+    assert sft_gates.check_replay(tokenizer, packed, share, ItemIndex([]), 10, "train") == {"text": len(ids) - 1}
 
 
 def test_replay_of_boilerplate_shared_with_an_item_passes_its_own_gate(tokenizer, tmp_path):

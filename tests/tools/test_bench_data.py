@@ -12,7 +12,7 @@ from athanor.runtime import presets
 from athanor.text.conversations import read_items
 from athanor.text.documents import Document, read_sources, shard_files
 from tools.bench_data import __main__ as bench
-from tools.bench_data import corpus, ours, usage
+from tools.bench_data import corpus, sides, usage
 
 SPIN = "import time\nheld = b'x' * {size}\nwhile time.process_time() < {seconds}: pass\n"
 PARENT = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv[1]], check=True)\n"
@@ -23,7 +23,6 @@ def test_cpu_and_memory_of_a_command_and_its_children():
     found = usage.run([sys.executable, "-c", PARENT, child], Path.cwd(), {})
     assert found.cpu_seconds >= 0.6 and found.wall_seconds >= 0.5
     assert found.processes >= 1 and found.worker_peak_bytes > 80_000_000 > found.peak_bytes > 1_000_000
-    assert found.largest_bytes == found.worker_peak_bytes
 
 
 def test_a_process_without_children():
@@ -53,7 +52,7 @@ def fake_documents():
 def test_corpus_and_sample(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "_everything", fake_documents)
     params = tmp_path / "params.yaml"
-    params.write_text(presets.complete(ours.ROOT / "presets" / "micro.yaml"))
+    params.write_text(presets.complete(sides.ROOT / "presets" / "micro.yaml"))
     whole = corpus.make(tmp_path / "whole", 0.05, params)
     documents = list(read_sources(tmp_path / "whole" / "data" / "raw"))
     assert len({document.id for document in documents}) == len(documents) and corpus.total_bytes(whole) >= 50_000
@@ -80,10 +79,8 @@ def test_real_text_begins_the_corpus():
 def test_the_table():
     used = {"cpu_seconds": 10.0, "wall_seconds": 11.0, "processes": 0}
     used |= {"peak_bytes": 200_000_000, "worker_peak_bytes": 0}
-    mine = {"training": None, "clean": used, "documents": 7}
-    theirs = [
-        {"used": {**used, "cpu_seconds": seconds}, "after_filters": 3, "documents": 2} for seconds in (50.0, 70.0)
-    ]
+    mine = {"training": None, "used": used, "documents": 7}
+    theirs = [{"used": {**used, "cpu_seconds": seconds}, "documents": 2} for seconds in (50.0, 70.0)]
     quality = {"recall": {"0.8": 0.99}, "pairs_due": {"0.8": 100}, "precision": 1.0, "reported": 99}
     quality |= {"bias": 0.001, "bias_sigmas": 1.0}
     lines = bench.table(

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from tools import canaries
-from tools.canary_search import contents, forms
+from tools.canaries import contents, forms
 
 
 def test_planted_secrets_are_in_nothing_that_is_written(tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.clone import environment
 from tools.drill import compare
 from tools.drill.faults import DAMAGE, KINDS, NOT_FOR_DOWNLOAD, plan
 from tools.drill.stage import identity
@@ -21,9 +21,8 @@ CODE = ("athanor", "stages", "corpus", "recipes", "presets", "tools", "dvc.yaml"
 
 
 def drill(*words: str, root: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_", "ATHANOR_", "OMP_"))}
     command = [sys.executable, "-m", "tools.drill", *words]
-    return subprocess.run(command, cwd=root, env=clean | env, capture_output=True, text=True, timeout=1800)
+    return subprocess.run(command, cwd=root, env=environment(**env), capture_output=True, text=True, timeout=1800)
 
 
 def rows(output: str) -> dict[tuple[str, str], list[int]]:

@@ -17,18 +17,16 @@ import platform
 import statistics
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from athanor.base.artifacts import write_json
 from athanor.base.errors import AthanorError
+from athanor.runtime.facts import hardware
 from athanor.text.documents import read_sources
-from tools.bench_data import corpus, ours, planted, trove, usage
+from tools.bench_data import corpus, planted, sides, usage
 
-PARAMS = ours.ROOT / "presets" / "default.yaml"
+PARAMS = sides.ROOT / "presets" / "default.yaml"
 PLANTED_SEED = 1
 
 
@@ -60,8 +58,8 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
     size = corpus.total_bytes(corpus.make(whole, args.megabytes, PARAMS)) / 1e6
     sample_size = corpus.total_bytes(corpus.sample(whole, sample, args.sample, PARAMS)) / 1e6
     for place in (whole, sample):
-        ours.prepare(place)
-    found: dict[str, Any] = {"machine": machine(), "megabytes": size, "sample_megabytes": sample_size}
+        sides.prepare(place)
+    found: dict[str, Any] = {"machine": hardware(), "megabytes": size, "sample_megabytes": sample_size}
 
     say("near duplicates planted in a part of the corpus")
     texts = [document.text for document in read_sources(whole / "data" / "raw")]
@@ -69,22 +67,22 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
     del texts
 
     say("our clean stage on the whole corpus")
-    found["whole"] = asdict(ours.run(whole))
+    found["whole"] = sides.ours(whole)
     runs: dict[str, list[Any]] = {"ours": [], "datatrove": [], "datatrove_every": []}
     python = None
     if not args.no_datatrove:
         say("environment of datatrove")
-        python, versions = trove.environment(folder / "datatrove")
+        python, versions = sides.trove_environment(folder / "datatrove")
         found["versions"] = {name: versions[name] for name in ("datatrove", "spacy", "numpy", "pyarrow")}
     for number in range(args.repeats):
         say(f"the sample, round {number + 1} of {args.repeats}")
-        sides = list(runs) if python else ["ours"]
-        for side in sides if number % 2 == 0 else reversed(sides):
+        turn = list(runs) if python else ["ours"]
+        for side in turn if number % 2 == 0 else reversed(turn):
             if side == "ours":
-                runs[side].append(asdict(ours.run(sample, train=number == 0)))
+                runs[side].append(sides.ours(sample, train=number == 0))
             else:
                 raw = sample / "data" / "raw"
-                runs[side].append(asdict(trove.run(python, raw, sample / side, side == "datatrove_every")))
+                runs[side].append(sides.trove(python, raw, sample / side, side == "datatrove_every"))
     found["sample"] = runs
     write_json(folder / "results.json", found)
     if args.memory:
@@ -96,12 +94,12 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
 def memory(folder: Path, whole: Path, megabytes: float, size: float) -> list[dict[str, Any]]:
     tenth = folder / f"sample-{megabytes:g}-{megabytes / 10:g}"
     small = corpus.total_bytes(corpus.sample(whole, tenth, megabytes / 10, PARAMS)) / 1e6
-    ours.prepare(tenth)
+    sides.prepare(tenth)
     rows = []
     for place, text in ((tenth, small), (whole, size)):
         for workers in (1, 2):
             say(f"memory: {text:.0f} MB, workers {workers}")
-            rows.append({"megabytes": text, "workers": workers, **asdict(ours.run(place, workers, train=False).clean)})
+            rows.append({"megabytes": text, "workers": workers, **sides.ours(place, workers, train=False)["used"]})
     return rows
 
 
@@ -110,21 +108,12 @@ def spread(texts: list[str], count: int) -> list[str]:
     return texts[:: max(1, len(texts) // count)]
 
 
-def machine() -> dict[str, str]:
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("model name"))
-        name = next(lines, f": {name}").partition(":")[2].strip()
-    return {"cpu": name, "python": platform.python_version(), "numpy": np.__version__}
-
-
 def table(found: dict[str, Any]) -> list[str]:
     """Markdown."""
     size, whole = found["megabytes"], found["whole"]
-    clean = whole["clean"]
+    clean = whole["used"]
     lines = [
-        f"{found['machine']['cpu']}, Python {found['machine']['python']}; one worker, one thread",
+        f"{found['machine']['cpu']}, Python {platform.python_version()}; one worker, one thread",
         "",
         "| what | text | CPU seconds | MB per CPU-second | peak memory |",
         "|---|---|---|---|---|",
@@ -138,9 +127,8 @@ def table(found: dict[str, Any]) -> list[str]:
     spent = {}
     for side, runs in found["sample"].items():
         if runs:
-            used = [run["clean" if side == "ours" else "used"] for run in runs]
-            spent[side] = [facts["cpu_seconds"] for facts in used]
-            lines.append(row(names[side], found["sample_megabytes"], spent[side], used[0]))
+            spent[side] = [run["used"]["cpu_seconds"] for run in runs]
+            lines.append(row(names[side], found["sample_megabytes"], spent[side], runs[0]["used"]))
     for side in ("datatrove", "datatrove_every"):
         if side in spent:
             ratios = [theirs / mine for mine, theirs in zip(spent["ours"], spent[side], strict=True)]

@@ -22,6 +22,7 @@ DECOYS = (0.75, 0.7)  # alike, but below the threshold: they must not be reporte
 TOLERANCE = 0.01  # above the target: a pair planted at the threshold has to be found
 MIN_SHINGLES = 150  # below that one edit moves the similarity past the tolerance
 TRIES = 60
+DISTINCT = 0.4  # originals are less alike
 
 Grams = frozenset[tuple[str, ...]]
 
@@ -45,14 +46,12 @@ def jaccard_of(first: Grams, second: Grams) -> float:
     return len(first & second) / len(first | second)
 
 
-def plant(
-    texts: Iterable[str], pairs_per_target: int, seed: int, targets: Sequence[float] = TARGETS + DECOYS
-) -> tuple[list[str], list[Pair]]:
+def plant(texts: Iterable[str], pairs_per_target: int, seed: int) -> tuple[list[str], list[Pair]]:
     """Originals and, after them, edited copies; the targets take turns over the originals.
 
     Texts that are too short or resemble an earlier one are passed over.
     """
-    rng = random.Random(seed)
+    rng, targets = random.Random(seed), TARGETS + DECOYS
     bases = distinct([text for text in texts if len(words_of(text)) >= 1.2 * MIN_SHINGLES])
     rng.shuffle(bases)
     originals, copies, pairs = [], [], []
@@ -69,11 +68,16 @@ def plant(
     return originals + copies, found
 
 
-def distinct(texts: list[str], threshold: float = 0.4) -> list[str]:
-    """The texts without those that resemble an earlier one, so that planted pairs are the only pairs."""
+def near_duplicates(texts: Sequence[str], threshold: float) -> tuple[np.ndarray, dict[int, int]]:
+    """Signatures of texts, and which text repeats which."""
     sketch = minhash.signatures(shingles(tokenise(texts).words, minhash.SHINGLE_WORDS))
     sets = [found for _, found in dedup.shingle_sets(enumerate(texts))]
-    repeats = dedup.near_duplicates(sketch, range(len(texts)), sets.__getitem__, threshold)
+    return sketch, dedup.near_duplicates(sketch, range(len(texts)), sets.__getitem__, threshold)
+
+
+def distinct(texts: list[str]) -> list[str]:
+    """The texts without those that resemble an earlier one, so that planted pairs are the only pairs."""
+    _, repeats = near_duplicates(texts, DISTINCT)
     return [text for number, text in enumerate(texts) if number not in repeats]
 
 
@@ -107,9 +111,7 @@ def measure(texts: Sequence[str], pairs: Sequence[Pair], threshold: float = 0.8)
     bias: mean of estimate minus truth over all planted pairs; `bias_sigmas`
     the same in standard errors of a fair estimator.
     """
-    sketch = minhash.signatures(shingles(tokenise(texts).words, minhash.SHINGLE_WORDS))
-    sets = [found for _, found in dedup.shingle_sets(enumerate(texts))]
-    repeats = dedup.near_duplicates(sketch, range(len(texts)), sets.__getitem__, threshold)
+    sketch, repeats = near_duplicates(texts, threshold)
     true = [
         jaccard_of(grams_of(words_of(texts[number])), grams_of(words_of(texts[other]))) >= threshold
         for number, other in repeats.items()

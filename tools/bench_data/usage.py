@@ -27,10 +27,6 @@ class Usage:
     worker_peak_bytes: int  # 0 without other processes
     processes: int  # other processes seen
 
-    @property
-    def largest_bytes(self) -> int:
-        return max(self.peak_bytes, self.worker_peak_bytes)
-
 
 class CommandFailed(RuntimeError):
     """The command's last lines of output are the message."""

@@ -1,7 +1,7 @@
 """Kill resumable stages again and again, at bad moments and worse ones, and compare every byte with a quiet run.
 
     python -m tools.drill [--stages pretrain,sft,download] [--kills N] [--seed S] [--keep DIR]
-                            [--params FILE] [--inputs DIR]
+                            [--inputs DIR]
 
 For each stage: one uninterrupted run as a process of its own, then rounds in
 which attempts die one after the other until one of them ends. Each round's
@@ -13,6 +13,7 @@ of this checkout, and exits with 1 on any difference.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import sys
@@ -25,7 +26,7 @@ from athanor.base.errors import AthanorError, ParamsError
 from athanor.runtime.progress import duration
 from tools.drill.faults import KINDS, STAGES, plan
 from tools.drill.stage import Drill, Outcome
-from tools.scratch import Scratch
+from tools.scratch import Scratch, environment
 
 
 def arguments() -> argparse.Namespace:
@@ -36,7 +37,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=34, metavar="N", help="SIGKILLs per stage (34)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="chooses moments and their order (1)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work in this new directory and keep all of it")
-    parser.add_argument("--params", type=Path, metavar="FILE", help="instead of presets/micro.yaml, as it is")
     parser.add_argument("--inputs", type=Path, metavar="DIR", help="a directory where the pipeline has run with them")
     args = parser.parse_args()
     args.stages = args.stages.split(",")
@@ -77,7 +77,10 @@ def main() -> int:
 
 
 def drill(args: argparse.Namespace, base: Path) -> list[Outcome]:
-    scratch = Scratch(Path.cwd(), base, args.params)
+    drilled = environment()
+    os.environ.clear()
+    os.environ.update(drilled)  # before a stage is imported
+    scratch = Scratch(Path.cwd(), base)
     if args.inputs:
         scratch.use_inputs(args.inputs, args.stages)
     else:
@@ -86,8 +89,8 @@ def drill(args: argparse.Namespace, base: Path) -> list[Outcome]:
     outcomes = []
     for stage in args.stages:
         draw = random.Random(f"{args.seed} {stage}")
-        with Drill(scratch, stage, draw, lengthen=args.params is None, keep=args.keep is not None) as one:
-            outcomes.append(one.run(plan(stage, args.kills, draw)))
+        one = Drill(scratch, stage, draw, keep=args.keep is not None)
+        outcomes.append(one.run(plan(stage, args.kills, draw)))
     return outcomes
 
 
@@ -106,14 +109,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 rows.append((outcome.stage, words, *map(str, numbers)))
         totals = (outcome.kills.total(), outcome.resumed.total(), outcome.anew.total(), len(outcome.problems))
         rows.append((outcome.stage, f"all: {outcome.rounds} rounds to the end", *map(str, totals)))
-    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
-    rule = ["-" * widths[at] if at < 2 else "-" * (widths[at] - 1) + ":" for at in range(len(head))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = [cell.ljust(widths[at]) if at < 2 else cell.rjust(widths[at]) for at, cell in enumerate(row)]
-        return f"| {' | '.join(cells)} |"
-
-    return "\n".join([line(head), line(rule), *map(line, rows)])
+    rule = ["---"] * 2 + ["---:"] * (len(head) - 2)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
 
 
 if __name__ == "__main__":

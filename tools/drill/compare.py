@@ -117,7 +117,7 @@ def events(record: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
-def read_samples(noted: list[dict[str, Any]], start: int, unit: int) -> list[tuple[int, str]]:
+def read_samples(noted: list[dict[str, Any]], start: int) -> list[tuple[int, str]]:
     """(position, digest) of every sample an attempt read. A look at the first batch before step 1 does not count."""
     rows = [note["row"] for note in noted if "row" in note]
     if rows:
@@ -127,7 +127,7 @@ def read_samples(noted: list[dict[str, Any]], start: int, unit: int) -> list[tup
 
 
 def reference_samples(noted: list[dict[str, Any]], unit: int) -> Samples:
-    return Samples(unit, dict(read_samples(noted, 0, unit)))
+    return Samples(unit, dict(read_samples(noted, 0)))
 
 
 def differing_samples(reference: Samples, noted: list[dict[str, Any]], start: int, finished: bool) -> list[str]:
@@ -138,7 +138,7 @@ def differing_samples(reference: Samples, noted: list[dict[str, Any]], start: in
     had read every sample up to it.
     """
     position = start
-    for at, digest in read_samples(noted, start, reference.unit):
+    for at, digest in read_samples(noted, start):
         if at != position:
             return [f"the attempt reads at {at} where {position} is next (it began from a checkpoint at {start})"]
         if reference.digests.get(at) != digest:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
+import importlib
 import random
+import resource
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +16,23 @@ from typing import Any
 from athanor.base.artifacts import read_json, sha256_file
 from athanor.base.errors import AthanorError
 from athanor.runtime.closure import stage_module
-from athanor.runtime.facts import Graph
+from athanor.runtime.process import execute
 from athanor.runtime.progress import Progress
 from tools.drill import compare
-from tools.drill.faults import DAMAGE, DISKS, TRAINING, Fault, damage, point, possible
-from tools.scratch import Scratch, drill_params, environment
+from tools.drill.faults import (
+    DAMAGE,
+    DISKS,
+    TRAINING,
+    Fault,
+    Watch,
+    damage,
+    point,
+    possible,
+    record_batches,
+    record_rows,
+)
+from tools.forked import forked, last_line, learn, status_of
+from tools.scratch import Scratch, drill_params
 
 MIN_REMOVED = 2  # old checkpoints in a run without kills; so that every kind of death has its occasion
 MAX_LONGER = 64
@@ -63,32 +73,15 @@ class Different(Exception):
 
 
 class Drill:
-    """Holds the fork server of a stage while its drill runs."""
+    """One stage, imported here and run in forked children."""
 
-    def __init__(self, scratch: Scratch, stage: str, draw: random.Random, *, lengthen: bool, keep: bool) -> None:
-        self.scratch, self.stage, self.draw, self.lengthen, self.keep = scratch, stage, draw, lengthen, keep
+    def __init__(self, scratch: Scratch, stage: str, draw: random.Random, *, keep: bool) -> None:
+        self.scratch, self.stage, self.draw, self.keep = scratch, stage, draw, keep
         self.base = scratch.base / stage
         self.outcome = Outcome(stage)
         self.longer = 1
         self.attempts, self.seconds = 0, 0.0
-
-    def __enter__(self) -> Drill:
-        module = stage_module(Graph(self.scratch.code).stages[self.stage]["cmd"])
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", "tools.drill.server", self.stage, module],
-            cwd=self.scratch.code,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.server.poll() is None:
-            os.killpg(self.server.pid, signal.SIGKILL)
-        self.server.communicate()
+        self.body = importlib.import_module(stage_module(scratch.graph.stages[stage]["cmd"])).run
 
     # -- attempts --------------------------------------------------------------
 
@@ -100,31 +93,18 @@ class Drill:
         record = folder / "attempts" / f"{self.attempts:03d}.jsonl"
         log = record.with_suffix(".log")
         record.parent.mkdir(exist_ok=True)
-        request = {
-            "folder": str(folder),
-            "env": {"DVC_ROOT": str(folder)},
-            "log": str(log),
-            "record": str(record),
-            "kind": kind,
-            "count": count,
-            "delay": delay,
-            "limit": max(120.0, 30 * self.seconds),
-            "file_bytes": file_bytes,
-        }
-        answer = self._ask(request)
-        text = log.read_text(errors="replace") if log.is_file() else ""
-        return Attempt(answer["status"], answer["seconds"], answer["hung"], compare.events(record), text)
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            self.server.stdin.write(json.dumps(request) + "\n")
-            self.server.stdin.flush()
-            answer = self.server.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            raise AthanorError("the process that forks the attempts ended", where=self.stage, fix="see its message")
-        return json.loads(answer)
+        def work() -> int:
+            if file_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
+            watch = Watch(folder, record, kind, count)
+            (record_rows if self.stage == "download" else record_batches)(watch)
+            watch.install()
+            return status_of(lambda: execute(self.stage, self.body))
+
+        status, seconds, late = forked(work, folder, log, max(120.0, 30 * self.seconds) if delay is None else delay)
+        text = log.read_text(errors="replace") if log.is_file() else ""
+        return Attempt(status, seconds, late and delay is None, compare.events(record), text)
 
     def whole(self, folder: Path, damaged: Damaged) -> list[Path]:
         """Checkpoints that are neither damaged nor half removed, newest first."""
@@ -143,8 +123,6 @@ class Drill:
 
     def run(self, faults: list[Fault]) -> Outcome:
         """Every fault in its turn, then the full disks. The first difference ends it."""
-        if not self.server.stdout.readline():
-            raise AthanorError("the process that forks the attempts did not start", where=self.stage)
         try:
             self.quiet_run()
             left = [f if possible(f, self.points) else dataclasses.replace(f, kind="random") for f in faults]
@@ -164,10 +142,11 @@ class Drill:
             watched = self.scratch.folder(self.base / "watched", self.params, self.stage)
             first = self.attempt(watched)
             if first.status:
-                raise AthanorError(f"the run without kills failed ({_last(first.log)})", where=self.stage)
+                raise AthanorError(f"the run without kills failed ({last_line(first.log)})", where=self.stage)
+            learn(watched / "attempts" / f"{self.attempts:03d}.log")
             self.points = Counter(note["point"] for note in first.noted if "point" in note)
             enough = self.stage not in TRAINING or self.points["remove"] >= MIN_REMOVED
-            if enough or not self.lengthen or self.longer >= MAX_LONGER:
+            if enough or self.longer >= MAX_LONGER:
                 break
             self.longer *= 2
             shutil.rmtree(self.base)
@@ -208,7 +187,7 @@ class Drill:
                 for path in compare.files(folder, self.scratch.results(self.stage)).values():
                     path.unlink()
         if attempt.status not in (0, -signal.SIGKILL):
-            raise Different(name, f"an attempt exited with {attempt.status}: {_last(attempt.log)}")
+            raise Different(name, f"an attempt exited with {attempt.status}: {last_line(attempt.log)}")
         self.compare_end(folder, name)
         if left and attempt.status == 0:  # this one had no chance in what was left of the round
             tries = left[0].tries + 1
@@ -270,7 +249,7 @@ class Drill:
         attempt = self.attempt(folder)
         self.check(name, attempt, start, "disk")
         if attempt.status:
-            what = f"with space again the attempt exited with {attempt.status}: {_last(attempt.log)}"
+            what = f"with space again the attempt exited with {attempt.status}: {last_line(attempt.log)}"
             raise Different(name, what)
         self.compare_end(folder, name)
         if not self.keep:
@@ -307,7 +286,3 @@ def identity(path: Path) -> tuple[Path, int, int]:
     """A checkpoint's folder, and which one of that name: it may be written again, and get the inode of the one before."""
     found = path.stat()
     return path, found.st_ino, found.st_ctime_ns
-
-
-def _last(log: str) -> str:
-    return (log.strip().splitlines() or ["no message"])[-1]

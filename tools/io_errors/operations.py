@@ -18,9 +18,11 @@ from athanor.base.errors import AthanorError
 from athanor.runtime.closure import stage_module
 from athanor.runtime.journal import Journal, live, rows
 from tools.drill import compare
+from tools.forked import forked
 from tools.scratch import Scratch
 
 ROWS = 40
+LIMIT_SECONDS = 300.0
 
 
 class Operation:
@@ -30,11 +32,11 @@ class Operation:
     `problems` says what is wrong with what a run with status 0 left behind, what it acknowledged included.
     """
 
-    def __init__(self, name: str, base: Path) -> None:
-        self.name, self.base, self.work = name, base, base / "work"
+    def __init__(self, name: str, scratch: Scratch) -> None:
+        base = scratch.base.parent / name
+        self.name, self.scratch, self.base, self.work = name, scratch, base, base / "work"
         self.inside, self.template = self.work, base / "template"
-        self.acknowledged = base / "acknowledged"
-        self.modules: list[str] = []
+        self.acknowledged, self.log = base / "acknowledged", base / "log"
 
     def prepare(self) -> None:
         self.template.mkdir(parents=True)
@@ -62,6 +64,11 @@ class Operation:
         return [json.loads(line) for line in text.splitlines()]
 
 
+def tell(error: Exception) -> None:
+    with contextlib.suppress(OSError):  # where telling is what fails
+        print(error, file=sys.stderr)
+
+
 class Store(Operation):
     """Chats as people use them: what a call returned for is there afterwards, what was deleted is not."""
 
@@ -76,8 +83,7 @@ class Store(Operation):
                 found = call(*args, **how)
             except AthanorError as error:
                 failed += 1
-                with contextlib.suppress(OSError):
-                    print(error, file=sys.stderr)
+                tell(error)
                 return None
             self.acknowledge(what=what, id=args[0] if args else found["id"], more=args[2:] if what == "answer" else [])
             return found
@@ -85,23 +91,15 @@ class Store(Operation):
         try:
             chats = Chats("chat.sqlite3")
         except AthanorError as error:
-            with contextlib.suppress(OSError):
-                print(error, file=sys.stderr)
+            tell(error)
             return 1
         for number in range(3):
             if (chat := attempt("create", chats.create, title=f"chat {number}")) is None:
                 continue
-            first = attempt(
-                "answer",
-                chats.answer,
-                chat["id"],
-                (None, f"question {number}"),
-                "an answer " * 300,
-                model="m",
-                stats={},
-            )
+            asked, how = (None, f"question {number}"), {"model": "m", "stats": {}}
+            first = attempt("answer", chats.answer, chat["id"], asked, "an answer " * 300, **how)
             if first:
-                attempt("answer", chats.answer, chat["id"], first[0]["id"], "another answer", model="m", stats={})
+                attempt("answer", chats.answer, chat["id"], first[0]["id"], "another answer", **how)
                 attempt("feedback", chats.feedback, first[1]["id"], "down", "better")
             attempt("update", chats.update, chat["id"], title=f"renamed {number}")
             with contextlib.suppress(AthanorError):
@@ -153,8 +151,7 @@ class Journalled(Operation):
             journal.event("note", text="nearly done")
             journal.close("FINISHED", metrics={"loss": 0.5})
         except (OSError, AthanorError) as error:
-            with contextlib.suppress(OSError):
-                print(f"toy: {error}", file=sys.stderr)
+            tell(error)
             return 1
         return 0
 
@@ -175,10 +172,6 @@ class Journalled(Operation):
 class Shipped(Operation):
     """Journals of finished stages, delivered to a database of MLflow: one with a run in it, or none yet (`ship-first`)."""
 
-    def __init__(self, name: str, base: Path, scratch: Scratch) -> None:
-        super().__init__(name, base)
-        self.scratch, self.wanted = scratch, ""
-
     def prepare(self) -> None:
         super().prepare()
         runs = self.template / ".athanor" / "runs"
@@ -194,13 +187,18 @@ class Shipped(Operation):
             held = sorted((self.work / ".athanor" / "runs").glob("*"))[1:]
             for folder in held:
                 folder.rename(self.base / folder.name)
-            _in_fork(self.run, self.work)
+            self.deliver()
             for folder in held:
                 (self.base / folder.name).rename(folder)
             shutil.rmtree(self.template)
             shutil.copytree(self.work, self.template)
-        _in_fork(self.run, self.work)
+        self.deliver()
         self.wanted = self.delivered()
+
+    def deliver(self) -> None:
+        """In a fork, so that threads and connections of a library do not end up in later ones."""
+        if status := forked(self.run, self.work, self.log, LIMIT_SECONDS).status:
+            raise AthanorError(f"a run without errors ended with {status}", where=str(self.work), fix="mend that first")
 
     def run(self) -> int:
         from athanor.runtime import ship
@@ -227,10 +225,6 @@ class Shipped(Operation):
 class Pruned(Operation):
     """Slots that go, and some that must not."""
 
-    def __init__(self, name: str, base: Path, scratch: Scratch) -> None:
-        super().__init__(name, base)
-        self.scratch = scratch
-
     def prepare(self) -> None:
         super().prepare()
         shutil.copytree(self.scratch.inputs / ".athanor" / "slots", self.template / ".athanor" / "slots")
@@ -255,9 +249,9 @@ class Pruned(Operation):
 class Stage(Operation):
     """A stage on the inputs of a micro run; its outputs, metrics and plots must be those of that run."""
 
-    def __init__(self, name: str, base: Path, scratch: Scratch) -> None:
-        super().__init__(name, base)
-        self.scratch, self.inside = scratch, scratch.base.parent
+    def __init__(self, name: str, scratch: Scratch) -> None:
+        super().__init__(name, scratch)
+        self.inside = scratch.base.parent
         module = stage_module(scratch.graph.stages[name]["cmd"])
         self.body = importlib.import_module(module or "").run
 
@@ -290,24 +284,9 @@ class Stage(Operation):
         )
 
 
+KINDS = {"store": Store, "journal": Journalled, "ship": Shipped, "ship-first": Shipped, "prune": Pruned}
+
+
 def named(name: str, scratch: Scratch) -> Operation:
     """An operation by its name, with a place of its own in the scratch directory."""
-    base = scratch.base.parent / name
-    kinds = {"ship": Shipped, "ship-first": Shipped, "prune": Pruned}
-    if name in ("store", "journal"):
-        return (Store if name == "store" else Journalled)(name, base)
-    return kinds.get(name, Stage)(name, base, scratch)
-
-
-def _in_fork(run: Callable[[], int], folder: Path) -> None:
-    """So that threads and connections of a library do not end up in later forks."""
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            os.chdir(folder)
-            status = run()
-        finally:
-            os._exit(status)
-    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-        raise AthanorError(f"a run without errors ended with {status}", where=str(folder), fix="mend that first")
+    return KINDS.get(name, Stage)(name, scratch)

@@ -17,12 +17,9 @@ COMMANDS = {"peek": peek, "report": report, "trace": trace}
 def options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="peek | report | trace", required=True)
     for name, module in COMMANDS.items():
-        about, _, details = (module.__doc__ or "").partition("\n\n")
-        module.options(
-            commands.add_parser(
-                name, help=about, description=about, epilog=details, formatter_class=parser.formatter_class
-            )
-        )
+        about, _, epilog = (module.__doc__ or "").partition("\n\n")
+        told = {"help": about, "description": about, "epilog": epilog, "formatter_class": parser.formatter_class}
+        module.options(commands.add_parser(name, **told))
 
 
 def run(args: argparse.Namespace) -> int:

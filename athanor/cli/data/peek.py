@@ -9,16 +9,24 @@ athanor data peek --cluster a21a480d                 a cluster of duplicates, wi
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import re
 import secrets
+from collections.abc import Sequence
+from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any
 
-from athanor.base.errors import InputError
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from athanor.base.errors import InputError, suggest
+from athanor.cleaning.measuring import SCORES
+from athanor.cleaning.table import REASONS
 from athanor.cli import render
-from athanor.cli.data import show
-from athanor.cli.data.choose import Clusters, Wanted, draw, known, rule_name, score_condition, twins_of
-from athanor.cli.data.read import DROPPED, KEPT, Corpus, Place, weak_labels
+from athanor.cli.data.read import CLEAN, DROPPED, KEPT, Corpus, Entry, Place, weak_labels
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +35,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--kept", action="store_true", help="only documents that stayed")
     which.add_argument("--dropped", action="store_true", help="only documents that went")
     parser.add_argument("--rule", action="append", default=[], help="dropped for this reason; may be given again")
-    parser.add_argument(
-        "--score", action="append", default=[], metavar="COND", help="like 'quality<0.4', 'toxicity>0.9'"
-    )
+    what = "like 'quality<0.4', 'toxicity>0.9'"
+    parser.add_argument("--score", action="append", default=[], metavar="COND", help=what)
     parser.add_argument("--cluster", metavar="ID", help="the cluster of duplicates that this document is in")
     parser.add_argument("-n", type=int, default=5, metavar="N", help="how many (default 5)")
     parser.add_argument("--seed", type=int, help="the same documents again (default: a new one each time, printed)")
@@ -40,10 +47,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     corpus = Corpus(Path.cwd())
     drawn = peek(corpus, args)
-    if args.json:
-        print(json.dumps(drawn, indent=2))
-    else:
-        print(render.fill_template("peek.txt.j2", **drawn, weak_labels=weak_labels(corpus.root)))
+    text = render.fill_template("peek.txt.j2", **drawn, weak_labels=weak_labels(corpus.root))
+    print(json.dumps(drawn, indent=2) if args.json else text)
     return 0
 
 
@@ -51,38 +56,29 @@ def peek(corpus: Corpus, args: argparse.Namespace) -> dict[str, Any]:
     """The seed, how many documents match, and those that were drawn, as plain JSON types."""
     if args.n < 1 or args.chars < 0:
         raise InputError("a number is too small", where="-n, --chars", fix="use -n 1 or more, --chars 0 or more")
+    if args.kept and args.rule:
+        raise InputError("no rule took what was kept", where="--kept --rule", fix="leave one of them out")
     seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
     if args.cluster:
         matching, places = _cluster(corpus, args.cluster, args.n)
     else:
-        fates = (KEPT,) if args.kept else (DROPPED,) if args.dropped or args.rule else (KEPT, DROPPED)
-        if args.kept and args.rule:
-            raise InputError("no rule took what was kept", where="--kept --rule", fix="leave one of them out")
-        wanted = Wanted(
-            tuple(known(name, corpus.sources, "--source") for name in args.source),
-            fates,
-            tuple(rule_name(name) for name in args.rule),
-            tuple(score_condition(each) for each in args.score),
+        matching, places = draw(
+            corpus,
+            args.n,
+            seed,
+            fates=(KEPT,) if args.kept else (DROPPED,) if args.dropped or args.rule else (KEPT, DROPPED),
+            sources=[known(name, corpus.sources, "--source") for name in args.source],
+            rules=[known(name, REASONS, "--rule") for name in args.rule],
+            scores=[score_condition(each) for each in args.score],
         )
-        matching, places = draw(corpus, wanted, args.n, seed)
     entries = corpus.entries(places)
-    twins = twins_of(corpus, entries)
-    rows = []
+    twins, rows = twins_of(corpus, entries), []
     for entry in entries:
-        shown, note = show.cut(entry.text, args.chars)
-        row = {**entry.as_json(), "text": shown, "cut": note or None, "chars": len(entry.text)}
-        twin = twins.get(entry.twin or "")
-        if twin is not None:
-            differ = show.differences(twin.text, entry.text)
-            row["twin_is"] = {
-                "id": twin.id,
-                "fate": twin.fate,
-                "source": twin.source,
-                "split": twin.split,
-                "meta": twin.meta,
-            }
-            row["differs_from_twin"] = differ
-        rows.append(row)
+        shown, note = render.cut(entry.text, args.chars)
+        rows.append({**entry.as_json(), "text": shown, "cut": note or None, "chars": len(entry.text)})
+        if twin := twins.get(entry.twin or ""):
+            rows[-1]["twin_is"] = {name: getattr(twin, name) for name in ("id", "fate", "source", "split", "meta")}
+            rows[-1]["differs_from_twin"] = render.differences(twin.text, entry.text)
     return {"seed": None if args.cluster else seed, "matching": matching, "documents": rows}
 
 
@@ -90,6 +86,150 @@ def _cluster(corpus: Corpus, start: str, count: int) -> tuple[int, list[Place]]:
     """Documents in the cluster, and where some of them are: the one that stayed (or what became of it), then copies."""
     clusters = Clusters(corpus)
     root = clusters.choose(start)
-    rows = [Place(corpus.dropped, row) for row in clusters.members()[root]]
+    rows = [Place(corpus.dropped, row) for row in clusters.members[root]]
     first = [place for place in corpus.find([root]).get(root, []) if place not in rows][:1]
     return len(first) + len(rows), [*first, *rows][:count]
+
+
+# -- choosing documents: by source, fate, rule, score or cluster, at random and yet the same for one seed -----------------
+
+COMPARE = {"<=": le, ">=": ge, "<": lt, ">": gt}
+Condition = tuple[str, str, float]  # of a score
+
+
+def score_condition(text: str) -> Condition:
+    """`quality<0.4` as its three parts; InputError with the names that there are."""
+    match = re.fullmatch(r"\s*([a-z_]+)\s*(<=|>=|<|>)\s*([0-9.]+)\s*", text)
+    where = f"--score {text}"
+    try:
+        name, sign, number = match[1], match[2], float(match[3])  # type: ignore[index]
+    except (TypeError, ValueError):
+        raise InputError("not a condition", where=where, fix="write it as 'quality<0.4' or 'toxicity>=0.9'") from None
+    if name not in SCORES:
+        raise InputError(f"no score is named '{name}'", where=where, fix=f"use one of: {', '.join(SCORES)}")
+    return name, sign, number
+
+
+def known(value: str, names: Sequence[str], option: str) -> str:
+    """`value` if it is one of the names, else an InputError that says which it probably meant."""
+    if value in names:
+        return value
+    fix = suggest(value, names, f"use one of: {', '.join(names)}", cutoff=0.5)
+    raise InputError(f"there is no '{value}'", where=option, fix=fix)
+
+
+def _mask(
+    batch: pa.RecordBatch, file: Path, sources: Sequence[str], rules: Sequence[str], scores: Sequence[Condition]
+) -> np.ndarray:
+    mask = np.ones(len(batch), bool)
+    for name, values in (("source", sources), ("rule", rules)):
+        if values:
+            mask &= pc.is_in(batch[name], value_set=pa.array(values)).to_numpy(zero_copy_only=False)
+    for name, sign, number in scores:
+        if name not in batch.schema.names:
+            fix = "run dvc repro clean with this version of the code"
+            raise InputError("no scores in this file", where=str(file), fix=fix)
+        values = batch[name].to_numpy(zero_copy_only=False).astype(np.float64)  # null, of what was never scored, is NaN
+        mask &= COMPARE[sign](values, number)
+    return mask
+
+
+class Draw:
+    """A random draw of `count` from what it is shown, batch by batch: the smallest random keys stay.
+
+    Keys depend on the seed and the file, so a draw is the same each time, and
+    memory is that of the draw.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count, self.seen = count, 0
+        self._best: list[tuple[float, Place]] = []
+
+    def show(self, file: Path, first: int, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Rows of a batch that begins with row `first` of its file, and the keys of all of the batch."""
+        self.seen += len(rows)
+        rows = rows[np.argsort(keys[rows])[: self.count]]
+        new = [(key, Place(file, first + row)) for key, row in zip(keys[rows].tolist(), rows.tolist(), strict=True)]
+        self._best = sorted([*self._best, *new])[: self.count]
+
+    @property
+    def places(self) -> list[Place]:
+        return [place for _, place in self._best]
+
+
+def keys_of(seed: int, file: Path) -> np.random.Generator:
+    """Gives each row of a file, in order, its random key."""
+    seed_bytes = hashlib.blake2b(f"{seed}/{file.as_posix()}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(seed_bytes, "big")))
+
+
+def draw(
+    corpus: Corpus,
+    count: int,
+    seed: int,
+    *,
+    fates: Sequence[str],
+    sources: Sequence[str],
+    rules: Sequence[str],
+    scores: Sequence[Condition],
+) -> tuple[int, list[Place]]:
+    """How many documents meet all conditions (none given: any), and `count` of them at random."""
+    drawn = Draw(count)
+    files = corpus.kept_files() if KEPT in fates and not rules else []
+    for file in [*files, *([corpus.dropped] if DROPPED in fates else ())]:
+        # The folder of a training file names its source: others need not be opened.
+        if sources and file.parent.parent == CLEAN / "train" and file.parent.name not in sources:
+            continue
+        random = keys_of(seed, file)
+        for first, batch in corpus.batches(file, ("source", "rule", *SCORES)):
+            drawn.show(
+                file, first, random.random(len(batch)), np.flatnonzero(_mask(batch, file, sources, rules, scores))
+            )
+    return drawn.seen, drawn.places
+
+
+def twins_of(corpus: Corpus, entries: Sequence[Entry]) -> dict[str, Entry]:
+    """The documents that dropped duplicates among `entries` repeat, by id; kept ones where there are several."""
+    places = corpus.find(entry.twin for entry in entries if entry.twin)
+    chosen = {found: where[0] for found, where in places.items()}
+    return dict(zip(chosen, corpus.entries(list(chosen.values())), strict=True))
+
+
+class Clusters:
+    """Which dropped duplicates belong together: each to the document that its twin, and that one's twin, end in.
+
+    Memory: some 300 bytes for each duplicate that was dropped.
+    """
+
+    def __init__(self, corpus: Corpus) -> None:
+        twins: dict[str, str] = {}
+        pairs: list[tuple[int, str, str]] = []  # row of dropped.parquet, id, twin
+        for first, batch in corpus.batches(corpus.dropped, ("id", "twin")):
+            for row, (own, twin) in enumerate(zip(batch["id"].to_pylist(), batch["twin"].to_pylist(), strict=True)):
+                if twin is not None:
+                    pairs.append((first + row, own, twin))
+                    if own != twin:  # an exact copy has the same id; the one that stayed may be a near copy of a third
+                        twins[own] = twin
+
+        def root(found: str) -> str:
+            seen = {found}
+            while (after := twins.get(found)) is not None and after not in seen:
+                seen.add(found := after)
+            return found
+
+        self.roots = {found: root(found) for _, *pair in pairs for found in pair}
+        members: dict[str, list[int]] = {}
+        for row, own, _ in pairs:
+            members.setdefault(self.roots[own], []).append(row)
+        # Root to the rows of dropped.parquet that belong to it; the largest cluster first, then by id.
+        self.members = dict(sorted(members.items(), key=lambda pair: (-len(pair[1]), pair[0])))
+
+    def choose(self, start: str) -> str:
+        """The root of the one cluster that a document whose id begins with `start` is in."""
+        hits = sorted({root for found, root in self.roots.items() if found.startswith(start.lower())})
+        if len(hits) == 1:
+            return hits[0]
+        largest = ", ".join(found[:12] for found in (hits or list(self.members))[:5])
+        what = f"{len(hits)} clusters of duplicates have a document whose id begins with '{start}'"
+        fix = f"try one of: {largest}" if largest else "no duplicate was dropped"
+        raise InputError(what, where="--cluster", fix=fix)

@@ -8,7 +8,7 @@ shard) at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,6 @@ TOKENIZER, CLASSIFIERS, ITEMS = Path("models/tokenizer"), Path("models/classifie
 KEPT, DROPPED = "kept", "dropped"
 BATCH = 4096  # rows
 TEXT_BATCH = 256  # rows, where the text is read
-BASE = ("id", "source", "kind", "license", "split", "meta")
 
 
 class Place(NamedTuple):
@@ -77,8 +76,8 @@ class Corpus:
             fix = "run dvc repro clean, or dvc checkout (dvc pull) where it was made before"
             raise InputError("there is no cleaned corpus to look at", where=str(CLEAN), fix=fix)
         self.manifest = read_manifest(root / CLEAN, "clean", 1)
-        self.sources = sorted({name for split in self.manifest["counts"].values() for name in split})
-        self.sources = sorted({*self.sources, *(row["source"] for row in self.manifest.get("funnel", ()))})
+        counted = {name for split in self.manifest["counts"].values() for name in split}
+        self.sources = sorted(counted | {row["source"] for row in self.manifest.get("funnel", ())})
 
     @property
     def dropped(self) -> Path:
@@ -98,7 +97,7 @@ class Corpus:
         try:
             return pq.ParquetFile(self.root / file)
         except FileNotFoundError:
-            raise InputError("file not found", where=str(file), fix="dvc checkout, or dvc repro clean") from None
+            raise InputError("file not found", where=str(file), fix="dvc checkout, or dvc repro") from None
         except (OSError, pa.ArrowException) as error:
             what = f"not a readable Parquet file ({error})"
             raise InputError(what, where=str(file), fix="dvc checkout --force") from None
@@ -112,19 +111,15 @@ class Corpus:
             yield first, batch
             first += len(batch)
 
-    def rows(
-        self, file: Path, numbers: Collection[int], names: Sequence[str] | None = None
-    ) -> dict[int, dict[str, Any]]:
+    def rows(self, file: Path, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
         """Chosen rows of a file, by number; only row groups that hold one are read."""
-        opened = self.open(file)
+        opened, wanted = self.open(file), sorted(set(numbers))
         found, first = {}, 0
-        wanted = sorted(set(numbers))
         for group in range(opened.num_row_groups):
             count = opened.metadata.row_group(group).num_rows
             here = [number for number in wanted if first <= number < first + count]
             if here:
-                table = opened.read_row_group(group, columns=None if names is None else list(names))
-                picked = table.take(pa.array([number - first for number in here])).to_pylist()
+                picked = opened.read_row_group(group).take(pa.array([number - first for number in here])).to_pylist()
                 found.update(zip(here, picked, strict=True))
             first += count
         missing = [number for number in wanted if number not in found]
@@ -135,72 +130,41 @@ class Corpus:
 
     # -- documents ----------------------------------------------------------
 
-    def entries(self, places: Sequence[Place]) -> list[Entry]:
-        """The documents at these places, in this order."""
+    def at(self, places: Iterable[Place]) -> dict[Place, dict[str, Any]]:
+        """Whole rows by place."""
         by_file: dict[Path, list[int]] = {}
-        for place in places:
-            by_file.setdefault(place.file, []).append(place.row)
-        made: dict[Place, Entry] = {}
-        for file, numbers in by_file.items():
-            found = self.rows(file, numbers)
-            made |= self._dropped(found) if file == self.dropped else self._kept(file, found)
-        return [made[place] for place in places]
+        for file, row in places:
+            by_file.setdefault(file, []).append(row)
+        found = {file: self.rows(file, numbers) for file, numbers in by_file.items()}
+        return {Place(file, number): row for file, rows in found.items() for number, row in rows.items()}
 
-    def _kept(self, file: Path, found: Mapping[int, dict[str, Any]]) -> dict[Place, Entry]:
-        made = {}
-        for number, row in found.items():
-            meta = json.loads(row["meta"])
-            raw_id = meta.pop("raw_id", row["id"])
-            made[Place(file, number)] = Entry(
-                id=raw_id,
-                fate=KEPT,
-                **{name: row[name] for name in ("source", "kind", "license", "split", "text")},
-                meta=meta,
-                scores=_scores(row),
-                file=file.as_posix(),
-                row=number,
-                bytes=len(row["text"].encode()),
-                clean_id=row["id"],
-            )
-        return made
+    def entries(self, places: Sequence[Place]) -> list[Entry]:
+        """The documents at these places, in this order; dropped ones with their text from data/raw."""
+        rows = self.at(places)
+        raw = self.at(raw_place(row) for place, row in rows.items() if place.file == self.dropped)
+        return [self._entry(place, rows[place], raw) for place in places]
 
-    def _dropped(self, found: Mapping[int, dict[str, Any]]) -> dict[Place, Entry]:
-        """Dropped documents with their text from data/raw."""
-        by_raw: dict[Path, list[int]] = {}
-        for row in found.values():
-            by_raw.setdefault(raw_place(row).file, []).append(row["row"])
-        texts: dict[Place, dict[str, Any]] = {}
-        for file, numbers in by_raw.items():
-            if not (self.root / file).is_file():
-                fix = "dvc checkout, or dvc repro download: the text of dropped documents is only there"
-                raise InputError("file not found", where=str(file), fix=fix)
-            texts |= {Place(file, number): row for number, row in self.rows(file, numbers).items()}
-        made = {}
-        for number, row in found.items():
-            raw = texts[raw_place(row)]
-            if raw["id"] != row["id"]:
-                what = f"row {row['row']} is document {raw['id'][:12]}, dropped.parquet says {row['id'][:12]}"
-                fix = "dvc checkout, so that data/raw is what data/clean was made of"
-                raise InputError(what, where=raw_place(row).file.as_posix(), fix=fix)
-            made[Place(self.dropped, number)] = Entry(
-                id=row["id"],
-                fate=DROPPED,
-                source=row["source"],
-                kind=row["kind"],
-                license=raw["license"],
-                split=raw["split"],
-                meta=json.loads(raw["meta"]),
-                scores=_scores(row),
-                file=self.dropped.as_posix(),
-                row=number,
-                bytes=len(raw["text"].encode()),
-                text=raw["text"],
-                rule=row["rule"],
-                detail=row["detail"],
-                twin=row["twin"],
-                raw=raw_place(row),
-            )
-        return made
+    def _entry(self, place: Place, row: Mapping[str, Any], raw: Mapping[Place, dict[str, Any]]) -> Entry:
+        source = raw_place(row) if place.file == self.dropped else None
+        whole = raw[source] if source else row
+        if whole["id"] != row["id"]:
+            what = f"row {source.row} is document {whole['id'][:12]}, dropped.parquet says {row['id'][:12]}"
+            fix = "dvc checkout, so that data/raw is what data/clean was made of"
+            raise InputError(what, where=source.file.as_posix(), fix=fix)
+        meta = json.loads(whole["meta"])
+        return Entry(
+            id=meta.pop("raw_id", row["id"]),
+            fate=DROPPED if source else KEPT,
+            **{name: whole[name] for name in ("source", "kind", "license", "split", "text")},
+            **{name: row.get(name) for name in ("rule", "detail", "twin")},
+            meta=meta,
+            scores={name: round(float(row[name]), 6) for name in SCORES if row.get(name) is not None},
+            file=place.file.as_posix(),
+            row=place.row,
+            bytes=len(whole["text"].encode()),
+            clean_id=None if source else row["id"],
+            raw=source,
+        )
 
     # -- search -------------------------------------------------------------
 
@@ -209,30 +173,19 @@ class Corpus:
 
         The ids differ where the text was changed; of a dropped document both are that of data/raw.
         """
-        for file in self.kept_files():
+        for file in [*self.kept_files(), self.dropped]:
             for first, batch in self.batches(file, ("id", "meta")):
-                changed = _raw_ids(batch)
+                changed = _raw_ids(batch) if "meta" in batch.schema.names else {}
                 for number, found in enumerate(batch["id"].to_pylist()):
                     yield Place(file, first + number), changed.get(number, found), found
-        for first, batch in self.batches(self.dropped, ("id",)):
-            for number, found in enumerate(batch["id"].to_pylist()):
-                yield Place(self.dropped, first + number), found, found
 
     def find(self, raw_ids: Iterable[str]) -> dict[str, list[Place]]:
         """Where documents of data/raw are now, the kept one first: one text may have come more than once."""
         wanted = set(raw_ids)
         found: dict[str, list[Place]] = {}
-        if not wanted:
-            return found
-        values = pa.array(sorted(wanted))
-        for file in [*self.kept_files(), self.dropped]:
-            for first, batch in self.batches(file, ("id", "meta")):
-                changed = _raw_ids(batch) if "meta" in batch.schema.names else {}
-                hits = {number: raw for number, raw in changed.items() if raw in wanted}
-                same = pc.is_in(batch["id"], value_set=values).to_numpy(zero_copy_only=False).nonzero()[0].tolist()
-                hits |= {number: batch["id"][number].as_py() for number in same if number not in changed}
-                for number, raw in sorted(hits.items()):
-                    found.setdefault(raw, []).append(Place(file, first + number))
+        for place, raw, _ in self.ids() if wanted else ():
+            if raw in wanted:
+                found.setdefault(raw, []).append(place)
         return found
 
 
@@ -246,10 +199,6 @@ def _raw_ids(batch: pa.RecordBatch) -> dict[int, str]:
     marked = pc.match_substring(batch["meta"], '"raw_id"').to_numpy(zero_copy_only=False).nonzero()[0].tolist()
     found = {number: json.loads(batch["meta"][number].as_py()).get("raw_id") for number in marked}
     return {number: raw for number, raw in found.items() if raw}
-
-
-def _scores(row: Mapping[str, Any]) -> dict[str, float]:
-    return {name: round(float(row[name]), 6) for name in SCORES if row.get(name) is not None}
 
 
 # -- what was configured -----------------------------------------------------------------------------------------------
@@ -274,4 +223,6 @@ def clean_params(root: Path) -> CleanParams | None:
 def weak_labels(root: Path) -> list[str]:
     """Classifiers whose card says that they were trained on weak labels."""
     path = root / CLASSIFIERS / "card.json"
-    return [name for name, card in read_json(path).items() if "weak" in card["labels"]] if path.is_file() else []
+    return (
+        [name for name, card in sorted(read_json(path).items()) if "weak" in card["labels"]] if path.is_file() else []
+    )

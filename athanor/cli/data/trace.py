@@ -7,7 +7,6 @@ athanor data trace --text 'some words'      a document that holds this
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 from pathlib import Path
 from typing import Any
@@ -15,27 +14,38 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from athanor.base.artifacts import read_json
-from athanor.base.errors import InputError
-from athanor.cleaning import minhash, rules
+from athanor.base.artifacts import manifest_digest, read_json, read_manifest
+from athanor.base.errors import AthanorError, InputError
+from athanor.base.strict import build
+from athanor.cleaning import minhash, pii, rules
 from athanor.cleaning.dedup import shingle_sets
+from athanor.cleaning.normalise import normalise
 from athanor.cleaning.params import CleanParams
-from athanor.cleaning.table import EXACT, EXACT_VAL, ITEM
+from athanor.cleaning.table import EXACT, EXACT_VAL, ITEM, NEAR, NEAR_VAL
 from athanor.cli import render
-from athanor.cli.data import show, where
-from athanor.cli.data.choose import DUPLICATES
 from athanor.cli.data.read import (
+    CLEAN,
     ITEMS,
     KEPT,
     RAW,
+    SHARDS,
     TEXT_BATCH,
+    TOKENIZER,
     Corpus,
     Entry,
     Place,
+    built_params,
     clean_params,
+    raw_place,
     weak_labels,
 )
+from athanor.cli.render import differences
+from athanor.data.mixture import mix_sources, plan_mixture
+from athanor.data.mixture_params import MixtureParams
+from athanor.data.shards import COOLDOWN, KIND, TRAIN, VERSION
 from athanor.text.conversations import read_items
+from athanor.text.documents import shard_files
+from athanor.tokenizer_training.params import TokenizerParams
 
 MOST = 8  # documents named in an error
 
@@ -48,16 +58,16 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if bool(args.id) == bool(args.text):
-        raise InputError(
-            "one of the two is needed", where="athanor data trace", fix="give an ID, or --text 'some words'"
-        )
+        fix = "give an ID, or --text 'some words'"
+        raise InputError("one of the two is needed", where="athanor data trace", fix=fix)
     corpus = Corpus(Path.cwd())
     places = by_text(corpus, args.text) if args.text else by_id(corpus, args.id)
     histories = [trace(corpus, entry) for entry in corpus.entries(places)]
     if args.json:
         print(json.dumps(histories, indent=2))
     else:
-        print("\n".join(render.fill_template("trace.txt.j2", cut=show.cut, **history) for history in histories), end="")
+        texts = [render.fill_template("trace.txt.j2", cut=render.cut, **history) for history in histories]
+        print("\n".join(texts), end="")
     return 0
 
 
@@ -68,24 +78,28 @@ def by_id(corpus: Corpus, start: str) -> list[Place]:
     """Every copy of the one text whose id begins with `start`, the one that stayed first."""
     start = start.lower()
     hits: dict[str, list[Place]] = {}  # the id that fits -> where; a text that came twice has one id and two places
-    for place, raw, clean in corpus.ids():
-        for found in {raw, clean}:
+    near: dict[str, int] = {}  # an id with the same first digit -> how much of it is the same
+    for place, *both in corpus.ids():
+        for found in set(both):
             if found.startswith(start):
                 hits.setdefault(found, []).append(place)
+            elif not hits and (same := render.common(found, start)) >= max(near.values(), default=1):
+                near = {**(near if same == max(near.values(), default=1) else {}), found: same}
     if start in hits:  # whole ids win over beginnings
         hits = {start: hits[start]}
     if len(hits) > 1:
-        names = ", ".join(sorted(hits)[:MOST]) + (" …" if len(hits) > MOST else "")
         what = f"{len(hits):,} documents have an id that begins with '{start}'"
-        raise InputError(what, where="trace", fix=f"one of {names}")
+        raise InputError(what, where="trace", fix=f"one of {_first(sorted(hits))}")
     if not hits:
-        ids = (found for _, raw, clean in corpus.ids() for found in {raw, clean} if found[:1] == start[:1])
-        near = heapq.nlargest(MOST, ids, key=lambda found: show.common(found, start))
-        near = [found for found in near if show.common(found, start) == show.common(near[0], start)]
-        fix = f"the nearest are: {', '.join(near)}" if near else "athanor data peek shows documents with their ids"
+        fix = f"the nearest are: {_first(sorted(near))}" if near else "athanor data peek shows documents with their ids"
         raise InputError(f"no document has an id that begins with '{start}'", where="trace", fix=fix)
     ((_, places),) = hits.items()
-    return _with_copies(corpus, places)
+    # And those of further documents that had the same text when they came.
+    copies = corpus.find(entry.id for entry in corpus.entries(places)).values()
+    return sorted(
+        {*places, *(place for found in copies for place in found)},
+        key=lambda place: (place.file == corpus.dropped, place.file.as_posix(), place.row),
+    )
 
 
 def by_text(corpus: Corpus, piece: str) -> list[Place]:
@@ -103,17 +117,13 @@ def by_text(corpus: Corpus, piece: str) -> list[Place]:
     if not found:
         raise InputError("no document holds this text", where="--text", fix="give a shorter piece, within one line")
     if len(found) > 1:
-        names = ", ".join(f"{one[:12]} ({place})" for one, place in list(found.items())[:MOST])
-        more = " …" if len(found) > MOST else ""
-        raise InputError(f"{len(found):,} documents hold this text", where="--text", fix=f"trace one of: {names}{more}")
+        names = _first([f"{one[:12]} ({place})" for one, place in found.items()])
+        raise InputError(f"{len(found):,} documents hold this text", where="--text", fix=f"trace one of: {names}")
     return by_id(corpus, next(iter(found)))
 
 
-def _with_copies(corpus: Corpus, places: list[Place]) -> list[Place]:
-    """The places of a text, and those of further documents that had the same text when they came."""
-    raw = {entry.id for entry in corpus.entries(places)}
-    found = [place for copies in corpus.find(raw).values() for place in copies]
-    return sorted({*places, *found}, key=lambda place: (place.file == corpus.dropped, place.file.as_posix(), place.row))
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:MOST]) + (" …" if len(names) > MOST else "")
 
 
 # -- what happened -----------------------------------------------------------------------------------------------------
@@ -121,21 +131,18 @@ def _with_copies(corpus: Corpus, places: list[Place]) -> list[Place]:
 
 def trace(corpus: Corpus, entry: Entry) -> dict[str, Any]:
     """All that can be told of one document, as plain JSON types."""
-    params = clean_params(corpus.root)
-    raw = raw_text(corpus, entry)
+    params, raw = clean_params(corpus.root), raw_text(corpus, entry)
+    manifest = corpus.root / RAW / "manifest.json"
+    sources = read_json(manifest).get("sources", {}) if manifest.is_file() else {}
     facts: dict[str, Any] = {
         "id": entry.id,
         "clean_id": entry.clean_id,
         "downloaded": {
-            "source": entry.source,
-            "kind": entry.kind,
-            "license": entry.license,
-            "split": entry.split,
-            "meta": entry.meta,
+            **{name: getattr(entry, name) for name in ("source", "kind", "license", "split", "meta")},
             "file": None if raw is None else raw[0].file.as_posix(),
             "row": None if raw is None else raw[0].row,
             "bytes": None if raw is None else len(raw[1].encode()),
-            "source_facts": _source_facts(corpus, entry.source),
+            "source_facts": sources.get(entry.source, {}),
         },
         "changed": _changed(entry, raw, params),
         "scores": entry.scores,
@@ -144,11 +151,10 @@ def trace(corpus: Corpus, entry: Entry) -> dict[str, Any]:
         "verdict": _verdict(corpus, entry, params),
     }
     if entry.fate == KEPT:
-        place = Place(Path(entry.file), entry.row)
-        sampled, why = where.in_tokenizer_sample(corpus, place)
+        sampled, why = in_tokenizer_sample(corpus, Place(Path(entry.file), entry.row))
         facts["clean"] = {"file": entry.file, "row": entry.row, "bytes": entry.bytes}
         facts["tokenizer"] = {"in_sample": sampled, "note": why or None}
-        facts["token_files"] = where.in_token_files(corpus.root, entry.source, entry.split, entry.text)
+        facts["token_files"] = in_token_files(corpus.root, entry.source, entry.split, entry.text)
     return facts
 
 
@@ -156,48 +162,36 @@ def raw_text(corpus: Corpus, entry: Entry) -> tuple[Place, str] | None:
     """Where a document is in data/raw, and its text there; None where data/raw is not here."""
     if entry.raw is not None:
         return entry.raw, entry.text
-    gone = set(_dropped_places(corpus, entry.id))
-    file = Path(entry.file)
     files = corpus.raw_files(entry.source)
+    copies = corpus.find([entry.id]).get(entry.id, []) if files else []
+    gone = {raw_place(row) for place, row in corpus.at(copies).items() if place.file == corpus.dropped}
     # A training shard is what is left of the raw shard of its number; validation comes from any.
-    near = [path for path in files if entry.split == "train" and path.name == file.name]
-    for path in [*near, *(path for path in files if path not in near)]:
+    for path in sorted(files, key=lambda path: path.name != Path(entry.file).name):
         for first, batch in corpus.batches(path, ("id", "split")):
             same = pc.equal(batch["id"], entry.id).to_numpy(zero_copy_only=False).nonzero()[0].tolist()
             for row in same:
                 place = Place(path, first + row)
                 if place not in gone and batch["split"][row].as_py() == entry.split:
-                    return place, corpus.rows(path, [place.row], ["text"])[place.row]["text"]
+                    return place, corpus.rows(path, [place.row])[place.row]["text"]
     return None
 
 
-def _dropped_places(corpus: Corpus, found: str) -> list[Place]:
-    """Places in data/raw of the dropped documents with this id."""
-    places = []
-    for _, batch in corpus.batches(corpus.dropped, ("id", "source", "shard", "row")):
-        mask = pc.equal(batch["id"], found)
-        places += [
-            Place(RAW / r["source"] / f"{r['shard']:05d}.parquet", r["row"]) for r in batch.filter(mask).to_pylist()
-        ]
-    return places
-
-
-def _source_facts(corpus: Corpus, source: str) -> dict[str, Any]:
-    path = corpus.root / RAW / "manifest.json"
-    return read_json(path).get("sources", {}).get(source, {}) if path.is_file() else {}
+def prepared(text: str, kind: str, params: CleanParams | None) -> tuple[str, str, dict[str, int]]:
+    """A raw text normalised; then redacted; and how much of what was redacted (nothing where params are not known)."""
+    normal = normalise(text, kind)
+    if params is None:
+        return normal, normal, {}
+    redacted, counts = pii.redact(normal, getattr(params.pii, kind))
+    return normal, redacted, dict(sorted(counts.items()))
 
 
 def _changed(entry: Entry, raw: tuple[Place, str] | None, params: CleanParams | None) -> dict[str, Any]:
     """What normalisation and redaction did to the text; of a dropped one, what they would do."""
     if raw is None:
         return {"note": "data/raw is not here, so what changed cannot be told: dvc checkout data/raw"}
-    normal, redacted, counts = show.prepared(raw[1], entry.kind, params)
+    normal, redacted, counts = prepared(raw[1], entry.kind, params)
     now = entry.text if entry.fate == KEPT else redacted
-    changes: dict[str, Any] = {
-        "normalised": show.differences(raw[1], normal),
-        "redacted": show.differences(normal, now),
-        "redactions": counts,
-    }
+    changes = {"normalised": differences(raw[1], normal), "redacted": differences(normal, now), "redactions": counts}
     if now != redacted:
         changes |= {"redactions": {}, "note": "other code or parameters than those here redacted this text"}
     return changes
@@ -208,16 +202,14 @@ def _verdict(corpus: Corpus, entry: Entry, params: CleanParams | None) -> dict[s
     if entry.fate == KEPT:
         return {"text": "kept"}
     verdict: dict[str, Any] = {"rule": entry.rule, "detail": entry.detail}
-    if entry.rule in DUPLICATES:
-        verdict |= _twin(corpus, entry, params)
-    elif entry.rule == ITEM:
-        verdict |= _item(corpus, entry.detail or "")
-    elif params is not None:
-        name = (
-            "max_bytes" if entry.rule == rules.TOO_LONG else next(c.param for c in rules.CHECKS if c.rule == entry.rule)
-        )
-        limit = getattr(getattr(params.rules, entry.kind), name)
-        verdict |= {"param": f"clean.rules.{entry.kind}.{name}", "limit": limit}
+    if entry.rule in (EXACT, NEAR, EXACT_VAL, NEAR_VAL):
+        return verdict | _twin(corpus, entry, params)
+    if entry.rule == ITEM:
+        return verdict | {"item": {"id": entry.detail, **_item(corpus, entry.detail or "")}}
+    if params is not None:
+        names = {check.rule: check.param for check in rules.CHECKS} | {rules.TOO_LONG: "max_bytes"}
+        limit = getattr(getattr(params.rules, entry.kind), names[entry.rule])
+        verdict |= {"param": f"clean.rules.{entry.kind}.{names[entry.rule]}", "limit": limit}
     return verdict
 
 
@@ -228,22 +220,15 @@ def _twin(corpus: Corpus, entry: Entry, params: CleanParams | None) -> dict[str,
     if not places:
         return {"twin": {"id": entry.twin, "fate": "unknown"}}
     (twin,) = corpus.entries(places[:1])
-    about_twin = {
-        name: getattr(twin, name) for name in ("id", "fate", "source", "split", "file", "row", "rule", "meta")
-    }
-    ours = show.prepared(entry.text, entry.kind, params)[1]
-    theirs = twin.text if twin.fate == KEPT else show.prepared(twin.text, twin.kind, params)[1]
-    if entry.rule in (EXACT, EXACT_VAL):
-        return {"twin": about_twin, "differs": show.differences(theirs, ours)}
-    (_, a), (_, b) = shingle_sets([(0, ours), (1, theirs)])
-    limit = None if params is None else params.dedup.near_duplicate_jaccard
-    return {
-        "twin": about_twin,
-        "differs": show.differences(theirs, ours),
-        "jaccard": round(float(minhash.jaccard(a, b)), 4),
-        "param": "clean.dedup.near_duplicate_jaccard",
-        "limit": limit,
-    }
+    ours, theirs = (one.text if one.fate == KEPT else prepared(one.text, one.kind, params)[1] for one in (entry, twin))
+    about = {name: getattr(twin, name) for name in ("id", "fate", "source", "split", "file", "row", "rule", "meta")}
+    verdict: dict[str, Any] = {"twin": about, "differs": differences(theirs, ours)}
+    if entry.rule in (NEAR, NEAR_VAL):
+        (_, a), (_, b) = shingle_sets([(0, ours), (1, theirs)])
+        limit = None if params is None else params.dedup.near_duplicate_jaccard
+        verdict |= {"jaccard": round(float(minhash.jaccard(a, b)), 4)}
+        verdict |= {"param": "clean.dedup.near_duplicate_jaccard", "limit": limit}
+    return verdict
 
 
 def _item(corpus: Corpus, found: str) -> dict[str, Any]:
@@ -251,5 +236,101 @@ def _item(corpus: Corpus, found: str) -> dict[str, Any]:
     path = corpus.root / ITEMS
     for item in read_items(path) if path.is_file() else ():
         if item.id == found:
-            return {"item": {"id": found, "category": item.category, "prompt": item.prompt[-1].content}}
-    return {"item": {"id": found, "note": "data/battery is not here, or another one"}}
+            return {"category": item.category, "prompt": item.prompt[-1].content}
+    return {"note": "data/battery is not here, or another one"}
+
+
+# -- where in the token files it is, and whether the tokenizer learned from it --------------------------------------------
+
+# The token files name no documents. They are found by their ids: equal ids are equal text, and most documents are ruled
+# out by their length and source alone.
+
+SAMPLE_BYTES = 2_000_000_000  # of text: the tokenizer's sample of a larger corpus takes minutes to tell
+
+
+def in_token_files(root: Path, source: str, split: str, text: str) -> dict[str, Any]:
+    """Tokens of a text and its places in the streams, or a note why that cannot be told."""
+    if not (root / TOKENIZER / "manifest.json").is_file():
+        return {"note": "no tokenizer is here yet: dvc repro train-tokenizer"}
+    from athanor.tokenizer.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(root / TOKENIZER)
+    ids = np.concatenate([[tokenizer.bos], tokenizer.encode_arrays([text])[0], [tokenizer.eos]])
+    known: dict[str, Any] = {"tokens": len(ids), "bytes_per_token": round(len(text.encode()) / max(1, len(ids) - 2), 3)}
+    if not (root / SHARDS / "manifest.json").is_file():
+        return {**known, "note": "no token files are here yet: dvc repro shard"}
+    manifest = read_manifest(root / SHARDS, KIND, VERSION)
+    if manifest["tokenizer"] != tokenizer.digest:
+        return {**known, "note": "data/shards was made with another tokenizer: dvc repro shard"}
+    if manifest["parents"]["clean"] != manifest_digest(root / CLEAN):
+        known["note"] = "data/shards was made of another data/clean: dvc repro shard"
+    dtype, streams = np.dtype(manifest["dtype"]), {}
+    if split == "val":
+        streams["val"] = _places(root, SHARDS / "val" / source, ids.astype(dtype), None)
+    else:
+        for part, facts in ((TRAIN, manifest), (COOLDOWN, manifest.get(COOLDOWN))):
+            if facts is not None:
+                names = sorted(facts["sources"])
+                streams[part] = {"source_epochs": 0.0, "places": []}
+                if source in names:
+                    found = _places(root, SHARDS / part, ids.astype(dtype), names.index(source))
+                    streams[part] = {"source_epochs": facts["sources"][source]["epochs"], "places": found}
+    return {**known, "streams": streams}
+
+
+def _places(root: Path, folder: Path, ids: np.ndarray, source: int | None) -> list[dict[str, Any]]:
+    """Every document of a folder's token files that equals `ids`: file, number in it, first token in the stream."""
+    found, before, documents = [], 0, 0
+    for path in sorted((root / folder).glob("*.bin")):
+        starts = np.load(path.with_suffix(".idx.npy")).astype(np.int64)
+        fits = np.diff(starts) == len(ids)
+        if source is not None:
+            fits &= np.load(path.with_suffix(".src.npy")) == source
+        tokens = np.memmap(path, dtype=ids.dtype, mode="r") if fits.any() else ids
+        for number in np.flatnonzero(fits).tolist():
+            if np.array_equal(tokens[starts[number] : starts[number + 1]], ids):
+                found.append(
+                    {
+                        "file": path.relative_to(root).as_posix(),
+                        "document": number,
+                        "token": int(starts[number]),
+                        "stream_document": documents + number,
+                        "stream_token": before + int(starts[number]),
+                    }
+                )
+        before, documents = before + int(starts[-1]), documents + len(starts) - 1
+    return found
+
+
+def in_tokenizer_sample(corpus: Corpus, place: Place) -> tuple[int | None, str]:
+    """How often a training document is in the sample that the tokenizer was trained on, or None and why not."""
+    if place.file.parent.parent != CLEAN / "train":
+        return 0, "the tokenizer is trained on training documents"
+    if sum(row["bytes"] for row in corpus.manifest["counts"]["train"].values()) > SAMPLE_BYTES:
+        return None, f"not looked up in a corpus of more than {SAMPLE_BYTES / 1e9:.0f} GB"
+    values = built_params(corpus.root, "train-tokenizer")
+    try:
+        params = build(TokenizerParams, values["tokenizer"], "tokenizer")
+        return _sampled(corpus, place, params, build(MixtureParams, values["mixture"], "mixture")), ""
+    except (KeyError, AthanorError) as error:
+        return None, f"the tokenizer's sample cannot be told ({error})"
+
+
+def _sampled(corpus: Corpus, place: Place, params: TokenizerParams, mixture: MixtureParams) -> int:
+    number = -1
+    lengths: dict[str, np.ndarray] = {}  # int64 [documents]: UTF-8 bytes of each text
+    for source, files in shard_files(corpus.root / CLEAN / "train").items():
+        if mixture.sources[source].share > 0:
+            parts = [np.zeros(0, np.int64)]
+            for file in (path.relative_to(corpus.root) for path in files):
+                if file == place.file:
+                    number = sum(map(len, parts)) + place.row
+                for _, batch in corpus.batches(file, ("text",), TEXT_BATCH):
+                    parts.append(pc.binary_length(batch["text"]).to_numpy(zero_copy_only=False))
+            lengths[source] = np.concatenate(parts).astype(np.int64)
+    if number < 0:
+        return 0
+    sources = mix_sources({name: mixture.sources[name] for name in lengths}, lengths)
+    plan = plan_mixture(sources, params.sample_bytes, mixture.seed)
+    mine = [source.name for source in sources].index(place.file.parent.name)
+    return int(((plan.sources == mine) & (plan.documents == number)).sum())

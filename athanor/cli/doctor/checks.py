@@ -22,8 +22,7 @@ from athanor.base.artifacts import read_json, write_text
 from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import read_yaml
 from athanor.cli import slots
-from athanor.cli.doctor.main import FIX, Finding
-from athanor.cli.doctor.processes import Checkout, author, holder
+from athanor.cli.doctor.main import FIX, Checkout, Finding, author, holder
 from athanor.hardware import profile as profiles
 from athanor.runtime import dvc_lock, ship
 from athanor.runtime.facts import Graph, git
@@ -130,12 +129,9 @@ def _release(path: Path, pid: int) -> str:
         if not free:
             raise AthanorError("a DVC command is changing the locks right now")
         lock = json.loads(path.read_text(encoding="utf-8"))
-        kept = [row for row in _entries(lock) if row[2]["pid"] != pid]
-        new: dict[str, Any] = {"write": {name: entry for mode, name, entry in kept if mode == "write"}, "read": {}}
-        for mode, name, entry in kept:
-            if mode == "read":
-                new["read"].setdefault(name, []).append(entry)
-        write_text(path, json.dumps(new))
+        read = {name: [entry for entry in row if entry["pid"] != pid] for name, row in lock.get("read", {}).items()}
+        write = {name: entry for name, entry in lock.get("write", {}).items() if entry["pid"] != pid}
+        write_text(path, json.dumps({"write": write, "read": {name: row for name, row in read.items() if row}}))
     return f"its entries of process {pid} are removed"
 
 
@@ -240,34 +236,30 @@ def space(checkout: Checkout) -> Iterator[Finding]:
 
 def hardware_profile(root: Path) -> Iterator[Finding]:
     """One note: what the hardware profile is, or why it is not used."""
-    path = root / profiles.FILE
-    if not path.is_file():
+    if not (root / profiles.FILE).is_file():
         return
-    profile = profiles.read(root)
-    where = profiles.FILE.as_posix()
-    if profile is None:
-        yield Finding("profile", where, "cannot be read, so it is not used", f"{BENCH} --again", note=True)
-        return
-    about = profile["fingerprint"]
-    shape = read_yaml(root / "params.yaml").get("model", {}) if (root / "params.yaml").is_file() else {}
-    reasons = [name for name, value in shape.items() if value is not None and about["model"].get(name, value) != value]
-    changed = [f"model.{name} is another" for name in reasons]
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        version = about["torch"]
-    if version.split("+")[0] != about["torch"].split("+")[0]:
-        changed.append(f"torch is now {version}")
-    if changed:
-        yield Finding("profile", where, f"is stale and not used: {', '.join(changed)}", BENCH, note=True)
-        return
-    compiled = profile["compile"]
-    gain = "not compiled"
-    if compiled["works"]:
-        gain = f"{compiled['eager_seconds'] / compiled['compiled_seconds']:.2f} times as fast compiled"
-    kernel = profile["attention"]["default"]
-    what = f"{about['device']}, {about['threads']} threads: {profile['precision']}, {kernel} attention, {gain}"
-    yield Finding("profile", where, what, f"{BENCH} shows all of it", note=True)
+    profile, (what, command) = profiles.read(root), ("cannot be read, so it is not used", f"{BENCH} --again")
+    if profile is not None:
+        about, compiled = profile["fingerprint"], profile["compile"]
+        params = root / "params.yaml"
+        shape = read_yaml(params).get("model", {}) if params.is_file() else {}
+        other = [
+            name for name, value in shape.items() if value is not None and about["model"].get(name, value) != value
+        ]
+        changed = [f"model.{name} is another" for name in other]
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version("torch")
+            if version.split("+")[0] != about["torch"].split("+")[0]:
+                changed.append(f"torch is now {version}")
+        gain = "not compiled"
+        if compiled["works"]:
+            gain = f"{compiled['eager_seconds'] / compiled['compiled_seconds']:.2f} times as fast compiled"
+        kernel = profile["attention"]["default"]
+        what = f"{about['device']}, {about['threads']} threads: {profile['precision']}, {kernel} attention, {gain}"
+        command = f"{BENCH} shows all of it"
+        if changed:
+            what, command = f"is stale and not used: {', '.join(changed)}", BENCH
+    yield Finding("profile", profiles.FILE.as_posix(), what, command, note=True)
 
 
 # -- cache ----------------------------------------------------------------------

@@ -17,8 +17,7 @@ from pathlib import Path
 from athanor.base.artifacts import OLD, read_json
 from athanor.cli import slots
 from athanor.cli.doctor.checks import cache_folder, recorded
-from athanor.cli.doctor.main import FIX, Finding
-from athanor.cli.doctor.processes import Checkout
+from athanor.cli.doctor.main import FIX, Checkout, Finding
 from athanor.runtime import dvc_lock, intact
 from athanor.runtime.facts import git
 
@@ -45,7 +44,7 @@ def leftovers(checkout: Checkout, found: list[Path]) -> Iterator[Finding]:
     for path in found:
         with contextlib.suppress(FileNotFoundError):  # finished in the meantime
             if not checkout.owned(path):
-                size = slots.size(_bytes(path))
+                size = slots.size(slots.bytes_of(path))
                 where = path.relative_to(checkout.root).as_posix()
                 what, repair = f"{size} of an unfinished write; its process has ended", _remove
                 if path.name.endswith(OLD) and not _replaced(path).exists():
@@ -63,11 +62,6 @@ def _put_back(path: Path, size: str) -> str:
         return _remove(path, size)
     path.rename(_replaced(path))
     return f"{_replaced(path).name} is back, {size}"
-
-
-def _bytes(path: Path) -> int:
-    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-    return sum(file.lstat().st_size for file in files)
 
 
 def _remove(path: Path, size: str) -> str:
@@ -102,7 +96,7 @@ def temp_dirs(checkout: Checkout) -> Iterator[Finding]:
         setting_up = checkout.dvc and checkout.owned(folder)
         if not folder.is_dir() or not checkout.trusted or checkout.below(folder) or setting_up:
             continue
-        size = slots.size(_bytes(folder))
+        size = slots.size(slots.bytes_of(folder))
         what = f"checkout of a killed experiment, {size}; its slot is kept elsewhere"
         where = folder.relative_to(checkout.root).as_posix()
         yield Finding("temp-dir", where, what, FIX, lambda f=folder, s=size: _remove_checkout(exps, f, s))

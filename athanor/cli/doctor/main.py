@@ -17,12 +17,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from athanor.base.errors import AthanorError, InputError
+from athanor.cli.slots import busy
 from athanor.runtime.machine import anchor
 
 FIX = "python -m athanor doctor --fix"
@@ -51,35 +55,30 @@ class Finding:
         return f"{'note   ' if self.note else 'problem'}  {self.where}: {self.what}. Fix: {self.command}"
 
 
-Check = Callable[[], Iterable[Finding]]
-
-
 def examine(root: Path, deep: bool = False) -> list[Finding]:
     """Every finding in the checkout at `root`; a check that cannot be made is a finding, too."""
     from athanor.cli.doctor import checks, files
-    from athanor.cli.doctor.processes import look
 
     scraps = files.scraps(root)  # before the processes: what has no living owner then never gets one
     checkout = look(root)
-    rules: list[tuple[str, Check]] = [
-        ("process", lambda: checks.unseen(checkout)),
-        ("lock", lambda: checks.locks(checkout)),
-        ("record", lambda: checks.torn_records(checkout)),
-        ("head", lambda: files.experiment(checkout)),
-        ("temp-dir", lambda: files.temp_dirs(checkout)),
-        ("leftover", lambda: files.leftovers(checkout, scraps)),
-        ("journal", lambda: checks.journals(checkout)),
-        ("store", lambda: checks.moved_store(checkout)),
-        ("untracked", lambda: checks.untracked(checkout)),
-        ("space", lambda: checks.space(checkout)),
-        ("profile", lambda: checks.hardware_profile(root)),
-    ]
-    if deep:
-        rules.append(("cache", lambda: files.damaged(checkout)))
+    rules: dict[str, Callable[[Checkout], Iterable[Finding]]] = {
+        "process": checks.unseen,
+        "lock": checks.locks,
+        "record": checks.torn_records,
+        "head": files.experiment,
+        "temp-dir": files.temp_dirs,
+        "leftover": lambda checkout: files.leftovers(checkout, scraps),
+        "journal": checks.journals,
+        "store": checks.moved_store,
+        "untracked": checks.untracked,
+        "space": checks.space,
+        "profile": lambda checkout: checks.hardware_profile(root),
+        **({"cache": files.damaged} if deep else {}),
+    }
     findings: list[Finding] = []
-    for kind, check in rules:
+    for kind, check in rules.items():
         try:
-            findings += check()
+            findings += check(checkout)
         except (OSError, ValueError, KeyError, TypeError, sqlite3.Error, AthanorError) as error:
             what = f"could not be checked: {type(error).__name__}: {error}".replace("\n", " ")
             findings.append(Finding(kind, str(root), what, "mend that file, then ask again"))
@@ -101,9 +100,8 @@ def fix(findings: Iterable[Finding]) -> list[Finding]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fix", action="store_true", help="repair what is safe")
-    parser.add_argument(
-        "--deep", action="store_true", help="also hash all that dvc.lock names, in the workspace and in the cache"
-    )
+    what = "also hash all that dvc.lock names, in the workspace and in the cache"
+    parser.add_argument("--deep", action="store_true", help=what)
     parser.add_argument("--json", action="store_true", help="for scripts")
 
 
@@ -124,3 +122,122 @@ def run(args: argparse.Namespace) -> int:
             print(finding)
         print(f"{len(problems)} problems" if problems else "healthy")
     return 1 if problems else 0
+
+
+# -- who is at work in a checkout -----------------------------------------------------------------------------------------
+
+# The question is always whether something on disk may belong to a process that lives. When that cannot be told (another
+# user's process, another container), the answer is yes.
+
+# Commands that only read: they may stay open for days and own nothing that a crash leaves behind.
+READERS = ("ui", "chat", "doctor", "slots", "summary", "compare", "plan")
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    started: float
+    folder: Path | None  # None: not readable
+    words: tuple[str, ...] | None
+
+    @property
+    def dvc(self) -> bool:
+        return self.words is None or any(
+            word == "dvc" or word.endswith(("/dvc", "/dvc/__main__.py", "\\dvc.exe")) for word in self.words
+        )
+
+    @property
+    def git(self) -> bool:
+        return self.words is not None and os.path.basename(self.words[0]).startswith("git")
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may be making files in a checkout: DVC, Git, a stage, one of its workers, an athanor command."""
+        if self.words is None or self.dvc or self.git:
+            return True
+        if any(word.startswith("stages.") or "multiprocessing.spawn" in word for word in self.words):
+            return True
+        ours = [i for i, word in enumerate(self.words) if os.path.basename(word) == "athanor"]
+        if ours:
+            return self.words[ours[0] + 1 : ours[0] + 2] not in [(name,) for name in READERS]
+        return any(word.startswith("athanor.") for word in self.words)
+
+    def is_below(self, folder: Path) -> bool:
+        return self.folder is not None and (self.folder == folder or folder in self.folder.parents)
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A checkout and the processes that may be writing to it.
+
+    unseen: slots whose lock is held by no process of this table. Their holder
+    runs in another container, so the table cannot be trusted to show everyone.
+    """
+
+    root: Path
+    workers: tuple[Process, ...]
+    unseen: tuple[Path, ...]
+
+    @property
+    def dvc(self) -> tuple[Process, ...]:
+        return tuple(process for process in self.workers if process.dvc)
+
+    @property
+    def trusted(self) -> bool:
+        return not self.unseen
+
+    def below(self, folder: Path) -> list[Process]:
+        return [process for process in self.workers if process.is_below(folder)]
+
+    def owned(self, path: Path) -> bool:
+        """Whether a living process may have made this: one that was there when it was last written."""
+        stat = path.lstat()
+        written = max(stat.st_mtime, stat.st_ctime)
+        return not self.trusted or any(process.started <= written + 1 for process in self.workers)
+
+
+def look(root: Path) -> Checkout:
+    """The checkout, and of all living processes but this one and those that called it the ones that may write in it."""
+    root = root.resolve()
+    stat, me = root.stat(), psutil.Process()
+    shared = bool(stat.st_mode & 0o022)
+    mine = {me.pid, *(parent.pid for parent in me.parents())}
+    workers = []
+    for found in psutil.process_iter(["pid", "create_time", "cwd", "cmdline", "status", "uids"]):
+        info = found.info
+        if info["pid"] in mine or info["status"] == psutil.STATUS_ZOMBIE:  # dead, but not reaped
+            continue
+        folder, words = Path(info["cwd"]) if info["cwd"] else None, tuple(info["cmdline"] or ()) or None
+        process = Process(info["pid"], info["create_time"] or 0.0, folder, words)
+        # Where another user's process works is hidden: DVC or a stage of one who could write here counts,
+        # root in a container for instance. Git is everywhere, and over in a moment.
+        hidden = folder is None and words is not None and not process.git
+        could = shared or not info["uids"] or info["uids"].effective in (0, stat.st_uid)
+        if process.writes and (process.is_below(root) or hidden and could):
+            workers.append(process)
+    pids = {process.pid for process in workers}
+    slots = [path for path in (root / ".athanor" / "slots").glob("*/[!.]*") if path.is_dir() and busy(path)]
+    return Checkout(root, tuple(workers), tuple(path for path in slots if holder(path) not in pids))
+
+
+def holder(slot: Path) -> int:
+    """The process that a slot's lock names, 0 when it names none."""
+    text = (slot / "lock").read_text(errors="replace").strip()
+    return int(text) if text.isdigit() else 0
+
+
+def author(pid: int, command: str) -> str:
+    """What became of the process that wrote its pid and command line into a lock: lives, ended or reused."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return "ended"
+        words = process.cmdline()
+    except psutil.NoSuchProcess:
+        return "ended"
+    except psutil.AccessDenied:
+        return "lives"
+    tail = command.split()[1:]
+    same = bool(tail) and words[-len(tail) :] == tail
+    # Anything that looks like DVC counts as the author: its lock ends with it.
+    return "lives" if same or Process(pid, 0.0, None, tuple(words)).dvc and words else "reused"

@@ -128,12 +128,12 @@ def run(args: argparse.Namespace) -> int:
 # -- checkpoints of trainings that another process runs: the trainer is neither asked nor told anything ------------------
 
 
-def follow(args: argparse.Namespace, recorder: Recorder, place: Path, *, once: bool = False) -> int:
-    """Score checkpoints until no training is at work (without --watch, or with `once`: what is there). 1 if one failed.
+def follow(args: argparse.Namespace, recorder: Recorder, place: Path) -> int:
+    """Score checkpoints until no training is at work (without --watch: what is there). 1 if one failed.
 
     A training that has not begun is waited for, but not with --slot: a slot that nobody works in gets no more.
     """
-    tried: set[tuple[str, str]] = set()
+    tried: set[Path] = set()
     failed = seen = False
     if args.watch:
         print("waiting for checkpoints of trainings; Ctrl-C ends it", file=sys.stderr, flush=True)
@@ -141,10 +141,10 @@ def follow(args: argparse.Namespace, recorder: Recorder, place: Path, *, once: b
         slots = _slots(place, args)
         working = any(slot.state == "working" for slot in slots)
         seen = seen or working
-        at_hand = [(slot, path) for slot in slots for path in _checkpoints(slot, args) if _key(slot, path) not in tried]
+        at_hand = [(slot, path) for slot in slots for path in _checkpoints(slot, args) if path not in tried]
         if at_hand:
             slot, path = at_hand[0]
-            tried.add(_key(slot, path))
+            tried.add(path)
             told = about(slot.path, path)
             try:
                 with _kept(path, place) as copy:
@@ -157,7 +157,7 @@ def follow(args: argparse.Namespace, recorder: Recorder, place: Path, *, once: b
                 failed = True
                 print(f"{slot.stage} step {told['step']:,}: {error}", file=sys.stderr, flush=True)
             continue
-        if once or not args.watch or ((seen or args.slot) and not working):
+        if not args.watch or ((seen or args.slot) and not working):
             if not tried:
                 raise InputError("no checkpoint to score", where="athanor slots", fix="name another --slot")
             return int(failed)
@@ -177,10 +177,6 @@ def _checkpoints(slot: Found, args: argparse.Namespace) -> list[Path]:
 
     found = checkpoint.steps(slot.path)
     return found[:1] if args.watch else found[::-1]
-
-
-def _key(slot: Found, path: Path) -> tuple[str, str]:
-    return slot.path.name, path.name
 
 
 def about(slot: Path, path: Path) -> dict[str, Any]:

@@ -79,8 +79,8 @@ class Memory:
 
     def past(self, stage: str) -> list[Past]:
         """The finished runs of a stage, oldest first, without those that only gave out an earlier result again."""
-        runs = [self._past(folder, meta, end) for folder, meta, end in self._ended if meta["stage"] == stage]
-        return sorted((run for run in runs if run is not None), key=lambda run: run.started_ms)
+        runs = [self._past(*run) for run in self._ended if run[1]["stage"] == stage]
+        return sorted(filter(None, runs), key=lambda run: run.started_ms)
 
     def _past(self, folder: Path, meta: Mapping[str, Any], end: Mapping[str, Any]) -> Past | None:
         metrics, facts = end.get("metrics", {}), end.get("facts", {})
@@ -100,9 +100,12 @@ class Memory:
 
     def bytes(self, inputs: Mapping[str, str | None], root: Path | None = None) -> float | None:
         """Bytes of these inputs: by hash from the cache, else (with `root`) as they lie in the workspace."""
-        sizes = [self._size(value) if value else None for value in inputs.values()]
-        if root is not None:
-            sizes = [_on_disk(root / path) if size is None else size for path, size in zip(inputs, sizes, strict=True)]
+        sizes = []
+        for path, value in inputs.items():
+            size = self._size(value) if value else None
+            if size is None and root is not None and (root / path).exists():
+                size = slots.bytes_of(root / path)
+            sizes.append(size)
         return None if None in sizes or not sizes else float(sum(sizes))
 
     def _size(self, value: str) -> int | None:
@@ -205,12 +208,6 @@ def _work_as_before(step: Step, past: Sequence[Past], training: Training) -> flo
     name = f"{step.stage}.epochs"
     planned, before = (dict(flatten(params)).get(name, 1.0) for params in (step.params, past[-1].params))
     return past[-1].metrics["tokens"] * planned / before * training.flops_per_token
-
-
-def _on_disk(path: Path) -> int | None:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path.is_dir() else None
 
 
 # -- what the stages that train will do: without torch, because a plan must come at once -----------------------------------

@@ -31,7 +31,7 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from athanor.cli import probe
 from athanor.cli.battery_gate import check_battery
 from athanor.cli.plan.forecast import STAGES, Forecast, Memory, forecast, questions, training_of
 from athanor.cli.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, simulate
+from athanor.cli.render import fill_template
 from athanor.cli.slots import size
 from athanor.cli.summary import leaf
 from athanor.hardware.shape import advice
@@ -67,14 +68,11 @@ class Plan:
 
     def total(self) -> dict[str, Any]:
         forecasts = list(self.forecasts.values())
+        certain = [step.stage for step in self.steps if step.action == RUN and step.stage in self.forecasts]
         return {
             **{action: sum(step.action == action for step in self.steps) for action in (KEEP, RESTORE, RUN, FOLLOWS)},
             "seconds": sum(each.seconds or 0.0 for each in forecasts),
-            "seconds_certain": sum(
-                self.forecasts[step.stage].seconds or 0.0
-                for step in self.steps
-                if step.action == RUN and step.stage in self.forecasts
-            ),
+            "seconds_certain": sum(self.forecasts[name].seconds or 0.0 for name in certain),
             "seconds_known": all(each.seconds is not None for each in forecasts),
             "tokens": sum(each.tokens or 0 for each in forecasts),
             "disk_bytes": sum(each.disk_bytes or 0 for each in forecasts),
@@ -92,62 +90,49 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
         check_battery(root, built["battery"])
     repo = dvc_view.open_repo(root)
     steps = simulate(repo, targets)
-    memory = Memory(repo, anchor()) if any(step.runs for step in steps) else None
+    runs = [step for step in steps if step.runs]
+    memory = Memory(repo, anchor()) if runs else None
     forecasts = {
-        step.stage: forecast(step, memory, root, training_of(step, root, built))
-        for step in steps
-        if memory is not None and step.runs and step.command
+        step.stage: forecast(step, memory, root, training_of(step, root, built)) for step in runs if step.command
     }
     plan = Plan(steps, forecasts, [], shutil.disk_usage(root).free)
-    at_work = dvc_view.busy(repo)
-    if at_work:
-        plan.notes.append(f"{at_work} is at work here: this is the plan of this moment")
-    plan.notes.extend(_interpreter(root, steps, built))
-    if built and built["sft"].base != SCRATCH:
-        plan.notes.append(
-            f"sft.base is {built['sft'].base}: athanor repro runs foreign/lora.yaml, and none of these steps but download"
-        )
-    if built and any(step.stage == "pretrain" and step.runs for step in steps):
-        plan.notes.extend(probe.warnings(root, built))
-    plan.notes.extend(_shape(steps, built))
-    if built and any(step.stage == "train-tokenizer" and step.runs for step in steps):
-        plan.notes.extend(memory_notes(built))
-    plan.notes.extend(text for step in steps if step.runs for text in questions(step, root, anchor()))
-    only_comments = [step.stage for step in steps if _only_comments(step, root)]
-    if only_comments:
-        plan.notes.append(
-            f"the code of {', '.join(only_comments)} differs in comments, docstrings or layout only: athanor accept keeps"
-            " the results"
+    note = plan.notes.append
+    if at_work := dvc_view.busy(repo):
+        note(f"{at_work} is at work here: this is the plan of this moment")
+    plan.notes.extend(_ours(root, steps, built) if built else ())
+    plan.notes.extend(text for step in runs for text in questions(step, root, anchor()))
+    if only_comments := ", ".join(step.stage for step in steps if _only_comments(step, root)):
+        note(
+            f"the code of {only_comments} differs in comments, docstrings or layout only: athanor accept keeps the results"
         )
     need = plan.total()["disk_bytes"]
     if need > plan.free_bytes:
-        plan.notes.append(f"the disk has {size(plan.free_bytes)} free, about {size(need)} are needed: free some space")
+        note(f"the disk has {size(plan.free_bytes)} free, about {size(need)} are needed: free some space")
     return plan
 
 
-def _interpreter(root: Path, steps: Sequence[Step], built: Mapping[str, Any]) -> list[str]:
-    """The standard library is an input that DVC does not see."""
-    kept = [step for step in steps if step.stage == "download" and step.action == KEEP]
-    sources = built["download"].sources if "download" in built else ()
-    facts = leaf(root, "download") if kept and any(source.type == "python" for source in sources) else None
-    made, here = (facts or {}).get("python"), platform.python_version()
-    if made in (None, here):
-        return []
-    return [
-        f"download is kept, but was made from the standard library of Python {made} and this is {here}: dvc repro -f"
-        " -s download makes it anew"
-    ]
-
-
-def _shape(steps: Sequence[Step], built: Mapping[str, Any]) -> list[str]:
-    """Advice on the model's widths, while it can still be taken."""
-    if not any(step.stage == "pretrain" and step.runs for step in steps) or "model" not in built:
-        return []
-    model, device = built["model"], machine().device
-    config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
-    # "auto" is decided by what torch finds, and a plan loads no torch; /dev tells of NVIDIA's and AMD's drivers.
-    found = "cuda" if any(Path("/dev", name).exists() for name in ("nvidia0", "kfd")) else "cpu"
-    return [f"model: {text}" for text in advice(config, found if device == "auto" else device)]
+def _ours(root: Path, steps: Sequence[Step], built: Mapping[str, Any]) -> Iterator[str]:
+    """Notes on this pipeline's parameters."""
+    actions = {step.stage: step.action for step in steps}
+    if actions.get("download") == KEEP and any(source.type == "python" for source in built["download"].sources):
+        # The standard library is an input that DVC does not see.
+        made, here = (leaf(root, "download") or {}).get("python"), platform.python_version()
+        if made not in (None, here):
+            yield (
+                f"download is kept, but was made from the standard library of Python {made} and this is {here}:"
+                " dvc repro -f -s download makes it anew"
+            )
+    if (base := built["sft"].base) != SCRATCH:
+        yield f"sft.base is {base}: athanor repro runs foreign/lora.yaml, and none of these steps but download"
+    if actions.get("pretrain") in (RUN, FOLLOWS):
+        yield from probe.warnings(root, built)
+        model, device = built["model"], machine().device
+        config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
+        # "auto" is decided by what torch finds, and a plan loads no torch; /dev tells of NVIDIA's and AMD's drivers.
+        found = "cuda" if any(Path("/dev", name).exists() for name in ("nvidia0", "kfd")) else "cpu"
+        yield from (f"model: {text}" for text in advice(config, found if device == "auto" else device))
+    if actions.get("train-tokenizer") in (RUN, FOLLOWS):
+        yield from memory_notes(built)
 
 
 def _only_comments(step: Step, root: Path) -> bool:
@@ -181,50 +166,9 @@ def as_json(plan: Plan) -> str:
 
 
 def as_text(plan: Plan) -> str:
-    total = plan.total()
-    if not plan.work:
-        lines = [f"Nothing to do: all {len(plan.steps)} stages are up to date."]
-        lines += [f"{step.stage}: {step.note}" for step in plan.steps if step.note]
-        return "\n".join(lines + [f"Note: {note}" for note in plan.notes]) + "\n"
-    wide = max(len("total"), *(len(step.stage) for step in plan.steps))
-    lines = [f"{'stage':<{wide}}  {'action':<8} {'time':>22} {'tokens':>15} {'disk':>10}  why"]
-    for step in plan.steps:
-        lines += _rows(step, plan.forecasts.get(step.stage), wide)
-    time = ""
-    if plan.forecasts and (total["seconds_known"] or total["seconds"]):
-        time = ("" if total["seconds_known"] else "more than ") + duration(total["seconds"])
-        if total["seconds_known"] and total[FOLLOWS] and total[RUN]:
-            time = f"{duration(total['seconds_certain'])} to {time}"
-    tokens = f"{total['tokens']:,}" if total["tokens"] else ""
-    disk = size(total["disk_bytes"]) if total["disk_bytes"] else ""
-    notes = list(plan.notes)
-    if any(each.seconds is not None and not each.input_known for each in plan.forecasts.values()):
-        notes.append("(as before): input comes from a stage that runs first; with more data than now it takes longer")
-    counts = ", ".join(f"{total[name]} {name}" for name in (RUN, FOLLOWS, RESTORE, KEEP) if total[name])
-    lines.append(f"{'total':<{wide}}  {'':<8} {time:>22} {tokens:>15} {disk:>10}  {counts}")
-    return "\n".join([*lines, *(f"Note: {note}" for note in notes)]) + "\n"
-
-
-def _rows(step: Step, expected: Forecast | None, wide: int) -> list[str]:
-    reasons = [step.note] if step.note else []
-    if expected is not None and expected.from_step is not None:
-        done = expected.from_step >= (expected.steps or 0)
-        where = f"continues at step {expected.from_step} of {expected.steps}"
-        reasons.append("trained already, only written out" if done else where)
-    reasons += step.reasons()
-    if len(reasons) > MAX_REASONS:
-        reasons[MAX_REASONS - 1 :] = [f"and {len(reasons) - MAX_REASONS + 1} more (--json tells all)"]
-    time = tokens = disk = ""
-    if expected is not None:
-        time = "no past run" if expected.seconds is None else duration(expected.seconds)
-        if expected.seconds is not None and not expected.input_known:
-            time += " (as before)"
-        elif expected.seconds is not None:
-            time += f" ±{expected.error:.0%} of {expected.runs}" if expected.error is not None else " (1 past run)"
-        tokens = f"{expected.tokens:,}" if expected.tokens is not None else "?" if step.stage in STAGES else ""
-        disk = size(expected.disk_bytes) if expected.disk_bytes else "?"
-    first = f"{step.stage:<{wide}}  {step.action:<8} {time:>22} {tokens:>15} {disk:>10}  "
-    return [(first + "".join(reasons[:1])).rstrip(), *(f"{'':<{wide + 61}}  {reason}" for reason in reasons[1:])]
+    wide = max(len(name) for name in ("total", *(step.stage for step in plan.steps)))
+    words = {"duration": duration, "size": size, "trainings": STAGES, "most": MAX_REASONS}
+    return fill_template("plan.txt.j2", plan=plan, wide=wide, **words)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
-from athanor.cli import cli, standard
+from athanor.cli import cli, lm_eval
 from athanor.evaluation import battery, likelihood, scoring
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import make_source
@@ -49,14 +49,14 @@ def exported(request, tmp_path_factory) -> Path:
 
 
 def words(tasks):
-    return standard.arguments(Path("m"), tasks, Path("o"), context_tokens=256, limit=7, include=[Path("i")])
+    return lm_eval.arguments(Path("m"), tasks, Path("o"), 256, 7, [Path("i")])
 
 
 def test_rolling_tasks_are_called_apart_and_without_a_second_bos():
-    tasks = ["hellaswag", standard.TEXT, "arc_easy", "wikitext"]
-    assert standard.groups(tasks) == [["hellaswag", "arc_easy"], [standard.TEXT, "wikitext"]]
-    assert standard.groups(["piqa"]) == [["piqa"]]
-    for part, bos in zip(standard.groups(tasks), ("True", "False"), strict=True):
+    tasks = ["hellaswag", lm_eval.TEXT, "arc_easy", "wikitext"]
+    assert lm_eval.groups(tasks) == [["hellaswag", "arc_easy"], [lm_eval.TEXT, "wikitext"]]
+    assert lm_eval.groups(["piqa"]) == [["piqa"]]
+    for part, bos in zip(lm_eval.groups(tasks), ("True", "False"), strict=True):
         settings = words(part)[words(part).index("--model_args") + 1].split(",")
         assert f"add_bos_token={bos}" in settings
         assert {"dtype=float32", "max_length=256", "pretrained=m"} <= set(settings)
@@ -66,27 +66,27 @@ def test_rolling_tasks_are_called_apart_and_without_a_second_bos():
 def test_an_answer_leaves_room_for_its_question():
     """The harness keeps 256 tokens for an answer, all of the default context, and asserts."""
     assert words(["gsm8k"])[words(["gsm8k"]).index("--gen_kwargs") + 1] == "max_gen_toks=128"
-    large = standard.arguments(Path("m"), ["gsm8k"], Path("o"), context_tokens=512, limit=None, include=[])
+    large = lm_eval.arguments(Path("m"), ["gsm8k"], Path("o"), 512, None, [])
     # Where nothing is generated, or 256 leave as many, a task's own number holds.
-    for told in (words([standard.TEXT]), large):
+    for told in (words([lm_eval.TEXT]), large):
         assert "--gen_kwargs" not in told
 
 
 def test_the_standard_tasks_are_those_that_are_promised():
     assert {"hellaswag", "arc_easy", "arc_challenge", "piqa", "openbookqa", "boolq", "gsm8k", "lambada_openai"} == set(
-        standard.STANDARD
+        lm_eval.STANDARD
     )
 
 
 def test_a_missing_program_is_one_clear_error(monkeypatch, tmp_path):
     monkeypatch.setenv("LM_EVAL", str(tmp_path / "none"))
     with pytest.raises(InputError, match=r"LM_EVAL.*cannot be run.*pip install"):
-        standard.program()
+        lm_eval.program()
     monkeypatch.delenv("LM_EVAL")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match="not installed"):
-        standard.program()
+        lm_eval.program()
 
 
 @pytest.mark.parametrize(
@@ -101,32 +101,32 @@ def test_a_program_that_fails_is_told_with_its_words(body, complaint, monkeypatc
     monkeypatch.setenv("LM_EVAL", str(script))
     seconds = 0.3 if "sleep" in body else None
     with pytest.raises(InputError, match=complaint):
-        standard.run(tmp_path, ["x"], tmp_path / "out", context_tokens=8, timeout_seconds=seconds)
+        lm_eval.harness(tmp_path, ["x"], tmp_path / "out", 8, timeout_seconds=seconds)
 
 
 def test_results_become_rows_with_their_errors():
     results = {"t": {"alias": "t", "acc,none": 0.5, "acc_stderr,none": 0.1, "f1,none": 0.25, "f1_stderr,none": "N/A"}}
-    assert standard.table(results) == [("t", "acc", "0.5000 ± 0.1000"), ("t", "f1", "0.2500")]
+    assert lm_eval.table(results) == [("t", "acc", "0.5000 ± 0.1000"), ("t", "f1", "0.2500")]
 
 
 # -- the local tasks -------------------------------------------------------------
 
 
 def test_questions_have_their_own_answer_once_and_repeat():
-    found = standard.questions(texts(), 10)
-    assert found == standard.questions(texts(), 10) and len(found) == 10
+    found = lm_eval.questions(texts(), 10)
+    assert found == lm_eval.questions(texts(), 10) and len(found) == 10
     assert len({question.label for question in found}) > 1
     for question, text in zip(found, texts(), strict=False):
-        assert len(set(question.choices)) == standard.CHOICES
+        assert len(set(question.choices)) == lm_eval.CHOICES
         assert text.startswith(question.context + " " + question.choices[question.label])
     with pytest.raises(InputError, match="only 2 documents"):
-        standard.questions([*texts()[:2], "short"], 10)
+        lm_eval.questions([*texts()[:2], "short"], 10)
 
 
 def test_text_with_braces_and_quotes_survives_the_task_files(tmp_path):
     odd = ['{{ a }} "b" {% c %} \\ \u00e9 ' + text for text in texts()]
-    files = standard.write_tasks(tmp_path, odd, 5)
-    rows = [json.loads(line) for line in files[standard.NEXT].read_text().splitlines()]
+    files = lm_eval.write_tasks(tmp_path, odd, 5)
+    rows = [json.loads(line) for line in files[lm_eval.NEXT].read_text().splitlines()]
     assert len(rows) == 5 and rows[0]["context"].startswith('{{ a }} "b" {% c %} \\ \u00e9 ')
 
 
@@ -134,27 +134,27 @@ def test_line_separators_inside_a_text_are_text(tmp_path):
     rows = [{"doc_id": 1, "doc": "a"}, {"doc_id": 0, "doc": "b\u2028c\u2029\u0085"}]
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (tmp_path / "samples_t_1.jsonl").write_text(lines, encoding="utf-8")
-    assert standard.samples(tmp_path, "t") == rows[::-1]
+    assert lm_eval.samples(tmp_path, "t") == rows[::-1]
 
 
 def test_the_check_takes_choices_by_the_batterys_rule(exported, monkeypatch):
     """Items as the harness logs them, right by a rule written out here; each break of the battery's rule shows."""
     model, tokenizer = load_export(exported / "models" / "export" / "hf")
     rows = []
-    for question in standard.questions(texts(), 8):
+    for question in lm_eval.questions(texts(), 8):
         choices = [choice[:40] for choice in question.choices]  # whatever the Python at hand has there fits the context
         document = {"context": question.context, "choices": choices, "label": question.label}
-        values = likelihood.choice_scores(model, tokenizer, question.context, choices, standard.DELIMITER)
+        values = likelihood.choice_scores(model, tokenizer, question.context, choices, lm_eval.DELIMITER)
         per = [value / len(choice) for value, choice in zip(values, choices, strict=True)]
         marks = {name: float(of.index(max(of)) == question.label) for name, of in (("acc", values), ("acc_norm", per))}
         rows.append({"doc": document, "filtered_resps": [(value, "False") for value in values], **marks})
-    results = {standard.NEXT: {f"{m},none": sum(row[m] for row in rows) / len(rows) for m in ("acc", "acc_norm")}}
-    monkeypatch.setattr(standard, "samples", lambda out, task: rows)
-    assert standard.choose is battery.choose is scoring.choose
-    assert standard.compare(model, tokenizer, Path("o"), standard.NEXT, results).good
+    results = {lm_eval.NEXT: {f"{m},none": sum(row[m] for row in rows) / len(rows) for m in ("acc", "acc_norm")}}
+    monkeypatch.setattr(lm_eval, "samples", lambda out, task: rows)
+    assert lm_eval.choose is battery.choose is scoring.choose
+    assert lm_eval.compare(model, tokenizer, Path("o"), lm_eval.NEXT, results).good
     for broken in (lambda v, c, normalised: len(v) - 1, lambda v, c, normalised: v.index(min(v))):
-        monkeypatch.setattr(standard, "choose", broken)
-        assert standard.compare(model, tokenizer, Path("o"), standard.NEXT, results).verdicts > 0
+        monkeypatch.setattr(lm_eval, "choose", broken)
+        assert lm_eval.compare(model, tokenizer, Path("o"), lm_eval.NEXT, results).verdicts > 0
 
 
 # -- the real thing ----------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_the_check_takes_choices_by_the_batterys_rule(exported, monkeypatch):
 @pytest.fixture
 def harness():
     try:
-        return standard.program()
+        return lm_eval.program()
     except InputError:
         pytest.skip("lm-evaluation-harness is not installed: pip install 'lm_eval>=0.4.13,<0.5' or set LM_EVAL")
 
@@ -180,11 +180,11 @@ def test_our_scorer_and_the_harness_agree(exported, harness, tmp_path, monkeypat
     # A scorer with the usual mistakes must not pass.
     with torch.no_grad():
         model.model.norm.weight[0] += 0.05
-    for task in standard.LOCAL:
-        assert not standard.compare(model, tokenizer, tmp_path / "out", task, results).good
+    for task in lm_eval.LOCAL:
+        assert not lm_eval.compare(model, tokenizer, tmp_path / "out", task, results).good
     model, _ = load_export(exported / "models" / "export" / "hf")
-    monkeypatch.setattr(standard, "DELIMITER", "")
-    assert standard.compare(model, tokenizer, tmp_path / "out", standard.NEXT, results).apart > 0
+    monkeypatch.setattr(lm_eval, "DELIMITER", "")
+    assert lm_eval.compare(model, tokenizer, tmp_path / "out", lm_eval.NEXT, results).apart > 0
     monkeypatch.undo()
     model.config = replace(model.config, context_tokens=32)
-    assert not standard.compare(model, tokenizer, tmp_path / "out", standard.TEXT, results).good
+    assert not lm_eval.compare(model, tokenizer, tmp_path / "out", lm_eval.TEXT, results).good
