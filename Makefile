@@ -33,8 +33,8 @@ quick: setup
 test: setup
 	@$(PYTEST) -m "not long and not extra" $(TESTS)
 
-test-all: setup
-	@$(PYTEST) $(TESTS)
+test-all: test
+	@$(PYTEST) -m "long or extra" $(TESTS)
 
 lint: setup
 	@python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt

@@ -1,13 +1,10 @@
 """Files of web servers: resumed by range, retried, checked, and in place only when whole.
 
-A file grows as `NAME.part` with what the server said of it in `NAME.json`. A
-part is continued only under the same ETag (or time of change), which the
-server is asked to confirm with If-Range; one that ignores the range, or whose
-file has changed, sends all of it and the part begins again. Retries are ours:
-the client library's own would hide what was received before a cut.
+A file grows as `NAME.part` with what the server said of it in `NAME.json`. A part is continued only under the same ETag
+or time of change, which If-Range confirms; a server that ignores the range, or whose file has changed, sends all of it
+and the part begins again. Retries are ours: the client library's own would hide what was received before a cut.
 
-A query may hold a signature that opens the file to everyone, so addresses are
-named without theirs wherever one is written down or told.
+A query may hold a signature that opens the file to everyone, so addresses are named without theirs.
 """
 
 from __future__ import annotations
