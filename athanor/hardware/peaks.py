@@ -15,6 +15,7 @@ The table is peaks.tsv beside this file. The first match counts, so longer names
 from __future__ import annotations
 
 import csv
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,20 +39,19 @@ def _number(text: str) -> float | None:
     return float(text) if text else None
 
 
-def _read() -> tuple[Peak, ...]:
+@functools.cache
+def peaks() -> tuple[Peak, ...]:
+    """The table beside this file, in which the first pattern that fits counts."""
     with open(Path(__file__).with_suffix(".tsv"), encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file, delimiter="\t"))[1:]
     return tuple(Peak(pattern, *map(_number, numbers), source=source) for pattern, *numbers, source in rows)
-
-
-PEAKS = _read()
 
 
 def find(device_name: str) -> Peak | None:
     """The sheet of a device by the name torch gives it; None for a card that is not in the table."""
     if re.search(r"laptop|max-q|mobile", device_name, re.IGNORECASE):
         return None
-    return next((peak for peak in PEAKS if re.search(peak.pattern, device_name, re.IGNORECASE)), None)
+    return next((peak for peak in peaks() if re.search(peak.pattern, device_name, re.IGNORECASE)), None)
 
 
 def peak_tflops(device_name: str, precision: str, *, tf32: bool = False) -> float | None:

@@ -171,7 +171,7 @@ def test_reasons_name_what_changed(repo):
     (repo / "dvc.yaml").write_text(toy.graph(b={"cmd": "python b.py b  a/main.txt"}))
     text = as_text(make_plan(repo))
     assert "parameter a.value: 1 -> 4" in text and "parameter b.more.0: (absent) -> 7" in text
-    assert "file c.py changed" in text and "command: python b.py b a/main.txt -> python b.py b  a/main.txt" in text
+    assert "code changed: c.py" in text and "command: python b.py b a/main.txt -> python b.py b  a/main.txt" in text
     assert "made anew before it: b/part.txt, a/main.txt, a.json" in text
     assert "3 run" in text.splitlines()[-1] and "no past run" in text
 

@@ -74,7 +74,10 @@ class Hermetic:
             everything = set(closure.closure(self.built, module))
         folders = {folder for file in everything for folder in Path(file).parents if folder != Path(".")}
         empty = {(folder / "__init__.py").as_posix() for folder in folders} - everything
-        return (everything - own) | empty
+        beside = {
+            file.with_suffix(".tsv").as_posix() for file in map(Path, everything - own)
+        }  # tables that modules read
+        return (everything - own) | empty | {name for name in beside if (self.built / name).is_file()}
 
     def _copy(self, name: str) -> None:
         source, target = self.built / name, self.work / name

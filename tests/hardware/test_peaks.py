@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from athanor.hardware import kernels
-from athanor.hardware.peaks import PEAKS, find, measured_tflops, peak_tflops
+from athanor.hardware.peaks import find, measured_tflops, peak_tflops, peaks
 from athanor.model.config import ModelConfig
 
 
@@ -59,7 +59,7 @@ def test_an_unknown_card_has_no_peak(name):
 
 def test_the_table_is_plausible():
     """No sparse figures, no swapped columns."""
-    for peak in PEAKS:
+    for peak in peaks():
         assert peak.source
         rates = [rate for rate in (peak.fp32, peak.tf32, peak.bf16, peak.fp16) if rate is not None]
         assert rates == sorted(rates) and peak.fp32 <= 170

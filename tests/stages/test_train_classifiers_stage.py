@@ -160,7 +160,7 @@ def test_bytes_do_not_depend_on_shards_order_or_place(tmp_path: Path, monkeypatc
     assert files() == first
     other = tmp_path / "another and longer name"
     other.mkdir()
-    monkeypatch.chdir(other)
+    conftest.settle(monkeypatch, other)
     for documents in sources.values():
         random.Random(3).shuffle(documents)
     write_raw(dict(reversed(sources.items())), shard_bytes=20_000)

@@ -14,7 +14,7 @@ from athanor.runtime import process
 from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import Tokenizer
 from stages import download, train_tokenizer
-from tests.stages.conftest import run_text_stage
+from tests.stages.conftest import run_text_stage, settle
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +35,7 @@ def test_artifact_is_complete_and_repeats_elsewhere(text_world, tmp_path_factory
     first_metrics = sha256_file("metrics/train_tokenizer.json")
     other = tmp_path_factory.mktemp("a directory with another and longer name")
     shutil.copytree("data", other / "data")
-    monkeypatch.chdir(other)
+    settle(monkeypatch, other)
     run_text_stage(train_tokenizer)
     assert {name: manifest_digest(name) for name in first} == first
     assert sha256_file("metrics/train_tokenizer.json") == first_metrics
@@ -123,7 +123,9 @@ def test_the_first_stage_says_what_will_not_fit(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("runs", [True, False])
 def test_plan_says_what_will_not_fit(tmp_path, monkeypatch, runs):
     large(tmp_path, monkeypatch)
-    step = types.SimpleNamespace(stage="train-tokenizer", runs=runs, command="", action="run", changes=())
+    step = types.SimpleNamespace(
+        stage="train-tokenizer", runs=runs, command="", action="run" if runs else "keep", changes=()
+    )
     for where, name, value in (
         (plan.dvc_view, "open_repo", None),
         (plan.dvc_view, "busy", ""),
