@@ -190,6 +190,8 @@ class _Job:
         """Pass the text on; why the answer ended."""
         answer, ends = self.answer, set(end_ids(self.backend.tokenizer)) if self.backend.tokenizer else set()
         for row in _rows(response):
+            if self.cancelled.is_set():  # what had arrived before can still be read
+                return "stopped"
             if "error" in row:
                 raise Refused(str(row["error"].get("message", row["error"])), int(row["error"].get("code", 500)))
             made = int(row["tokens_predicted"])
