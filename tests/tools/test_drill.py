@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 from tests.e2e.clone import environment
 from tools.drill import compare
-from tools.drill.faults import DAMAGE, KINDS, NOT_FOR_DOWNLOAD, plan
+from tools.drill.faults import DAMAGE, KINDS, NOT_FOR_DOWNLOAD, Fault, damage, plan
 from tools.drill.stage import identity
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,3 +197,19 @@ def test_wrong_arguments_are_told_in_one_line(words, told, tmp_path):
     done = drill(*words, TMPDIR=str(tmp_path))
     assert done.returncode == 1 and done.stderr.startswith(told) and len(done.stderr.splitlines()) == 1, done.stderr
     assert not list(tmp_path.glob("athanor-drill-*"))
+
+
+def test_a_flip_of_the_state_changes_what_it_says(tmp_path):
+    """A flipped last digit gave the same number, and the drill waited for a complaint about it."""
+    path, text = tmp_path / "state.json", '{"loss": 0.10000000000000001}'
+    at = (text.index("}") - 0.5) / len(text)
+    part = next(p for p in (at + n / 10_000 for n in range(100)) if int(p * 1000) % 8 == 0)
+    assert int(part * len(text)) == text.index("}") - 1
+    path.write_text(text)
+    assert json.loads(text.replace("1}", "0}")) == json.loads(text)
+    damage(tmp_path, "pretrain", Fault("flipped state", part), [tmp_path])
+    try:
+        after = json.loads(path.read_text())
+    except ValueError:
+        after = None  # no JSON at all is a change, too
+    assert after != json.loads(text)
