@@ -298,6 +298,8 @@ def test_files_that_no_stage_reads_make_nothing_stale(pipeline):
         for name in names:
             stack.enter_context(pipeline.edited(name, "\n# changed\n"))
         stack.enter_context(pipeline.edited("machine.yaml", "threads: 1\n"))
+        for name in (".loop.py.swp", "loop.py~", ".#loop.py", "#loop.py#", "loop.py.orig", "loop.py.rej", ".DS_Store"):
+            stack.enter_context(pipeline.edited(f"athanor/training/{name}", "what an editor left"))
         pipeline.open()
         assert pipeline.status() == {}
     pipeline.open()
