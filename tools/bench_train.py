@@ -74,7 +74,7 @@ def rate(step: int) -> float:
 
 def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Callable[[np.ndarray, int], float]:
     from athanor.model.transformer import Transformer
-    from athanor.training.lanes import Lanes
+    from athanor.training.cpu_replicas import Lanes
     from athanor.training.loop import Hooks
     from athanor.training.optimizer import OptimizerSettings
     from athanor.training.settings import LoopSettings

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from athanor.base.errors import InputError
-from athanor.model.architecture import Architecture, memory_share
 from athanor.model.config import ModelConfig
 from athanor.model.device import MICRO_BATCH_TOKENS
+from athanor.model.gpu_family import Architecture, memory_share
 from athanor.model.kernels import rows_by_hand
 from athanor.training.attention import DEFAULT
 from athanor.training.memory import Load, training_bytes

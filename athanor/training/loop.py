@@ -25,14 +25,14 @@ from athanor.model.flops import allowed_pairs
 from athanor.model.transformer import Transformer
 from athanor.training import checkpoint
 from athanor.training.best import Rank
-from athanor.training.healer import Healer, broken
-from athanor.training.lanes import Lanes
-from athanor.training.ledger import known_at
+from athanor.training.cpu_replicas import Lanes
 from athanor.training.meter import memory
 from athanor.training.optimizer import OptimizerSettings
+from athanor.training.recovery import Healer, broken
 from athanor.training.result import TrainResult
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
+from athanor.training.skipped_ranges import known_at
 from athanor.training.state import RunState, json_safe, resume, save
 from athanor.training.step import Rows, Stepper, sources_of
 from athanor.training.vitals import Vitals

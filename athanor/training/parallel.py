@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from athanor.base.errors import GateError, InputError
 from athanor.model.loss import Targets
 from athanor.model.transformer import Transformer
-from athanor.training.lanes import Lanes
+from athanor.training.cpu_replicas import Lanes
 from athanor.training.world import Group, World
 
 BUCKET_BYTES = 25 << 20  # of gradients that travel together: as DDP (Li et al. 2020, arXiv:2006.15704)

@@ -16,8 +16,8 @@ from athanor.model.device import micro_batch, prepare
 from athanor.model.transformer import Transformer
 from athanor.training.attention import DEFAULT, attention
 from athanor.training.compiling import Shapes, checkpoint_blocks, compile_blocks, untune
+from athanor.training.cpu_replicas import lane_count
 from athanor.training.heap import keep_heap
-from athanor.training.lanes import lane_count
 from athanor.training.loop import Hooks
 from athanor.training.memory import Load, training_bytes
 from athanor.training.settings import LoopSettings

@@ -17,8 +17,8 @@ from torch import Tensor
 from athanor.model.loss import Targets, supervised, targets, training_loss
 from athanor.model.precision import LossScale, autocast, products
 from athanor.model.transformer import Transformer
+from athanor.training.cpu_replicas import Lanes
 from athanor.training.guard import SpikeGuard
-from athanor.training.lanes import Lanes
 from athanor.training.meter import Meter
 from athanor.training.optimizer import Optimizer, OptimizerSettings, clip_gradients
 from athanor.training.parallel import engine

@@ -23,7 +23,7 @@ from athanor.model.flops import run_flops
 from athanor.model.kernels import plain_summed_cross_entropy, summed_cross_entropy
 from athanor.model.tensorfile import read_tensors
 from athanor.training import checkpoint
-from athanor.training.lanes import lane_count
+from athanor.training.cpu_replicas import lane_count
 from athanor.training.memory import Load, state_bytes, training_bytes
 from athanor.training.step import Stepper, probe_batch
 from tests.adapters import lora_run, tiny
@@ -240,7 +240,7 @@ def test_an_adapter_that_reaches_nothing_is_found(bases):
 def test_forensics_name_the_place_and_the_conversation(bases):
     """What the healer asks when a step was skipped, on a model whose modules give tuples and outputs of other kinds."""
     from athanor.training import forensics
-    from athanor.training.lanes import Lanes
+    from athanor.training.cpu_replicas import Lanes
 
     model, rows = load_foreign(bases["qwen2"], lora_run.LORA, 16, 1), lora_run.Sampler().batch(0, 64)
     with Lanes(model, 1) as lanes:

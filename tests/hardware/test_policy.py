@@ -10,8 +10,8 @@ import torch
 from athanor.base.errors import InputError
 from athanor.hardware import policy
 from athanor.hardware.policy import Asked, needed_bytes, resolve
-from athanor.model.architecture import BOTH, HALF, MPS, Architecture, amd, cpu, identify, nvidia
 from athanor.model.config import ModelConfig
+from athanor.model.gpu_family import BOTH, HALF, MPS, Architecture, amd, cpu, identify, nvidia
 from athanor.training.memory import Load, training_bytes
 from athanor.training.setup import Choices
 

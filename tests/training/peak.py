@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.training.best import Best
-from athanor.training.lanes import Lanes
+from athanor.training.cpu_replicas import Lanes
 from athanor.training.memory import Load
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.settings import LoopSettings

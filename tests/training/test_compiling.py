@@ -19,7 +19,7 @@ from athanor.model.transformer import Block, Transformer
 from athanor.training import compiling
 from athanor.training.attention import attention
 from athanor.training.compiling import Shapes, TunedBlock, checkpoint_blocks, compile_blocks, untune
-from athanor.training.lanes import Lanes
+from athanor.training.cpu_replicas import Lanes
 from athanor.training.loop import Hooks, train
 from athanor.training.memory import Load
 from athanor.training.setup import Choices, tuned

@@ -10,7 +10,7 @@ import torch
 
 from athanor.base.errors import GateError
 from athanor.training import forensics
-from athanor.training.lanes import Lanes
+from athanor.training.cpu_replicas import Lanes
 from athanor.training.step import Stepper
 from tests.training import healing, micro
 
@@ -153,7 +153,7 @@ def test_a_batch_that_is_not_finite_is_examined_in_the_run(tmp_path, monkeypatch
         return made
 
     monkeypatch.setattr(healing.micro, "make_model", model)
-    monkeypatch.setattr("athanor.training.lanes.MAX_LANES", 1)  # the hook's memory is of one replica
+    monkeypatch.setattr("athanor.training.cpu_replicas.MAX_LANES", 1)  # the hook's memory is of one replica
     events, notes = [], []
     hooks = {"on_event": lambda name, facts: events.append((name, facts)), "on_note": notes.append}
     _, result = healing.run(tmp_path, Marked(()), hooks, precision=precision, rules=healing.Rules())

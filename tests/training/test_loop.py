@@ -13,7 +13,7 @@ import torch
 from athanor.base.errors import GateError, Interrupted
 from athanor.model.loss import token_losses
 from athanor.training import checkpoint
-from athanor.training.lanes import Lanes
+from athanor.training.cpu_replicas import Lanes
 from athanor.training.schedule import Schedule
 from athanor.training.step import micro_batches
 from tests.training import micro

@@ -15,7 +15,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.device import micro_batch, prepare
 from athanor.model.loss import Targets
 from athanor.model.transformer import Transformer
-from athanor.training.lanes import MAX_LANES, lane_count
+from athanor.training.cpu_replicas import MAX_LANES, lane_count
 from athanor.training.preflight import preflight
 from athanor.training.setup import Choices, Place, place
 from athanor.training.step import probe_batch

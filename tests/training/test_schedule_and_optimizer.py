@@ -13,8 +13,8 @@ import torch
 
 from athanor.base.errors import InputError, Interrupted, ParamsError
 from athanor.model.precision import LossScale, autocast
+from athanor.training.cpu_replicas import Lanes
 from athanor.training.curve import MAX_ROWS, History
-from athanor.training.lanes import Lanes
 from athanor.training.muon import Muon, orthogonal
 from athanor.training.optimizer import Optimizer, clip_gradients, decays
 from athanor.training.schedule import Schedule

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from athanor.base.errors import GateError, InputError
-from athanor.training import checkpoint, forensics, ledger
+from athanor.training import checkpoint, forensics, skipped_ranges
 from athanor.training.guard import trouble
 from athanor.training.memory import Load, available_bytes, check_memory, training_bytes
 from athanor.training.meter import memory
@@ -42,7 +42,7 @@ class Healer:
 
     def batch(self, position: int) -> Rows:
         """The batch of the step that begins at this position of training."""
-        skipped, tokens = ledger.skipped_before(self.progress.ledger, position), self.settings.batch_tokens
+        skipped, tokens = skipped_ranges.skipped_before(self.progress.ledger, position), self.settings.batch_tokens
         return self.sampler.batch(position, tokens, skipped) if skipped else self.sampler.batch(position, tokens)
 
     # -- memory -------------------------------------------------------------
@@ -118,9 +118,9 @@ class Healer:
         first = max(floor, base + found.onset - settings.rules.margin)
         start = first * settings.batch_tokens
         last = (step - 1) * settings.batch_tokens
-        start += ledger.skipped_before(progress.ledger, start)
-        end = last + ledger.skipped_before(progress.ledger, last) + settings.batch_tokens
-        return ledger.entry(step, first + 1, start, end, found.reason)
+        start += skipped_ranges.skipped_before(progress.ledger, start)
+        end = last + skipped_ranges.skipped_before(progress.ledger, last) + settings.batch_tokens
+        return skipped_ranges.entry(step, first + 1, start, end, found.reason)
 
     def roll_back(self, folder: Path, row: dict[str, Any]) -> None:
         """Go back to before the range that `row` leaves out."""
@@ -201,7 +201,7 @@ class Healer:
     def _placed(self, step: int) -> tuple[int, int]:
         """Position of a step's batch in training, and the tokens of data left out before it."""
         position = (step - 1) * self.settings.batch_tokens
-        return position, ledger.skipped_before(self.progress.ledger, position)
+        return position, skipped_ranges.skipped_before(self.progress.ledger, position)
 
     def _documents(self, position: int, skipped: int, step: int) -> list[dict[str, Any]]:
         rows = self.sampler.batch(position, self.settings.batch_tokens, *([skipped] if skipped else []))
