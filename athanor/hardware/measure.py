@@ -21,7 +21,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.device import micro_batch
 from athanor.model.kernels import rows_by_hand
 from athanor.training import checkpoint
-from athanor.training.cpu_replicas import lane_count
+from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 
 _MOST_BYTES = 128 << 20  # of a checkpoint that is written to try
@@ -59,14 +59,14 @@ def measure(
     started = time.monotonic()
     rows = micro_batch(device, 0, config.context_tokens, batch_tokens)
     # Micro-batches side by side run on one core each, so that is what is measured.
-    lanes = lane_count(config, device)
-    each = 1 if lanes > 1 else count
+    replicas = replica_count(config, device)
+    each = 1 if replicas > 1 else count
     found: dict[str, Any] = {
         "schema": profile.SCHEMA,
         "fingerprint": profile.fingerprint(config, device, count),
         "architecture": gpu_family.identify(device).name,
         "rows": rows,
-        "lanes": lanes,
+        "replicas": replicas,
     }
     tell("matrix products")
     found["products"] = kernels.products(config, rows * config.context_tokens, device, bounds.products)
@@ -77,7 +77,7 @@ def measure(
         if not rows_by_hand(device.type, chosen, config.context_tokens):
             tell("attention kernels")
             found["attention"] = kernels.attention(config, rows, chosen, device, bounds.attention)
-        if lanes == 1:
+        if replicas == 1:
             tell("micro-batches")
             most = max(rows, batch_tokens // config.context_tokens)
             found["micro_batch"] = steps.by_rows(config, most, chosen, device, bounds.rows)

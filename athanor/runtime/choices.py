@@ -26,7 +26,7 @@ from athanor.model.precision import without_effect
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
-from athanor.training.cpu_replicas import lane_count
+from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 from athanor.training.setup import Choices, check_batch
 from athanor.training.world import ALONE, World
@@ -78,7 +78,7 @@ def choose(
         micro_batch_tokens=local.micro_batch_tokens,
         batch_tokens=batch_tokens,
         steps=steps,
-        lanes=lane_count(config, device),
+        replicas=replica_count(config, device),
         threads=local.threads,
     )
     if kept is not None:

@@ -10,7 +10,7 @@ import torch
 
 from athanor.base.errors import GateError
 from athanor.training import forensics
-from athanor.training.cpu_replicas import Lanes
+from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.step import Stepper
 from tests.training import healing, micro
 
@@ -18,8 +18,8 @@ from tests.training import healing, micro
 @pytest.fixture
 def stepper():
     """After a step, so that the moments hold something."""
-    with Lanes(micro.make_model(), 1) as lanes:
-        made = Stepper(lanes, micro.ADAMW, micro.SETTINGS)
+    with CpuReplicas(micro.make_model(), 1) as replicas:
+        made = Stepper(replicas, micro.ADAMW, micro.SETTINGS)
         made.step(micro.CountingSampler().batch(0, 128), 0.01)
         yield made
 

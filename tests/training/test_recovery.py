@@ -171,9 +171,9 @@ def plant(when, what):
 @pytest.mark.parametrize("every", [1, 3])
 def test_nan_in_a_weight_or_the_optimiser_is_undone_with_the_same_data(monkeypatch, tmp_path, place, every):
     steppers = []
-    real = recovery.Healer.__init__
+    real = recovery.Recovery.__init__
     monkeypatch.setattr(
-        recovery.Healer, "__init__", lambda self, s, *rest: (steppers.append(s), real(self, s, *rest))[1]
+        recovery.Recovery, "__init__", lambda self, s, *rest: (steppers.append(s), real(self, s, *rest))[1]
     )
     name = "model.layers.1.mlp.down_proj.weight"
 
@@ -273,9 +273,9 @@ def test_out_of_memory_in_one_process_of_several_is_explained(monkeypatch, tmp_p
     stepper = Short()
     stepper.world.size, stepper.world.rank = 2, 1
     stepper.settings = dataclasses.replace(healing.micro.SETTINGS, micro_batch_rows=8)
-    stepper.guard, lanes = SimpleNamespace(judged=0), SimpleNamespace(replicas=[model], model=model, count=1)
-    stepper.engine = SimpleNamespace(lanes=lanes)
-    one = recovery.Healer(stepper, SimpleNamespace(step=4), None, None, 0)
+    stepper.guard, replicas = SimpleNamespace(judged=0), SimpleNamespace(replicas=[model], model=model, count=1)
+    stepper.engine = SimpleNamespace(replicas=replicas)
+    one = recovery.Recovery(stepper, SimpleNamespace(step=4), None, None, 0)
     with pytest.raises(
         InputError, match=r"out of memory in step 5 of process 1 of 2 with 8 rows.*1\. micro_batch_tokens: \d+"
     ):

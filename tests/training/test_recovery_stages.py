@@ -31,9 +31,9 @@ def work(tmp_path, monkeypatch):
         return Trouble("planted", len(rows) - 2) if step == 9 and "9" not in found else None
 
     found = []
-    real = recovery.Healer.roll_back
+    real = recovery.Recovery.roll_back
     monkeypatch.setattr(recovery, "trouble", trouble)
-    monkeypatch.setattr(recovery.Healer, "roll_back", lambda self, *a: (found.append("9"), real(self, *a)))
+    monkeypatch.setattr(recovery.Recovery, "roll_back", lambda self, *a: (found.append("9"), real(self, *a)))
     of = LoopSettings.of.__func__
     monkeypatch.setattr(
         LoopSettings, "of", classmethod(lambda cls, *told, **own: of(cls, *told, rules=Rules(margin=1), **own))
