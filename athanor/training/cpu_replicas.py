@@ -19,7 +19,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.loss import Targets
 from athanor.model.transformer import Transformer
 
-MAX_LANES = 8
+MAX_REPLICAS = 8
 _GRADIENT_BYTES = 1 << 30  # that all replicas together may hold
 
 
@@ -32,7 +32,7 @@ def replica_count(config: ModelConfig, device: torch.device) -> int:
     """
     if device.type != "cpu" or config.adapters:
         return 1
-    return max(1, min(MAX_LANES, _GRADIENT_BYTES // (4 * config.parameter_count())))
+    return max(1, min(MAX_REPLICAS, _GRADIENT_BYTES // (4 * config.parameter_count())))
 
 
 class CpuReplicas:

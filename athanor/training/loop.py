@@ -24,7 +24,7 @@ from athanor.base.errors import GateError, Interrupted
 from athanor.model.flops import allowed_pairs
 from athanor.model.transformer import Transformer
 from athanor.training import checkpoint
-from athanor.training.best import Rank
+from athanor.training.best import SelectionKey
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.meter import memory
 from athanor.training.optimizer import OptimizerSettings
@@ -97,7 +97,7 @@ def train(
     hooks: Hooks,
     trunk: Trunk | None = None,
     world: World = ALONE,
-    rank: Rank | None = None,
+    selection_key: SelectionKey | None = None,
 ) -> TrainResult:
     """Train `model` in place, from its newest checkpoint in `folder` if there is one.
 
@@ -105,7 +105,7 @@ def train(
     does not depend on the number of tokens (Hägele et al. 2024,
     arXiv:2405.18392), so runs of other lengths continue from it.
 
-    With a `rank` of the validations' scores the model ends with the weights of the best of them, else with the last.
+    With a `selection_key` of the validations' scores the model ends with the weights of the best of them, else with the last.
 
     In a `world` of several processes all of them call this. Only the main one
     uses the folders, and has the trained `model` afterwards; the hooks are
@@ -118,7 +118,7 @@ def train(
     """
     with world.watched(), CpuReplicas(model, settings.threads) as replicas:
         run = _Training(
-            Stepper(replicas, optimizer_settings, settings, world), sampler, schedule, settings, hooks, rank
+            Stepper(replicas, optimizer_settings, settings, world), sampler, schedule, settings, hooks, selection_key
         )
         found = run.resume(folder)
         if trunk is not None and not found:
@@ -133,7 +133,7 @@ def train(
             hooks.before_first_step(model)
         run.advance(folder, settings.steps)
         model = run.stepper.model  # gathers the weights where they are sharded
-        if rank is not None and world.main:
+        if selection_key is not None and world.main:
             run.progress.best.put_into(model)
         world.leave()
         return run.result(folder)
@@ -149,9 +149,9 @@ class _Training:
         schedule: Schedule,
         settings: LoopSettings,
         hooks: Hooks,
-        rank: Rank | None,
+        selection_key: SelectionKey | None,
     ) -> None:
-        self.rank = rank
+        self.selection_key = selection_key
         self.stepper, self.world, self.meter = stepper, stepper.world, stepper.meter
         self.sampler, self.schedule, self.settings, self.hooks = sampler, schedule, settings, hooks
         self.progress = RunState(hooks.code)
@@ -236,8 +236,8 @@ class _Training:
                 with self.meter.time("evaluation"):
                     model = self.stepper.model
                     scores = json_safe(hooks.validate(model))
-                if self.rank is not None:
-                    progress.best.offer(progress.step, self.rank(scores), model, keep=self.world.main)
+                if self.selection_key is not None:
+                    progress.best.offer(progress.step, self.selection_key(scores), model, keep=self.world.main)
                 tokens = progress.step * settings.batch_tokens
                 progress.validations.append({"step": progress.step, "tokens": tokens, "scores": scores})
                 hooks.on_validation(progress.step, scores)

@@ -153,7 +153,7 @@ def test_a_batch_that_is_not_finite_is_examined_in_the_run(tmp_path, monkeypatch
         return made
 
     monkeypatch.setattr(healing.micro, "make_model", model)
-    monkeypatch.setattr("athanor.training.cpu_replicas.MAX_LANES", 1)  # the hook's memory is of one replica
+    monkeypatch.setattr("athanor.training.cpu_replicas.MAX_REPLICAS", 1)  # the hook's memory is of one replica
     events, notes = [], []
     hooks = {"on_event": lambda name, facts: events.append((name, facts)), "on_note": notes.append}
     _, result = healing.run(tmp_path, Marked(()), hooks, precision=precision, rules=healing.Rules())
