@@ -102,8 +102,10 @@ def run(run: Run) -> None:
         with foreign.tuned(model, how, load):
             with model.without_adapters():
                 before = run.lasting("validation", validate)(model)
-            rank = by_stops_and_loss(params.min_stop_rate) if params.select == "best" else None
-            result = train(model, sampler, adam, schedule, loop, slot.path, wired, world=world, rank=rank)
+            selection_key = by_stops_and_loss(params.min_stop_rate) if params.select == "best" else None
+            result = train(
+                model, sampler, adam, schedule, loop, slot.path, wired, world=world, selection_key=selection_key
+            )
         if not world.main:
             return
         with new_dir(OUT) as folder:

@@ -95,8 +95,10 @@ def run(run: Run) -> None:
         model, _ = load_model(BASE, device)
         adam = OptimizerSettings.of(params)
         with tuned(model, how, load, settings, wired, run.anchor / choices.COMPILED, not slot.done):
-            rank = by_stops_and_loss(params.min_stop_rate) if params.select == "best" else None
-            result = train(model, sampler, adam, schedule, settings, slot.path, wired, world=world, rank=rank)
+            selection_key = by_stops_and_loss(params.min_stop_rate) if params.select == "best" else None
+            result = train(
+                model, sampler, adam, schedule, settings, slot.path, wired, world=world, selection_key=selection_key
+            )
         if not world.main:
             return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}

@@ -143,7 +143,7 @@ def single(export: Path, pairs: int, threads: int) -> None:
     from athanor.decoding.engine import Engine
     from athanor.decoding.folded import Folded
     from athanor.decoding.sampling import GREEDY
-    from athanor.export.gguf import write_gguf
+    from athanor.export.gguf_writer import write_gguf
     from athanor.export.source import make_source
     from athanor.export.vocabulary import Vocabulary
     from athanor.serving.loading import load_export

@@ -74,7 +74,7 @@ def rate(step: int) -> float:
 
 def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Callable[[np.ndarray, int], float]:
     from athanor.model.transformer import Transformer
-    from athanor.training.lanes import Lanes
+    from athanor.training.cpu_replicas import CpuReplicas
     from athanor.training.loop import Hooks
     from athanor.training.optimizer import OptimizerSettings
     from athanor.training.settings import LoopSettings
@@ -89,8 +89,8 @@ def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Call
     hooks = Hooks(validate=lambda model: {}, on_note=lambda text: print(text, file=sys.stderr))
     cache = Path(tempfile.gettempdir()) / "athanor-bench-train"
     tuned(model, choices, load, settings, hooks, cache).__enter__()
-    lanes = Lanes(model, threads).__enter__()
-    stepper = Stepper(lanes, OptimizerSettings(0.9, 0.97, 1e-8, 0.1), settings)
+    replicas = CpuReplicas(model, threads).__enter__()
+    stepper = Stepper(replicas, OptimizerSettings(0.9, 0.97, 1e-8, 0.1), settings)
 
     def step(tokens_BS: np.ndarray, number: int) -> float:
         rows = SimpleNamespace(tokens_BS=tokens_BS, document_BS=np.zeros_like(tokens_BS))

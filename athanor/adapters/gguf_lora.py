@@ -17,8 +17,8 @@ from torch import Tensor
 
 from athanor.adapters import lora
 from athanor.base.errors import GateError
-from athanor.export.gguf import BLOCK, Value, interleave, write_raw
 from athanor.export.gguf_check import contents, differs, pair_order
+from athanor.export.gguf_writer import BLOCK, Value, interleave, write_raw
 from athanor.model.config import ModelConfig
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")

@@ -24,14 +24,14 @@ from athanor.cli.render import fill_template
 from athanor.hardware import measure, policy, profile
 from athanor.hardware.kernels import LAYOUTS
 from athanor.hardware.policy import Asked, resolve
-from athanor.model import architecture
+from athanor.model import gpu_family
 from athanor.model.device import prepare
 from athanor.model.precision import AUTOCAST
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.progress import duration
 from athanor.tokenizer_training.params import TokenizerParams
 from athanor.training.attention import KERNELS
-from athanor.training.lanes import lane_count
+from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 from athanor.training.model_params import ModelParams
 from athanor.training.pretrain_params import PretrainParams
@@ -81,10 +81,10 @@ def _hardware(again: bool) -> tuple[dict[str, object], str]:
         micro_batch_tokens=local.micro_batch_tokens,
         batch_tokens=pretrain.batch_tokens,
         steps=pretrain.tokens // pretrain.batch_tokens,
-        lanes=lane_count(config, device),
+        replicas=replica_count(config, device),
         threads=local.threads,
     )
-    choices, why = resolve(asked, architecture.identify(device), config, found, available_bytes(device))
+    choices, why = resolve(asked, gpu_family.identify(device), config, found, available_bytes(device))
     return found, report(found, choices, why)
 
 

@@ -123,8 +123,8 @@ def _huggingface(path: Path, lines: list[Line]) -> Claims:
 def _gguf(path: Path, lines: list[Line]) -> Claims:
     from gguf import GGUFReader
 
-    from athanor.export.gguf import FILE_TYPES, K_TYPES
     from athanor.export.gguf_check import contents
+    from athanor.export.gguf_writer import FILE_TYPES, K_TYPES
 
     try:
         keys = contents(GGUFReader(path))

@@ -11,7 +11,7 @@ import torch
 from athanor.decoding.engine import Decodes, Engine, check_prompt
 from athanor.decoding.sampling import GREEDY, Sampling
 
-LANES = (
+PROMPT_GROUPS = (
     8  # parts that the prompts are dealt to on a CPU, however many cores it has: they decide who is batched with whom
 )
 REFILL_SHARE = 0.25  # so many of the rows have to be free before the next prompts are read, in one pass
@@ -82,8 +82,8 @@ def generate(
     # Prompts of like length are neighbours, so that little is padded; the longest, whose steps cost most, come first.
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))[::-1]
     on_cpu = model.head_weight.device.type == "cpu"
-    workers, lanes = (threads if on_cpu and torch.get_num_threads() == 1 else 1), (LANES if on_cpu else 1)
-    shares = [share for part in range(lanes) if (share := order[part::lanes])]
+    workers, groups = (threads if on_cpu and torch.get_num_threads() == 1 else 1), (PROMPT_GROUPS if on_cpu else 1)
+    shares = [share for part in range(groups) if (share := order[part::groups])]
     with ThreadPoolExecutor(workers, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
         for _ in pool.map(decode, shares) if workers > 1 else map(decode, shares):
             pass

@@ -5,7 +5,7 @@ enter the process that runs the code; the expected values stay here and are
 compared here. So nothing the code prints, writes or patches can forge a pass:
 it would have to return the right values.
 
-What keeps the code in is a system call filter (confined.py): it can compute
+What keeps the code in is a system call filter (sandbox_child.py): it can compute
 and write its results, and the kernel refuses everything else. Around it, where
 bubblewrap works, stand namespaces of its own (files, processes, network, IPC,
 host name, for a plain user also users), and root becomes nobody. Where there
@@ -34,10 +34,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from athanor.base.errors import InputError
-from athanor.evaluation import confined
+from athanor.evaluation import sandbox_child
 
 _PYTHON = os.path.realpath(sys.executable)  # the one that a virtual environment points to: standard library only
-ANSWER_SECONDS = confined.WALL_SECONDS + 50  # confined.py keeps the time; this is for a busy machine, and the worst
+ANSWER_SECONDS = (
+    sandbox_child.WALL_SECONDS + 50
+)  # sandbox_child.py keeps the time; this is for a busy machine, and the worst
 # With the filter, the kernel refuses even these three, of which Python's audit hears nothing.
 PROBE = """
 import os
@@ -162,10 +164,10 @@ def _bubblewrap() -> tuple[str, ...]:
 
 
 class _Process:
-    """The program of confined.py at work. OSError where it does not start or shows no filter."""
+    """The program of sandbox_child.py at work. OSError where it does not start or shows no filter."""
 
     def __init__(self, prefix: Sequence[str]) -> None:
-        self.command = [*prefix, _PYTHON, "-s", "-S", "-P", "-B", "-c", inspect.getsource(confined)]
+        self.command = [*prefix, _PYTHON, "-s", "-S", "-P", "-B", "-c", inspect.getsource(sandbox_child)]
         self._start()
 
     def __enter__(self) -> _Process:

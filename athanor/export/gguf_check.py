@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGUFReader, ReaderTensor, quants
 
 from athanor.base.errors import GateError
-from athanor.export.gguf import K_TYPES, encode, metadata, tensor_names
+from athanor.export.gguf_writer import K_TYPES, encode, metadata, tensor_names
 from athanor.export.source import Source
 
 # Largest error of a K-quantised matrix, as a share of its root mean square. 4 bits round weights of a bell curve by

@@ -15,7 +15,7 @@ import torch
 
 from athanor.base.artifacts import sha256_file, write_bytes, write_json, write_text
 from athanor.base.errors import GateError
-from athanor.export.gguf import tensor_names
+from athanor.export.gguf_writer import tensor_names
 from athanor.export.source import Source
 from athanor.export.vocabulary import CONTROL, SPACE, UNKNOWN, USER_DEFINED
 from athanor.model.tensorfile import write_tensors

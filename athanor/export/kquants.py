@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGUFReader
 
 from athanor.base.errors import GateError, InputError
-from athanor.export.gguf import metadata, write_encoded
+from athanor.export.gguf_writer import metadata, write_encoded
 from athanor.export.source import Source
 
 BLOCK = 256  # numbers that a K type packs together

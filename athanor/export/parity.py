@@ -20,7 +20,7 @@ from athanor.base.errors import GateError
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
 from athanor.export import llamacpp
-from athanor.export.gguf import K_TYPES
+from athanor.export.gguf_writer import K_TYPES
 from athanor.export.huggingface import DTYPES
 from athanor.export.perplexity import load_directory
 from athanor.export.probes import Probe

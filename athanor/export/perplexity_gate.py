@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from athanor.base.errors import GateError, InputError
-from athanor.export.gguf import gguf_name
+from athanor.export.gguf_writer import gguf_name
 from athanor.export.llamacpp import INSTALL, NotInstalled
 from athanor.export.params import ExportParams
 from athanor.export.parity import FIX, FULL_SCALE, bound, rebuilt

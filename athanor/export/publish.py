@@ -10,8 +10,8 @@ from typing import Any
 from athanor.base.artifacts import write_text
 from athanor.base.errors import InputError
 from athanor.export import kquants
-from athanor.export.gguf import K_TYPES, gguf_name, write_gguf
 from athanor.export.gguf_check import check_gguf, stored_types
+from athanor.export.gguf_writer import K_TYPES, gguf_name, write_gguf
 from athanor.export.huggingface import write_huggingface
 from athanor.export.llamacpp import NotInstalled
 from athanor.export.params import ExportParams

@@ -16,12 +16,12 @@ from athanor.base.errors import AthanorError
 from athanor.data.sampler import PretrainSampler
 from athanor.hardware import kernels, policy, profile, steps
 from athanor.hardware.kernels import threads
-from athanor.model import architecture
+from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
 from athanor.model.device import micro_batch
 from athanor.model.kernels import rows_by_hand
 from athanor.training import checkpoint
-from athanor.training.lanes import lane_count
+from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 
 _MOST_BYTES = 128 << 20  # of a checkpoint that is written to try
@@ -59,14 +59,14 @@ def measure(
     started = time.monotonic()
     rows = micro_batch(device, 0, config.context_tokens, batch_tokens)
     # Micro-batches side by side run on one core each, so that is what is measured.
-    lanes = lane_count(config, device)
-    each = 1 if lanes > 1 else count
+    replicas = replica_count(config, device)
+    each = 1 if replicas > 1 else count
     found: dict[str, Any] = {
         "schema": profile.SCHEMA,
         "fingerprint": profile.fingerprint(config, device, count),
-        "architecture": architecture.identify(device).name,
+        "architecture": gpu_family.identify(device).name,
         "rows": rows,
-        "lanes": lanes,
+        "replicas": replicas,
     }
     tell("matrix products")
     found["products"] = kernels.products(config, rows * config.context_tokens, device, bounds.products)
@@ -77,7 +77,7 @@ def measure(
         if not rows_by_hand(device.type, chosen, config.context_tokens):
             tell("attention kernels")
             found["attention"] = kernels.attention(config, rows, chosen, device, bounds.attention)
-        if lanes == 1:
+        if replicas == 1:
             tell("micro-batches")
             most = max(rows, batch_tokens // config.context_tokens)
             found["micro_batch"] = steps.by_rows(config, most, chosen, device, bounds.rows)
@@ -107,7 +107,7 @@ def _formats(
     config: ModelConfig, rows: int, device: torch.device, bounds: Bounds, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Steps and stability of the formats that the chip has units for."""
-    native = architecture.identify(device).native
+    native = gpu_family.identify(device).native
     tell("training steps by number format")
     one = max(1, min(rows, 4096 // config.context_tokens))  # enough to compare by, and sure to fit
     speeds = steps.by_format(config, one, ["fp32", *native], device, bounds.steps)
@@ -120,7 +120,7 @@ def choose_precision(asked: str, device: torch.device, found: dict[str, Any]) ->
     """`asked`, or for auto what the policy makes of the measurements."""
     if asked != "auto":
         return asked
-    return str(policy.precision(architecture.identify(device), ceilings(found), found["steps"], found["stable"]).value)
+    return str(policy.precision(gpu_family.identify(device), ceilings(found), found["steps"], found["stable"]).value)
 
 
 def ceilings(found: dict[str, Any]) -> dict[str, float]:

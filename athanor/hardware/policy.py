@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from athanor.base.errors import InputError
-from athanor.model.architecture import Architecture, memory_share
 from athanor.model.config import ModelConfig
 from athanor.model.device import MICRO_BATCH_TOKENS
+from athanor.model.gpu_family import Architecture, memory_share
 from athanor.model.kernels import rows_by_hand
 from athanor.training.attention import DEFAULT
 from athanor.training.memory import Load, training_bytes
@@ -168,7 +168,7 @@ def memory_fraction(architecture: Architecture) -> Choice:
 
 @dataclass(frozen=True)
 class Asked:
-    """What parameters and machine settings say, autos included; `lanes` run side by side on `threads`."""
+    """What parameters and machine settings say, autos included; `replicas` run side by side on `threads`."""
 
     precision: str
     attention: str
@@ -177,7 +177,7 @@ class Asked:
     micro_batch_tokens: int
     batch_tokens: int
     steps: int
-    lanes: int = 1
+    replicas: int = 1
     threads: int = 1
 
     def by_hand(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def resolve(
     share = memory_fraction(architecture)
     free = None if free_bytes is None else int(free_bytes * share.value * _USABLE)
     made = {"memory_fraction": share, **{name: Choice(value, "as set") for name, value in asked.by_hand().items()}}
-    side_by_side = min(asked.lanes, asked.threads)
+    side_by_side = min(asked.replicas, asked.threads)
 
     if "precision" not in made:
         gflops = {name: row["ceiling"] for name, row in found.get("products", {}).get("gflops", {}).items()}
@@ -211,7 +211,7 @@ def resolve(
         made["attention"] = kernel or Choice(DEFAULT, "rows so short are worked by hand on a CPU")
 
     def fits(rows: int, again: bool) -> bool:
-        load = Load(rows, config.context_tokens, number, asked.lanes, side_by_side)
+        load = Load(rows, config.context_tokens, number, asked.replicas, side_by_side)
         return free is None or needed_bytes(config, load, again) <= free
 
     if "checkpointing" not in made:
@@ -238,7 +238,7 @@ def _micro_batch(
     measurement: bytes shall not depend on a machine's mood for a gain that
     other cores take anyway.
     """
-    if asked.lanes > 1 or architecture.device == "cpu" and not found.get("micro_batch"):
+    if asked.replicas > 1 or architecture.device == "cpu" and not found.get("micro_batch"):
         return Choice(0, "the trainer's rule")
     measured = micro_batch_rows(found.get("micro_batch"), fits)
     if measured.value:

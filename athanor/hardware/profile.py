@@ -25,10 +25,10 @@ def fingerprint(config: ModelConfig, device: torch.device, threads: int) -> dict
     """What a measurement belongs to."""
     import torch
 
-    from athanor.model import architecture
+    from athanor.model import gpu_family
 
     return {
-        "device": f"{device.type}: {architecture.name(device)}",
+        "device": f"{device.type}: {gpu_family.name(device)}",
         "torch": torch.__version__,
         "threads": threads,
         "model": config.to_dict(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from athanor.base.errors import InputError
-from athanor.model.architecture import identify, memory_share
+from athanor.model.gpu_family import identify, memory_share
 
 # Tokens per forward pass when the machine settings leave it open. On a CPU
 # larger ones only spill the caches; an accelerator wants more at once.

@@ -19,14 +19,14 @@ from athanor.base.artifacts import canonical_json, read_json
 from athanor.base.errors import InputError
 from athanor.hardware import profile as profiles
 from athanor.hardware.policy import AUTO, Asked, resolve
-from athanor.model import architecture
+from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
 from athanor.model.precision import without_effect
 from athanor.runtime.machine import anchor, machine
 from athanor.runtime.run import Run
 from athanor.runtime.slots import Slot
-from athanor.training.lanes import lane_count
+from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 from athanor.training.setup import Choices, check_batch
 from athanor.training.world import ALONE, World
@@ -78,7 +78,7 @@ def choose(
         micro_batch_tokens=local.micro_batch_tokens,
         batch_tokens=batch_tokens,
         steps=steps,
-        lanes=lane_count(config, device),
+        replicas=replica_count(config, device),
         threads=local.threads,
     )
     if kept is not None:
@@ -93,7 +93,7 @@ def choose(
         from athanor.hardware import measure
 
         profile = measure.quick(config, device, batch_tokens)
-    found = architecture.identify(device)
+    found = gpu_family.identify(device)
     choices, why = resolve(asked, found, config, profile, available_bytes(device))
     record = {
         "device": device.type,

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from athanor.base.artifacts import digest
 from athanor.base.errors import GateError, InputError, Interrupted, ParamsError
 from athanor.base.work import Facts, Tick, ignore, never
-from athanor.sources import docstrings, huggingface, messages, packages, python_documents, select, stdlib, web
+from athanor.sources import docstrings, http, huggingface, messages, packages, python_documents, select, stdlib
 from athanor.sources.huggingface import UNREACHABLE
 from athanor.sources.instruct_params import InstructParams, MessagesSource
 from athanor.sources.params import (
@@ -96,10 +96,10 @@ class Fetcher:
     def look(self, source: DocumentSource) -> float:
         """Open a source without fetching it; returns the bytes that it will take on the disk from now on."""
         if isinstance(source, HuggingFaceSource):
-            text, there = huggingface.look(source, self.place(huggingface.__name__, self._hub_inputs(source)).path)
+            text, there = huggingface.look(source, self.place("huggingface", self._hub_inputs(source)).path)
             return PACKED * (2 * text - there)  # the parts it comes in, and the shards made of them
         if isinstance(source, HttpSource):
-            return (1 + PACKED) * web.probe(source, self.place(web.__name__, _http_inputs(source)).path)
+            return (1 + PACKED) * http.probe(source, self.place("http", _http_inputs(source)).path)
         if isinstance(source, FilesSource):
             return PACKED * sum(path.stat().st_size for _, path in rows.find(source.globs))
         return 0.0
@@ -146,14 +146,14 @@ class Fetcher:
         return tally, facts | ({"unreadable": unreadable.counts} if unreadable.errors else {})
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
-        with self._slot(web.__name__, _http_inputs(source)) as folder:
+        with self._slot("http", _http_inputs(source)) as folder:
             with self.progress(None, source.name, "B") as bar:
-                found = web.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
+                found = http.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
             with self.progress(sum(path.stat().st_size for _, path in found), f"{source.name}, reading", "B") as bar:
                 tally = self._write_files(source, found, bar)
-            if ends := web.final_addresses(found):  # mirrors come and go: no part of the result
+            if ends := http.final_addresses(found):  # mirrors come and go: no part of the result
                 self.fact(**{f"{source.name}_redirected_to": ends})
-            return tally, web.facts(source, found)
+            return tally, http.facts(source, found)
 
     def _write_files(
         self,
@@ -176,7 +176,7 @@ class Fetcher:
     def _hub(self, source: HuggingFaceSource) -> tuple[Tally, Facts]:
         inputs = self._hub_inputs(source)
         local = inputs["local"]
-        with self._slot(huggingface.__name__, inputs) as folder:
+        with self._slot("huggingface", inputs) as folder:
             with self.progress(source.max_bytes, source.name, "B") as bar:
                 read = huggingface.fetch(source, folder, self.val_fraction, tick=bar.update, stop=self.stop)
             with SourceWriter(self.raw, source.name, source) as writer:

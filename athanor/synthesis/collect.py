@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from athanor.base.errors import AthanorError, InputError, Interrupted
-from athanor.sources.web import Again
+from athanor.sources.http import Again
 from athanor.synthesis.endpoint import Answer, Rejected
 from athanor.synthesis.ledger import Ledger
 from athanor.synthesis.material import rank

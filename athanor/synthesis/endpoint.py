@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from athanor.base.errors import AthanorError, InputError, ParamsError
 from athanor.base.work import Facts
-from athanor.sources.web import Again, retry_after
+from athanor.sources.http import Again, retry_after
 from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request
 

@@ -2,7 +2,7 @@
 
 A fine-tuning that goes on for too long learns its conversations by heart, and
 the last weights need not be the ones to keep. Which validation is the best is
-said by a rank that the caller makes of its scores.
+said by a selection key that the caller makes of its scores.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor
 from athanor.model.transformer import Transformer
 
 # A larger one is better; as for tuples, the first number that differs decides.
-Rank = Callable[[Mapping[str, Any]], Sequence[float]]
+SelectionKey = Callable[[Mapping[str, Any]], Sequence[float]]
 
 
 class Best:
-    """The step whose scores rank highest so far (of equals the later) and a copy of its weights, on the host."""
+    """The step whose key is highest so far (of equals the later) and a copy of its weights, on the host."""
 
-    def __init__(self, step: int = 0, rank: Sequence[float] = (), weights: Mapping[str, Tensor] | None = None) -> None:
-        self.step, self.rank, self.weights = step, list(rank), dict(weights or {})
+    def __init__(self, step: int = 0, key: Sequence[float] = (), weights: Mapping[str, Tensor] | None = None) -> None:
+        self.step, self.key, self.weights = step, list(key), dict(weights or {})
 
-    def offer(self, step: int, rank: Sequence[float], model: Transformer, keep: bool) -> None:
+    def offer(self, step: int, key: Sequence[float], model: Transformer, keep: bool) -> None:
         """Take over this moment if it ranks as high as any before; a process copies the weights if it has to `keep` them."""
-        if self.step and list(rank) < self.rank:
+        if self.step and list(key) < self.key:
             return
-        self.step, self.rank = step, list(rank)
+        self.step, self.key = step, list(key)
         if keep:
             self.weights = {name: weight.detach().cpu().clone() for name, weight in model.named_parameters()}
 
@@ -40,16 +40,16 @@ class Best:
             weight.copy_(self.weights[name])
 
 
-def by_stops_and_loss(min_stop_rate: float) -> Rank:
+def by_stops_and_loss(min_stop_rate: float) -> SelectionKey:
     """Enough answers that end where they should come first, then the held-out loss.
 
     Below `min_stop_rate` a higher rate is better, whatever the loss: a model that does not stop is no use.
     """
 
-    def rank(scores: Mapping[str, Any]) -> Sequence[float]:
+    def key(scores: Mapping[str, Any]) -> Sequence[float]:
         loss = scores["loss"]
         if loss is None:  # not finite
             return [-1.0, 0.0]
         return [min(scores["stop_rate"], min_stop_rate), -loss]
 
-    return rank
+    return key

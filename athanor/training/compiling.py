@@ -1,7 +1,7 @@
 """Ways to run a transformer's blocks: compiled, or with their activations computed again in the backward pass.
 
 Both are put on a model from outside. The model file knows of neither, names
-of weights stay, and copies of the model (the replicas of lanes) keep it.
+of weights stay, and copies of the model (the CPU replicas) keep it.
 
     python -m athanor.training.compiling JSON      a trial: compile as told, say how it went, end
 """
@@ -117,7 +117,7 @@ def compile_blocks(
     """Compile the blocks of all `models`, which may share weights, as one kernel graph; False if they stay as they are.
 
     Blocks are alike, so one is compiled and serves all (regional compilation).
-    `one_thread`: micro-batches run side by side, each on one core (lanes). The
+    `one_thread`: micro-batches run side by side, each on one core (CPU replicas). The
     first time on a machine a process of its own tries it, because a compiler
     may hang or crash; what it made in `cache` is then used here.
     """
@@ -177,7 +177,7 @@ def compile_block(models: Sequence[Transformer], shapes: Shapes, precision: str,
         if hasattr(torch._dynamo.config, limit):
             setattr(torch._dynamo.config, limit, _GRAPHS)
             break
-    # Also part of the guards: code for two threads is not used by a lane, which has one.
+    # Also part of the guards: code for two threads is not used by a replica, which has one.
     torch._inductor.config.cpp.threads = threads
     torch.set_num_threads(threads)
     compiled = torch.compile(Block.forward, fullgraph=True, dynamic=False)

@@ -5,7 +5,7 @@ tells the outside what happens through `Hooks`. Killed at any moment and
 started again it ends with the same weights, bit for bit on a CPU: the batch,
 the learning rate and the curve depend on the token position only, and a
 checkpoint holds everything else. That includes what it does about its own
-spikes and spoilt numbers (healer.py).
+spikes and spoilt numbers (recovery.py).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from athanor.base.errors import GateError, Interrupted
 from athanor.model.flops import allowed_pairs
 from athanor.model.transformer import Transformer
 from athanor.training import checkpoint
-from athanor.training.best import Rank
-from athanor.training.healer import Healer, broken
-from athanor.training.lanes import Lanes
-from athanor.training.ledger import known_at
+from athanor.training.best import SelectionKey
+from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.meter import memory
 from athanor.training.optimizer import OptimizerSettings
+from athanor.training.recovery import Recovery, broken
 from athanor.training.result import TrainResult
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
+from athanor.training.skipped_ranges import known_at
 from athanor.training.state import RunState, json_safe, resume, save
 from athanor.training.step import Rows, Stepper, sources_of
 from athanor.training.vitals import Vitals
@@ -97,7 +97,7 @@ def train(
     hooks: Hooks,
     trunk: Trunk | None = None,
     world: World = ALONE,
-    rank: Rank | None = None,
+    selection_key: SelectionKey | None = None,
 ) -> TrainResult:
     """Train `model` in place, from its newest checkpoint in `folder` if there is one.
 
@@ -105,7 +105,7 @@ def train(
     does not depend on the number of tokens (Hägele et al. 2024,
     arXiv:2405.18392), so runs of other lengths continue from it.
 
-    With a `rank` of the validations' scores the model ends with the weights of the best of them, else with the last.
+    With a `selection_key` of the validations' scores the model ends with the weights of the best of them, else with the last.
 
     In a `world` of several processes all of them call this. Only the main one
     uses the folders, and has the trained `model` afterwards; the hooks are
@@ -116,8 +116,10 @@ def train(
     saving when `hooks.should_stop()`, GateError when nothing but non-finite
     gradients comes, or going back did not help.
     """
-    with world.watched(), Lanes(model, settings.threads) as lanes:
-        run = _Training(Stepper(lanes, optimizer_settings, settings, world), sampler, schedule, settings, hooks, rank)
+    with world.watched(), CpuReplicas(model, settings.threads) as replicas:
+        run = _Training(
+            Stepper(replicas, optimizer_settings, settings, world), sampler, schedule, settings, hooks, selection_key
+        )
         found = run.resume(folder)
         if trunk is not None and not found:
             with trunk:
@@ -131,7 +133,7 @@ def train(
             hooks.before_first_step(model)
         run.advance(folder, settings.steps)
         model = run.stepper.model  # gathers the weights where they are sharded
-        if rank is not None and world.main:
+        if selection_key is not None and world.main:
             run.progress.best.put_into(model)
         world.leave()
         return run.result(folder)
@@ -147,18 +149,18 @@ class _Training:
         schedule: Schedule,
         settings: LoopSettings,
         hooks: Hooks,
-        rank: Rank | None,
+        selection_key: SelectionKey | None,
     ) -> None:
-        self.rank = rank
+        self.selection_key = selection_key
         self.stepper, self.world, self.meter = stepper, stepper.world, stepper.meter
         self.sampler, self.schedule, self.settings, self.hooks = sampler, schedule, settings, hooks
         self.progress = RunState(hooks.code)
         # The last step that runs of other lengths share; the final one belongs to this length alone.
         before_cooldown = schedule.cooldown_start // settings.batch_tokens if schedule.shape == "wsd" else -1
         self.pin_step = min(before_cooldown, settings.steps - 1)
-        model, steps = stepper.engine.lanes.model, settings.steps
+        model, steps = stepper.engine.replicas.model, settings.steps
         self.vitals = Vitals(model, self.meter, settings.precision, settings.batch_tokens, steps)
-        self.healer = Healer(stepper, self.progress, sampler, hooks, self.pin_step)
+        self.recovery = Recovery(stepper, self.progress, sampler, hooks, self.pin_step)
         self.trained = 0
 
     def resume(self, folder: Path, at_most: int | None = None) -> bool:
@@ -199,8 +201,8 @@ class _Training:
             position = progress.step * settings.batch_tokens
             rate = self.schedule.rate(position + settings.batch_tokens)
             with self.meter.time("data"):
-                rows = self.healer.batch(position)
-            scalars, count = self.healer.step(rows, rate)
+                rows = self.recovery.batch(position)
+            scalars, count = self.recovery.step(rows, rate)
             pending.append(scalars)
             progress.step += 1
             progress.supervised += count
@@ -234,8 +236,8 @@ class _Training:
                 with self.meter.time("evaluation"):
                     model = self.stepper.model
                     scores = json_safe(hooks.validate(model))
-                if self.rank is not None:
-                    progress.best.offer(progress.step, self.rank(scores), model, keep=self.world.main)
+                if self.selection_key is not None:
+                    progress.best.offer(progress.step, self.selection_key(scores), model, keep=self.world.main)
                 tokens = progress.step * settings.batch_tokens
                 progress.validations.append({"step": progress.step, "tokens": tokens, "scores": scores})
                 hooks.on_validation(progress.step, scores)
@@ -258,17 +260,17 @@ class _Training:
     def _goes_back(self, folder: Path, steps: list[Told], saving: bool, window: dict[str, float]) -> bool:
         """Take in what the last steps gave; True when the run had to return to an earlier step."""
         # What is saved must be sound, or there would be no way back.
-        damage = self.healer.damage() if saving or broken(steps) else None
+        damage = self.recovery.damage() if saving or broken(steps) else None
         if damage is not None:
-            self.healer.repair(folder, damage)
+            self.recovery.repair(folder, damage)
             return True
         speed = self.settings.batch_tokens / max(window["time.step_s"], 1e-9)
         for number, (loss, norm, skipped, also) in enumerate(steps, 1):
             told = {"tokens_per_second": speed} | also | (window if number == len(steps) else {})
             self._record(loss, norm, skipped, told)
-            found = self.healer.trouble()
+            found = self.recovery.trouble()
             if found is not None:
-                self.healer.roll_back(folder, found)
+                self.recovery.roll_back(folder, found)
                 return True
         return False
 
@@ -281,7 +283,7 @@ class _Training:
         step = len(progress.history)
         self.hooks.on_step({**self._row(step, loss, norm, skipped), **told})
         if skipped:
-            self.healer.examine(step, loss, norm)
+            self.recovery.examine(step, loss, norm)
         if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise GateError(
                 "finite steps",

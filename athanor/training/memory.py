@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from athanor.base.errors import InputError
-from athanor.model.architecture import identify
 from athanor.model.config import ModelConfig
 from athanor.model.flops import block_weights
+from athanor.model.gpu_family import identify
 from athanor.model.kernels import BLOCK_TOKENS, CHUNK_ROWS, MAX_ROW_TOKENS
 from athanor.model.loss import Targets, training_loss
 from athanor.model.precision import autocast, rounds_products
@@ -39,9 +39,9 @@ _PROBE_TOKENS = {"cpu": 32, "cuda": 128}  # kernels of GPUs pad rows to multiple
 
 @dataclass(frozen=True)
 class Load:
-    """How a machine works on a model: `lanes` hold gradients, `parallel` of them run at a time.
+    """How a machine works on a model: `replicas` hold gradients, `parallel` of them run at a time.
 
-    `accumulates`: a lane works on several micro-batches, so that gradients of
+    `accumulates`: a replica works on several micro-batches, so that gradients of
     the first are there while the next one runs. `checkpointing`: a block keeps
     its input only, and runs again in backward. `keeps_best`: a copy of the best
     validation's weights lies in the same memory.
@@ -50,7 +50,7 @@ class Load:
     micro_batch_rows: int
     row_tokens: int
     precision: str
-    lanes: int = 1
+    replicas: int = 1
     parallel: int = 1
     accumulates: bool = True
     checkpointing: bool = False
@@ -179,8 +179,8 @@ def _growth(unit: int, values: list[int]) -> Growth:
 
 
 def state_bytes(config: ModelConfig, load: Load) -> int:
-    """What no choice of rows or context makes smaller: weights, the optimiser's state, and every lane's gradients."""
-    return _held_bytes(config, load) + 4 * config.trained_count() * load.lanes
+    """What no choice of rows or context makes smaller: weights, the optimiser's state, and every replica's gradients."""
+    return _held_bytes(config, load) + 4 * config.trained_count() * load.replicas
 
 
 def _held_bytes(config: ModelConfig, load: Load) -> int:
@@ -202,7 +202,7 @@ def _update_bytes(config: ModelConfig, load: Load) -> float:
     if load.optimizer != "muon":
         return 0.0
     wide, narrow = max(config.dim, config.ffn_dim), min(config.dim, config.ffn_dim)
-    working = load.parallel if load.lanes > 1 else config.layers  # side by side, or all of one shape at once
+    working = load.parallel if load.replicas > 1 else config.layers  # side by side, or all of one shape at once
     return 4.0 * (2 * block_weights(config) + working * (2 * wide * narrow + 2 * narrow * narrow))
 
 
@@ -213,7 +213,7 @@ def training_bytes(
 
     The peak is either where the loss turns around, with all blocks' inputs and
     the logits there, or at the end of backward, with all gradients there, or
-    in Muon's step. Lanes at work side by side are taken to reach it at once.
+    in Muon's step. Replicas at work side by side are taken to reach it at once.
     """
     # Neither the number of blocks nor the context changes what one row of a few tokens keeps.
     alike = dataclasses.replace(config, layers=1, context_tokens=min(config.context_tokens, 3 * _PROBE_TOKENS["cuda"]))
@@ -232,10 +232,10 @@ def training_bytes(
     end = gradient + (max(twice, block + rest) if load.checkpointing else twice + 2 * block + rest)
     if load.accumulates:
         turn, end = turn + gradient, end + gradient
-    waiting = gradient * (load.lanes - load.parallel)  # gradients of lanes that are done
+    waiting = gradient * (load.replicas - load.parallel)  # gradients of replicas that are done
     factor = _SLACK.get(device.type, 1.15) if slack is None else slack
     work = waiting + factor * load.parallel * max(turn, end)
-    update = gradient + factor * _update_bytes(config, load)  # one gradient: the lanes' are added up by then
+    update = gradient + factor * _update_bytes(config, load)  # one gradient: the replicas' are added up by then
     return int(_held_bytes(config, load) + max(work, update) + _FIXED_BYTES)
 
 

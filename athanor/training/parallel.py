@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from athanor.base.errors import GateError, InputError
 from athanor.model.loss import Targets
 from athanor.model.transformer import Transformer
-from athanor.training.lanes import Lanes
+from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.world import Group, World
 
 BUCKET_BYTES = 25 << 20  # of gradients that travel together: as DDP (Li et al. 2020, arXiv:2006.15704)
@@ -26,21 +26,21 @@ LossOf = Callable[[Transformer, Targets], Tensor]
 
 
 class Single:
-    """One process: the lanes' own sum."""
+    """One process: the replicas' own sum."""
 
-    def __init__(self, lanes: Lanes) -> None:
-        self.lanes = lanes
+    def __init__(self, replicas: CpuReplicas) -> None:
+        self.replicas = replicas
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """What the optimiser works on: parameters, or this process's shards of them."""
-        return self.lanes.model.named_parameters()
+        return self.replicas.model.named_parameters()
 
     def gradients(self) -> list[Tensor]:
         return [weight.grad for _, weight in self.named_parameters() if weight.grad is not None]
 
     def backward(self, batches: Sequence[Targets], loss_of: LossOf) -> Tensor:
         """Leave the summed gradient of all batches (of all processes); returns the summed loss."""
-        return self.lanes.backward(batches, loss_of)
+        return self.replicas.backward(batches, loss_of)
 
     def joint_norm(self, norm: Tensor) -> Tensor:
         """Norm of the whole gradient from that of `gradients()`."""
@@ -48,7 +48,7 @@ class Single:
 
     def model(self) -> Transformer:
         """The model with its present weights, whole."""
-        return self.lanes.model
+        return self.replicas.model
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor:
         """The whole of a tensor that belongs to parameter `name`: itself or optimiser state."""
@@ -66,16 +66,16 @@ class Replicated(Single):
     """Each process has the whole model, and gradients are added up.
 
     Not torch's DistributedDataParallel: that needs the loss to come out of one
-    module's `forward`, and knows nothing of lanes. What makes it fast is here,
+    module's `forward`, and knows nothing of replicas. What makes it fast is here,
     too: gradients travel in buckets while backward still makes others, without
     a second copy of them (they become views of the bucket), and only in the
     last micro-batch.
     """
 
-    def __init__(self, lanes: Lanes, world: Group) -> None:
-        super().__init__(lanes)
+    def __init__(self, replicas: CpuReplicas, world: Group) -> None:
+        super().__init__(replicas)
         self.world = world
-        self.weights = list(lanes.model.parameters())[::-1]  # about the order in which backward comes to them
+        self.weights = list(replicas.model.parameters())[::-1]  # about the order in which backward comes to them
         with torch.no_grad():
             for weight in self.weights:
                 world.dist.broadcast(weight, world.main_rank)
@@ -89,7 +89,7 @@ class Replicated(Single):
             size += weight.nbytes
         self.waiting: list[set[int]] = []  # ids of weights that a bucket still waits for, while armed
         self.sent: list[tuple[Tensor, Any]] = []
-        if lanes.count == 1:  # lanes add up their gradients at the end: nothing could travel earlier
+        if replicas.count == 1:  # replicas add up their gradients at the end: nothing could travel earlier
             for weight in self.weights:
                 weight.register_post_accumulate_grad_hook(self._ready)
 
@@ -104,7 +104,7 @@ class Replicated(Single):
             return loss_of(model, batch)
 
         self.sent = []
-        total = self.lanes.backward(batches, counted if self.lanes.count == 1 else loss_of)
+        total = self.replicas.backward(batches, counted if self.replicas.count == 1 else loss_of)
         self.waiting = []
         while len(self.sent) < len(self.buckets):
             self._send()
@@ -158,12 +158,12 @@ class Sharded(Single):
     on the device for as long as it is looked at.
     """
 
-    def __init__(self, lanes: Lanes, world: Group) -> None:
+    def __init__(self, replicas: CpuReplicas, world: Group) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-        super().__init__(lanes)
-        self.world, self.plain = world, lanes.model
+        super().__init__(replicas)
+        self.world, self.plain = world, replicas.model
         self.device = self.plain.head_weight.device
         with torch.no_grad():
             for weight in self.plain.parameters():
@@ -242,8 +242,8 @@ class Sharded(Single):
             self.plain.to("cpu")
 
 
-def engine(lanes: Lanes, world: World) -> Single:
+def engine(replicas: CpuReplicas, world: World) -> Single:
     """What works out gradients in this world."""
     if not isinstance(world, Group):
-        return Single(lanes)
-    return Sharded(lanes, world) if world.sharded else Replicated(lanes, world)
+        return Single(replicas)
+    return Sharded(replicas, world) if world.sharded else Replicated(replicas, world)

@@ -22,7 +22,7 @@ class LoopSettings:
     validation_every_tokens: int
     sample_every_tokens: int
     micro_batch_rows: int
-    threads: int  # at work on micro-batches, where there are lanes
+    threads: int  # at work on micro-batches, where there are replicas
     log_every_steps: int
     save_every_seconds: float
     spike_guard: bool = True  # refuse steps that are far out, on the device

@@ -16,8 +16,8 @@ from athanor.model.device import micro_batch, prepare
 from athanor.model.transformer import Transformer
 from athanor.training.attention import DEFAULT, attention
 from athanor.training.compiling import Shapes, checkpoint_blocks, compile_blocks, untune
+from athanor.training.cpu_replicas import replica_count
 from athanor.training.heap import keep_heap
-from athanor.training.lanes import lane_count
 from athanor.training.loop import Hooks
 from athanor.training.memory import Load, training_bytes
 from athanor.training.settings import LoopSettings
@@ -71,14 +71,14 @@ def place(
     torch.manual_seed(where.seed)
     rows = micro_batch(device, choices.micro_batch_tokens, config.context_tokens, batch_tokens)
     micro_batches = -(-batch_tokens // (rows * config.context_tokens))
-    lanes = min(lane_count(config, device), micro_batches)
+    replicas = min(replica_count(config, device), micro_batches)
     return device, Load(
         rows,
         config.context_tokens,
         choices.precision,
-        lanes,
-        min(lanes, where.threads),
-        accumulates=micro_batches > lanes,
+        replicas,
+        min(replicas, where.threads),
+        accumulates=micro_batches > replicas,
         checkpointing=choices.checkpointing,
         optimizer=optimizer,
         keeps_best=keeps_best and device.type == "cpu",  # elsewhere the host's memory is another
@@ -110,7 +110,7 @@ def tuned(
     try:
         if choices.compile:
             shapes = Shapes.of(load.micro_batch_rows, load.row_tokens, settings.batch_tokens, settings.document_mask)
-            one_thread = lane_count(model.config, device) > 1
+            one_thread = replica_count(model.config, device) > 1
             compile_blocks(
                 [model],
                 shapes,

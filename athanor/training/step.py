@@ -17,8 +17,8 @@ from torch import Tensor
 from athanor.model.loss import Targets, supervised, targets, training_loss
 from athanor.model.precision import LossScale, autocast, products
 from athanor.model.transformer import Transformer
+from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.guard import SpikeGuard
-from athanor.training.lanes import Lanes
 from athanor.training.meter import Meter
 from athanor.training.optimizer import Optimizer, OptimizerSettings, clip_gradients
 from athanor.training.parallel import engine
@@ -43,12 +43,14 @@ class Stepper:
     """Steps of one model, with the optimiser's state and the loss scale; the same in every process of a world."""
 
     def __init__(
-        self, lanes: Lanes, optimizer_settings: OptimizerSettings, settings: LoopSettings, world: World = ALONE
+        self, replicas: CpuReplicas, optimizer_settings: OptimizerSettings, settings: LoopSettings, world: World = ALONE
     ) -> None:
         self.settings, self.world = settings, world
-        self.device = lanes.model.head_weight.device
-        self.engine = engine(lanes, world)
-        spread, whole = (None, self.engine) if world.sharded else (lanes.spread if lanes.count > 1 else None, None)
+        self.device = replicas.model.head_weight.device
+        self.engine = engine(replicas, world)
+        spread, whole = (
+            (None, self.engine) if world.sharded else (replicas.spread if replicas.count > 1 else None, None)
+        )
         self.optimizer = Optimizer(self.engine, optimizer_settings, spread, whole)
         self.scale = LossScale(settings.precision, self.device)
         self.meter = Meter(self.device)
@@ -85,8 +87,8 @@ class Stepper:
                 self.scale.scaled(part).backward()
             return torch.cat((part.detach()[None], sums_K))
 
-        if hasattr(self.engine.lanes.model, "begin_step"):  # a LoRA draws its dropout for the step
-            self.engine.lanes.model.begin_step()
+        if hasattr(self.engine.replicas.model, "begin_step"):  # a LoRA draws its dropout for the step
+            self.engine.replicas.model.begin_step()
         batches = own_batches(rows, self.world, settings.micro_batch_rows, settings.document_mask)
         with self.meter.time("forward_backward"):
             sums = self.engine.backward(batches, loss_of)

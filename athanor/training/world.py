@@ -219,7 +219,7 @@ def sharded_bytes(config: ModelConfig, load: Load, size: int) -> int:
     A share of weights, gradients and the optimiser's state; whole once: gradients
     while micro-batches add up (or the weights, in validation).
     """
-    share = state_bytes(config, dataclasses.replace(load, lanes=1)) // size
+    share = state_bytes(config, dataclasses.replace(load, replicas=1)) // size
     return training_bytes(config, load) - state_bytes(config, load) + share + 4 * config.parameter_count()
 
 

@@ -22,7 +22,7 @@ def write(path, base):
     import gguf
     from tokenizers import Tokenizer
 
-    from athanor.export.gguf import BLOCK, Value, interleave, write_raw
+    from athanor.export.gguf_writer import BLOCK, Value, interleave, write_raw
     from athanor.model.tensorfile import read_tensors
 
     config = json.loads((base / "config.json").read_text())

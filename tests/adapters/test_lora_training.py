@@ -23,7 +23,7 @@ from athanor.model.flops import run_flops
 from athanor.model.kernels import plain_summed_cross_entropy, summed_cross_entropy
 from athanor.model.tensorfile import read_tensors
 from athanor.training import checkpoint
-from athanor.training.lanes import lane_count
+from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import Load, state_bytes, training_bytes
 from athanor.training.step import Stepper, probe_batch
 from tests.adapters import lora_run, tiny
@@ -240,11 +240,11 @@ def test_an_adapter_that_reaches_nothing_is_found(bases):
 def test_forensics_name_the_place_and_the_conversation(bases):
     """What the healer asks when a step was skipped, on a model whose modules give tuples and outputs of other kinds."""
     from athanor.training import forensics
-    from athanor.training.lanes import Lanes
+    from athanor.training.cpu_replicas import CpuReplicas
 
     model, rows = load_foreign(bases["qwen2"], lora_run.LORA, 16, 1), lora_run.Sampler().batch(0, 64)
-    with Lanes(model, 1) as lanes:
-        stepper = Stepper(lanes, micro.ADAMW, lora_run.SETTINGS)
+    with CpuReplicas(model, 1) as replicas:
+        stepper = Stepper(replicas, micro.ADAMW, lora_run.SETTINGS)
         assert forensics.examine(stepper, rows).kind == "not reproduced"
         assert len(forensics.suspects(stepper, rows)) == 8
         with torch.no_grad():
@@ -296,7 +296,7 @@ def test_the_shape_is_counted_without_weights(base):
     assert config == model.config
     assert config.parameter_count() == sum(weight.numel() for _, weight in model.frozen_parameters())
     assert config.trained_count() == sum(weight.numel() for weight in model.parameters())
-    assert lane_count(config, CPU) == 1
+    assert replica_count(config, CPU) == 1
     load = Load(1, 16, "fp32")
     assert state_bytes(config, load) == 4 * (config.base_count + 4 * config.adapters)
     whole = dataclasses.replace(config, adapters=0)

@@ -16,7 +16,7 @@ import time
 import pytest
 
 from athanor.base.errors import InputError
-from athanor.evaluation import confined, pages, sandbox, scoring
+from athanor.evaluation import pages, sandbox, sandbox_child, scoring
 from tests.evaluation import tiny
 
 TESTS = ("assert double(2) == 4", "assert double(-3) == -6", "assert double(0) == 0")
@@ -100,7 +100,7 @@ def test_a_pass_cannot_be_forged(name: str) -> None:
 def test_what_does_not_end_is_killed(body: str) -> None:
     start = time.monotonic()
     assert not sandbox.passes(f"def double(x):\n    {body}\n    return 2 * x", TESTS)
-    assert time.monotonic() - start < confined.WALL_SECONDS + 30
+    assert time.monotonic() - start < sandbox_child.WALL_SECONDS + 30
 
 
 def test_a_memory_bomb_fails_without_using_the_memory() -> None:
@@ -205,7 +205,7 @@ def test_no_output_ends_the_scorer(walls: str) -> None:
 
 
 def test_root_is_never_kept(walls: str) -> None:
-    assert sandbox.isolation().endswith(f"uid {os.getuid() or confined.NOBODY}")
+    assert sandbox.isolation().endswith(f"uid {os.getuid() or sandbox_child.NOBODY}")
 
 
 def test_without_a_filter_no_code_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,32 +224,36 @@ def test_without_a_filter_no_code_is_run(monkeypatch: pytest.MonkeyPatch) -> Non
         sandbox._wall.cache_clear()
 
 
-@pytest.mark.parametrize("machine", sorted(confined.CALLS))
+@pytest.mark.parametrize("machine", sorted(sandbox_child.CALLS))
 def test_the_filter_lets_only_its_list_pass(machine: str) -> None:
     """Run as the kernel runs it, for every number, both numberings of x86-64, and memory to be executed."""
-    architecture, plain, without_exec = confined.CALLS[machine]
-    program = list(struct.iter_unpack("=HBBI", confined.filter_program(machine)))
+    architecture, plain, without_exec = sandbox_child.CALLS[machine]
+    program = list(struct.iter_unpack("=HBBI", sandbox_child.filter_program(machine)))
 
     def answer(number: int, architecture: int, protection: int) -> int:
-        data = {confined.NUMBER: number, confined.ARCHITECTURE: architecture, confined.PROTECTION: protection}
+        data = {
+            sandbox_child.NUMBER: number,
+            sandbox_child.ARCHITECTURE: architecture,
+            sandbox_child.PROTECTION: protection,
+        }
         place, value = 0, 0
         while True:
             operation, yes, no, operand = program[place]
             place += 1
-            if operation == confined.RETURN:
+            if operation == sandbox_child.RETURN:
                 return operand
-            if operation == confined.LOAD:
+            if operation == sandbox_child.LOAD:
                 value = data[operand]
             else:
-                place += yes if (value == operand if operation == confined.EQUAL else value & operand) else no
+                place += yes if (value == operand if operation == sandbox_child.EQUAL else value & operand) else no
 
     allowed = {*plain.values(), *without_exec.values()}
     for number in range(1024):
-        assert answer(number, architecture, 3) == (confined.ALLOW if number in allowed else confined.REFUSE)
-        assert answer(number | 0x40000000, architecture, 3) == confined.REFUSE
-        assert answer(number, 0x40000003, 3) == confined.KILL
+        assert answer(number, architecture, 3) == (sandbox_child.ALLOW if number in allowed else sandbox_child.REFUSE)
+        assert answer(number | 0x40000000, architecture, 3) == sandbox_child.REFUSE
+        assert answer(number, 0x40000003, 3) == sandbox_child.KILL
     for number in without_exec.values():
-        assert answer(number, architecture, 7) == confined.REFUSE
+        assert answer(number, architecture, 7) == sandbox_child.REFUSE
 
 
 def test_the_environment_is_empty() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from athanor.base.artifacts import new_dir, read_manifest
-from athanor.export import gguf
+from athanor.export import gguf_writer
 from athanor.export.parity import Expected, expect, rebuilt
 from athanor.export.probes import Probe, make_probe
 from athanor.export.source import Source, load_source
@@ -172,12 +172,14 @@ def unpermuted(source: Source) -> dict[str, np.ndarray]:
 def permuted(source: Source) -> dict[str, np.ndarray]:
     """The same with rows in the order of `llama` files, which other files do not have."""
     heads = {"attn_q": source.config.heads, "attn_k": source.config.kv_heads}
-    return {name: gguf.interleave(array, heads[name.split(".")[2]]) for name, array in unpermuted(source).items()}
+    return {
+        name: gguf_writer.interleave(array, heads[name.split(".")[2]]) for name, array in unpermuted(source).items()
+    }
 
 
 def alterations(source: Source) -> dict[str, dict[str, Any]]:
     """Ways to write a `llama` file that loads and says something else."""
-    keys, rows = gguf.metadata(source, "f32"), gguf.tensors(source)["token_embd.weight"]
+    keys, rows = gguf_writer.metadata(source, "f32"), gguf_writer.tensors(source)["token_embd.weight"]
     types = [piece.type for piece in source.vocabulary.pieces]
     more = {"tokens": [f"[PAD{number}]" for number in range(32)], "scores": [0.0] * 32, "token_type": [5] * 32}
     values = {
@@ -213,9 +215,13 @@ def write_altered(path, source: Source, *, arch="", values=None, drop=(), arrays
     """An f32 file with other keys or tensors, or without some."""
     arch = arch or source.architecture
     keys = {
-        k.replace(source.architecture, arch, 1): v for k, v in gguf.metadata(source, "f32").items() if k not in drop
+        k.replace(source.architecture, arch, 1): v
+        for k, v in gguf_writer.metadata(source, "f32").items()
+        if k not in drop
     }
     for key, value in (values or {}).items():
         keys[key] = replace(keys[key], value=value)
-    tensors = {k: v for k, v in (gguf.tensors(source) | (arrays or {})).items() if not k.endswith(tuple(without))}
-    gguf.write_raw(path, arch, keys, tensors, "f32")
+    tensors = {
+        k: v for k, v in (gguf_writer.tensors(source) | (arrays or {})).items() if not k.endswith(tuple(without))
+    }
+    gguf_writer.write_raw(path, arch, keys, tensors, "f32")

@@ -8,13 +8,13 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader
 
 from athanor.base.errors import GateError
-from athanor.export import gguf, gguf_check
+from athanor.export import gguf_check, gguf_writer
 
 
-@pytest.mark.parametrize("file_type", gguf.FILE_TYPES)
+@pytest.mark.parametrize("file_type", gguf_writer.FILE_TYPES)
 def test_written_file_reads_back(case, file_type, tmp_path):
     path = tmp_path / "model.gguf"
-    gguf.write_gguf(path, case.source, file_type)
+    gguf_writer.write_gguf(path, case.source, file_type)
     gguf_check.check_gguf(path, case.source, file_type)
     tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     assert "output.weight" not in tensors  # tied: the embedding is stored once
@@ -26,7 +26,7 @@ def test_written_file_reads_back(case, file_type, tmp_path):
 
 def test_file_of_another_type_or_model_does_not_pass(llama, qwen, tmp_path):
     path = tmp_path / "model.gguf"
-    gguf.write_gguf(path, llama.source, "f16")
+    gguf_writer.write_gguf(path, llama.source, "f16")
     with pytest.raises(GateError, match="athanor.file"):
         gguf_check.check_gguf(path, llama.source, "q8_0")
     with pytest.raises(GateError, match="read back"):
@@ -49,7 +49,7 @@ def test_interleaved_rows_rotated_in_pairs_equal_half_rotation():
     first, second = ours[:, : width // 2], ours[:, width // 2 :]
     half = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
 
-    theirs = (gguf.interleave(weight, heads) @ x).reshape(heads, width)
+    theirs = (gguf_writer.interleave(weight, heads) @ x).reshape(heads, width)
     even, odd = theirs[:, 0::2], theirs[:, 1::2]
     assert np.allclose(half[:, : width // 2], even * cos - odd * sin)
     assert np.allclose(half[:, width // 2 :], odd * cos + even * sin)
@@ -58,19 +58,19 @@ def test_interleaved_rows_rotated_in_pairs_equal_half_rotation():
 def test_weight_without_a_place_is_refused(llama):
     weights = {**llama.source.weights, "model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}
     with pytest.raises(GateError, match="q_proj.bias"):
-        gguf.tensors(replace(llama.source, weights=weights))
+        gguf_writer.tensors(replace(llama.source, weights=weights))
 
 
 def test_width_that_q8_0_cannot_pack_is_refused(llama, tmp_path):
     weights = {**llama.source.weights, "model.layers.0.mlp.up_proj.weight": torch.zeros(128, 48)}
     source = replace(llama.source, weights=weights)
     with pytest.raises(GateError, match="blk.0.ffn_up.weight has rows of 48"):
-        gguf.write_gguf(tmp_path / "model.gguf", source, "q8_0")
+        gguf_writer.write_gguf(tmp_path / "model.gguf", source, "q8_0")
     assert not (tmp_path / "model.gguf").exists()
 
 
 def test_metadata_says_what_llama_cpp_would_guess_wrong(case):
-    values = {key: item.value for key, item in gguf.metadata(case.source, "f16").items()}
+    values = {key: item.value for key, item in gguf_writer.metadata(case.source, "f16").items()}
     tokenizer, arch = case.source.tokenizer, case.source.architecture
     assert arch == ("qwen3" if case.source.config.qk_norm else "llama")
     assert values["tokenizer.ggml.add_space_prefix"] is False and values["tokenizer.ggml.add_bos_token"] is True

@@ -13,7 +13,7 @@ import torch
 from athanor.base.errors import GateError
 from athanor.decoding.generate import generate
 from athanor.decoding.sampling import GREEDY
-from athanor.export import gguf, gguf_check
+from athanor.export import gguf_check, gguf_writer
 from athanor.export.huggingface import write_huggingface
 from athanor.export.parity import Limits, bound, check_llama_cpp, check_transformers, expect, rebuilt
 from tests.export.conftest import alterations, permuted, unpermuted, write_altered
@@ -55,7 +55,7 @@ def test_transformers_agrees(case, hf_dirs):
 @pytest.mark.parametrize("file_type", ["f32", "f16", "q8_0"])
 def test_llama_cpp_agrees(case, file_type, tmp_path):
     pytest.importorskip("xllamacpp")
-    gguf.write_gguf(tmp_path / "model.gguf", case.source, file_type)
+    gguf_writer.write_gguf(tmp_path / "model.gguf", case.source, file_type)
     facts = ask(case, tmp_path / "model.gguf", file_type)
     assert facts["prompts"] == 50 and facts["texts"] > 200 and facts["conversations"] > 60
     if file_type == "f32":
@@ -171,8 +171,10 @@ def test_llama_permutation_in_a_qwen3_file_is_caught(qwen, tmp_path):
 @pytest.mark.parametrize("file_type", ["f16", "q8_0"])
 def test_small_types_still_see_a_wrong_rotation(file_type, llama, tmp_path):
     pytest.importorskip("xllamacpp")
-    arrays = gguf.tensors(llama.source) | unpermuted(llama.source)
-    gguf.write_raw(tmp_path / "model.gguf", "llama", gguf.metadata(llama.source, file_type), arrays, file_type)
+    arrays = gguf_writer.tensors(llama.source) | unpermuted(llama.source)
+    gguf_writer.write_raw(
+        tmp_path / "model.gguf", "llama", gguf_writer.metadata(llama.source, file_type), arrays, file_type
+    )
     with pytest.raises(GateError, match="parts at token"):
         ask(llama, tmp_path / "model.gguf", file_type)
 
@@ -182,7 +184,7 @@ def test_small_types_still_see_a_wrong_rotation(file_type, llama, tmp_path):
 
 def test_llama_cpp_that_hangs_is_stopped(llama, tmp_path):
     pytest.importorskip("xllamacpp")
-    gguf.write_gguf(tmp_path / "model.gguf", llama.source, "f32")
+    gguf_writer.write_gguf(tmp_path / "model.gguf", llama.source, "f32")
     with pytest.raises(GateError, match="gave no answer in 0.05 s"):
         ask(llama, tmp_path / "model.gguf", "f32", timeout_seconds=0.05)
 
@@ -194,7 +196,7 @@ def test_probabilities_too_small_for_llama_cpp_are_no_difference(llama, tmp_path
     source = replace(llama.source, weights={**llama.source.weights, "model.norm.weight": sharp})
     expected = expect(source, rebuilt(source, "float32"), llama.probe, 4)
     assert min(float(logits.log_softmax(-1).min()) for logits in expected.logits) < -110
-    gguf.write_gguf(tmp_path / "model.gguf", source, "f32")
+    gguf_writer.write_gguf(tmp_path / "model.gguf", source, "f32")
     check_llama_cpp(
         tmp_path / "model.gguf", "f32", source, llama.probe, expected, LIMITS, threads=1, timeout_seconds=120
     )

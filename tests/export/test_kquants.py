@@ -9,7 +9,7 @@ from gguf import GGUFReader
 
 from athanor.base.artifacts import sha256_file
 from athanor.base.errors import GateError, InputError, ParamsError
-from athanor.export import gguf, gguf_check, kquants, publish
+from athanor.export import gguf_check, gguf_writer, kquants, publish
 from athanor.export.llamacpp import NotInstalled
 from athanor.export.params import ExportParams, PerplexityTolerance
 from athanor.export.parity import Limits, check_llama_cpp
@@ -46,13 +46,13 @@ def no_quantiser(monkeypatch, tmp_path):
 
 
 def made(case, folder, quantiser, file_type="q4_k_m", name=""):
-    exact, path = folder / "exact.gguf", folder / (name or gguf.gguf_name(file_type))
-    gguf.write_gguf(exact, case.source, "f32")
+    exact, path = folder / "exact.gguf", folder / (name or gguf_writer.gguf_name(file_type))
+    gguf_writer.write_gguf(exact, case.source, "f32")
     kquants.write_quantised(path, exact, case.source, file_type, quantiser, 120)
     return path
 
 
-@pytest.mark.parametrize("file_type", gguf.K_TYPES)
+@pytest.mark.parametrize("file_type", gguf_writer.K_TYPES)
 def test_keys_are_ours_and_weights_are_the_models(case, file_type, quantiser, tmp_path):
     path = made(case, tmp_path, quantiser, file_type)
     gguf_check.check_gguf(path, case.source, file_type)
@@ -86,7 +86,7 @@ def test_weights_of_another_model_or_order_do_not_pass(llama, quantiser, tmp_pat
     other = {**llama.source.weights, name: llama.source.weights[name].flip(0)}
     with pytest.raises(GateError, match="blk.1.ffn_up.weight"):
         gguf_check.check_gguf(path, replace(llama.source, weights=other), "q6_k")
-    monkeypatch.setattr(gguf, "interleave", lambda weight, heads: weight)
+    monkeypatch.setattr(gguf_writer, "interleave", lambda weight, heads: weight)
     with pytest.raises(GateError, match="attn_[qk].weight"):
         gguf_check.check_gguf(made(llama, tmp_path, quantiser, "q6_k", "wrong.gguf"), llama.source, "q6_k")
 

@@ -13,7 +13,7 @@ import pytest
 
 from athanor.base.errors import GateError
 from athanor.cli.evaluate.sets import row_windows
-from athanor.export import gguf, llamacpp
+from athanor.export import gguf_writer, llamacpp
 from athanor.export.huggingface import write_huggingface
 from athanor.export.parity import rebuilt
 from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, TextScore, measured
@@ -54,7 +54,7 @@ def test_transformers_gives_the_same_number(case, text, wanted, tmp_path):
 
 @pytest.mark.parametrize("file_type, tolerance", [("f32", 1e-5), ("f16", 1e-3), ("q8_0", 2e-3)])
 def test_llama_cpp_gives_the_same_number(file_type, tolerance, case, text, wanted, tmp_path):
-    gguf.write_gguf(tmp_path / "model.gguf", case.source, file_type)
+    gguf_writer.write_gguf(tmp_path / "model.gguf", case.source, file_type)
     found = scorer(tmp_path / "model.gguf", file_type == "f32").text(text, CONTEXT, CHUNKS)
     expected = wanted[case.source.architecture]
     assert agree(file_type, found, expected, tolerance, file_type == "q8_0") < (1e-5 if file_type == "f32" else 0.02)
@@ -119,7 +119,7 @@ def test_conversations_are_scored_by_ids_everywhere(llama, tmp_path):
     rows = [render(tokenizer, chat) for chat in ([*question(3), reply(3)], [*question(41), reply(41)], odd)]
     windows = row_windows([(np.array(ids), np.array(mask)) for ids, mask in rows], CONTEXT)
     assert sum(len(window.targets) for window in windows) == sum(sum(mask) for _, mask in rows)
-    gguf.write_gguf(tmp_path / "model.gguf", llama.source, "f32")
+    gguf_writer.write_gguf(tmp_path / "model.gguf", llama.source, "f32")
     write_huggingface(tmp_path / "hf", llama.source, "float32")
     ours = Ours(rebuilt(llama.source, "float32"), tokenizer).nats(windows)
     server = scorer(tmp_path / "model.gguf").nats(windows)

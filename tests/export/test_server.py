@@ -11,14 +11,14 @@ import urllib.request
 
 import pytest
 
-from athanor.export import gguf
+from athanor.export import gguf_writer
 from athanor.export.kquants import find
 
 
 @pytest.fixture
 def chat(case, tmp_path):
     program = find("llama-server") or pytest.skip("no llama-server: set LLAMA_CPP_BIN to llama.cpp's build/bin")
-    gguf.write_gguf(tmp_path / "model-f16.gguf", case.source, "f16")
+    gguf_writer.write_gguf(tmp_path / "model-f16.gguf", case.source, "f16")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

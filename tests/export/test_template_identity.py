@@ -18,7 +18,7 @@ import torch
 from athanor.base.artifacts import write_manifest
 from athanor.chat_data import gates as sft_gates
 from athanor.data.rows import KIND, VERSION, PackedRows, pack, write_split
-from athanor.export import gguf, llamacpp
+from athanor.export import gguf_writer, llamacpp
 from athanor.export.huggingface import write_huggingface
 from athanor.export.probes import has_control
 from athanor.export.source import load_source
@@ -134,7 +134,7 @@ def test_transformers(conversations, source, tokenizer, tmp_path):
 
 
 def test_llama_cpp(conversations, source, tokenizer, tmp_path):
-    gguf.write_gguf(tmp_path / "model.gguf", source, "f32")
+    gguf_writer.write_gguf(tmp_path / "model.gguf", source, "f32")
     chats = [asked(c) for c in conversations]
     try:
         reply = llamacpp.ask(

@@ -10,8 +10,8 @@ import torch
 from athanor.base.errors import InputError
 from athanor.hardware import policy
 from athanor.hardware.policy import Asked, needed_bytes, resolve
-from athanor.model.architecture import BOTH, HALF, MPS, Architecture, amd, cpu, identify, nvidia
 from athanor.model.config import ModelConfig
+from athanor.model.gpu_family import BOTH, HALF, MPS, Architecture, amd, cpu, identify, nvidia
 from athanor.training.memory import Load, training_bytes
 from athanor.training.setup import Choices
 
@@ -176,7 +176,7 @@ def test_memory_decides_micro_batch_and_checkpointing():
 def test_lanes_keep_the_fixed_rule():
     measured = {"micro_batch": [{"rows": 1, "tokens_per_second": 1.0}, {"rows": 2, "tokens_per_second": 2.0}]}
     assert resolve(AUTO, cpu(()), CONFIG, measured, None)[0].micro_batch_tokens == 512
-    assert resolve(dataclasses.replace(AUTO, lanes=8), cpu(()), CONFIG, measured, None)[0].micro_batch_tokens == 0
+    assert resolve(dataclasses.replace(AUTO, replicas=8), cpu(()), CONFIG, measured, None)[0].micro_batch_tokens == 0
 
 
 def test_what_is_set_by_hand_is_taken():

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.model.architecture import identify
 from athanor.model.config import ModelConfig
+from athanor.model.gpu_family import identify
 from athanor.model.loss import targets, training_loss
 from athanor.model.precision import autocast, products, rounds_products, without_effect
 from athanor.model.transformer import Transformer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from athanor.base.artifacts import new_dir
-from athanor.export.gguf import gguf_name, write_gguf
+from athanor.export.gguf_writer import gguf_name, write_gguf
 from athanor.export.huggingface import write_huggingface
 from athanor.export.source import make_source
 from athanor.export.vocabulary import Vocabulary

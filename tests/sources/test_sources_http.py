@@ -18,7 +18,7 @@ import requests
 from athanor.base.errors import InputError, Interrupted, ParamsError
 from athanor.base.strict import build, read_yaml
 from athanor.runtime.schema import check_together, schemas
-from athanor.sources import select, web
+from athanor.sources import http, select
 from athanor.sources.params import HttpSource
 from tests.e2e.clone import ROOT
 from tests.sources.world import serving
@@ -132,7 +132,7 @@ def sha256(data=DATA):
 
 def fetch(made, folder, **options):
     waits = []
-    found = web.fetch(made, folder, **({"wait": waits.append} | options))
+    found = http.fetch(made, folder, **({"wait": waits.append} | options))
     return found, waits
 
 
@@ -150,7 +150,7 @@ def test_whole_file_and_its_documents(server, tmp_path):
     assert len(documents) == 9001 and documents[0].text == "line 0 "
     assert documents[7].meta == {"file": f"{server.url}/a/data.jsonl", "row": 7}
     notes = {"url": f"{server.url}/b/notes.md", "bytes": len(DATA), "sha256": sha256()}
-    assert web.facts(made, found)["urls"][1] == notes
+    assert http.facts(made, found)["urls"][1] == notes
     fetch(made, tmp_path)
     assert len(server.requests) == 2  # nothing is asked for twice
 
@@ -218,8 +218,8 @@ def test_busy_servers_are_asked_again_when_they_say(server, tmp_path):
     found, waits = fetch(source(server), tmp_path)
     assert content(found) == DATA and sum(waits) == 1 + 7 and max(waits) <= 1
     for odd in ("junk", "²", "٣", "9" * 5000, "-1", ""):
-        assert web.retry_after(odd) is None
-    assert web.retry_after(" 7 ") == 7.0 and 50 < web.retry_after(formatdate(2**33, usegmt=True))
+        assert http.retry_after(odd) is None
+    assert http.retry_after(" 7 ") == 7.0 and 50 < http.retry_after(formatdate(2**33, usegmt=True))
 
 
 def test_pauses_double_and_end(server, tmp_path):
@@ -227,7 +227,7 @@ def test_pauses_double_and_end(server, tmp_path):
     waits = []
     told = r"data.jsonl.*: 6 tries in a row failed, the last: HTTP 500.*run dvc repro again"
     with pytest.raises(InputError, match=told):
-        web.fetch(source(server), tmp_path, wait=waits.append)
+        http.fetch(source(server), tmp_path, wait=waits.append)
     assert sum(waits) == 1 + 2 + 4 + 8 + 16
 
 
@@ -320,7 +320,7 @@ def test_queries_never_reach_what_is_written_or_told(server, tmp_path, monkeypat
     made = source(server, "/a/data.jsonl" + QUERY)
     found, _ = fetch(made, tmp_path)
     (document, *_) = select.documents(made, found, 0.1)
-    told = [str(web.facts(made, found)), str(document.meta), str(web.final_addresses(found))]
+    told = [str(http.facts(made, found)), str(document.meta), str(http.final_addresses(found))]
     told += [path.read_text() for path in tmp_path.glob("*.json")]
     for status in (404, 500):
         server.failures = [(status, {})] * 9
@@ -354,9 +354,9 @@ def test_provenance_names_where_a_redirect_led(server, tmp_path):
     server.failures = [(302, {"Location": "/mirror/x.jsonl?sig=1"})]
     found, _ = fetch(source(server, "/a/data.jsonl"), tmp_path)
     assert content(found) == DATA
-    assert web.final_addresses(found) == {f"{server.url}/a/data.jsonl": f"{server.url}/mirror/x.jsonl"}
+    assert http.final_addresses(found) == {f"{server.url}/a/data.jsonl": f"{server.url}/mirror/x.jsonl"}
     fetch(source(server, "/a/data.jsonl"), tmp_path)
-    assert web.final_addresses(found)  # also of what was fetched before
+    assert http.final_addresses(found)  # also of what was fetched before
 
 
 @pytest.mark.parametrize("target", ["http://host/b.txt?sig=1", "HTTP://host/b.txt", "//host/b.txt"])
@@ -380,7 +380,7 @@ def test_a_redirect_from_https_to_http_is_refused(tmp_path, monkeypatch, target)
         else r"host/a.txt: the server leads from https to [htpHTP]+://host/b.txt, "
     )
     with pytest.raises(InputError, match=told):
-        web.fetch(made, tmp_path)
+        http.fetch(made, tmp_path)
     assert len(asked) == 1 + follows
 
 
@@ -389,7 +389,7 @@ def test_a_body_of_unknown_length_leaves_room_on_the_disk(server, tmp_path, monk
     import shutil
 
     server.chunked = True
-    monkeypatch.setattr(web, "LOOK_BYTES", 100_000)
+    monkeypatch.setattr(http, "LOOK_BYTES", 100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**10, 10**10, 10**8))
     with pytest.raises(InputError, match=r"data.jsonl: 1\d\d,\d{3} bytes came without .*, and 100,000,000 are free"):
         fetch(source(server), tmp_path)

@@ -15,7 +15,7 @@ import torch
 from athanor.base.artifacts import read_json, rounded, sha256_file, verify_files, write_json, write_manifest, write_text
 from athanor.base.errors import GateError, InputError
 from athanor.evaluation.report import Answer, answer_rows, health, score_table
-from athanor.export import gguf
+from athanor.export import gguf_writer
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.model.weights import save_model
@@ -228,7 +228,7 @@ def test_a_file_that_fails_is_not_written_and_the_earlier_export_stays(project, 
     pytest.importorskip("xllamacpp")
     execute(project, "off")
     before = contents(project / "models" / "export")
-    monkeypatch.setattr(gguf, "interleave", lambda weight, heads: weight)
+    monkeypatch.setattr(gguf_writer, "interleave", lambda weight, heads: weight)
     with pytest.raises(GateError, match="GGUF read back"):
         execute(project, "required")
     monkeypatch.setattr("athanor.export.publish.check_gguf", lambda *_: None)

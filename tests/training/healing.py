@@ -51,7 +51,7 @@ def run(folder: Path, sampler: Any = None, hooks: dict[str, Any] | None = None, 
 
 
 def main(folder: Path, when: str) -> None:
-    from athanor.training import checkpoint, healer
+    from athanor.training import checkpoint, recovery
 
     def die(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -63,7 +63,7 @@ def main(folder: Path, when: str) -> None:
             die()
 
     if when == "resume":
-        healer.resume = die
+        recovery.resume = die
     if when == "drop":
         real = checkpoint.drop
 

@@ -18,7 +18,7 @@ import torch
 
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
-from athanor.training.best import Rank
+from athanor.training.best import SelectionKey
 from athanor.training.loop import Hooks, train
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.result import TrainResult
@@ -82,8 +82,8 @@ def validate(model: Transformer) -> dict[str, Any]:
         return {"score": float(model(torch.arange(16)[None]).sum())}
 
 
-def near(score: float) -> Rank:
-    """A rank that likes a validation the better, the nearer its score."""
+def near(score: float) -> SelectionKey:
+    """A selection key that likes a validation the better, the nearer its score."""
     return lambda scores: [-abs(scores["score"] - score)]
 
 
@@ -93,7 +93,7 @@ def run(
     hooks: dict[str, Any] | None = None,
     trunk: Any = None,
     schedule: Schedule = SCHEDULE,
-    rank: Rank | None = None,
+    selection_key: SelectionKey | None = None,
     **changes: Any,
 ) -> tuple[Transformer, TrainResult]:
     """Train from scratch or from the folder's checkpoint."""
@@ -101,7 +101,17 @@ def run(
     model = make_model()
     settings = dataclasses.replace(SETTINGS, total_tokens=schedule.total_tokens, **changes)
     hooks = Hooks(**{"validate": validate, **(hooks or {})})
-    result = train(model, sampler or CountingSampler(), ADAMW, schedule, settings, folder, hooks, trunk, rank=rank)
+    result = train(
+        model,
+        sampler or CountingSampler(),
+        ADAMW,
+        schedule,
+        settings,
+        folder,
+        hooks,
+        trunk,
+        selection_key=selection_key,
+    )
     return model, result
 
 

@@ -22,13 +22,13 @@ from athanor.base.errors import AthanorError, GateError
 from athanor.model.transformer import Transformer
 from athanor.model.validation import sequence_nats
 from athanor.runtime import launch
-from athanor.training import lanes, parallel
+from athanor.training import cpu_replicas, parallel
 from athanor.training.loop import Hooks, train
 from athanor.training.world import join
 from tests.training import micro
 
 TIMEOUT = 300.0  # s; beside other work a process takes a minute to import torch
-LANE_COUNT, BUCKET_BYTES = lanes.lane_count, parallel.BUCKET_BYTES
+REPLICA_COUNT, BUCKET_BYTES = cpu_replicas.replica_count, parallel.BUCKET_BYTES
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     os.environ["MASTER_PORT"] = str(job["port"])
     rank = int(os.environ["RANK"])
     main = rank == job.get("main", 0)
-    # As on an accelerator: one lane, and gradients travel in several buckets while backward runs.
-    lanes.lane_count = (lambda *_: 1) if job.get("overlap") else LANE_COUNT
+    # As on an accelerator: one replica, and gradients travel in several buckets while backward runs.
+    cpu_replicas.replica_count = (lambda *_: 1) if job.get("overlap") else REPLICA_COUNT
     parallel.BUCKET_BYTES = 2048 if job.get("overlap") else BUCKET_BYTES
     world = join(job["strategy"], device="cpu", timeout_s=job.get("timeout", TIMEOUT), main=main)
     # Weights come from the main process, whatever the others begin with.

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.training.best import Best
-from athanor.training.lanes import Lanes
+from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.memory import Load
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.settings import LoopSettings
@@ -52,8 +52,8 @@ def steps(config: ModelConfig, load: Load, batch_rows: int) -> None:
     if load.checkpointing:
         for block in model.model.layers:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    with Lanes(model, load.parallel) as lanes:
-        stepper = Stepper(lanes, OptimizerSettings(0.9, 0.95, 1e-8, 0.1, load.optimizer), settings)
+    with CpuReplicas(model, load.parallel) as replicas:
+        stepper = Stepper(replicas, OptimizerSettings(0.9, 0.95, 1e-8, 0.1, load.optimizer), settings)
         best = Best()
         for number in range(2):
             stepper.step(rows, 1e-3)

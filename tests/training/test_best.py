@@ -30,7 +30,7 @@ def plain(tmp_path_factory):
 def test_the_model_ends_with_the_weights_of_the_validation_that_ranks_highest(tmp_path, plain, step):
     whole, weights = plain
     (score,) = [row["scores"]["score"] for row in whole.validations if row["step"] == step]
-    model, result = micro.run(tmp_path, rank=micro.near(score))
+    model, result = micro.run(tmp_path, selection_key=micro.near(score))
     assert result.chosen_step == step and result.chosen["scores"] == {"score": score}
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights[step], strict=True))
     # Training itself goes on from the newest weights.
@@ -39,16 +39,16 @@ def test_the_model_ends_with_the_weights_of_the_validation_that_ranks_highest(tm
 
 def test_stopped_before_or_after_the_best_the_weights_are_the_same(tmp_path, plain):
     score = plain[0].validations[2]["scores"]["score"]
-    expected = micro.outcome(*micro.run(tmp_path / "whole", rank=micro.near(score)))
+    expected = micro.outcome(*micro.run(tmp_path / "whole", selection_key=micro.near(score)))
     for stops in (12, 17):
         asked = []
         hooks = {"should_stop": lambda asked=asked, stops=stops: asked.append(1) or len(asked) == stops}
         folder = tmp_path / str(stops)
         with pytest.raises(Interrupted):
-            micro.run(folder, hooks=hooks, rank=micro.near(score))
-        assert micro.outcome(*micro.run(folder, rank=micro.near(score))) == expected
+            micro.run(folder, hooks=hooks, selection_key=micro.near(score))
+        assert micro.outcome(*micro.run(folder, selection_key=micro.near(score))) == expected
         # Finished: nothing is trained again, and the weights are there.
-        assert micro.outcome(*micro.run(folder, rank=micro.near(score))) == expected
+        assert micro.outcome(*micro.run(folder, selection_key=micro.near(score))) == expected
 
 
 def test_of_equals_the_later_one_is_kept():

@@ -19,7 +19,7 @@ from athanor.model.transformer import Block, Transformer
 from athanor.training import compiling
 from athanor.training.attention import attention
 from athanor.training.compiling import Shapes, TunedBlock, checkpoint_blocks, compile_blocks, untune
-from athanor.training.lanes import Lanes
+from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.loop import Hooks, train
 from athanor.training.memory import Load
 from athanor.training.setup import Choices, tuned
@@ -50,9 +50,9 @@ def loss_of(model: Transformer, batch: Targets) -> Tensor:
 
 
 def step(model: Transformer) -> tuple[Tensor, list[Tensor]]:
-    """Loss and gradients of a step by lanes, as training takes it."""
-    with Lanes(model, 2) as lanes:
-        loss = lanes.backward(batches(), loss_of)
+    """Loss and gradients of a step by replicas, as training takes it."""
+    with CpuReplicas(model, 2) as replicas:
+        loss = replicas.backward(batches(), loss_of)
     return loss, [weight.grad.clone() for weight in model.parameters()]
 
 
@@ -82,7 +82,7 @@ def test_compiled_is_eager(cache: Path):
     for found, expected in zip(gradients, truth[1], strict=True):
         torch.testing.assert_close(found, expected, **CLOSE)
     assert not all(torch.equal(a, b) for a, b in zip(gradients, truth[1], strict=True))  # it was other code
-    # Lanes, several documents and one: all served by what was compiled beforehand.
+    # CpuReplicas, several documents and one: all served by what was compiled beforehand.
     assert compiling.graphs() == made
     # Another shape, or no gradient, is not compiled for.
     loss_of(model, batches(1, rows=1)[0])

@@ -10,7 +10,7 @@ import torch
 
 from athanor.base.errors import GateError
 from athanor.training import forensics
-from athanor.training.lanes import Lanes
+from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.step import Stepper
 from tests.training import healing, micro
 
@@ -18,8 +18,8 @@ from tests.training import healing, micro
 @pytest.fixture
 def stepper():
     """After a step, so that the moments hold something."""
-    with Lanes(micro.make_model(), 1) as lanes:
-        made = Stepper(lanes, micro.ADAMW, micro.SETTINGS)
+    with CpuReplicas(micro.make_model(), 1) as replicas:
+        made = Stepper(replicas, micro.ADAMW, micro.SETTINGS)
         made.step(micro.CountingSampler().batch(0, 128), 0.01)
         yield made
 
@@ -153,7 +153,7 @@ def test_a_batch_that_is_not_finite_is_examined_in_the_run(tmp_path, monkeypatch
         return made
 
     monkeypatch.setattr(healing.micro, "make_model", model)
-    monkeypatch.setattr("athanor.training.lanes.MAX_LANES", 1)  # the hook's memory is of one replica
+    monkeypatch.setattr("athanor.training.cpu_replicas.MAX_REPLICAS", 1)  # the hook's memory is of one replica
     events, notes = [], []
     hooks = {"on_event": lambda name, facts: events.append((name, facts)), "on_note": notes.append}
     _, result = healing.run(tmp_path, Marked(()), hooks, precision=precision, rules=healing.Rules())

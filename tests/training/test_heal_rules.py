@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from athanor.training import ledger
+from athanor.training import skipped_ranges
 from athanor.training.guard import Rules, SpikeGuard, band, trouble
 
 RULES = Rules()
@@ -139,10 +139,12 @@ def test_the_guard_goes_on_from_its_tensors_and_can_forget():
 
 
 def test_ranges_of_the_ledger_shift_what_comes_after_them():
-    rows = [ledger.entry(9, 4, 300, 500, "a"), ledger.entry(12, 7, 800, 900, "b")]
+    rows = [skipped_ranges.entry(9, 4, 300, 500, "a"), skipped_ranges.entry(12, 7, 800, 900, "b")]
     skipped = {0: 0, 200: 0, 300: 200, 500: 200, 599: 200, 600: 300, 700: 300}
-    assert {at: ledger.skipped_before(rows, at) for at in skipped} == skipped
-    assert ledger.known_at(rows, 12) and not ledger.known_at(rows, 11) and ledger.known_at([], 0)
+    assert {at: skipped_ranges.skipped_before(rows, at) for at in skipped} == skipped
+    assert (
+        skipped_ranges.known_at(rows, 12) and not skipped_ranges.known_at(rows, 11) and skipped_ranges.known_at([], 0)
+    )
 
 
 def test_overlapping_ranges_leave_every_token_out_once():
@@ -151,6 +153,6 @@ def test_overlapping_ranges_leave_every_token_out_once():
         rows = []
         for _ in range(int(draw.integers(1, 4))):
             start = int(draw.integers(0, 30))
-            rows.append(ledger.entry(1, 1, start, start + int(draw.integers(1, 12)), ""))
+            rows.append(skipped_ranges.entry(1, 1, start, start + int(draw.integers(1, 12)), ""))
         left = [at for at in range(200) if not any(row["from"] <= at < row["to"] for row in rows)]
-        assert [at + ledger.skipped_before(rows, at) for at in range(100)] == left[:100]
+        assert [at + skipped_ranges.skipped_before(rows, at) for at in range(100)] == left[:100]

@@ -13,7 +13,7 @@ import torch
 from athanor.base.errors import GateError, Interrupted
 from athanor.model.loss import token_losses
 from athanor.training import checkpoint
-from athanor.training.lanes import Lanes
+from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.schedule import Schedule
 from athanor.training.step import micro_batches
 from tests.training import micro
@@ -102,8 +102,8 @@ def test_accumulated_gradient_equals_that_of_one_batch(masked):
             loss.backward()
             return loss.detach()
 
-        with Lanes(model, 2) as lanes:
-            loss = lanes.backward(parts, loss_of)
+        with CpuReplicas(model, 2) as replicas:
+            loss = replicas.backward(parts, loss_of)
         gradients[size] = (loss, [weight.grad for weight in model.parameters()])
     for size in (1, 2, 5):
         assert torch.allclose(gradients[size][0], gradients[16][0], atol=1e-6, rtol=0)

@@ -30,10 +30,10 @@ WIDE = ModelConfig(16384, 5, 512, 8, 4, 64, 1408, 512, 1e4, 1e-6, False)
 SHAPES = {
     "0.9M, 128 tokens": (SMALL, Load(16, 128, "fp32", accumulates=False, documents=False), 16),
     "2.8M, 256 tokens, accumulation": (DEFAULT, Load(4, 256, "fp32", documents=False), 8),
-    "2.8M, two lanes at work": (DEFAULT, Load(2, 256, "fp32", 4, 2, accumulates=False), 8),
+    "2.8M, two replicas at work": (DEFAULT, Load(2, 256, "fp32", 4, 2, accumulates=False), 8),
     "5M, 1024 tokens, query norm": (DEEP, Load(1, 1024, "fp32", accumulates=False, documents=False), 1),
     "15M, 512 tokens, documents": (LARGE, Load(1, 512, "fp32", accumulates=False), 1),
-    "2.8M, lanes, Muon": (DEFAULT, Load(2, 256, "fp32", 4, 1, accumulates=False, optimizer="muon"), 8),
+    "2.8M, replicas, Muon": (DEFAULT, Load(2, 256, "fp32", 4, 1, accumulates=False, optimizer="muon"), 8),
     "24M, 512 tokens, Muon": (WIDE, Load(1, 512, "fp32", accumulates=False, optimizer="muon"), 1),
     "15M, 512 tokens, the best kept": (LARGE, Load(1, 512, "fp32", accumulates=False, keeps_best=True), 1),
     "24M, 512 tokens, checkpointing": (WIDE, Load(1, 512, "fp32", accumulates=False, checkpointing=True), 1),
@@ -67,7 +67,7 @@ def true_bytes():
 def test_the_estimate_is_within_a_tenth_of_the_true_peak(name, true_bytes):
     config, load, _ = SHAPES[name]
     estimate, true = training_bytes(config, load, slack=1.0), true_bytes[name]
-    if load.parallel > 1:  # whether the peaks of two lanes coincide is chance; the estimate takes it that they do
+    if load.parallel > 1:  # whether the peaks of two replicas coincide is chance; the estimate takes it that they do
         assert 0.7 * estimate < true < 1.1 * estimate
     else:
         assert estimate == pytest.approx(true, rel=0.10)
@@ -92,7 +92,7 @@ def test_orders_of_magnitude():
     needed = training_bytes(PLASMA, Load(4, 1024, "fp32"))
     assert 16 * PLASMA.parameter_count() < needed < 40 * 2**30
     assert training_bytes(PLASMA, Load(8, 1024, "fp32")) > needed > training_bytes(PLASMA, Load(2, 1024, "fp32"))
-    assert training_bytes(PLASMA, Load(4, 1024, "fp32", lanes=2, parallel=2)) > needed + 4 * PLASMA.parameter_count()
+    assert training_bytes(PLASMA, Load(4, 1024, "fp32", replicas=2, parallel=2)) > needed + 4 * PLASMA.parameter_count()
     assert training_bytes(PLASMA, Load(4, 1024, "fp32", checkpointing=True)) < 0.7 * needed
 
 

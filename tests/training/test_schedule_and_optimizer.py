@@ -13,8 +13,8 @@ import torch
 
 from athanor.base.errors import InputError, Interrupted, ParamsError
 from athanor.model.precision import LossScale, autocast
+from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.curve import MAX_ROWS, History
-from athanor.training.lanes import Lanes
 from athanor.training.muon import Muon, orthogonal
 from athanor.training.optimizer import Optimizer, clip_gradients, decays
 from athanor.training.schedule import Schedule
@@ -215,8 +215,8 @@ def test_muon_matrix_by_matrix_is_muon_for_any_number_of_threads():
     for threads in (0, 1, 2, 3):
         weights = matrices(micro.make_model())
         draw = torch.Generator().manual_seed(1)
-        with Lanes(micro.make_model(), max(1, threads)) as lanes:
-            muon = Muon(weights, 0.95, 0.1, lanes.spread if threads else None)
+        with CpuReplicas(micro.make_model(), max(1, threads)) as replicas:
+            muon = Muon(weights, 0.95, 0.1, replicas.spread if threads else None)
             for _ in range(4):
                 for weight in weights.values():
                     weight.grad = torch.randn(weight.shape, generator=draw)

@@ -95,7 +95,7 @@ def one(root):
             model, result = micro.run(root / f"muon-{masked}", micro.CountingSampler(masked))
         results["muon", masked] = (flat(model), result)
     results["near"] = results[False][1].validations[2]["scores"]["score"]
-    results["best"] = flat(micro.run(root / "best", rank=micro.near(results["near"]))[0])
+    results["best"] = flat(micro.run(root / "best", selection_key=micro.near(results["near"]))[0])
     for strategy in ("ddp", "fsdp", "nobody"):
         asked = []
         stop = {"should_stop": lambda asked=asked: asked.append(1) or len(asked) == 9}

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from athanor.evaluation import confined, sandbox
+from athanor.evaluation import sandbox, sandbox_child
 from athanor.sources.exercises.code import python_functions
 from athanor.sources.exercises.exercise import Draw
 
@@ -212,19 +212,19 @@ def without_namespaces() -> None:
     """From here on no process of ours can make a namespace: a filter that lets everything else pass."""
     machine = os.uname().machine
     unshare, setns, mount, clone, clone3 = DENIED[machine]
-    lines = [(confined.LOAD, 0, 0, confined.NUMBER)]
+    lines = [(sandbox_child.LOAD, 0, 0, sandbox_child.NUMBER)]
     for number, answer in (
-        (unshare, confined.REFUSE),
-        (setns, confined.REFUSE),
-        (mount, confined.REFUSE),
+        (unshare, sandbox_child.REFUSE),
+        (setns, sandbox_child.REFUSE),
+        (mount, sandbox_child.REFUSE),
         (clone3, NO_SUCH_CALL),
     ):
-        lines += [(confined.EQUAL, 0, 1, number), (confined.RETURN, 0, 0, answer)]
+        lines += [(sandbox_child.EQUAL, 0, 1, number), (sandbox_child.RETURN, 0, 0, answer)]
     lines += [
-        (confined.EQUAL, 0, 3, clone), (confined.LOAD, 0, 0, FIRST_ARGUMENT), (confined.ANY_BIT, 0, 1, NEW_NAMESPACES),
-        (confined.RETURN, 0, 0, confined.REFUSE), (confined.RETURN, 0, 0, confined.ALLOW),
+        (sandbox_child.EQUAL, 0, 3, clone), (sandbox_child.LOAD, 0, 0, FIRST_ARGUMENT), (sandbox_child.ANY_BIT, 0, 1, NEW_NAMESPACES),
+        (sandbox_child.RETURN, 0, 0, sandbox_child.REFUSE), (sandbox_child.RETURN, 0, 0, sandbox_child.ALLOW),
     ]  # fmt: skip
-    confined.install(b"".join(struct.pack("=HBBI", *line) for line in lines))
+    sandbox_child.install(b"".join(struct.pack("=HBBI", *line) for line in lines))
 
 
 # What a model gets wrong, as a change of the text.

@@ -195,7 +195,7 @@ def _methods(
 def _open(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokenizer | None]:
     """The model in its runtime, facts on it for the rows, and our tokenizer if it is the model's."""
     from athanor.cli.shrink import checkpoint_source, slot_of
-    from athanor.export.gguf import write_gguf
+    from athanor.export.gguf_writer import write_gguf
     from athanor.export.huggingface import write_huggingface
     from athanor.export.parity import rebuilt
     from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours

@@ -19,38 +19,38 @@ from athanor.model.config import ModelConfig
 from athanor.model.loss import Targets
 from athanor.model.transformer import Transformer
 
-MAX_LANES = 8
-_GRADIENT_BYTES = 1 << 30  # that all lanes together may hold
+MAX_REPLICAS = 8
+_GRADIENT_BYTES = 1 << 30  # that all replicas together may hold
 
 
-def lane_count(config: ModelConfig, device: torch.device) -> int:
-    """Lanes for a model: decided by its size, never by the machine's cores, which must not change results.
+def replica_count(config: ModelConfig, device: torch.device) -> int:
+    """Replicas for a model: decided by its size, never by the machine's cores, which must not change results.
 
-    One lane means the usual way: one micro-batch after the other, each
+    One replica means the usual way: one micro-batch after the other, each
     operation on all threads or on the accelerator. So does a model that only
     has adapters to train: its layers are wide, and their replicas not ours.
     """
     if device.type != "cpu" or config.adapters:
         return 1
-    return max(1, min(MAX_LANES, _GRADIENT_BYTES // (4 * config.parameter_count())))
+    return max(1, min(MAX_REPLICAS, _GRADIENT_BYTES // (4 * config.parameter_count())))
 
 
-class Lanes:
+class CpuReplicas:
     """Replicas of a model that share its weights and have gradients of their own.
 
-    Use as a context manager. On a CPU with more than one lane it sets torch to
+    Use as a context manager. On a CPU with more than one replica it sets torch to
     one thread per operation, for the pool of `threads` to run side by side.
     """
 
     def __init__(self, model: Transformer, threads: int) -> None:
         self.model = model
-        self.count = lane_count(model.config, model.head_weight.device)
-        self.replicas = [model, *(_share(model) for _ in range(self.count - 1))]
+        self.count = replica_count(model.config, model.head_weight.device)
+        self.models = [model, *(_share(model) for _ in range(self.count - 1))]
         if self.count > 1:
             torch.set_num_threads(1)
             self._pool = ThreadPoolExecutor(min(threads, self.count), initializer=_flush_denormals)
 
-    def __enter__(self) -> Lanes:
+    def __enter__(self) -> CpuReplicas:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,29 +64,29 @@ class Lanes:
         batch on the replica it is given and returns the loss, detached, or a
         row of numbers that are to be summed.
         """
-        for replica in self.replicas:
+        for replica in self.models:
             replica.zero_grad(set_to_none=True)
 
-        def run(lane: int) -> Tensor:
+        def run(index: int) -> Tensor:
             total = torch.zeros((), device=self.model.head_weight.device)
-            for batch in batches[lane :: self.count]:
-                total = total + loss_of(self.replicas[lane], batch)
+            for batch in batches[index :: self.count]:
+                total = total + loss_of(self.models[index], batch)
             return total
 
         used = min(self.count, len(batches))
         if used <= 1:
             return run(0)
-        futures = [self._pool.submit(run, lane) for lane in range(used)]
-        wait(futures)  # all of them, also when one fails: a step that is tried again must find the lanes idle
+        futures = [self._pool.submit(run, index) for index in range(used)]
+        wait(futures)  # all of them, also when one fails: a step that is tried again must find the replicas idle
         losses = [future.result() for future in futures]
         sums = [weight.grad for weight in self.model.parameters()]
-        for replica in self.replicas[1:used]:
+        for replica in self.models[1:used]:
             torch._foreach_add_(sums, [weight.grad for weight in replica.parameters()])
             replica.zero_grad(set_to_none=True)
         return torch.stack(losses, -1).sum(-1)
 
     def spread(self, function: Callable[[Tensor], Tensor], items: Sequence[Tensor]) -> list[Tensor]:
-        """Results of `function` for all items in order, each on one core; for lanes that run side by side."""
+        """Results of `function` for all items in order, each on one core; for replicas that run side by side."""
         return list(self._pool.map(function, items))
 
 

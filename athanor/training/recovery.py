@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from athanor.base.errors import GateError, InputError
-from athanor.training import checkpoint, forensics, ledger
+from athanor.training import checkpoint, forensics, skipped_ranges
 from athanor.training.guard import trouble
 from athanor.training.memory import Load, available_bytes, check_memory, training_bytes
 from athanor.training.meter import memory
@@ -33,7 +33,7 @@ SUSPECT_STEPS = 4  # of a range, those with the highest loss, are searched for d
 _CHANGE = "lower lr, set model.qk_norm to true, lower grad_clip, or look at the documents that the journal names"
 
 
-class Healer:
+class Recovery:
     """Takes in what a run does, and takes it back where that is better."""
 
     def __init__(self, stepper: Stepper, progress: RunState, sampler: Sampler, hooks: Hooks, pin_step: int) -> None:
@@ -42,7 +42,7 @@ class Healer:
 
     def batch(self, position: int) -> Rows:
         """The batch of the step that begins at this position of training."""
-        skipped, tokens = ledger.skipped_before(self.progress.ledger, position), self.settings.batch_tokens
+        skipped, tokens = skipped_ranges.skipped_before(self.progress.ledger, position), self.settings.batch_tokens
         return self.sampler.batch(position, tokens, skipped) if skipped else self.sampler.batch(position, tokens)
 
     # -- memory -------------------------------------------------------------
@@ -63,12 +63,12 @@ class Healer:
 
     def _halve(self, may_repeat: bool) -> None:
         settings, world = self.stepper.settings, self.stepper.world
-        for replica in self.stepper.engine.lanes.replicas:
+        for replica in self.stepper.engine.replicas.models:
             replica.zero_grad(set_to_none=True)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         rows, step = settings.micro_batch_rows, self.progress.step + 1
-        rows = min(rows, settings.batch_tokens // self.stepper.engine.lanes.model.config.context_tokens)
+        rows = min(rows, settings.batch_tokens // self.stepper.engine.replicas.model.config.context_tokens)
         if rows <= 1 or not may_repeat:
             at_a_time = "one row" if rows <= 1 else f"{rows} rows"
             who = f" of process {world.rank} of {world.size}" if world.size > 1 else ""
@@ -80,10 +80,10 @@ class Healer:
 
     def _advice(self, rows: int) -> str:
         """What would make a step fit, in order."""
-        lanes, device = self.stepper.engine.lanes, self.stepper.device
-        config = lanes.model.config
-        parallel = min(lanes.count, self.settings.threads)
-        usual = Load(rows, config.context_tokens, self.settings.precision, lanes.count, parallel)
+        replicas, device = self.stepper.engine.replicas, self.stepper.device
+        config = replicas.model.config
+        parallel = min(replicas.count, self.settings.threads)
+        usual = Load(rows, config.context_tokens, self.settings.precision, replicas.count, parallel)
         load = dataclasses.replace(self.settings.load or usual, micro_batch_rows=rows)
         # The estimate may have said that it fits; the device knows better.
         free = 0.9 * training_bytes(config, load, device)
@@ -118,9 +118,9 @@ class Healer:
         first = max(floor, base + found.onset - settings.rules.margin)
         start = first * settings.batch_tokens
         last = (step - 1) * settings.batch_tokens
-        start += ledger.skipped_before(progress.ledger, start)
-        end = last + ledger.skipped_before(progress.ledger, last) + settings.batch_tokens
-        return ledger.entry(step, first + 1, start, end, found.reason)
+        start += skipped_ranges.skipped_before(progress.ledger, start)
+        end = last + skipped_ranges.skipped_before(progress.ledger, last) + settings.batch_tokens
+        return skipped_ranges.entry(step, first + 1, start, end, found.reason)
 
     def roll_back(self, folder: Path, row: dict[str, Any]) -> None:
         """Go back to before the range that `row` leaves out."""
@@ -201,7 +201,7 @@ class Healer:
     def _placed(self, step: int) -> tuple[int, int]:
         """Position of a step's batch in training, and the tokens of data left out before it."""
         position = (step - 1) * self.settings.batch_tokens
-        return position, ledger.skipped_before(self.progress.ledger, position)
+        return position, skipped_ranges.skipped_before(self.progress.ledger, position)
 
     def _documents(self, position: int, skipped: int, step: int) -> list[dict[str, Any]]:
         rows = self.sampler.batch(position, self.settings.batch_tokens, *([skipped] if skipped else []))

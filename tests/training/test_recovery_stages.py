@@ -13,7 +13,7 @@ from athanor.base.artifacts import read_json
 from athanor.base.errors import Interrupted
 from athanor.model.weights import load_config
 from athanor.runtime.journal import live
-from athanor.training import healer
+from athanor.training import recovery
 from athanor.training.guard import Rules, Trouble
 from athanor.training.settings import LoopSettings
 from tests.stages import test_train_stages as stages
@@ -31,9 +31,9 @@ def work(tmp_path, monkeypatch):
         return Trouble("planted", len(rows) - 2) if step == 9 and "9" not in found else None
 
     found = []
-    real = healer.Healer.roll_back
-    monkeypatch.setattr(healer, "trouble", trouble)
-    monkeypatch.setattr(healer.Healer, "roll_back", lambda self, *a: (found.append("9"), real(self, *a)))
+    real = recovery.Recovery.roll_back
+    monkeypatch.setattr(recovery, "trouble", trouble)
+    monkeypatch.setattr(recovery.Recovery, "roll_back", lambda self, *a: (found.append("9"), real(self, *a)))
     of = LoopSettings.of.__func__
     monkeypatch.setattr(
         LoopSettings, "of", classmethod(lambda cls, *told, **own: of(cls, *told, rules=Rules(margin=1), **own))
@@ -71,7 +71,7 @@ def test_sft_names_conversations(work):
     shutil.rmtree(work / ".athanor/slots/sft", ignore_errors=True)
     with pytest.MonkeyPatch.context() as patch:
         always = Trouble("planted", 2)
-        patch.setattr(healer, "trouble", lambda rows, rules, step: always if step == 3 else None)
+        patch.setattr(recovery, "trouble", lambda rows, rules, step: always if step == 3 else None)
         with pytest.raises(Exception, match="3 ranges of data were left out before"):  # a rule that always speaks
             stages.execute("sft")
     journals = sorted((work / ".athanor/runs").glob("sft-*/journal.jsonl"))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from athanor.base.errors import GateError, InputError
-from athanor.training import checkpoint, healer
+from athanor.training import checkpoint, recovery
 from athanor.training.schedule import Schedule
 from athanor.training.world import World
 from tests.training import healing, micro
@@ -171,8 +171,10 @@ def plant(when, what):
 @pytest.mark.parametrize("every", [1, 3])
 def test_nan_in_a_weight_or_the_optimiser_is_undone_with_the_same_data(monkeypatch, tmp_path, place, every):
     steppers = []
-    real = healer.Healer.__init__
-    monkeypatch.setattr(healer.Healer, "__init__", lambda self, s, *rest: (steppers.append(s), real(self, s, *rest))[1])
+    real = recovery.Recovery.__init__
+    monkeypatch.setattr(
+        recovery.Recovery, "__init__", lambda self, s, *rest: (steppers.append(s), real(self, s, *rest))[1]
+    )
     name = "model.layers.1.mlp.down_proj.weight"
 
     def spoil():
@@ -245,9 +247,9 @@ def test_advice_begins_from_what_is_on_already(monkeypatch, tmp_path):
     monkeypatch.setattr(step, "training_loss", no_room)
     config, asked = healing.micro.CONFIG, []
     load = Load(8, config.context_tokens, "fp32", checkpointing=True, optimizer="muon", keeps_best=True)
-    real = healer.check_memory
+    real = recovery.check_memory
     monkeypatch.setattr(
-        healer, "check_memory", lambda config, load, *rest: (asked.append(load), real(config, load, *rest))
+        recovery, "check_memory", lambda config, load, *rest: (asked.append(load), real(config, load, *rest))
     )
     with pytest.raises(InputError, match="with one row at a time") as told:
         healing.micro.run(tmp_path, micro_batch_rows=1, load=load)
@@ -271,9 +273,9 @@ def test_out_of_memory_in_one_process_of_several_is_explained(monkeypatch, tmp_p
     stepper = Short()
     stepper.world.size, stepper.world.rank = 2, 1
     stepper.settings = dataclasses.replace(healing.micro.SETTINGS, micro_batch_rows=8)
-    stepper.guard, lanes = SimpleNamespace(judged=0), SimpleNamespace(replicas=[model], model=model, count=1)
-    stepper.engine = SimpleNamespace(lanes=lanes)
-    one = healer.Healer(stepper, SimpleNamespace(step=4), None, None, 0)
+    stepper.guard, replicas = SimpleNamespace(judged=0), SimpleNamespace(replicas=[model], model=model, count=1)
+    stepper.engine = SimpleNamespace(replicas=replicas)
+    one = recovery.Recovery(stepper, SimpleNamespace(step=4), None, None, 0)
     with pytest.raises(
         InputError, match=r"out of memory in step 5 of process 1 of 2 with 8 rows.*1\. micro_batch_tokens: \d+"
     ):
