@@ -17,7 +17,7 @@ import numpy as np
 
 from athanor.cleaning import minhash
 from athanor.text.documents import in_batches
-from athanor.words.words import shingles, stacked, tokenise
+from athanor.words.words import concatenated, shingles, tokenise
 
 # The estimate from 126 permutations has a standard deviation of at most 0.045; pairs five of them below the
 # threshold are not worth the true comparison.
@@ -137,7 +137,7 @@ class Index:
     def __init__(self, numbers: Sequence[int], sets: Sequence[np.ndarray]) -> None:
         self.numbers = np.asarray(numbers, np.int64)
         self._sizes = np.array([len(item) for item in sets], np.int64)
-        values = stacked(sets, np.uint64)
+        values = concatenated(sets, np.uint64)
         owners = np.repeat(np.arange(len(self._sizes), dtype=np.int32), self._sizes)
         order = np.argsort(values, kind="stable")
         self._values, self._owners = values[order], owners[order]

@@ -23,7 +23,7 @@ import numpy as np
 
 from athanor.cleaning.params import KindRules, RuleParams
 from athanor.quality import language, repetition
-from athanor.words.words import Columns, Tokens, upto
+from athanor.words.words import Columns, Tokens, prefix_sums
 
 TOO_LONG, NOT_ENGLISH = "too_long", "not_english"
 # A word in a repeated n-gram is in a repeated shorter one too, so of MassiveText's 5 .. 10 the two ends say enough.
@@ -104,7 +104,7 @@ def measure(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
     def per_word(count: Sequence[int] | np.ndarray) -> np.ndarray:
         return np.where(few, 0.0, np.asarray(count, np.float64) / counts)
 
-    numbers = upto(tokens.numeric)
+    numbers = prefix_sums(tokens.numeric)
     known = language.measure(words)
     columns |= {
         "words": words.counts,
@@ -264,7 +264,7 @@ def encoded(texts: Sequence[str]) -> np.ndarray:
     gaps = np.flatnonzero(~_ENCODED[data])
     runs = np.diff(gaps) - 1
     long = np.flatnonzero(runs >= ENCODED_RUN)
-    starts = upto(sizes + 1)
+    starts = prefix_sums(sizes + 1)
     owner = np.searchsorted(starts, gaps[long], "right") - 1
     inside = np.bincount(owner, weights=runs[long], minlength=len(parts))[: len(parts)]
     escapes = np.array([4 * part.count(b"\\x") for part in parts])

@@ -22,7 +22,7 @@ from athanor.cleaning.measuring import BANDS, DOCUMENTS, HITS, MEASURES, SIGNATU
 from athanor.cleaning.params import RuleParams
 from athanor.text.documents import Document, read_documents
 from athanor.words.decontaminate import Hits
-from athanor.words.words import stacked
+from athanor.words.words import concatenated
 
 KEPT = -1
 EMPTY = np.uint32(0xFFFFFFFF)
@@ -140,7 +140,7 @@ class ShardSignatures:
     def empty(self) -> np.ndarray:
         """bool [documents]: texts without shingles, whose signature says nothing."""
         parts = [(mapped[:, 0] == EMPTY) & (mapped == EMPTY).all(axis=1) for mapped in self._maps]
-        return stacked(parts, bool)
+        return concatenated(parts, bool)
 
     def __getitem__(self, rows: int | np.ndarray) -> np.ndarray:
         """uint32 [permutations], or [rows, permutations]."""
@@ -158,7 +158,7 @@ class ShardSignatures:
 def band_keys(shards: Sequence[Shard], band: int) -> np.ndarray:
     """uint64 [documents]: the keys of one band; the other bands are not read."""
     keys = [np.load(shard.folder / BANDS, mmap_mode="r")[band] for shard in shards if len(shard.rows)]
-    return stacked(keys, np.uint64)
+    return concatenated(keys, np.uint64)
 
 
 def read_all_hits(shards: Sequence[Shard]) -> tuple[np.ndarray, list[Hits]]:
@@ -190,7 +190,7 @@ def write_sets(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: the shingle sets of the documents of `task["shard"]` that the file `task["numbers"]` lists."""
     texts = ((number, document.text) for number, document in chosen(task["shard"], np.load(task["numbers"])))
     sets = [item for _, item in dedup.shingle_sets(texts)]
-    np.save(out / SETS, stacked(sets, np.uint64))
+    np.save(out / SETS, concatenated(sets, np.uint64))
     np.save(out / OFFSETS, np.cumsum([0, *map(len, sets)], dtype=np.int64))
     return {"documents": len(sets)}
 
@@ -244,7 +244,7 @@ class ShingleSets:
         """Save the sets of some rows for `load_index`; returns the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         sets = [self(row) for row in rows]
-        save(folder / SETS, stacked(sets, np.uint64))
+        save(folder / SETS, concatenated(sets, np.uint64))
         save(folder / OFFSETS, np.cumsum([0, *map(len, sets)], dtype=np.int64))
         save(folder / NUMBERS, np.asarray(rows, np.int64))
         return folder.absolute()
@@ -260,7 +260,7 @@ def copies(
         sizes[shard.name] = int(table.bytes[rows[low:high]].sum())
     map_shards(find_copies, tasks, folder / "pairs", desc="compare with validation", sizes=sizes)
     pairs = [np.load(folder / "pairs" / name / PAIRS) for name in tasks]
-    return stacked(pairs, np.int64, 2)
+    return concatenated(pairs, np.int64, 2)
 
 
 def save(path: Path, values: np.ndarray) -> Path:

@@ -26,7 +26,7 @@ from athanor.cleaning.params import CleanParams
 from athanor.cleaning.table import KEPT, REASONS, hex_id, load_index, read_measures
 from athanor.text.documents import ROW_GROUP_DOCUMENTS, Document, in_batches, read_documents
 from athanor.words.decontaminate import Hits, ItemIndex
-from athanor.words.words import Columns, Tokens, shingles, stacked, tokenise
+from athanor.words.words import Columns, Tokens, concatenated, shingles, tokenise
 
 SPLITS = ("train", "val")
 DROPPED_SCHEMA = pa.schema(
@@ -194,7 +194,7 @@ def run_gates(parts: Sequence[Observed], sampled: Iterable[int], params: CleanPa
         if item is not None:
             what = f"item {index.items[item].id} of category {index.items[item].category} is still in the text"
             raise GateError("no evaluation item", what, where=where, fix=BUG)
-    ids = stacked((part.ids for part in parts), np.uint64, 2)
+    ids = concatenated((part.ids for part in parts), np.uint64, 2)
     if again := len(ids) - len(np.unique(ids, axis=0)):
         raise GateError("no duplicates", f"{again} documents equal another one", where="data/clean")
     copies = {number: twin for part in parts for number, twin in part.copies.items()}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from athanor.quality import language, repetition
-from athanor.words.words import Columns, Tokens, Words, upto
+from athanor.words.words import Columns, Tokens, Words, prefix_sums
 
 WEIGHTS = {
     "diversity": 0.15,
@@ -121,7 +121,7 @@ def _distinct(words: Words) -> np.ndarray:
     keys = np.sort((words.hashes >> np.uint64(20)) | np.repeat(texts << np.uint64(44), words.counts))
     new = np.ones(len(keys), np.int64)
     new[1:] = keys[1:] != keys[:-1]
-    return np.diff(upto(new)[words.offsets])
+    return np.diff(prefix_sums(new)[words.offsets])
 
 
 _LEXICON = language.Lexicon(phrase for group in (*BOILERPLATE, LOREM) for phrase in group)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from athanor.words.words import Words, stream, upto, word_hashes
+from athanor.words.words import Words, prefix_sums, splitmix64, word_hashes
 
 _TABLE = np.uint64(48)  # leaves 16 bits
 JUDGED_WORDS = 20  # fewer words than this say too little about a text
@@ -66,7 +66,7 @@ class Lexicon:
         self.words = sorted({word for text in texts for word in text.split()})
         self._hashes = word_hashes(self.words)
         # The first factor with which no two words share a place; two tries are enough for 300 words.
-        factors = (factor | np.uint64(1) for factor in stream(23, 10_000))
+        factors = (factor | np.uint64(1) for factor in splitmix64(23, 10_000))
         self._factor = next(f for f in factors if len(np.unique(self._hashes * f >> _TABLE)) == len(self.words))
         self._table = np.zeros(1 << 16, np.int16)
         self._table[self._hashes * self._factor >> _TABLE] = np.arange(len(self.words))
@@ -132,7 +132,7 @@ def measure(words: Words) -> dict[str, np.ndarray]:
     offsets = np.searchsorted(places, words.offsets)
 
     def share(flags: np.ndarray) -> np.ndarray:
-        total = upto(flags[known])
+        total = prefix_sums(flags[known])
         return np.diff(total[offsets]) / np.maximum(words.counts, 1)
 
     english = share(_ENGLISH)

@@ -35,7 +35,7 @@ from athanor.base.artifacts import manifest_digest, read_json, read_manifest, wr
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
 from athanor.quality import heuristics
-from athanor.words.words import Columns, Tokens, Words, ngrams, upto
+from athanor.words.words import Columns, Tokens, Words, ngrams, prefix_sums
 
 KIND, VERSION = "classifiers", 1
 FILE = "classifiers.json"
@@ -71,7 +71,7 @@ def matrix(found: Features) -> Any:
     from scipy.sparse import csr_matrix
 
     counts = sizes(found)
-    offsets = upto(counts)
+    offsets = prefix_sums(counts)
     indices = np.empty(offsets[-1], np.int64)
     for part, shift in zip(found, (np.zeros_like(counts), found[0].counts), strict=True):
         place = np.repeat(offsets[:-1] + shift - part.offsets[:-1], part.counts) + np.arange(len(part.hashes))
@@ -94,7 +94,7 @@ class Linear:
         """int64 [texts]: the sum of the weights of each text's features."""
         total = np.zeros(len(found[0]), np.int64)
         for part in found:
-            total += np.diff(upto(self.weights[part.hashes])[part.offsets])
+            total += np.diff(prefix_sums(self.weights[part.hashes])[part.offsets])
         return total
 
     def margins(self, found: Features) -> np.ndarray:

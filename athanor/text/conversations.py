@@ -77,8 +77,8 @@ class Item:
 
     @property
     def id(self) -> str:
-        told = [self.category, [[m.role, m.content] for m in self.prompt]]
-        return digest([*told, sorted(self.choices)] if self.choices else told)[:16]
+        identifying = [self.category, [[m.role, m.content] for m in self.prompt]]
+        return digest([*identifying, sorted(self.choices)] if self.choices else identifying)[:16]
 
     @property
     def question(self) -> tuple[object, ...]:

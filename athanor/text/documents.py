@@ -174,10 +174,10 @@ def write_shards(folder: str | Path, documents: Iterable[Document], shard_bytes:
 
 def shard_files(folder: str | Path) -> dict[str, list[Path]]:
     """Source name to its shards in order, of a folder of sources; sources without a shard are left out."""
-    found: dict[str, list[Path]] = {}
+    shards: dict[str, list[Path]] = {}
     for path in sorted(Path(folder).glob("*/*.parquet")):
-        found.setdefault(path.parent.name, []).append(path)
-    return found
+        shards.setdefault(path.parent.name, []).append(path)
+    return shards
 
 
 def read_sources(folder: str | Path) -> Iterator[Document]:
