@@ -87,9 +87,9 @@ def run(run: Run) -> None:
 def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -> None:
     """Nothing is fetched before every source has been opened."""
     free = shutil.disk_usage(run.root).free
-    look = fetcher(run, Path(), download.val_fraction).look
+    probe = fetcher(run, Path(), download.val_fraction).probe
     with run.progress(None, "opening the sources", "sources") as bar:
-        needed = check_sources(download, instruct, look, free, tick=bar.update, stop=run.stop_requested)
+        needed = check_sources(download, instruct, probe, free, tick=bar.update, stop=run.stop_requested)
     if needed > 1e8:
         run.note(
             f"all sources can be read; about {needed / 1e9:,.1f} GB are to come, the disk has {free / 1e9:,.1f} GB free"
@@ -97,12 +97,12 @@ def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -
 
 
 def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
-    def place(module: str, inputs: Facts) -> Slot:
+    def progress_folder(module: str, inputs: Facts) -> Slot:
         slot = run.part(module.rpartition(".")[2], module, inputs, {})
         run.fact(**{f"slot_{slot.fingerprint}": slot.fingerprint})  # one part, and a slot for each source
         return slot
 
-    return Fetcher(raw, val_fraction, run.progress, run.stop_requested, place, run.fact)
+    return Fetcher(raw, val_fraction, run.progress, run.stop_requested, progress_folder, run.fact)
 
 
 def converse(

@@ -50,7 +50,7 @@ def conversations(source: DocstringsSource, pairs: Iterable[Pair], val_fraction:
     same = Counter(p.answer for p in usable.values() if p.kind == "summary")
     per_kind, per_module = Counter(), Counter()
     asked: set[str] = set()
-    made = []
+    rows = []
     for pair in sorted(usable.values(), key=_order):
         if pair.prompt in asked or same[pair.answer] > MAX_SAME_ANSWER:
             continue
@@ -63,8 +63,8 @@ def conversations(source: DocstringsSource, pairs: Iterable[Pair], val_fraction:
         per_module[pair.module] += 1
         messages = (Message("user", pair.prompt), Message("assistant", pair.answer))
         split = split_of(pair.module, val_fraction)
-        made.append(Conversation(messages, source.name, stdlib.LICENSE, split, pair.module))
-    return made
+        rows.append(Conversation(messages, source.name, stdlib.LICENSE, split, pair.module))
+    return rows
 
 
 def _order(pair: Pair) -> bytes:
@@ -157,11 +157,11 @@ def short_code(node: ast.FunctionDef) -> str | None:
 
 def parameters(doc: str) -> Iterator[tuple[str, str]]:
     """Parameters that a docstring explains as `:param x: ...`, `x -- ...` or, under `Args:`, `x: ...`."""
-    found = re.findall(r"^:param (?:\w+ )?(\w+):[ ]*(\S.*(?:\n[ ]+\S.*)*)", doc, re.MULTILINE)
-    found += re.findall(r"^[ ]*(\w+) --[ ]+(\S.*(?:\n[ ]{4,}[^-\n]*$)*)", doc, re.MULTILINE)
+    described = re.findall(r"^:param (?:\w+ )?(\w+):[ ]*(\S.*(?:\n[ ]+\S.*)*)", doc, re.MULTILINE)
+    described += re.findall(r"^[ ]*(\w+) --[ ]+(\S.*(?:\n[ ]{4,}[^-\n]*$)*)", doc, re.MULTILINE)
     if (block := re.search(r"^Args:\n((?:[ ]+\S.*\n?)+)", doc, re.MULTILINE)) is not None:
-        found += re.findall(r"^[ ]{2,4}(\w+): (\S.*(?:\n[ ]{6,}\S.*)*)", block[1], re.MULTILINE)
-    for name, text in found:
+        described += re.findall(r"^[ ]{2,4}(\w+): (\S.*(?:\n[ ]{6,}\S.*)*)", block[1], re.MULTILINE)
+    for name, text in described:
         meaning = " ".join(text.split())
         meaning = meaning[:1].upper() + meaning[1:].rstrip(".") + "."
         if is_sentence(meaning):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from athanor.base.errors import AthanorError, InputError, Interrupted
-from athanor.sources.http import Again
+from athanor.sources.http import RetryableError
 from athanor.synthesis.endpoint import Answer, Rejected
 from athanor.synthesis.ledger import Ledger
 from athanor.synthesis.material import rank
@@ -133,7 +133,7 @@ class Collector:
                 return ""
             try:
                 answer = self.ask(request)
-            except Again as error:
+            except RetryableError as error:
                 why = error.why
                 self._wait_for(error.after)
                 if error.charged:

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from athanor.base.errors import AthanorError, InputError, ParamsError
 from athanor.base.work import Facts
-from athanor.sources.http import Again, retry_after
+from athanor.sources.http import RetryableError, retry_after
 from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request
 
@@ -27,7 +27,7 @@ ANTHROPIC_VERSION = "2023-06-01"
 CONNECT_SECONDS = 30.0
 MAX_REPLY_BYTES = 64 << 20
 MIN_KEY_CHARS = 8  # a shorter one could not be searched for: it stands in ordinary text
-AGAIN = frozenset((408, 409, 425, 429))
+RETRYABLE_STATUSES = frozenset((408, 409, 425, 429))
 CUT_OFF = frozenset(("max_tokens", "length", "model_context_window_exceeded"))
 # Of error bodies: codes of a spent account, which OpenAI sends with the status of a busy server.
 SPENT = frozenset(("insufficient_quota", "billing_error", "billing_hard_limit_reached", "billing_not_active"))
@@ -126,7 +126,7 @@ class Endpoint:
         self._params, self._key = params, key
 
     def ask(self, request: Request) -> Answer:
-        """One try. Again and Rejected are of this request; an AthanorError is of all of them."""
+        """One try. RetryableError and Rejected concern this request; an AthanorError concerns all requests."""
         import requests
 
         deadline = time.monotonic() + self._params.timeout_seconds
@@ -147,9 +147,9 @@ class Endpoint:
             raise self._stop(f"no secure connection ({self._told(error)})", "check the host's certificate") from None
         except requests.exceptions.RequestException as error:
             before = isinstance(error, (requests.exceptions.ConnectTimeout, requests.exceptions.ProxyError))
-            raise Again(self._told(error), charged=sent or not (before or _never_connected(error))) from None
+            raise RetryableError(self._told(error), charged=sent or not (before or _never_connected(error))) from None
         except OSError as error:
-            raise Again(self._told(error), charged=True) from None
+            raise RetryableError(self._told(error), charged=True) from None
 
     def _sign(self, prepared: Any) -> Any:
         if self.api == "anthropic":
@@ -173,7 +173,7 @@ class Endpoint:
         return {**body, params.output_limit: params.max_output_tokens, "messages": [*told, *asked]}
 
     def _receive(self, reply: Any, deadline: float) -> bytes:
-        """The body, whole: Again for one that ends early or takes too long."""
+        """The complete body; RetryableError for one that ends early or takes too long."""
         from urllib3.exceptions import HTTPError
 
         charged = reply.status_code == 200
@@ -182,11 +182,13 @@ class Endpoint:
             while piece := reply.raw.read1(1 << 16, decode_content=True):
                 found += piece
                 if time.monotonic() > deadline:
-                    raise Again(f"the answer took more than {self._params.timeout_seconds:g} s", charged=charged)
+                    raise RetryableError(
+                        f"the answer took more than {self._params.timeout_seconds:g} s", charged=charged
+                    )
                 if len(found) > MAX_REPLY_BYTES:
                     raise self._stop(f"an answer of more than {MAX_REPLY_BYTES >> 20} MiB", "check synthetic.base_url")
         except HTTPError as error:
-            raise Again(self._told(error), charged=charged) from None
+            raise RetryableError(self._told(error), charged=charged) from None
         return bytes(found)
 
     def _read(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -210,10 +212,10 @@ class Endpoint:
             raise self._stop(f"the server does not let us in ({what})", fix)
         if status in (404, 405):
             raise self._stop(what, "correct synthetic.model or synthetic.base_url")
-        if status in AGAIN or status >= 500:
-            raise Again(what, retry_after(headers.get("Retry-After")))
+        if status in RETRYABLE_STATUSES or status >= 500:
+            raise RetryableError(what, retry_after(headers.get("Retry-After")))
         if status == 200:  # a router whose server failed when the answer had begun
-            raise Again(what, charged=True)
+            raise RetryableError(what, charged=True)
         raise Rejected(what)
 
     def _answer(self, value: Any) -> Answer:
