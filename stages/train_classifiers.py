@@ -46,7 +46,7 @@ def run(run: Run) -> None:
     for name, examples in sets.items():
         other = other_source(examples, params.inverse_l2)
         cards[name] = rounded(card.describe(name, models[name], examples, other, held, scores))
-        origin = card.said(cards[name]["labels"])
+        origin = card.origin_words(cards[name]["labels"])
         run.note(f"{name} ({origin} labels): AUROC {cards[name]['auroc']['held_out']:.3f} on held-out documents")
         card.check(name, cards[name], params.min_auroc, params.max_length_correlation)
     if len(held) < card.JUDGED:

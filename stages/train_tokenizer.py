@@ -88,14 +88,14 @@ def read_texts(sources: list[MixSource], plan: Plan, shards: Mapping[str, Sequen
     return [found[key] for key in zip(plan.sources.tolist(), plan.documents.tolist(), strict=True)]
 
 
-def gate_samples(sources: list[MixSource], plan: Plan, texts: list[str], most_bytes: int) -> dict[str, list[str]]:
-    """The first distinct documents of each source in the sample, up to `most_bytes` of each."""
+def gate_samples(sources: list[MixSource], plan: Plan, texts: list[str], max_bytes: int) -> dict[str, list[str]]:
+    """The first distinct documents of each source in the sample, up to `max_bytes` of each."""
     samples: dict[str, list[str]] = {source.name: [] for source in sources}
     used: dict[str, int] = defaultdict(int)
     seen: set[Any] = set()
     for key, text in zip(zip(plan.sources.tolist(), plan.documents.tolist(), strict=True), texts, strict=True):
         name = sources[key[0]].name
-        if key not in seen and used[name] < most_bytes:
+        if key not in seen and used[name] < max_bytes:
             seen.add(key)
             samples[name].append(text)
             used[name] += len(text.encode())

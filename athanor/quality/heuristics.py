@@ -96,10 +96,10 @@ def heuristics(texts: Sequence[str], tokens: Tokens, columns: Columns | None = N
 
 def score(texts: Sequence[str], tokens: Tokens, columns: Columns | None = None) -> np.ndarray:
     """float64 [texts]: the weighted sum, 0 for texts of fewer than JUDGED_WORDS words."""
-    found = heuristics(texts, tokens, columns)
+    scores = heuristics(texts, tokens, columns)
     total = np.zeros(len(texts))
     for name, weight in WEIGHTS.items():
-        total += weight * found[name]
+        total += weight * scores[name]
     return np.where(tokens.words.counts < JUDGED_WORDS, 0.0, total)
 
 
@@ -130,9 +130,9 @@ _PHRASES = [_LEXICON.phrases(group) for group in (*BOILERPLATE, LOREM)]
 
 def _phrases(words: Words) -> list[np.ndarray]:
     """bool [texts]: whether it occurs, for each line of BOILERPLATE and for LOREM."""
-    found = _LEXICON.find(words.hashes)
-    places = np.flatnonzero(found >= 0)
-    return [language.occurrences(words, places, found[places], phrases) > 0 for phrases in _PHRASES]
+    indices = _LEXICON.find(words.hashes)
+    positions = np.flatnonzero(indices >= 0)
+    return [language.occurrences(words, positions, indices[positions], phrases) > 0 for phrases in _PHRASES]
 
 
 def _characters(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

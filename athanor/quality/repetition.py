@@ -56,11 +56,11 @@ class Repeats:
         if not self._size < size <= 2 * self._size:
             raise ValueError(f"cannot go from {self._size}-grams to {size}-grams")
         step = size - self._size
-        place = np.full(len(self._words.hashes) + step, -1)
-        place[self._starts] = np.arange(len(self._starts))
+        index_of_start = np.full(len(self._words.hashes) + step, -1)
+        index_of_start[self._starts] = np.arange(len(self._starts))
         # The n-gram that ends where the longer one does. Two of different texts may touch at the border, but keys
         # belong to a text, so that pair of keys occurs once and counts for nothing.
-        later = place[self._starts + step]
+        later = index_of_start[self._starts + step]
         starts = np.flatnonzero(later >= 0)
         later = later[starts]
         keys = mix(self._keys[starts] * np.uint64(0xD1342543DE82EF95) + self._keys[later])
@@ -75,8 +75,8 @@ class Repeats:
         self._counts = np.diff(np.append(np.searchsorted(np.flatnonzero(inside), first), inside.sum()))
         self._owners = np.searchsorted(self._words.offsets, starts[order[first]], "right") - 1
         # In the order of the text again: a gather in the order of the sort would be slow.
-        kept = np.sort(order[inside])
-        self._starts, self._keys = starts[kept], keys[kept]
+        surviving = np.sort(order[inside])
+        self._starts, self._keys = starts[surviving], keys[surviving]
 
     def duplicate_share(self) -> np.ndarray:
         """float64 [texts]: the share of words that lie in an n-gram which occurred before in the same text."""

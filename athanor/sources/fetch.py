@@ -1,6 +1,6 @@
 """Fetch any source of documents into its shards, counted and held to what was promised of it.
 
-What a stage gives (progress, a place for progress) comes in.
+The stage passes in what it provides: progress bars and folders for saved progress.
 
 Before the first source is fetched, `check_sources` opens all of them, so that
 a slip in the ninth is told now and not after hours: a data set is opened and
@@ -291,7 +291,7 @@ def check_sources(
 ) -> float:
     """Open every source; returns the bytes that they will take on the disk. InputError with all that is wrong.
 
-    `look` opens a source of documents and returns its bytes.
+    `probe` opens a source of documents and returns its bytes.
     """
     checks: list[tuple[str, Callable[[Any], float], Any]] = [
         (f"download.sources[{number}] ({names_of(source)[0]})", probe, source)

@@ -34,7 +34,7 @@ TIMEOUT_SECONDS = (30, 120)  # to connect; between two pieces
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "athanor"}
 PIECE_BYTES = 1 << 16  # what a cut may cost; larger pieces lost the tail of each connection
 RESERVE_BYTES = 1 << 30  # of the disk, or a twentieth of a small one: what a body of unknown length leaves free
-RESERVE_CHECK_BYTES = 1 << 24  # how often such a body is compared with it
+LOOK_BYTES = 1 << 24  # how often such a body is compared with it
 RETRYABLE_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504))
 ADVICE = {
     401: "the server wants a login; fetch the file by hand and use a source of type files",
@@ -261,10 +261,7 @@ class _File:
             while piece := self._piece(reply):
                 out.write(piece)
                 self._report(self.reported + len(piece))
-                if (
-                    total is None
-                    and self.reported // RESERVE_CHECK_BYTES > (self.reported - len(piece)) // RESERVE_CHECK_BYTES
-                ):
+                if total is None and self.reported // LOOK_BYTES > (self.reported - len(piece)) // LOOK_BYTES:
                     self._check_reserve()
                 elif total is not None and self.reported > total:
                     break  # for ever, perhaps

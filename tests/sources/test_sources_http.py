@@ -389,7 +389,7 @@ def test_a_body_of_unknown_length_leaves_room_on_the_disk(server, tmp_path, monk
     import shutil
 
     server.chunked = True
-    monkeypatch.setattr(http, "RESERVE_CHECK_BYTES", 100_000)
+    monkeypatch.setattr(http, "LOOK_BYTES", 100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**10, 10**10, 10**8))
     with pytest.raises(InputError, match=r"data.jsonl: 1\d\d,\d{3} bytes came without .*, and 100,000,000 are free"):
         fetch(source(server), tmp_path)
