@@ -49,7 +49,7 @@ def exact_duplicates(ids: np.ndarray, ranked: np.ndarray) -> tuple[np.ndarray, n
 
 
 def candidates(keys: Callable[[int], np.ndarray], among: np.ndarray, bands: int) -> tuple[np.ndarray, np.ndarray]:
-    """Who shares a band with whom: (numbers, buckets), both int64, one entry for each place in a shared bucket.
+    """Which documents share a band: (numbers, buckets), both int64, one entry for each document of a shared bucket.
 
     `keys(band)` are the uint64 keys of all documents; only those in `among` (bool) count. One band is held at a
     time: 24 bytes for each document, and 16 for each entry found.
@@ -76,39 +76,39 @@ def near_duplicates(
     ranked: Sequence[int] | np.ndarray,
     shingles_of: ShinglesOf,
     threshold: float,
-    found: tuple[np.ndarray, np.ndarray] | None = None,
+    known_candidates: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[int, int]:
     """Number of each document of `ranked` that nearly repeats a kept one of higher rank, with that one's number.
 
     `signatures[numbers]` is uint32 [numbers, permutations]. Candidates share a
     band; each is verified by `minhash.jaccard`. Finds pairs with the
-    probability that `minhash` states. `found` are the `candidates`, if known;
+    probability that `minhash` states. `known_candidates` are the result of `candidates`, if known;
     documents that are in no shared bucket are not looked at.
     """
     ranked = np.asarray(ranked, np.int64)
-    if found is None:
+    if known_candidates is None:
         # A text without shingles has a signature of nothing; it resembles no other.
         sketch = signatures[ranked]
         keys = minhash.band_keys(sketch)
         among = (sketch != np.uint32(0xFFFFFFFF)).any(axis=1)
-        places, buckets = candidates(lambda band: keys[:, band], among, keys.shape[1])
-        found = ranked[places], buckets
-    numbers, buckets = found
-    place = np.full(int(max(ranked.max(initial=-1), numbers.max(initial=-1))) + 1, -1, np.int64)
-    place[ranked] = np.arange(len(ranked))
-    order = np.lexsort((buckets, place[numbers]))
-    order = order[place[numbers[order]] >= 0]
+        indices, buckets = candidates(lambda band: keys[:, band], among, keys.shape[1])
+        known_candidates = ranked[indices], buckets
+    numbers, buckets = known_candidates
+    rank_of = np.full(int(max(ranked.max(initial=-1), numbers.max(initial=-1))) + 1, -1, np.int64)
+    rank_of[ranked] = np.arange(len(ranked))
+    order = np.lexsort((buckets, rank_of[numbers]))
+    order = order[rank_of[numbers[order]] >= 0]
     numbers, buckets = numbers[order], buckets[order]
-    kept_in: dict[int, list[int]] = {}
+    kept_by_bucket: dict[int, list[int]] = {}
     repeats: dict[int, int] = {}
     cuts = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
     for start, end in itertools.pairwise(cuts):
         number, mine = int(numbers[start]), buckets[start:end].tolist()
-        rivals = sorted({rival for bucket in mine for rival in kept_in.get(bucket, ())})
+        rivals = sorted({rival for bucket in mine for rival in kept_by_bucket.get(bucket, ())})
         twin = _twin(number, ranked[rivals], signatures, shingles_of, threshold) if rivals else None
         if twin is None:
             for bucket in mine:
-                kept_in.setdefault(bucket, []).append(int(place[number]))
+                kept_by_bucket.setdefault(bucket, []).append(int(rank_of[number]))
         else:
             repeats[number] = twin
     return repeats
@@ -147,7 +147,7 @@ class Index:
 
     def find(self, others: Iterable[tuple[int, np.ndarray]], threshold: float) -> dict[int, int]:
         """Number of each of `others` that nearly equals an indexed one (not itself), with the first such's number."""
-        found = {}
+        copies = {}
         for number, all_mine in others:
             mine = all_mine[self._seen[all_mine >> _SEEN_SHIFT]]
             low = np.searchsorted(self._values, mine, "left")
@@ -157,18 +157,18 @@ class Index:
             if not len(low):
                 continue
             lengths = np.searchsorted(self._values, mine[hit], "right") - low
-            places = np.repeat(low - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
-            shared = np.bincount(self._owners[places], minlength=len(self._sizes))
+            positions = np.repeat(low - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+            shared = np.bincount(self._owners[positions], minlength=len(self._sizes))
             enough = threshold * (len(all_mine) + self._sizes - shared)
             close = np.flatnonzero((shared > 0) & (shared >= enough) & (self.numbers != number))
             if len(close):
-                found[number] = int(self.numbers[close[0]])
-        return found
+                copies[number] = int(self.numbers[close[0]])
+        return copies
 
 
 def shingle_sets(texts: Iterable[tuple[int, str]], batch_chars: int = 1_000_000) -> Iterator[tuple[int, np.ndarray]]:
     """(number, sorted shingle set) for each (number, text), tokenised a batch at a time."""
     for batch in in_batches(texts, lambda item: len(item[1]), batch_chars):
-        found = shingles(tokenise([text for _, text in batch]).words, minhash.SHINGLE_WORDS)
-        for place, (number, _) in enumerate(batch):
-            yield number, np.unique(found.of(place))
+        grams = shingles(tokenise([text for _, text in batch]).words, minhash.SHINGLE_WORDS)
+        for index, (number, _) in enumerate(batch):
+            yield number, np.unique(grams.of(index))

@@ -48,7 +48,7 @@ SCORES = ("quality", "quality_classifier", "quality_heuristics", "toxicity")
 
 
 class Row(NamedTuple):
-    """A document on its way: normalised and redacted, its id and bytes in data/raw, its place there, its bytes now."""
+    """A normalised and redacted document, with its id and row number in data/raw and its size in bytes now."""
 
     document: Document
     raw_id: str

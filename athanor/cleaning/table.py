@@ -49,7 +49,7 @@ class Shard:
 
 @dataclass
 class Table:
-    """One row per document, shard after shard; `reason` is a place in REASONS or KEPT.
+    """One row per document, shard after shard; `reason` is an index into REASONS, or KEPT.
 
     `twin` is the row of the document that a duplicate repeats, or -1; `value`
     what the rule measured.
@@ -90,16 +90,19 @@ class Table:
 
 def read_table(folders: Mapping[str, Sequence[Path]], params: RuleParams) -> Table:
     """The table of measured shards (source name to folders), judged by the rules."""
-    shards, parts, at = [], [], 0
+    shards, columns_by_shard, row = [], [], 0
     names = sorted(folders)
     for source in names:
         for number, folder in enumerate(folders[source]):
-            part = _read_part(folder, names.index(source), params)
-            shards.append(Shard(source, number, folder, range(at, at + len(part["reason"]))))
-            parts.append(part)
-            at += len(part["reason"])
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Table(shards, **columns, twin=np.full(at, -1, np.int64), sources=names)
+            shard_columns = _read_shard(folder, names.index(source), params)
+            shards.append(Shard(source, number, folder, range(row, row + len(shard_columns["reason"]))))
+            columns_by_shard.append(shard_columns)
+            row += len(shard_columns["reason"])
+    columns = {
+        name: np.concatenate([shard_columns[name] for shard_columns in columns_by_shard])
+        for name in columns_by_shard[0]
+    }
+    return Table(shards, **columns, twin=np.full(row, -1, np.int64), sources=names)
 
 
 def ids_of(digests: Iterable[bytes]) -> np.ndarray:
@@ -114,15 +117,15 @@ def hex_id(pair: np.ndarray) -> str:
 def read_measures(folder: Path) -> dict[str, np.ndarray]:
     """measures.parquet as arrays; ids as [documents, 2] uint64."""
     table = pq.read_table(folder / MEASURES)
-    found = {name: table[name].to_numpy() for name in table.column_names}
-    return {**found, **{name: ids_of(found[name]) for name in ("id", "raw_id")}}
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    return {**columns, **{name: ids_of(columns[name]) for name in ("id", "raw_id")}}
 
 
-def _read_part(folder: Path, source: int, params: RuleParams) -> dict[str, np.ndarray]:
-    found = read_measures(folder)
-    reason, value = rules.verdicts(found, found["kind"], params)
+def _read_shard(folder: Path, source: int, params: RuleParams) -> dict[str, np.ndarray]:
+    measures = read_measures(folder)
+    reason, value = rules.verdicts(measures, measures["kind"], params)
     return {
-        **{name: found[name] for name in ("id", "raw_id", "tie", "bytes", "val")},
+        **{name: measures[name] for name in ("id", "raw_id", "tie", "bytes", "val")},
         "source": np.full(len(reason), source, np.int16),
         "reason": reason.astype(np.int16),  # `verdicts` numbers the rules as RULES does, and -1 is none
         "value": value,
@@ -139,8 +142,8 @@ class ShardSignatures:
 
     def empty(self) -> np.ndarray:
         """bool [documents]: texts without shingles, whose signature says nothing."""
-        parts = [(mapped[:, 0] == EMPTY) & (mapped == EMPTY).all(axis=1) for mapped in self._maps]
-        return concatenated(parts, bool)
+        masks = [(mapped[:, 0] == EMPTY) & (mapped == EMPTY).all(axis=1) for mapped in self._maps]
+        return concatenated(masks, bool)
 
     def __getitem__(self, rows: int | np.ndarray) -> np.ndarray:
         """uint32 [permutations], or [rows, permutations]."""
@@ -165,9 +168,9 @@ def read_all_hits(shards: Sequence[Shard]) -> tuple[np.ndarray, list[Hits]]:
     """Rows of the documents that hold anything of an evaluation item, and what."""
     rows, hits = [np.zeros(0, np.int64)], []
     for shard in shards:
-        numbers, found = read_hits(shard.folder / HITS)
+        numbers, shard_hits = read_hits(shard.folder / HITS)
         rows.append(numbers + shard.rows.start)
-        hits += found
+        hits += shard_hits
     return np.concatenate(rows), hits
 
 
@@ -199,9 +202,9 @@ def find_copies(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: which listed documents of a shard nearly equal one of the index; pairs of table rows, int64 [pairs, 2]."""
     numbers = np.load(task["numbers"])
     texts = ((number + task["start"], d.text) for number, d in chosen(task["shard"], numbers))
-    found = load_index(task["index"]).find(dedup.shingle_sets(texts), task["threshold"])
-    np.save(out / PAIRS, np.array(sorted(found.items()), np.int64).reshape(-1, 2))
-    return {"documents": len(numbers), "found": len(found)}
+    twins = load_index(task["index"]).find(dedup.shingle_sets(texts), task["threshold"])
+    np.save(out / PAIRS, np.array(sorted(twins.items()), np.int64).reshape(-1, 2))
+    return {"documents": len(numbers), "found": len(twins)}
 
 
 @functools.lru_cache(maxsize=1)
@@ -235,10 +238,10 @@ class ShingleSets:
 
     def __call__(self, row: int) -> np.ndarray:
         """uint64, sorted. `row` must be one of `rows`."""
-        place = int(np.searchsorted(self.rows, row))
-        part = int(np.searchsorted(self._starts, place, "right")) - 1
-        offsets, at = self._offsets[part], place - int(self._starts[part])
-        return np.asarray(self._sets[part][offsets[at] : offsets[at + 1]])
+        index = int(np.searchsorted(self.rows, row))
+        shard = int(np.searchsorted(self._starts, index, "right")) - 1
+        offsets, at = self._offsets[shard], index - int(self._starts[shard])
+        return np.asarray(self._sets[shard][offsets[at] : offsets[at + 1]])
 
     def write_index(self, folder: Path, rows: Sequence[int]) -> Path:
         """Save the sets of some rows for `load_index`; returns the folder."""
