@@ -112,10 +112,10 @@ def score_rows(cleaned: Cleaned) -> list[Facts]:
 
 def _summary(cleaned: Cleaned) -> dict[str, dict[str, object]]:
     """What came in, went out and was dropped by which rule, for each source."""
-    found = {}
+    summary = {}
     for source in cleaned.funnel.sources:
         (documents_in, bytes_in), (documents_out, bytes_out) = (cleaned.funnel.of(source, step) for step in (IN, OUT))
-        found[source] = {
+        summary[source] = {
             "documents_in": documents_in,
             "documents_out": documents_out,
             "bytes_in": bytes_in,
@@ -123,7 +123,7 @@ def _summary(cleaned: Cleaned) -> dict[str, dict[str, object]]:
             "kept_bytes_fraction": bytes_out / bytes_in,
             "dropped_documents": {rule: documents for rule, documents, _ in cleaned.funnel.dropped(source)},
         }
-    return found
+    return summary
 
 
 if __name__ == "__main__":

@@ -114,22 +114,22 @@ def converse(
     left_out: Counter[str],
 ) -> list[Conversation]:
     if isinstance(source, ExercisesSource):
-        made = training_conversations(source, instruct.seed, instruct.val_fraction, battery)
+        conversations = training_conversations(source, instruct.seed, instruct.val_fraction, battery)
     elif isinstance(source, DocstringsSource):
-        made = docstrings.conversations(source, pairs, instruct.val_fraction)
+        conversations = docstrings.conversations(source, pairs, instruct.val_fraction)
     elif isinstance(source, IdentitySource):
-        made = identity.conversations(source, instruct.seed, instruct.val_fraction)
+        conversations = identity.conversations(source, instruct.seed, instruct.val_fraction)
     else:
         with run.progress(None, source.name, "conversations") as bar:
             read = messages.conversations(source, instruct.val_fraction, bar.update, lambda why: left_out.update([why]))
-            made = list(until_stopped(run, read))
-    least = getattr(source, "min_rows", 1)
-    if len(made) < least:
-        what = f"source '{source.name}' gave {len(made):,} conversations, its minimum is {least:,}"
+            conversations = list(until_stopped(run, read))
+    minimum = getattr(source, "min_rows", 1)
+    if len(conversations) < minimum:
+        what = f"source '{source.name}' gave {len(conversations):,} conversations, its minimum is {minimum:,}"
         raise GateError("source size", what, where="instruct.sources", fix="find out why, or lower its min_rows")
-    for conversation in made:
+    for conversation in conversations:
         check_messages(conversation.messages, f"{source.name} conversation {conversation.key}")
-    return made
+    return conversations
 
 
 def until_stopped(run: Run, conversations: Iterator[Conversation]) -> Iterator[Conversation]:

@@ -92,10 +92,10 @@ def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> t
     """Labelled rows, and what files they are from; nothing without labels."""
     if labels is None:
         return [], {}
-    found, columns = rows.find(labels.globs), [labels.text_column, labels.label_column]
+    files, columns = rows.find(labels.globs), [labels.text_column, labels.label_column]
 
     def read() -> Iterator[tuple[str, str, bool | None]]:
-        for name, path in found:
+        for name, path in files:
             for where, row in rows.read_rows(path, columns, MAX_ROW_BYTES):
                 text = rows.check_text(row[labels.text_column], where, labels.text_column, MAX_ROW_BYTES)
                 yield name, text, judged(row[labels.label_column], labels.toxic_from, labels.clean_below)
@@ -104,7 +104,7 @@ def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> t
     if not given:
         fix = "correct label_column and the limits, or set it to null for weak labels"
         raise InputError("no row has a usable label", where="classifiers.toxicity_labels", fix=fix)
-    return given, {"files": len(found), "files_sha256": rows.digest_of(found), "rows": len(given)}
+    return given, {"files": len(files), "files_sha256": rows.digest_of(files), "rows": len(given)}
 
 
 def summary(facts: Facts) -> Facts:

@@ -168,7 +168,7 @@ def _cards(text: str) -> Iterator[Span]:
 
 
 def _brand(digits: str, grouped: bool) -> bool:
-    """Whether a card number may have these first digits. Numbers of 14 digits count when grouped only: most are times, as 20210304050607."""
+    """Whether a card number may begin like this. One of 14 digits counts only when grouped: most others are times (20210304050607)."""
     head = int(digits[:4])
     if len(digits) == 16:
         return (

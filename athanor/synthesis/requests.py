@@ -53,14 +53,14 @@ def planned(params: SyntheticParams, documents: Path, seeds: Path) -> list[Reque
     shown = iter(_passages(params, documents, wanted))
     pools = _pools(used, counts, seeds, params.seed)
     turns = dict.fromkeys(used, 0)
-    made = []
+    requests = []
     for name in order:
         category = used[name]
         passage = next(shown) if category.passage else None
         picked = _picked(pools.get(name, []), category.examples, params.seed, name, turns[name], passage)
         turns[name] += 1
-        made.append(_request(params, name, category, passage, picked))
-    return _distinct(made)
+        requests.append(_request(params, name, category, passage, picked))
+    return _distinct(requests)
 
 
 def categories(params: SyntheticParams) -> list[str]:
@@ -78,15 +78,15 @@ def categories(params: SyntheticParams) -> list[str]:
 def _passages(params: SyntheticParams, documents: Path, wanted: int) -> list[Passage]:
     if not wanted:
         return []
-    found = passages(
+    available = passages(
         documents, wanted, seed=params.seed, sources=params.sources, chars=params.passage_chars,
         min_chars=params.min_passage_chars,
     )  # fmt: skip
-    if len(found) < wanted:
-        what = f"{wanted:,} requests want a passage each, and the documents have {len(found):,}"
+    if len(available) < wanted:
+        what = f"{wanted:,} requests want a passage each, and the documents have {len(available):,}"
         fix = "lower requests, passage_chars or min_passage_chars, or add documents"
         raise InputError(what, where="synthetic.requests", fix=fix)
-    return found
+    return available
 
 
 def _pools(
@@ -124,11 +124,11 @@ def _combination(size: int, count: int, turn: int) -> tuple[int, ...]:
     step = max(1, int(total * 0.6180339887))
     while math.gcd(step, total) > 1:
         step += 1
-    place = turn * step % total
+    position = turn * step % total
     picked, first = [], 0
     for left in range(count, 0, -1):
-        while (block := math.comb(size - first - 1, left - 1)) <= place:
-            place, first = place - block, first + 1
+        while (block := math.comb(size - first - 1, left - 1)) <= position:
+            position, first = position - block, first + 1
         picked.append(first)
         first += 1
     return tuple(picked)
@@ -144,13 +144,15 @@ def _request(
     conversations = _many(params.conversations_per_request, "conversation")
     pairs = f"{_many(category.pairs, 'question')} and {'its answer' if category.pairs == 1 else 'their answers'}"
     system = SYSTEM.format(turn=TURN, conversations=conversations, pairs=pairs)
-    parts = [category.task.strip()]
+    sections = [category.task.strip()]
     for messages in shown:
-        told = json.dumps({"messages": [{"role": m.role, "content": m.content} for m in messages]}, ensure_ascii=False)
-        parts.append(f"An example of the kind, not to be repeated:\n{told}")
+        example = json.dumps(
+            {"messages": [{"role": m.role, "content": m.content} for m in messages]}, ensure_ascii=False
+        )
+        sections.append(f"An example of the kind, not to be repeated:\n{example}")
     if passage is not None:
-        parts.append(f"The text it is about:\n<text>\n{passage.text}\n</text>")
-    user = "\n\n".join(parts)
+        sections.append(f"The text it is about:\n<text>\n{passage.text}\n</text>")
+    user = "\n\n".join(sections)
     asked = {
         "api": params.api, "base_url": params.base_url.rstrip("/"), "model": params.model, "system": system,
         "user": user, "max_output_tokens": params.max_output_tokens, "temperature": params.temperature,
@@ -162,12 +164,12 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _distinct(made: list[Request]) -> list[Request]:
+def _distinct(requests: list[Request]) -> list[Request]:
     """ParamsError for a request that stands twice in the list: its answer would be paid for once and counted twice."""
     seen: set[str] = set()
-    for request in made:
+    for request in requests:
         if request.identity in seen:
             fix = "documents repeat each other: lower requests, or make the categories' tasks different"
             raise ParamsError("two requests are the same", where=f"synthetic.categories.{request.category}", fix=fix)
         seen.add(request.identity)
-    return made
+    return requests
