@@ -60,7 +60,7 @@ def run(run: Run) -> None:
         categories = dict(sorted(Counter(item.category for item in items).items()))
         left_out: dict[str, Counter[str]] = {source.name: Counter() for source in instruct.sources}
         conversations = {
-            source.name: converse(run, source, instruct, battery, pairs, left_out[source.name])
+            source.name: make_conversations(run, source, instruct, battery, pairs, left_out[source.name])
             for source in instruct.sources
         }
         compared = check_held_out(conversations, items)
@@ -105,7 +105,7 @@ def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
     return Fetcher(raw, val_fraction, run.progress, run.stop_requested, progress_folder, run.fact)
 
 
-def converse(
+def make_conversations(
     run: Run,
     source: InstructSource,
     instruct: InstructParams,

@@ -65,7 +65,9 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
             times = [params.sources[row.source].repeats if split == "train" else 1 for row in split_rows]
             if split == "train":
                 texts = [
-                    (ids, names.index(name, len(dropped))) for name, mine in replay_text.pieces.items() for ids in mine
+                    (ids, names.index(name, len(dropped)))
+                    for name, pieces in replay_text.pieces.items()
+                    for ids in pieces
                 ]
                 entries += [(ids, replay.mask_of(ids), source) for ids, source in texts]
                 times += [1] * len(texts)

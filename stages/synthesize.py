@@ -19,7 +19,7 @@ from athanor.synthesis.collect import Collected, Collector
 from athanor.synthesis.endpoint import Answer, Endpoint, address, key_from
 from athanor.synthesis.ledger import Ledger
 from athanor.synthesis.params import SyntheticParams
-from athanor.synthesis.requests import Request, planned
+from athanor.synthesis.requests import Request, plan_requests
 from athanor.synthesis.sift import DROPS, Row, check, measure, sift
 from athanor.words.decontaminate import ItemIndex
 
@@ -34,14 +34,14 @@ def run(run: Run) -> None:
         raise ParamsError("names no model", where="synthetic.model", fix="set it to one that synthetic.base_url serves")
     url = address(params.api, params.base_url)
     parents = {"battery": manifest_digest(BATTERY), "clean": manifest_digest(CLEAN)}
-    requests = planned(params, CLEAN / "train", SEEDS)
+    requests = plan_requests(params, CLEAN / "train", SEEDS)
     folder = run.anchor / LOG
     with run.slot({"synthetic": asdict(params)}, parents) as slot:
         with Ledger(folder, params.name, params.budget, params.max_output_tokens) as ledger:
             ended = collect(run, params, requests, ledger)
         stored = {r.identity: ledger.answers[r.identity] for r in requests if r.identity in ledger.answers}
         answered = [(request, stored[request.identity].answer) for request in requests if request.identity in stored]
-        rows, malformed = replies.understood(params, answered, ended.failed)
+        rows, malformed = replies.parse_answers(params, answered, ended.failed)
         reasons = left_out(rows, rules)
         pairs = list(zip(rows, reasons, strict=True))
         rejected = [{**replies.row_facts(row), "reason": reason} for row, reason in pairs if reason]

@@ -29,7 +29,7 @@ def run(run: Run) -> None:
     # Sizes on disk, for the bar only: text is about three times as long as its Parquet file.
     size = sum(path.stat().st_size for paths in shard_files(RAW).values() for path in paths)
     with run.progress(3 * size, "drawing documents", "B") as bar:
-        marked = (labels.source, labeller(labels)) if labels else None
+        marked = (labels.source, make_labeller(labels)) if labels else None
         drawn = sample(RAW, params.sample_bytes, params.seed, marked, bar.update)
     if labels and not drawn.labelled:
         what = f"no document of source '{labels.source}' has a number '{labels.meta_key}' in its meta"
@@ -72,7 +72,7 @@ def run(run: Run) -> None:
     run.attach(OUT / "card.md")
 
 
-def labeller(labels: QualityLabels) -> Labeller:
+def make_labeller(labels: QualityLabels) -> Labeller:
     def label(document: Document) -> bool | None:
         return judged(document.meta.get(labels.meta_key), labels.high_from, labels.low_below)
 

@@ -95,7 +95,7 @@ def choose(
     while True:
         for source, targets in wanted.items():
             _fill(chosen[source], streams[source], targets, source)
-        entries = [(source, piece) for source, mine in chosen.items() for piece in mine]
+        entries = [(source, piece) for source, pieces in chosen.items() for piece in pieces]
         texts = [tokenizer.decode(piece.tolist()) for _, piece in entries]
         matches = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
         if not any(item is not None for item in matches):
@@ -105,9 +105,9 @@ def choose(
         chosen = {source: [piece for name, piece in clean_entries if name == source] for source in wanted}
 
 
-def _fill(mine: list[np.ndarray], pieces: Iterator[np.ndarray], targets: int, source: str) -> None:
+def _fill(chosen: list[np.ndarray], pieces: Iterator[np.ndarray], targets: int, source: str) -> None:
     """Add pieces until there are `targets` targets, the last one cut to fit; InputError if there are too few."""
-    missing = targets - sum(len(piece) - 1 for piece in mine)
+    missing = targets - sum(len(piece) - 1 for piece in chosen)
     while missing:
         piece = next(pieces, None)
         if piece is None:
@@ -118,7 +118,7 @@ def _fill(mine: list[np.ndarray], pieces: Iterator[np.ndarray], targets: int, so
             )
         piece = piece[: missing + 1]
         if len(piece) > 1:
-            mine.append(piece)
+            chosen.append(piece)
             missing -= len(piece) - 1
 
 

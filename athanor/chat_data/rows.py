@@ -192,8 +192,8 @@ def cap_supervised(
     for source, cap in sorted(caps.items()):
         if cap is None:
             continue
-        mine = (source, "train")
-        numbers = [i for i, row in enumerate(rows) if (row.source, row.conversation.split) == mine]
+        source_and_split = (source, "train")
+        numbers = [i for i, row in enumerate(rows) if (row.source, row.conversation.split) == source_and_split]
         used = 0
         for index in permutation(len(numbers), seed, source, "cap").tolist():
             number = numbers[index]

@@ -51,8 +51,8 @@ def corrupt(text: str, kind: str, rng: random.Random) -> tuple[str, str, str]:
 
 def _split_words(text: str) -> tuple[list[str], list[str]]:
     """The words between white space, and the white space after each."""
-    parts = _WHITESPACE.split(text)
-    return parts[::2], [*parts[1::2], ""]
+    pieces = _WHITESPACE.split(text)
+    return pieces[::2], [*pieces[1::2], ""]
 
 
 def _join(words: list[str], gaps: list[str]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from athanor.base.errors import GateError, ParamsError
 from athanor.base.work import Facts, MapShards
 from athanor.cleaning import dedup, minhash, rules, writing
-from athanor.cleaning.measuring import Tools, loaded, measure_shard
+from athanor.cleaning.measuring import Tools, load_tools, measure_shard
 from athanor.cleaning.params import CleanParams
 from athanor.cleaning.table import (
     EXACT,
@@ -34,7 +34,7 @@ from athanor.cleaning.table import (
     ShingleSets,
     Table,
     band_keys,
-    copies,
+    find_near_copies,
     read_all_hits,
     read_table,
 )
@@ -149,7 +149,7 @@ def clean(
             sizes[name] = text_bytes.get(source, sum(on_disk)) * size // sum(on_disk)
     measured = map_shards(measure_shard, tasks, measures, desc="normalise and measure", sizes=sizes)
     table = read_table({s: [measures / name for name in of_source] for s, of_source in names.items()}, params.rules)
-    _, index, _ = loaded(tools)
+    _, index, _ = load_tools(tools)
     drop_duplicates(table, ranks, params, work, map_shards)
     item_of_row = drop_items(table, index, params)
     threshold = params.dedup.near_duplicate_jaccard
@@ -226,7 +226,7 @@ def drop_duplicates(
     if len(val):
         index = sets.write_index(work / "validation" / "index", val.tolist())
         train = np.sort(ranked[~table.val[ranked]])
-        pairs = copies(table, train, index, threshold, work / "validation", map_shards)
+        pairs = find_near_copies(table, train, index, threshold, work / "validation", map_shards)
         repeats(pairs[:, 0], pairs[:, 1], NEAR, NEAR_VAL)
 
 

@@ -40,10 +40,12 @@ def exact_duplicates(ids: np.ndarray, ranked: np.ndarray) -> tuple[np.ndarray, n
     ids: uint64 [documents, 2], equal for equal texts. ranked: numbers of the documents to compare, the best first.
     """
     ranked = np.asarray(ranked, np.int64)
-    mine = ids[ranked]
-    order = np.lexsort((np.arange(len(ranked)), mine[:, 1], mine[:, 0]))  # equal ids together, each run by rank
+    ranked_ids = ids[ranked]
+    order = np.lexsort(
+        (np.arange(len(ranked)), ranked_ids[:, 1], ranked_ids[:, 0])
+    )  # equal ids together, each run by rank
     fresh = np.ones(len(order), bool)
-    fresh[1:] = (mine[order[1:]] != mine[order[:-1]]).any(axis=1)
+    fresh[1:] = (ranked_ids[order[1:]] != ranked_ids[order[:-1]]).any(axis=1)
     first = order[np.flatnonzero(fresh)[np.cumsum(fresh) - 1]] if len(order) else order
     return ranked[order[~fresh]], ranked[first[~fresh]]
 
@@ -57,9 +59,9 @@ def candidates(keys: Callable[[int], np.ndarray], among: np.ndarray, bands: int)
     rows = np.flatnonzero(among)
     numbers, buckets, used = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
     for band in range(bands):
-        mine = keys(band)[rows]
-        order = np.argsort(mine, kind="stable")
-        same = mine[order[1:]] == mine[order[:-1]]
+        band_keys = keys(band)[rows]
+        order = np.argsort(band_keys, kind="stable")
+        same = band_keys[order[1:]] == band_keys[order[:-1]]
         shared = np.zeros(len(order), bool)
         shared[1:] = same
         shared[:-1] |= same
@@ -103,11 +105,11 @@ def near_duplicates(
     repeats: dict[int, int] = {}
     cuts = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
     for start, end in itertools.pairwise(cuts):
-        number, mine = int(numbers[start]), buckets[start:end].tolist()
-        rivals = sorted({rival for bucket in mine for rival in kept_by_bucket.get(bucket, ())})
+        number, own_buckets = int(numbers[start]), buckets[start:end].tolist()
+        rivals = sorted({rival for bucket in own_buckets for rival in kept_by_bucket.get(bucket, ())})
         twin = _twin(number, ranked[rivals], signatures, shingles_of, threshold) if rivals else None
         if twin is None:
-            for bucket in mine:
+            for bucket in own_buckets:
                 kept_by_bucket.setdefault(bucket, []).append(int(rank_of[number]))
         else:
             repeats[number] = twin
@@ -119,9 +121,9 @@ def _twin(
 ) -> int | None:
     """The highest ranked of `rivals` that `number` nearly repeats."""
     estimates = minhash.agreement(signatures[number], signatures[rivals])
-    mine = shingles_of(number)
+    own_shingles = shingles_of(number)
     for rival in rivals[estimates >= threshold - ESTIMATE_MARGIN].tolist():
-        if minhash.jaccard(mine, shingles_of(rival)) >= threshold:
+        if minhash.jaccard(own_shingles, shingles_of(rival)) >= threshold:
             return rival
     return None
 
@@ -148,18 +150,18 @@ class Index:
     def find(self, others: Iterable[tuple[int, np.ndarray]], threshold: float) -> dict[int, int]:
         """Number of each of `others` that nearly equals an indexed one (not itself), with the first such's number."""
         copies = {}
-        for number, all_mine in others:
-            mine = all_mine[self._seen[all_mine >> _SEEN_SHIFT]]
-            low = np.searchsorted(self._values, mine, "left")
+        for number, own_shingles in others:
+            indexed_shingles = own_shingles[self._seen[own_shingles >> _SEEN_SHIFT]]
+            low = np.searchsorted(self._values, indexed_shingles, "left")
             hit = low < len(self._values)
-            hit[hit] = self._values[low[hit]] == mine[hit]
+            hit[hit] = self._values[low[hit]] == indexed_shingles[hit]
             low = low[hit]
             if not len(low):
                 continue
-            lengths = np.searchsorted(self._values, mine[hit], "right") - low
+            lengths = np.searchsorted(self._values, indexed_shingles[hit], "right") - low
             positions = np.repeat(low - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
             shared = np.bincount(self._owners[positions], minlength=len(self._sizes))
-            enough = threshold * (len(all_mine) + self._sizes - shared)
+            enough = threshold * (len(own_shingles) + self._sizes - shared)
             close = np.flatnonzero((shared > 0) & (shared >= enough) & (self.numbers != number))
             if len(close):
                 copies[number] = int(self.numbers[close[0]])

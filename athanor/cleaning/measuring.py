@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
     document: Document
     raw_id: str
-    place: int
+    row_number: int
     bytes: int
 
 
@@ -80,7 +80,7 @@ class Tools:
 
 
 @functools.lru_cache(maxsize=1)
-def loaded(tools: Tools) -> tuple[CleanParams, ItemIndex, Scorer]:
+def load_tools(tools: Tools) -> tuple[CleanParams, ItemIndex, Scorer]:
     """Loaded once in each process."""
     index = ItemIndex.read(tools.items, tools.params.decontamination)
     return tools.params, index, Scorer.load(tools.classifiers)
@@ -88,7 +88,7 @@ def loaded(tools: Tools) -> tuple[CleanParams, ItemIndex, Scorer]:
 
 def measure_shard(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: measure `task["shard"]`; facts: documents and bytes in and out, redactions, what was too long."""
-    return measure_documents(read_documents(task["shard"]), *loaded(task["tools"]), out)
+    return measure_documents(read_documents(task["shard"]), *load_tools(task["tools"]), out)
 
 
 def measure_documents(

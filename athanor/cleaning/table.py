@@ -153,8 +153,8 @@ class ShardSignatures:
         out = np.empty((len(rows), minhash.PERMUTATIONS), np.uint32)
         owner = np.searchsorted(self._starts, rows, "right") - 1
         for shard in np.unique(owner):
-            mine = np.flatnonzero(owner == shard)
-            out[mine] = self._maps[shard][rows[mine] - self._starts[shard]]
+            positions = np.flatnonzero(owner == shard)
+            out[positions] = self._maps[shard][rows[positions] - self._starts[shard]]
         return out
 
 
@@ -174,7 +174,7 @@ def read_all_hits(shards: Sequence[Shard]) -> tuple[np.ndarray, list[Hits]]:
     return np.concatenate(rows), hits
 
 
-def chosen(folder: Path, numbers: np.ndarray) -> Iterator[tuple[int, Document]]:
+def read_numbered(folder: Path, numbers: np.ndarray) -> Iterator[tuple[int, Document]]:
     """Documents of a measured shard by number in it (ascending), with the number."""
     wanted = iter(numbers.tolist())
     following = next(wanted, None)
@@ -191,7 +191,7 @@ def chosen(folder: Path, numbers: np.ndarray) -> Iterator[tuple[int, Document]]:
 
 def write_sets(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: the shingle sets of the documents of `task["shard"]` that the file `task["numbers"]` lists."""
-    texts = ((number, document.text) for number, document in chosen(task["shard"], np.load(task["numbers"])))
+    texts = ((number, document.text) for number, document in read_numbered(task["shard"], np.load(task["numbers"])))
     sets = [item for _, item in dedup.shingle_sets(texts)]
     np.save(out / SETS, concatenated(sets, np.uint64))
     np.save(out / OFFSETS, np.cumsum([0, *map(len, sets)], dtype=np.int64))
@@ -201,7 +201,7 @@ def write_sets(task: Mapping[str, Any], out: Path) -> Facts:
 def find_copies(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: which listed documents of a shard nearly equal one of the index; pairs of table rows, int64 [pairs, 2]."""
     numbers = np.load(task["numbers"])
-    texts = ((number + task["start"], d.text) for number, d in chosen(task["shard"], numbers))
+    texts = ((number + task["start"], d.text) for number, d in read_numbered(task["shard"], numbers))
     twins = load_index(task["index"]).find(dedup.shingle_sets(texts), task["threshold"])
     np.save(out / PAIRS, np.array(sorted(twins.items()), np.int64).reshape(-1, 2))
     return {"documents": len(numbers), "found": len(twins)}
@@ -229,10 +229,10 @@ class ShingleSets:
         self, shards: Sequence[Shard], rows: np.ndarray, folder: Path, map_shards: MapShards, desc: str
     ) -> None:
         self.rows = np.sort(rows)
-        chosen = list(shard_tasks(shards, self.rows, folder))
-        map_shards(write_sets, {shard.name: task for shard, _, _, task in chosen}, folder / "sets", desc=desc)
-        self._starts = np.array([low for _, low, _, _ in chosen], np.int64)
-        paths = [folder / "sets" / shard.name for shard, *_ in chosen]
+        tasks = list(shard_tasks(shards, self.rows, folder))
+        map_shards(write_sets, {shard.name: task for shard, _, _, task in tasks}, folder / "sets", desc=desc)
+        self._starts = np.array([low for _, low, _, _ in tasks], np.int64)
+        paths = [folder / "sets" / shard.name for shard, *_ in tasks]
         self._sets = [_mapped(path / SETS) for path in paths]
         self._offsets = [np.load(path / OFFSETS) for path in paths]
 
@@ -253,7 +253,7 @@ class ShingleSets:
         return folder.absolute()
 
 
-def copies(
+def find_near_copies(
     table: Table, rows: np.ndarray, index: Path, threshold: float, folder: Path, map_shards: MapShards
 ) -> np.ndarray:
     """Which of `rows` (sorted) nearly equal a document of the index: int64 [pairs, 2], row and row of the index."""

@@ -20,7 +20,7 @@ from athanor.base.artifacts import read_json
 from athanor.base.errors import GateError
 from athanor.base.work import Facts
 from athanor.cleaning import dedup, minhash, rules
-from athanor.cleaning.measuring import DOCUMENTS, SCORES, loaded, read_hits, save_hits
+from athanor.cleaning.measuring import DOCUMENTS, SCORES, load_tools, read_hits, save_hits
 from athanor.cleaning.normalise import misread_count
 from athanor.cleaning.params import CleanParams
 from athanor.cleaning.table import KEPT, REASONS, hex_id, load_index, read_measures
@@ -71,7 +71,7 @@ def write_shard(task: Mapping[str, Any], out: Path) -> Facts:
                 written.append((split, path, task["start"] + np.flatnonzero(mask)))
         del table
     write_table(out / "dropped.parquet", _dropped(task, folder, measures, decisions))
-    _, index, _ = loaded(task["tools"])
+    _, index, _ = load_tools(task["tools"])
     counts: Facts = {}
     observed = check_documents(_counted(written, counts), index, load_index(task["sample"]), task["threshold"])
     return {"counts": counts, "scores": _histograms(measures, kept), "observed": observed.save(out)}

@@ -19,7 +19,7 @@ def consecutive_repeats(words: Words) -> np.ndarray:
     # A value that occurs nowhere else parts the texts, so that no stretch crosses from one into the next.
     parted = np.insert(words.hashes, words.offsets[1:], splitmix64(21, texts))
     ends = words.offsets[1:] + np.arange(texts)  # place of each parting value
-    most = np.minimum(words.counts, 1)
+    max_repeats = np.minimum(words.counts, 1)
     for period in PERIODS:
         if len(parted) <= period:
             break
@@ -27,10 +27,10 @@ def consecutive_repeats(words: Words) -> np.ndarray:
         stretch = np.diff(breaks) - 1
         long = np.flatnonzero(stretch >= period)
         owner = np.searchsorted(ends, breaks[long] + 1)
-        np.maximum.at(most, owner, stretch[long] // period + 1)
+        np.maximum.at(max_repeats, owner, stretch[long] // period + 1)
         if len(breaks) and breaks[0] >= period:  # a stretch at the very beginning has no break before it
-            most[0] = max(most[0], breaks[0] // period + 1)
-    return most
+            max_repeats[0] = max(max_repeats[0], breaks[0] // period + 1)
+    return max_repeats
 
 
 class Repeats:

@@ -78,10 +78,10 @@ def collector(pairs: list[Pair] | None) -> Callable[[Module], None]:
 
 def module_pairs(module: Module) -> Iterator[Pair]:
     """Every pair that the public names of one module give."""
-    if any(part.startswith("_") for part in module.name.split(".")):
+    if any(component.startswith("_") for component in module.name.split(".")):
         return
     for entry in stdlib.entries(module):
-        if any(part.startswith("_") for part in entry.name.split(".")):
+        if any(component.startswith("_") for component in entry.name.split(".")):
             continue
         rng = random.Random(entry.name)  # the wording belongs to the name, whatever else is in the corpus
         for kind, prompt, answer in _entry_pairs(entry, rng):
@@ -123,7 +123,7 @@ def _entry_pairs(entry: Entry, rng: random.Random) -> Iterator[tuple[str, str, s
         for parameter, meaning in parameters(entry.doc):
             if parameter in names:
                 yield "parameter", _ask(rng, "parameter", name=entry.name, parameter=parameter), meaning
-    for code, output in printed(entry.doc):
+    for code, output in doctest_outputs(entry.doc):
         yield "doctest", _ask(rng, "doctest", code=code), output
 
 
@@ -168,7 +168,7 @@ def parameters(doc: str) -> Iterator[tuple[str, str]]:
             yield name, meaning
 
 
-def printed(doc: str) -> Iterator[tuple[str, str]]:
+def doctest_outputs(doc: str) -> Iterator[tuple[str, str]]:
     """Doctest examples with their output, each with the examples before it that it may build on."""
     if ">>>" not in doc:
         return

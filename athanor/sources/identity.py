@@ -38,9 +38,9 @@ def conversations(source: IdentitySource, seed: int, val_fraction: float) -> lis
     for single in singles:
         sides[split_of(single[0], val_fraction)].append(single)
     rows = []
-    for split, mine in sides.items():
-        rows += [_conversation(source, split, [single]) for single in mine]
-        pairs = [rng.sample(mine, 2) for _ in range(len(mine) // PAIRED_SHARE)]
+    for split, questions in sides.items():
+        rows += [_conversation(source, split, [single]) for single in questions]
+        pairs = [rng.sample(questions, 2) for _ in range(len(questions) // PAIRED_SHARE)]
         rows += [_conversation(source, split, pair) for pair in pairs if pair[0][1] != pair[1][1]]
     return rows
 

@@ -166,7 +166,7 @@ def _content(value: Any, key: str, where: str) -> str:
 
 def _prompt(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterator[Message]:
     *question, answer = (rows.check_text(row.get(name), where, name, MAX_ROW_BYTES) for name in source.columns)
-    asked = "\n\n".join(part.strip() for part in question if part.strip())
+    asked = "\n\n".join(text.strip() for text in question if text.strip())
     if question[0].strip() and answer.strip():
         yield Message("user", asked)
         yield Message("assistant", answer)

@@ -48,7 +48,7 @@ def passages(
 
     One passage of every document comes before the second of any.
     """
-    shards = chosen(folder, sources)
+    shards = shards_of(folder, sources)
     wanted = count
     while True:
         ids = _smallest(shards, wanted, seed)
@@ -65,7 +65,7 @@ def passages(
         wanted *= 2  # some were too short
 
 
-def chosen(folder: Path, sources: Collection[str] | None) -> list[Path]:
+def shards_of(folder: Path, sources: Collection[str] | None) -> list[Path]:
     """The shards of the wanted sources; InputError for a source that is not there."""
     shards = shard_files(folder)
     if not shards:

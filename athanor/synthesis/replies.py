@@ -86,7 +86,7 @@ def _message(item: Any) -> Message:
 EARLY = 10  # answers without one good among them are enough to stop paying
 
 
-def understood(
+def parse_answers(
     params: SyntheticParams, answered: Sequence[tuple[Request, Answer]], failed: Mapping[str, str]
 ) -> tuple[list[Row], Counter[str]]:
     """The conversations of all answers, in the order of the requests, and the reasons for answers that hold none."""

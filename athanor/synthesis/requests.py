@@ -44,7 +44,7 @@ class Request:
         return len(self.system.encode()) + len(self.user.encode()) + TEMPLATE_TOKENS
 
 
-def planned(params: SyntheticParams, documents: Path, seeds: Path) -> list[Request]:
+def plan_requests(params: SyntheticParams, documents: Path, seeds: Path) -> list[Request]:
     """All requests, in the order they are sent."""
     order = categories(params)
     counts = {name: order.count(name) for name in params.categories}

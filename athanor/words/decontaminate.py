@@ -151,7 +151,7 @@ class ItemIndex:
                     int(finalised(rolling_sums_at(words, np.array([first]), length), length)[0])
                     for length in (size, min(size, LEAD_WORDS))
                 )
-                sequence = _Sequence(number, compared(text), count, alone)
+                sequence = _Sequence(number, comparison_text(text), count, alone)
                 anchors.setdefault(size, {}).setdefault(anchor, []).append(sequence)
                 leads.setdefault(min(size, LEAD_WORDS), set()).add(lead)
         families = sorted(family for family, having in owners.items() if len(having) <= max_ngram_items)
@@ -209,10 +209,10 @@ class ItemIndex:
         )
         prompts: dict[str, str] = {}
         for item in self.items:
-            prompts.setdefault(compared(prompt_text(item.prompt)), item.id)
+            prompts.setdefault(comparison_text(prompt_text(item.prompt)), item.id)
         for number, messages in enumerate(conversations):
             if item_ids[number] is None:
-                asked = (prompts.get(compared(m.content)) for m in messages if m.role == "user")
+                asked = (prompts.get(comparison_text(m.content)) for m in messages if m.role == "user")
                 item_ids[number] = next((item for item in asked if item is not None), None)
         return item_ids
 
@@ -240,7 +240,7 @@ class ItemIndex:
             hit = np.flatnonzero(anchor_index >= 0)
             for text, anchor in sorted(set(zip(owners[hit].tolist(), anchor_index[hit].tolist(), strict=True))):
                 for sequence in self._anchors[size][int(hashes[anchor])] if item_numbers[text] < 0 else ():
-                    folded_text = folded.setdefault(text, compared(texts[text]))
+                    folded_text = folded.setdefault(text, comparison_text(texts[text]))
                     enough = MIN_PROMPT_WORDS if prompts_alone else self.ngram_words
                     if sequence.prompt_alone and sequence.words < enough:
                         same = prompts_alone and sequence.text == folded_text
@@ -281,7 +281,7 @@ def prompt_text(prompt: Sequence[Message]) -> str:
     return "\n".join(message.content for message in prompt if message.role != "system")
 
 
-def compared(text: str) -> str:
+def comparison_text(text: str) -> str:
     """The words and operators of a text, lower-cased, with one space on each side."""
     return " " + " ".join(_COMPARED.findall(fold(text))) + " "
 

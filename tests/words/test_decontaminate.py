@@ -10,7 +10,7 @@ import pytest
 from athanor.text.conversations import Item, Message
 from athanor.text.documents import in_batches
 from athanor.words import decontaminate
-from athanor.words.decontaminate import ItemIndex, compared, prompt_text
+from athanor.words.decontaminate import ItemIndex, comparison_text, prompt_text
 from athanor.words.words import Words, ngrams, tokenise, word_hashes, words_of
 
 
@@ -166,9 +166,9 @@ def test_several_turns_and_short_prompts_in_conversations():
 
 
 def test_operators_count_where_numbers_follow():
-    assert compared("What is 7 − 5?") == compared("what is 7 - 5") == " what is 7 - 5 "
-    assert compared("A well-known (fact), **bold**.") == " a well known fact bold "
-    assert compared("3 × (4+5)") == " 3 * 4 + 5 "
+    assert comparison_text("What is 7 − 5?") == comparison_text("what is 7 - 5") == " what is 7 - 5 "
+    assert comparison_text("A well-known (fact), **bold**.") == " a well known fact bold "
+    assert comparison_text("3 × (4+5)") == " 3 * 4 + 5 "
 
 
 def test_batching_loses_nothing():
@@ -229,13 +229,13 @@ def test_the_scan_finds_what_a_plain_search_finds(case, prompts_alone):
         assert (set(hits.ngrams.tolist()), set(hits.families.tolist())) == (grams, families)
         full_matches = set()
         for number, one_ in enumerate(index.items):
-            prompt, inside = prompt_text(one_.prompt), compared(text)
+            prompt, inside = prompt_text(one_.prompt), comparison_text(text)
             enough = decontaminate.MIN_PROMPT_WORDS if prompts_alone else SIZE
             if len(words_of(prompt)) >= enough:
-                full_matches |= {number} if compared(prompt) in inside else set()
-            elif prompts_alone and compared(prompt) == inside:
+                full_matches |= {number} if comparison_text(prompt) in inside else set()
+            elif prompts_alone and comparison_text(prompt) == inside:
                 full_matches.add(number)
-            full_matches |= {number} if compared(f"{prompt}\n{one_.accepted[0]}") in inside else set()
+            full_matches |= {number} if comparison_text(f"{prompt}\n{one_.accepted[0]}") in inside else set()
         assert (hits.full_match in full_matches) if full_matches else hits.full_match == -1
     assert sum(hits.full_match >= 0 for hits in found) > 50
 
