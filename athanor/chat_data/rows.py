@@ -90,7 +90,7 @@ def choose(
 
 
 def _keep(rows: Iterable[T], reasons: Iterable[str | None], dropped: Dropped) -> list[T]:
-    """The rows without a reason; the others are counted."""
+    """The rows without a reason to drop them; the others are counted by reason."""
     remaining = []
     for row, reason in zip(rows, reasons, strict=True):
         if reason is None:
@@ -231,7 +231,7 @@ def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Ite
 def source_report(
     params: SftDataParams, read: Mapping[str, int], dropped: Dropped, supervised: Mapping[str, int]
 ) -> Facts:
-    """What each source had and lost, and its share; GateError if one source makes up too much."""
+    """A report of what each source had and lost, and its share; GateError if one source makes up too much."""
     shares = check_shares(supervised, params.max_source_share)
     return {
         "supervised_tokens": sum(supervised.values()),

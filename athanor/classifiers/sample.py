@@ -41,18 +41,18 @@ class Sampled:
 
 
 def hashed(*parts: object) -> int:
-    """64 bits that depend on the parts."""
+    """A 64-bit hash of the parts."""
     return hash64("\0".join(map(str, parts)))
 
 
 def side_of(group: str, seed: int) -> str:
-    """The side of a group of documents that belong together; adding documents moves none."""
+    """The side of a group of documents that belong together; it does not depend on which other documents there are."""
     share = hashed("side", seed, group) / 2**64
     return TEST if share < TEST_SHARE else CALIBRATION if share < TEST_SHARE + CALIBRATION_SHARE else TRAIN
 
 
 class Reservoir:
-    """The texts of smallest key that fit into a number of bytes; of equal texts one."""
+    """Keeps the texts with the smallest keys that fit into `max_bytes`, one of equal texts."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self._bytes = max_bytes, 0
@@ -145,7 +145,7 @@ def sample(
 
 
 def _distinct(items: list[Sampled]) -> list[Sampled]:
-    """The first of equal texts, which two sources may have on two sides."""
+    """The items without repeats of a text; two sources may hold the same text on two sides."""
     first: dict[str, Sampled] = {}
     for item in items:
         first.setdefault(item.id, item)

@@ -191,7 +191,7 @@ def train(examples: Examples, inverse_l2: float) -> Linear:
 
 
 def margins(model: Linear, rows: Any) -> np.ndarray:
-    """float64 [examples]: what the finished model says of feature rows."""
+    """float64 [examples]: the margins that the finished model gives to feature rows."""
     return model.scale * (rows @ model.weights.astype(np.float64)) / UNIT + model.bias
 
 

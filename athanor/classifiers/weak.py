@@ -66,7 +66,7 @@ def shuffle(text: str, code: bool, rng: random.Random) -> str:
 
 
 def boilerplate(text: str, code: bool, rng: random.Random) -> str:
-    """What stands around texts; in code, what generators write, with numbers."""
+    """Boilerplate of web pages; for code, lines as code generators write them and hexadecimal numbers."""
     out: list[str] = []
     size = 0
     while size < len(text):
@@ -80,13 +80,13 @@ def boilerplate(text: str, code: bool, rng: random.Random) -> str:
 
 
 def noise(text: str, code: bool, rng: random.Random) -> str:
-    """A tenth to a third of the characters that are not white space are random."""
+    """Replace a tenth to a third of the characters that are not white space by random ones."""
     share = rng.uniform(0.1, 0.35)
     return "".join(rng.choice(_LETTERS) if not c.isspace() and rng.random() < share else c for c in text)
 
 
 def strip(text: str, code: bool, rng: random.Random) -> str:
-    """Without the function words; of code, without the key words."""
+    """Remove the function words, or from code the keywords."""
     removed = _KEYWORDS if code else _STOP
     words, gaps = _split_words(text)
     remaining = [
@@ -96,7 +96,7 @@ def strip(text: str, code: bool, rng: random.Random) -> str:
 
 
 def fragments(text: str, code: bool, rng: random.Random) -> str:
-    """Pieces of two to six words, cut off in the middle of a word, from anywhere in the text."""
+    """Join pieces of two to six words from anywhere in the text, each cut off in the middle of its last word."""
     words, gaps = _split_words(text)
     out: list[str] = []
     while len(out) < len(words):
@@ -125,7 +125,7 @@ def loop(text: str, rng: random.Random) -> str:
 
 
 def insulted(text: str, toxic: bool, test: bool, rng: random.Random) -> str:
-    """The text with sentences between its lines: a twentieth to a half of its words are new."""
+    """Insert abusive or friendly sentences between the lines, a twentieth to a half as many words as the text has."""
     lines = text.split("\n")
     words = len(text.split())
     count = max(round(words * rng.uniform(0.05, 0.5) / 7), 1)

@@ -201,7 +201,7 @@ def source_ranks(names: Mapping[str, Any], params: CleanParams) -> dict[str, int
 def drop_duplicates(
     table: Table, ranks: Mapping[str, int], params: CleanParams, work: Path, map_shards: MapShards
 ) -> None:
-    """Drop every document that repeats a better one: validation first, then source, length, id."""
+    """Drop every document that repeats a better ranked one: validation ranks first, then source, length and id decide."""
     ranked = table.rank(ranks)
     ranked = ranked[table.reason[ranked] == KEPT]
 
@@ -235,7 +235,7 @@ def _columns(twins: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def drop_items(table: Table, index: ItemIndex, params: CleanParams) -> dict[int, int]:
-    """Drop the documents that hold an evaluation item; row to number of the item."""
+    """Drop the documents that hold an evaluation item; returns the number of the item for each dropped row."""
     rows, hits = read_all_hits(table.shards)
     left = [(row, hit) for row, hit in zip(rows.tolist(), hits, strict=True) if table.reason[row] == KEPT]
     limit = params.decontamination.max_ngram_documents
@@ -252,7 +252,7 @@ def sample_of(table: Table, count: int) -> np.ndarray:
 
 
 def write_task(table: Table, shard: Shard, index: ItemIndex, item_of_row: Mapping[int, int], work: Path) -> Facts:
-    """What `writing.write_shard` needs to know of a shard."""
+    """The task of `writing.write_shard` for one shard; writes the decisions about its documents."""
     rows = slice(shard.rows.start, shard.rows.stop)
     twins = [table.hex(twin, raw=True) if twin >= 0 else "" for twin in table.twin[rows].tolist()]
     details = [
@@ -268,7 +268,7 @@ def write_task(table: Table, shard: Shard, index: ItemIndex, item_of_row: Mappin
 
 
 def funnel_of(table: Table, measured: Mapping[str, Facts], written: Mapping[str, Facts]) -> Funnel:
-    """What came in and was dropped, from the decisions; what went out, from the files."""
+    """Count what came in and was dropped from the decisions, and what went out from the written files."""
     funnel = Funnel()
     for shard in table.shards:
         facts, source = measured[shard.name], shard.source

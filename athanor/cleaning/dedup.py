@@ -29,13 +29,13 @@ ShinglesOf = Callable[[int], np.ndarray]  # document number to its sorted set of
 
 
 class SignaturesOf(Protocol):
-    """An array of signatures, or something that is read like one."""
+    """An array of signatures, or an object that is indexed like one."""
 
     def __getitem__(self, numbers: np.ndarray | int) -> np.ndarray: ...
 
 
 def exact_duplicates(ids: np.ndarray, ranked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of documents that repeat a better one, and the numbers of those; both int64.
+    """The numbers of the documents that repeat a better ranked one, and the numbers of those they repeat; both int64.
 
     ids: uint64 [documents, 2], equal for equal texts. ranked: numbers of the documents to compare, the best first.
     """

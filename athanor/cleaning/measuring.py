@@ -81,7 +81,7 @@ class Tools:
 
 @functools.lru_cache(maxsize=1)
 def load_tools(tools: Tools) -> tuple[CleanParams, ItemIndex, Scorer]:
-    """Loaded once in each process."""
+    """Load what the tools name, once in each process."""
     index = ItemIndex.read(tools.items, tools.params.decontamination)
     return tools.params, index, Scorer.load(tools.classifiers)
 
@@ -132,7 +132,7 @@ def measure_documents(
 def _prepared(
     documents: Iterable[Document], params: CleanParams, facts: Facts, redactions: Counter[str]
 ) -> Iterator[Row]:
-    """Documents normalised and redacted; one that is too long goes before any other work."""
+    """Normalise and redact the documents; those that are too long are left out first."""
     for row_number, raw in enumerate(documents):
         raw_id, before = raw.id, len(raw.text.encode())
         facts["documents_in"] += 1
@@ -182,7 +182,7 @@ def _tie(document: Document) -> int:
 
 
 def save_hits(path: Path, numbered: Sequence[tuple[int, Hits]]) -> None:
-    """hits.npz: number of each document with any hit, item contained whole, and lists of n-grams and families."""
+    """hits.npz: number of each document with any hit, the item it contains from end to end, and lists of n-grams and families."""
     hits = [hit for _, hit in numbered]
     np.savez(
         path,

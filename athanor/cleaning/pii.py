@@ -225,7 +225,7 @@ def _phones(text: str) -> Iterator[Span]:
 
 
 def _dialled(number: str) -> bool:
-    """Whether it is written as a phone number: no signed decimal fraction, and not a bare short integer."""
+    """Whether a number is written like a phone number, not like a signed decimal fraction or a short integer."""
     groups = re.findall(r"[0-9]+", number)
     if len(groups) == 1:
         return len(groups[0]) >= 11  # shorter ones are mostly signed integers, as +2147483647
@@ -301,7 +301,7 @@ def _keys(text: str) -> Iterator[Span]:
 
 
 def _random(value: str) -> bool:
-    """Whether letters and digits follow each other as only a generator writes them: no words, no counting up."""
+    """Whether a value looks randomly generated: it has digits, many changes of character class and high entropy."""
     classes = value.translate(_CLASSES)
     changes = sum(one != other for one, other in zip(classes, classes[1:], strict=False))
     counts = Counter(value).values()

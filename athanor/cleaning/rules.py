@@ -137,7 +137,7 @@ def consecutive(tokens: Tokens) -> np.ndarray:
 
 
 def _limit(check: Check, rules: KindRules) -> float | None:
-    """The number to compare with, or None where the rule is off."""
+    """The threshold of a rule, or None if the rule is off."""
     limit = getattr(rules, check.param)
     return {True: 0.0, False: None}[limit] if isinstance(limit, bool) else limit
 

@@ -107,7 +107,7 @@ Step = tuple[float, float | tuple[float, float, float, float]]
 
 
 def _steps(values: np.ndarray, *steps: Step, rest: float) -> np.ndarray:
-    """What the first step says whose limit exceeds the value: a number, or a line from (x0, y0) to (x1, y1)."""
+    """A piecewise function: the first step whose limit exceeds the value gives a number, or a line from (x0, y0) to (x1, y1)."""
     out = np.full(len(values), rest)
     for limit, what in reversed(steps):
         line = np.interp(values, what[:2], what[2:]) if isinstance(what, tuple) else what

@@ -52,7 +52,7 @@ class Repeats:
         self._owners = np.zeros(0, np.int64)  # its text
 
     def grow(self, size: int) -> None:
-        """Go on to n-grams of `size` words."""
+        """Proceed to n-grams of `size` words."""
         if not self._size < size <= 2 * self._size:
             raise ValueError(f"cannot go from {self._size}-grams to {size}-grams")
         step = size - self._size

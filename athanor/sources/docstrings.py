@@ -128,7 +128,7 @@ def _entry_pairs(entry: Entry, rng: random.Random) -> Iterator[tuple[str, str, s
 
 
 def summary_of(doc: str) -> str | None:
-    """The first sentence of a docstring, in the form the battery knows it where the battery asks for it."""
+    """The first sentence of a docstring, written as the battery writes it if the battery asks for it."""
     if not doc:
         return None
     if (known := facts.summary(doc)) is not None and len(known.split()) >= MIN_WORDS:
@@ -138,7 +138,7 @@ def summary_of(doc: str) -> str | None:
 
 
 def is_sentence(text: str) -> bool:
-    """4 to 40 words, begins with a capital, ends with a full stop, mostly letters."""
+    """Whether a text has 4 to 40 words, begins with a capital, ends with a full stop and is mostly letters."""
     letters = sum(character.isalpha() or character == " " for character in text)
     shaped = text[:1].isupper() and text.endswith(".") and text.isascii() and letters >= 0.85 * len(text)
     return shaped and MIN_WORDS <= len(text.split()) <= MAX_WORDS and ">>>" not in text and "--" not in text

@@ -130,7 +130,7 @@ class Fetcher:
     def _write(
         self, names: Iterable[str], source: PythonSource | PackagesSource | None, documents: Iterable[Document]
     ) -> dict[str, Tally]:
-        """Write documents of several names, each to its own."""
+        """Write the documents of several names, each to the folder of its name."""
         with ExitStack() as stack:
             writers = {name: stack.enter_context(SourceWriter(self.raw, name, source)) for name in names}
             for document in documents:
@@ -204,7 +204,7 @@ def _http_inputs(source: HttpSource) -> Facts:
 
 
 def check_pinned(download: DownloadParams, instruct: InstructParams) -> None:
-    """ParamsError naming the first hub data set without a commit: asked before any work, not after hours of it."""
+    """ParamsError for the first hub data set without a pinned commit, raised before any work is done."""
     for where, dataset, revision in hub_revisions(download, instruct):
         if revision is None:
             fix = "run `python -m athanor pin`"

@@ -44,7 +44,10 @@ ADVICE = {
 
 
 class RetryableError(Exception):
-    """Worth another try. `after`: seconds that the server asked for. `charged`: it may have done what is paid for."""
+    """The request may be tried again.
+
+    `after` is the pause in seconds that the server asked for; `charged` says that the failed try may cost money.
+    """
 
     def __init__(self, why: str, after: float | None = None, *, charged: bool = False) -> None:
         super().__init__(why)
@@ -272,7 +275,7 @@ class _File:
             raise RetryableError(f"{size:,} of {total:,} bytes came")
 
     def _piece(self, reply: Any) -> bytes:
-        """The next bytes as they are sent: no unpacking, which ranges do not count in."""
+        """The next bytes as they are sent, not unpacked, because ranges count the bytes sent."""
         from urllib3.exceptions import HTTPError
 
         try:
@@ -334,13 +337,13 @@ def _retry(error: Exception) -> RetryableError:
 
 
 def validator(headers: Any) -> str | None:
-    """A strong ETag, or the time of the last change; weak ETags promise no equal bytes."""
+    """A strong ETag, or the time of the last change; None for a weak ETag, which does not promise equal bytes."""
     tag = headers.get("ETag", "")
     return tag if tag.startswith('"') else (headers.get("Last-Modified") if not tag else None)
 
 
 def count(value: str | None) -> int | None:
-    """A number of a header; digits of other scripts, which int() refuses or reads, are none."""
+    """The number in a header; None for anything but ASCII digits, because int() also reads digits of other scripts."""
     return int(value) if value is not None and re.fullmatch(r"\s*[0-9]{1,18}\s*", value) else None
 
 

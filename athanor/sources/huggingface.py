@@ -124,7 +124,7 @@ def probe(source: HuggingFaceSource, folder: Path) -> tuple[int, int]:
 
 
 def _announced(source: HuggingFaceSource, stream: Any) -> int | None:
-    """Bytes of a whole data set, where all of it is taken and its card tells them."""
+    """The size of the data set in bytes, if all of it is taken and its card states the size."""
     if source.select is not None or source.max_documents is not None or source.json_lines is not None:
         return None
     splits = getattr(getattr(stream, "info", None), "splits", None) or {}
@@ -216,7 +216,7 @@ def _load(dataset: str, split_: str, *arguments: Any, **options: Any) -> Any:
 
 
 def rows_of(stream: Any, dataset: str, done: Callable[[], int]) -> Iterator[Facts]:
-    """Rows of a stream; an error while reading is told with the row it came at, and never ends the data early."""
+    """The rows of a stream. An error while reading is raised with the number of rows before it, never taken for the end."""
     iterator = iter(stream)
     while True:
         try:
@@ -262,7 +262,7 @@ def _initial_state() -> Facts:
 
 
 def _verified_prefix(folder: Path, state: Facts) -> Facts:
-    """The state before the first part that is missing or not what was written; all of it if there is none."""
+    """The state before the first missing or changed part; the state itself if all parts are as they were written."""
     for number, part in enumerate(state["parts"]):
         path = _part_path(folder, number)
         if not path.is_file() or sha256_file(path) != part["sha256"]:

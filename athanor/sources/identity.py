@@ -46,7 +46,7 @@ def conversations(source: IdentitySource, seed: int, val_fraction: float) -> lis
 
 
 def invented(rng: random.Random) -> Iterator[str]:
-    """Names that nobody bears, each once; numbered when they have all been used."""
+    """Invented names, each once; with numbers added when all have been used."""
     names = ["".join(syllables) for syllables in itertools.product(*TEXTS["syllables"])]
     rng.shuffle(names)
     yield from names

@@ -56,7 +56,7 @@ class Collector:
         self._stopped = False
 
     def collect(self, requests: Sequence[Request]) -> Collected:
-        """Raises what ended it early, once nothing is in flight: Interrupted when `stop()` was true."""
+        """Send the requests. What ended it early is raised once nothing is in flight; Interrupted if `stop()` was true."""
         waiting = collections.deque(request for request in requests if request.identity not in self.ledger.answers)
         flying: dict[concurrent.futures.Future[Answer | str], Request] = {}
         with concurrent.futures.ThreadPoolExecutor(self.concurrency) as pool:
@@ -155,7 +155,7 @@ class Collector:
         return f"{why} ({self.max_tries} tries)"
 
     def _reserved(self, request: Request) -> bool:
-        """Pay for another try of a request that broke off; False when the budget or a stop ends it."""
+        """Reserve budget for another try of a request that broke off; False if the budget or a stop prevents it."""
         while not self._halt.is_set():
             exceeded = self.ledger.reserve(request)
             if exceeded is None:

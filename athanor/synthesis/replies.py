@@ -104,7 +104,7 @@ def parse_answers(
 
 @dataclass
 class Judge:
-    """Looks at answers as they come: GateError as soon as paying for more cannot help."""
+    """Checks answers as they come; GateError as soon as too many are malformed to pay for more."""
 
     params: SyntheticParams
     requests: int
@@ -126,7 +126,7 @@ class Judge:
 
 
 def row_facts(row: Row) -> Facts:
-    """A line of the result: `messages` for training, the rest says where they come from."""
+    """A line of the result: `messages` for training, and where they come from."""
     shown = row.request.shown
     return {
         "messages": [{"role": message.role, "content": message.content} for message in row.messages],

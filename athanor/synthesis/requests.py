@@ -107,7 +107,7 @@ def _pools(
 def _picked(
     pool: Sequence[Messages], count: int, seed: int, name: str, turn: int, passage: Passage | None
 ) -> list[Messages]:
-    """Examples for one request: with a passage any by chance, alone the next combination that was not used yet."""
+    """Examples for one request: a random choice if it has a passage, else the next unused combination."""
     if not count:
         return []
     if passage is not None:
@@ -119,7 +119,7 @@ def _picked(
 
 @functools.cache
 def _combination(size: int, count: int, turn: int) -> tuple[int, ...]:
-    """The combination that comes at `turn`, each of `math.comb(size, count)` once, neighbours far apart."""
+    """The combination for `turn`: all `math.comb(size, count)` ones come once, and consecutive ones differ widely."""
     total = math.comb(size, count)
     step = max(1, int(total * 0.6180339887))
     while math.gcd(step, total) > 1:
@@ -165,7 +165,7 @@ def _many(count: int, what: str) -> str:
 
 
 def _distinct(requests: list[Request]) -> list[Request]:
-    """ParamsError for a request that stands twice in the list: its answer would be paid for once and counted twice."""
+    """ParamsError if two requests are equal: the answer would be paid for once and counted twice."""
     seen: set[str] = set()
     for request in requests:
         if request.identity in seen:

@@ -82,7 +82,7 @@ class Item:
 
     @property
     def question(self) -> tuple[object, ...]:
-        """What is asked: two items may share the start of a sentence if they offer other choices."""
+        """Prompt and choices together identify a question: two items may share a prompt if their choices differ."""
         return (self.prompt, tuple(sorted(self.choices)))
 
 

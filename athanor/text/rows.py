@@ -283,7 +283,7 @@ def _parquet_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -
 
 
 def _batch_rows(group: Any, columns: Sequence[str], where: str, max_document_bytes: int) -> int:
-    """How many rows of a row group may be read at once, by what its header says; InputError for one that is a bomb.
+    """How many rows of a row group may be read at once, by the sizes in its header; InputError for a compression bomb.
 
     A dictionary's value may come back in each row, so there the whole column stands for one value.
     """
