@@ -164,7 +164,7 @@ def check_documents(documents: Iterable[Numbered], index: ItemIndex, sample: ded
             if hit:
                 observed.hits.append((f"document {document.id} of source {document.source}", hit))
         grams = shingles(tokens.words, minhash.SHINGLE_WORDS)
-        sets = ((number, np.unique(grams.of(index))) for index, (number, _) in enumerate(batch))
+        sets = ((number, np.unique(grams.of(row))) for row, (number, _) in enumerate(batch))
         observed.copies |= sample.find(sets, threshold)
         ids += [bytes.fromhex(document.id) for _, document in batch]
         observed.misread += sum(misread_count(document.text) for _, document in batch if document.kind != "code")
