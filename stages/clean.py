@@ -36,7 +36,7 @@ def run(run: Run) -> None:
         work = slot.path / "work"
         cleaned = clean(sources, ITEMS, CLASSIFIERS, params, measures.path / "shards", work, run.map_shards, text_bytes)
         with new_dir(CLEAN) as folder:
-            emit(folder, cleaned)
+            write_outputs(folder, cleaned)
             funnel = cleaned.funnel.rows()
             write_manifest(
                 folder,
@@ -75,17 +75,17 @@ def read_inputs() -> tuple[dict[str, list[Path]], dict[str, int]]:
     return sources, {name: count.get("bytes", 0) for name, count in named.items()}
 
 
-def emit(folder: Path, cleaned: Cleaned) -> None:
-    """Put the parts together: training by source and shard, the small rest in one file each."""
-    for source, parts in cleaned.parts.items():
-        for number, part in enumerate(parts):
-            if (part / "train.parquet").is_file():
+def write_outputs(folder: Path, cleaned: Cleaned) -> None:
+    """Write the outputs: training documents by source and shard, validation and dropped ones in one file each."""
+    for source, shard_folders in cleaned.shard_folders.items():
+        for number, shard_folder in enumerate(shard_folders):
+            if (shard_folder / "train.parquet").is_file():
                 target = folder / "train" / source / f"{number:05d}.parquet"
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(part / "train.parquet", target)
-    everything = [part for parts in cleaned.parts.values() for part in parts]
+                shutil.copyfile(shard_folder / "train.parquet", target)
+    everything = [shard_folder for shard_folders in cleaned.shard_folders.values() for shard_folder in shard_folders]
     for name in ("val.parquet", "dropped.parquet"):
-        join(folder / name, [part / name for part in everything if (part / name).is_file()])
+        join(folder / name, [shard_folder / name for shard_folder in everything if (shard_folder / name).is_file()])
 
 
 def join(path: Path, files: Iterable[Path]) -> None:
@@ -112,10 +112,10 @@ def score_rows(cleaned: Cleaned) -> list[Facts]:
 
 def _summary(cleaned: Cleaned) -> dict[str, dict[str, object]]:
     """What came in, went out and was dropped by which rule, for each source."""
-    found = {}
+    summary = {}
     for source in cleaned.funnel.sources:
         (documents_in, bytes_in), (documents_out, bytes_out) = (cleaned.funnel.of(source, step) for step in (IN, OUT))
-        found[source] = {
+        summary[source] = {
             "documents_in": documents_in,
             "documents_out": documents_out,
             "bytes_in": bytes_in,
@@ -123,7 +123,7 @@ def _summary(cleaned: Cleaned) -> dict[str, dict[str, object]]:
             "kept_bytes_fraction": bytes_out / bytes_in,
             "dropped_documents": {rule: documents for rule, documents, _ in cleaned.funnel.dropped(source)},
         }
-    return found
+    return summary
 
 
 if __name__ == "__main__":

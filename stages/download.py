@@ -60,7 +60,7 @@ def run(run: Run) -> None:
         categories = dict(sorted(Counter(item.category for item in items).items()))
         left_out: dict[str, Counter[str]] = {source.name: Counter() for source in instruct.sources}
         conversations = {
-            source.name: converse(run, source, instruct, battery, pairs, left_out[source.name])
+            source.name: make_conversations(run, source, instruct, battery, pairs, left_out[source.name])
             for source in instruct.sources
         }
         compared = check_held_out(conversations, items)
@@ -87,9 +87,9 @@ def run(run: Run) -> None:
 def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -> None:
     """Nothing is fetched before every source has been opened."""
     free = shutil.disk_usage(run.root).free
-    look = fetcher(run, Path(), download.val_fraction).look
+    probe = fetcher(run, Path(), download.val_fraction).probe
     with run.progress(None, "opening the sources", "sources") as bar:
-        needed = check_sources(download, instruct, look, free, tick=bar.update, stop=run.stop_requested)
+        needed = check_sources(download, instruct, probe, free, tick=bar.update, stop=run.stop_requested)
     if needed > 1e8:
         run.note(
             f"all sources can be read; about {needed / 1e9:,.1f} GB are to come, the disk has {free / 1e9:,.1f} GB free"
@@ -97,15 +97,15 @@ def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -
 
 
 def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
-    def place(module: str, inputs: Facts) -> Slot:
+    def progress_folder(module: str, inputs: Facts) -> Slot:
         slot = run.part(module.rpartition(".")[2], module, inputs, {})
         run.fact(**{f"slot_{slot.fingerprint}": slot.fingerprint})  # one part, and a slot for each source
         return slot
 
-    return Fetcher(raw, val_fraction, run.progress, run.stop_requested, place, run.fact)
+    return Fetcher(raw, val_fraction, run.progress, run.stop_requested, progress_folder, run.fact)
 
 
-def converse(
+def make_conversations(
     run: Run,
     source: InstructSource,
     instruct: InstructParams,
@@ -114,22 +114,22 @@ def converse(
     left_out: Counter[str],
 ) -> list[Conversation]:
     if isinstance(source, ExercisesSource):
-        made = training_conversations(source, instruct.seed, instruct.val_fraction, battery)
+        conversations = training_conversations(source, instruct.seed, instruct.val_fraction, battery)
     elif isinstance(source, DocstringsSource):
-        made = docstrings.conversations(source, pairs, instruct.val_fraction)
+        conversations = docstrings.conversations(source, pairs, instruct.val_fraction)
     elif isinstance(source, IdentitySource):
-        made = identity.conversations(source, instruct.seed, instruct.val_fraction)
+        conversations = identity.conversations(source, instruct.seed, instruct.val_fraction)
     else:
         with run.progress(None, source.name, "conversations") as bar:
             read = messages.conversations(source, instruct.val_fraction, bar.update, lambda why: left_out.update([why]))
-            made = list(until_stopped(run, read))
-    least = getattr(source, "min_rows", 1)
-    if len(made) < least:
-        what = f"source '{source.name}' gave {len(made):,} conversations, its minimum is {least:,}"
+            conversations = list(until_stopped(run, read))
+    minimum = getattr(source, "min_rows", 1)
+    if len(conversations) < minimum:
+        what = f"source '{source.name}' gave {len(conversations):,} conversations, its minimum is {minimum:,}"
         raise GateError("source size", what, where="instruct.sources", fix="find out why, or lower its min_rows")
-    for conversation in made:
+    for conversation in conversations:
         check_messages(conversation.messages, f"{source.name} conversation {conversation.key}")
-    return made
+    return conversations
 
 
 def until_stopped(run: Run, conversations: Iterator[Conversation]) -> Iterator[Conversation]:

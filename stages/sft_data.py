@@ -46,33 +46,37 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
     contaminated: Counter[str] = Counter()
     rows = sft_rows.choose(tokenizer, conversations, params, index, dropped, contaminated)
     supervised = sft_rows.supervised_tokens(rows, params, dropped)
-    facts = sft_rows.of_sources(params, read, dropped, supervised)
+    facts = sft_rows.source_report(params, read, dropped, supervised)
     files = shard_files(CLEAN / "train") if params.replay_share else {}
-    text = replay.beside(tokenizer, params, shares, files, index, sum(supervised.values()))
-    names = [*dropped, *text.pieces]
-    read_from = {"battery": BATTERY, "instruct": INSTRUCT, **({"clean": CLEAN} if text.pieces else {})}
+    replay_text = replay.choose_replay(tokenizer, params, shares, files, index, sum(supervised.values()))
+    names = [*dropped, *replay_text.pieces]
+    read_from = {"battery": BATTERY, "instruct": INSTRUCT, **({"clean": CLEAN} if replay_text.pieces else {})}
 
     with new_dir(out) as folder:
         counts: Facts = {}
         for split in ("train", "val"):
-            part = [row for row in rows if row.conversation.split == split]
-            if not part:
+            split_rows = [row for row in rows if row.conversation.split == split]
+            if not split_rows:
                 raise InputError(
                     f"no {split} conversation is left", where=INSTRUCT, fix="add conversations, or raise a cap"
                 )
-            entries = [(row.ids, row.mask, names.index(row.source)) for row in part]
+            entries = [(row.ids, row.mask, names.index(row.source)) for row in split_rows]
             # A repeat is a row entry, not a copy of the ids, and never changes which side a conversation is on.
-            times = [params.sources[row.source].repeats if split == "train" else 1 for row in part]
+            times = [params.sources[row.source].repeats if split == "train" else 1 for row in split_rows]
             if split == "train":
-                texts = [(ids, names.index(name, len(dropped))) for name, mine in text.pieces.items() for ids in mine]
+                texts = [
+                    (ids, names.index(name, len(dropped)))
+                    for name, pieces in replay_text.pieces.items()
+                    for ids in pieces
+                ]
                 entries += [(ids, replay.mask_of(ids), source) for ids, source in texts]
                 times += [1] * len(texts)
             numbers = [number for number, repeats in enumerate(times) for _ in range(repeats)]
             packed = pack([len(entries[number][0]) for number in numbers], capacity, params.seed)
-            numbered = [[numbers[place] for place in row] for row in packed]
+            numbered = [[numbers[position] for position in row] for row in packed]
             pairs, sources = [entry[:2] for entry in entries], [entry[2] for entry in entries]
             write_split(folder, split, pairs, numbered, tokenizer.vocab_size, sources)
-            counts[split] = {"conversations": len(part), "texts": len(entries) - len(part)}
+            counts[split] = {"conversations": len(split_rows), "texts": len(entries) - len(split_rows)}
             counts[split] |= {"entries": len(numbers), "rows": len(numbered)}
         write_manifest(
             folder,
@@ -88,11 +92,11 @@ def build(run: Run, tokenizer: Tokenizer, out: Path, shares: Mapping[str, float]
             tokenizer=tokenizer.digest,
             template_hash=template_hash(tokenizer),
             sources=list(dropped),
-            replay_sources=list(text.pieces),
+            replay_sources=list(replay_text.pieces),
             replay_share=params.replay_share,
         )
         facts |= check(folder, tokenizer, index, params, counts)
-    facts["replay"]["contaminated"] = text.contaminated
+    facts["replay"]["contaminated"] = replay_text.contaminated
     facts["contaminated_items"] = dict(sorted(contaminated.items()))  # conversations, by item
     run.metrics(facts)
 
@@ -115,13 +119,15 @@ def read_sources(params: SftDataParams) -> list[Conversation]:
 
 def check(folder: Path, tokenizer: Tokenizer, index: ItemIndex, params: SftDataParams, counts: Facts) -> Facts:
     """Run the gates on the written files; returns what they measured."""
-    most = params.decontamination.max_ngram_conversations
+    max_conversations = params.decontamination.max_ngram_conversations
     packed = {split: PackedRows(folder, split) for split in ("train", "val")}
     read = {split: sft_gates.check_packed(tokenizer, rows, split) for split, rows in packed.items()}
-    sft_gates.check_clean([messages for part in read.values() for messages in part.values()], index, most)
+    sft_gates.check_clean(
+        [messages for conversations in read.values() for messages in conversations.values()], index, max_conversations
+    )
     excepted, hedge_rate = params.filter_exceptions.identity_leak, params.max_hedge_rate
     habits = {split: sft_gates.check_habits(read[split], packed[split], excepted, hedge_rate, split) for split in read}
-    tokens = sft_gates.check_replay(tokenizer, packed["train"], params.replay_share, index, most, "train")
+    tokens = sft_gates.check_replay(tokenizer, packed["train"], params.replay_share, index, max_conversations, "train")
     pads = {split: sft_gates.check_padding(rows, params.max_pad_share, split) for split, rows in packed.items()}
     facts = {s: {**counts[s], "pad_share": pads[s], "hedge_rate": habits[s][1]} for s in packed}
     facts["identity_leaks"] = sum(claims for claims, _ in habits.values())

@@ -19,7 +19,7 @@ from athanor.synthesis.collect import Collected, Collector
 from athanor.synthesis.endpoint import Answer, Endpoint, address, key_from
 from athanor.synthesis.ledger import Ledger
 from athanor.synthesis.params import SyntheticParams
-from athanor.synthesis.requests import Request, planned
+from athanor.synthesis.requests import Request, plan_requests
 from athanor.synthesis.sift import DROPS, Row, check, measure, sift
 from athanor.words.decontaminate import ItemIndex
 
@@ -34,32 +34,32 @@ def run(run: Run) -> None:
         raise ParamsError("names no model", where="synthetic.model", fix="set it to one that synthetic.base_url serves")
     url = address(params.api, params.base_url)
     parents = {"battery": manifest_digest(BATTERY), "clean": manifest_digest(CLEAN)}
-    requests = planned(params, CLEAN / "train", SEEDS)
+    requests = plan_requests(params, CLEAN / "train", SEEDS)
     folder = run.anchor / LOG
     with run.slot({"synthetic": asdict(params)}, parents) as slot:
         with Ledger(folder, params.name, params.budget, params.max_output_tokens) as ledger:
             ended = collect(run, params, requests, ledger)
-        kept = {r.identity: ledger.answers[r.identity] for r in requests if r.identity in ledger.answers}
-        answered = [(request, kept[request.identity].answer) for request in requests if request.identity in kept]
-        rows, malformed = replies.understood(params, answered, ended.failed)
+        stored = {r.identity: ledger.answers[r.identity] for r in requests if r.identity in ledger.answers}
+        answered = [(request, stored[request.identity].answer) for request in requests if request.identity in stored]
+        rows, malformed = replies.parse_answers(params, answered, ended.failed)
         reasons = left_out(rows, rules)
         pairs = list(zip(rows, reasons, strict=True))
-        rejected = [{**replies.told(row), "reason": reason} for row, reason in pairs if reason]
+        rejected = [{**replies.row_facts(row), "reason": reason} for row, reason in pairs if reason]
         write_text(folder / f"{params.name}.rejected.jsonl", replies.lines(rejected))
         measures, drops = measure(rows), Counter(reason for reason in reasons if reason)
         run.note(f"answers are in {ledger.path}, conversations left out in {params.name}.rejected.jsonl there")
         check(params.gates, measures, drops, len(rows), malformed.total(), len(answered) + len(ended.failed))
-        good = [row for row, reason in pairs if not reason]
+        accepted = [row for row, reason in pairs if not reason]
         counts = {
             "requests": len(requests),
             "answers": len(answered),
             "malformed": dict(sorted(malformed.items())),
             "conversations": len(rows),
             "left_out": {name: drops[name] for name in DROPS},
-            "categories": dict(sorted(Counter(row.request.category for row in good).items())),
-            "kept": len(good),
+            "categories": dict(sorted(Counter(row.request.category for row in accepted).items())),
+            "kept": len(accepted),
         }
-        licenses = Counter(row.request.shown.license for row in good if row.request.shown)
+        licenses = Counter(row.request.shown.license for row in accepted if row.request.shown)
         facts = {
             "api": params.api,
             "url": url,
@@ -71,12 +71,12 @@ def run(run: Run) -> None:
             "stopped_by_budget": ended.limit,
         }
         with new_dir(OUT) as out:
-            write_text(out / f"{params.name}.jsonl", replies.lines(map(replies.told, good)))
+            write_text(out / f"{params.name}.jsonl", replies.lines(map(replies.row_facts, accepted)))
             write_manifest(out, kind=KIND, version=VERSION, counts=counts, parents=parents, **facts)
-            if any(left_out(good, rules)):
+            if any(left_out(accepted, rules)):
                 raise GateError("synthetic data", "what is left still holds what was to be left out", where=OUT)
         run.metrics({**counts, "measures": facts["measures"], "stopped_by_budget": ended.limit})
-        days = sorted(answer.day for answer in kept.values())
+        days = sorted(answer.day for answer in stored.values())
         spent = {f"spent_{name}": value for name, value in asdict(ledger.spent).items()}
         run.fact(first_day=days[0], last_day=days[-1], **spent)
         slot.mark_done()
@@ -87,19 +87,19 @@ def left_out(rows: Sequence[Row], rules: SftDecontaminationParams) -> list[str |
 
 
 def collect(run: Run, params: SyntheticParams, requests: Sequence[Request], ledger: Ledger) -> Collected:
-    """Ask what is not answered yet. The key is wanted only where something is left to ask."""
-    had = [request for request in requests if request.identity in ledger.answers]
-    if len(had) == len(requests):
+    """Send the requests without an answer. The key is needed only if there are any."""
+    answered = [request for request in requests if request.identity in ledger.answers]
+    if len(answered) == len(requests):
         return Collected(None, {})
     key = key_from(os.environ, params.key_env)
     if key is not None:
         redact.hide(key.reveal())
     judge = replies.Judge(params, len(requests))
-    for request in had:
+    for request in answered:
         judge.see(request, ledger.answers[request.identity].answer)
     with run.progress(len(requests), "synthesize", "requests") as bar:
-        if had:
-            bar.resume_at(len(had))
+        if answered:
+            bar.resume_at(len(answered))
 
         def tick(request: Request, answer: Answer) -> None:
             bar.update(1, spending(params, ledger))
@@ -126,9 +126,9 @@ def collect(run: Run, params: SyntheticParams, requests: Sequence[Request], ledg
 
 
 def spending(params: SyntheticParams, ledger: Ledger) -> str:
-    spent, most = ledger.spent, params.budget
-    money = f", {spent.money:.4g}{f' of {most.money:g}' if most.money is not None else ''} in money"
-    return f"{spent.tokens:,} of {most.tokens:,} tokens{money if most.input_price is not None else ''}"
+    spent, budget = ledger.spent, params.budget
+    money = f", {spent.money:.4g}{f' of {budget.money:g}' if budget.money is not None else ''} in money"
+    return f"{spent.tokens:,} of {budget.tokens:,} tokens{money if budget.input_price is not None else ''}"
 
 
 if __name__ == "__main__":

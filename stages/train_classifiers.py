@@ -29,7 +29,7 @@ def run(run: Run) -> None:
     # Sizes on disk, for the bar only: text is about three times as long as its Parquet file.
     size = sum(path.stat().st_size for paths in shard_files(RAW).values() for path in paths)
     with run.progress(3 * size, "drawing documents", "B") as bar:
-        marked = (labels.source, labeller(labels)) if labels else None
+        marked = (labels.source, make_labeller(labels)) if labels else None
         drawn = sample(RAW, params.sample_bytes, params.seed, marked, bar.update)
     if labels and not drawn.labelled:
         what = f"no document of source '{labels.source}' has a number '{labels.meta_key}' in its meta"
@@ -46,7 +46,7 @@ def run(run: Run) -> None:
     for name, examples in sets.items():
         other = other_source(examples, params.inverse_l2)
         cards[name] = rounded(card.describe(name, models[name], examples, other, held, scores))
-        origin = card.said(cards[name]["labels"])
+        origin = card.origin_words(cards[name]["labels"])
         run.note(f"{name} ({origin} labels): AUROC {cards[name]['auroc']['held_out']:.3f} on held-out documents")
         card.check(name, cards[name], params.min_auroc, params.max_length_correlation)
     if len(held) < card.JUDGED:
@@ -72,7 +72,7 @@ def run(run: Run) -> None:
     run.attach(OUT / "card.md")
 
 
-def labeller(labels: QualityLabels) -> Labeller:
+def make_labeller(labels: QualityLabels) -> Labeller:
     def label(document: Document) -> bool | None:
         return judged(document.meta.get(labels.meta_key), labels.high_from, labels.low_below)
 
@@ -92,10 +92,10 @@ def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> t
     """Labelled rows, and what files they are from; nothing without labels."""
     if labels is None:
         return [], {}
-    found, columns = rows.find(labels.globs), [labels.text_column, labels.label_column]
+    files, columns = rows.find(labels.globs), [labels.text_column, labels.label_column]
 
     def read() -> Iterator[tuple[str, str, bool | None]]:
-        for name, path in found:
+        for name, path in files:
             for where, row in rows.read_rows(path, columns, MAX_ROW_BYTES):
                 text = rows.check_text(row[labels.text_column], where, labels.text_column, MAX_ROW_BYTES)
                 yield name, text, judged(row[labels.label_column], labels.toxic_from, labels.clean_below)
@@ -104,7 +104,7 @@ def toxicity_rows(labels: ToxicityLabels | None, params: ClassifiersParams) -> t
     if not given:
         fix = "correct label_column and the limits, or set it to null for weak labels"
         raise InputError("no row has a usable label", where="classifiers.toxicity_labels", fix=fix)
-    return given, {"files": len(found), "files_sha256": rows.digest_of(found), "rows": len(given)}
+    return given, {"files": len(files), "files_sha256": rows.digest_of(files), "rows": len(given)}
 
 
 def summary(facts: Facts) -> Facts:

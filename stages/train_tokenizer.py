@@ -35,14 +35,14 @@ def run(run: Run) -> None:
     lengths = {
         name: [text_lengths(path) for path in paths] for name, paths in files.items() if mixture.sources[name].share > 0
     }
-    sources = mix_sources(mixture.sources, {name: np.concatenate(parts) for name, parts in lengths.items()})
+    sources = mix_sources(mixture.sources, {name: np.concatenate(by_shard) for name, by_shard in lengths.items()})
     plan = plan_mixture(sources, params.sample_bytes, mixture.seed)
     needed = check_memory(min(plan.total, params.sample_bytes), free_memory_bytes())  # a document more, at most
     run.note(f"training on {plan.total:,} bytes takes about {needed / 1e9:,.1f} GB of memory")
     texts = read_texts(
         sources,
         plan,
-        {name: list(zip(files[name], map(len, parts), strict=True)) for name, parts in lengths.items()},
+        {name: list(zip(files[name], map(len, by_shard), strict=True)) for name, by_shard in lengths.items()},
     )
 
     model = train(texts, params)
@@ -73,7 +73,7 @@ def read_texts(sources: list[MixSource], plan: Plan, shards: Mapping[str, Sequen
 
     `shards` are the files of each source in order, with the documents in each; those without a planned one stay shut.
     """
-    found: dict[tuple[int, int], str] = {}
+    texts: dict[tuple[int, int], str] = {}
     for number, source in enumerate(sources):
         wanted = np.unique(plan.documents[plan.sources == number])
         first = 0
@@ -81,21 +81,21 @@ def read_texts(sources: list[MixSource], plan: Plan, shards: Mapping[str, Sequen
             here = wanted[(wanted >= first) & (wanted < first + documents)]
             if len(here):
                 chosen = set((here - first).tolist())
-                for place, document in enumerate(read_documents(path)):
-                    if place in chosen:
-                        found[number, first + place] = document.text
+                for index, document in enumerate(read_documents(path)):
+                    if index in chosen:
+                        texts[number, first + index] = document.text
             first += documents
-    return [found[key] for key in zip(plan.sources.tolist(), plan.documents.tolist(), strict=True)]
+    return [texts[key] for key in zip(plan.sources.tolist(), plan.documents.tolist(), strict=True)]
 
 
-def gate_samples(sources: list[MixSource], plan: Plan, texts: list[str], most_bytes: int) -> dict[str, list[str]]:
-    """The first distinct documents of each source in the sample, up to `most_bytes` of each."""
+def gate_samples(sources: list[MixSource], plan: Plan, texts: list[str], max_bytes: int) -> dict[str, list[str]]:
+    """The first distinct documents of each source in the sample, up to `max_bytes` of each."""
     samples: dict[str, list[str]] = {source.name: [] for source in sources}
     used: dict[str, int] = defaultdict(int)
     seen: set[Any] = set()
     for key, text in zip(zip(plan.sources.tolist(), plan.documents.tolist(), strict=True), texts, strict=True):
         name = sources[key[0]].name
-        if key not in seen and used[name] < most_bytes:
+        if key not in seen and used[name] < max_bytes:
             seen.add(key)
             samples[name].append(text)
             used[name] += len(text.encode())

@@ -121,7 +121,7 @@ def read_json(path: AnyPath) -> Any:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an error of the operating system the file it is about: a failed write, unlike a failed open, has none."""
+    """Add the file's name to an OSError that has none: a failed write, unlike a failed open, does not name its file."""
     try:
         yield
     except OSError as error:
@@ -204,10 +204,10 @@ def read_manifest(folder: AnyPath, kind: str, version: int) -> dict[str, Any]:
     """Read a manifest and refuse another kind or schema version (InputError)."""
     path = Path(folder) / MANIFEST
     manifest = read_json(path)
-    found = (manifest.get("kind"), manifest.get("version"))
-    if found != (kind, version):
+    kind_and_version = (manifest.get("kind"), manifest.get("version"))
+    if kind_and_version != (kind, version):
         raise InputError(
-            f"expected a {kind} artifact of version {version}, found {found[0]} version {found[1]}",
+            f"expected a {kind} artifact of version {version}, found {kind_and_version[0]} version {kind_and_version[1]}",
             where=path,
             fix="run dvc repro to rebuild it with this version of the code",
         )

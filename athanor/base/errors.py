@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 
 def suggest(name: object, known: Iterable[object], otherwise: str = "", cutoff: float = 0.0, prefix: str = "") -> str:
     """The fix for a name that does not exist: the known one that is most like it, else `otherwise`."""
-    near = difflib.get_close_matches(str(name), [str(each) for each in known], n=1, cutoff=cutoff)
-    return f"did you mean '{prefix}{near[0]}'?" if near else otherwise
+    matches = difflib.get_close_matches(str(name), [str(each) for each in known], n=1, cutoff=cutoff)
+    return f"did you mean '{prefix}{matches[0]}'?" if matches else otherwise
 
 
 class AthanorError(Exception):
-    """A problem with input, parameters or the machine, told in one line.
+    """A problem with input, parameters or the machine, described in one line.
 
     Stages print the message without a traceback and exit with status 1, so
     the message has to stand on its own: name the file, row or parameter in
@@ -26,11 +26,11 @@ class AthanorError(Exception):
         super().__init__(f"{text}. Fix: {fix}" if fix else text)
 
     def __reduce__(self) -> tuple[Callable[..., AthanorError], tuple[object, ...]]:
-        return _made_again, (type(self), self.args, vars(self))
+        return _rebuild_error, (type(self), self.args, vars(self))
 
 
-def _made_again(kind: type[AthanorError], args: tuple[object, ...], state: dict[str, object]) -> AthanorError:
-    """An error as another process had it: its message is composed from keywords, so it is not made by its class."""
+def _rebuild_error(kind: type[AthanorError], args: tuple[object, ...], state: dict[str, object]) -> AthanorError:
+    """Rebuild an error that another process pickled, without `__init__`: its message is composed already."""
     error = kind.__new__(kind, *args)
     error.args = args
     vars(error).update(state)

@@ -112,8 +112,8 @@ def build(schema: Any, value: Any, where: str) -> Any:
     raise _wrong(value, "a number" if schema is float else str(schema), where)
 
 
-def _build_dataclass(schema: Any, value: Any, where: str, usual: Any = None) -> Any:
-    """`usual` is an instance that says what a key is which `value` leaves out."""
+def _build_dataclass(schema: Any, value: Any, where: str, defaults: Any = None) -> Any:
+    """Build a dataclass; `defaults`, if given, is an instance with the values of the keys that `value` leaves out."""
     if not isinstance(value, Mapping):
         raise _wrong(value, "a mapping", where)
     hints = typing.get_type_hints(schema)
@@ -122,7 +122,7 @@ def _build_dataclass(schema: Any, value: Any, where: str, usual: Any = None) -> 
         if key not in fields:
             raise ParamsError("unknown key", where=f"{where}.{key}", fix=suggest(key, fields, prefix=f"{where}."))
     missing = [name for name, field in fields.items() if name not in value and field.default is dataclasses.MISSING]
-    if missing and usual is None:
+    if missing and defaults is None:
         fix = "add it: docs/params.md says what it may be, presets/default.yaml holds every section"
         raise ParamsError("key is missing", where=f"{where}.{missing[0]}", fix=fix)
     built = {}
@@ -132,7 +132,7 @@ def _build_dataclass(schema: Any, value: Any, where: str, usual: Any = None) -> 
         built[name] = _build_dataclass(type(default), given, key, default) if nested else build(hints[name], given, key)
         _check_range(built[name], field.metadata, key)
     try:
-        return schema(**built) if usual is None else dataclasses.replace(usual, **built)
+        return schema(**built) if defaults is None else dataclasses.replace(defaults, **built)
     except ParamsError as error:  # a cross-field rule in __post_init__ names the key relative to its section
         raise ParamsError(error.what, where=f"{where}.{error.where}" if error.where else where, fix=error.fix) from None
 

@@ -37,7 +37,7 @@ def _cell(text: object) -> str:
 
 
 def _table(facts: Any, *header: str) -> str:
-    """The leaves of nested facts, one a row; absent values are left out."""
+    """The leaves of nested facts as rows of a table; absent values are left out."""
     rows = [header, *([("---",) * len(header)] if header else []), *_flat(facts)]
     return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows if row)
 
@@ -45,7 +45,7 @@ def _table(facts: Any, *header: str) -> str:
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
         rows = [_flat(value[key], f"{prefix}.{key}" if prefix else str(key)) for key in sorted(value)]
-        return [row for part in rows for row in part]
+        return [row for group in rows for row in group]
     if isinstance(value, (list, tuple)):
         if any(isinstance(item, (Mapping, list, tuple)) for item in value):
             return [row for number, item in enumerate(value) for row in _flat(item, f"{prefix}[{number}]")]

@@ -14,11 +14,11 @@ Work = Callable[[Any, Path], Facts]
 
 
 def ignore(*_: object) -> None:
-    """For whoever wants to hear of nothing."""
+    """A callback that does nothing."""
 
 
 def never() -> bool:
-    """Whether to stop, for whoever never wants to."""
+    """A stop condition that is never met."""
     return False
 
 

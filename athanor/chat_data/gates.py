@@ -26,10 +26,10 @@ def messages_of(tokenizer: Tokenizer, ids: Sequence[int]) -> Messages:
     messages: list[Message] = []
     at = len(start)
     while ids[: len(start)] == start and at < len(ids) and layout.stop in ids[at:]:
-        found = [(role, len(o)) for role, o in layout.opening.items() if tuple(ids[at : at + len(o)]) == o]
-        if not found:
+        openings = [(role, len(o)) for role, o in layout.opening.items() if tuple(ids[at : at + len(o)]) == o]
+        if not openings:
             break
-        (role, size), end = found[0], ids.index(layout.stop, at)
+        (role, size), end = openings[0], ids.index(layout.stop, at)
         messages.append(Message(role, tokenizer.decode(ids[at + size : end])))
         # What follows the stop is missing only after the last turn, where a long conversation was cut.
         at = end + 1 + (len(tail) if ids[end + 1 : end + 1 + len(tail)] == tail else 0)
@@ -41,7 +41,7 @@ def messages_of(tokenizer: Tokenizer, ids: Sequence[int]) -> Messages:
 
 
 def check_split_keys(conversations: Iterable[Conversation]) -> None:
-    """No key on both sides of the line."""
+    """GateError for a key that is in both train and val."""
     sides: dict[str, set[str]] = {"train": set(), "val": set()}
     for row in conversations:
         sides[row.split].add(row.key)
@@ -85,13 +85,13 @@ def _check_conversation(tokenizer: Tokenizer, packed: PackedRows, number: int, w
         tokenizer.check_rendered(messages)  # a foreign one, which other runtimes ask about whole texts
     expected = [0] * len(ids)
     turns = 0
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message.role != "assistant":
             continue
         turns += 1
-        prompt = prompt_ids(tokenizer, messages[:place])
+        prompt = prompt_ids(tokenizer, messages[:index])
         if ids[: len(prompt)] != prompt:
-            what = f"the ids before message {place} of conversation {number} are not what a server sends"
+            what = f"the ids before message {index} of conversation {number} are not what a server sends"
             raise GateError("prompt-ids", what, where=where, fix=FIX)
         end = ids.index(tokenizer.stop, len(prompt)) + 1
         expected[len(prompt) : end] = [1] * (end - len(prompt))
@@ -131,8 +131,8 @@ def check_replay(
         what = f"{sum(tokens.values())} of {total} supervised tokens are pretraining text, share asked {share}"
         raise GateError("replay-share", what, where=where, fix=FIX)
     texts = [tokenizer.decode(packed.conversation(number)[0].tolist()) for number in numbers]
-    found = index.matches(texts, max_ngram_documents=max_documents, prompts_alone=False)
-    if hits := [item for item in found if item is not None]:
+    matches = index.matches(texts, max_ngram_documents=max_documents, prompts_alone=False)
+    if hits := [item for item in matches if item is not None]:
         what = f"{len(hits)} pieces of text hold a battery item, as item {hits[0]}"
         raise GateError("contamination", what, where=where, fix=FIX)
     return dict(sorted(tokens.items()))
@@ -142,12 +142,12 @@ def check_habits(
     conversations: Mapping[int, Sequence[Message]],
     packed: PackedRows,
     excepted: Collection[str],
-    most: float,
+    max_hedge_share: float,
     where: str,
 ) -> tuple[int, float]:
     """No answer claims to be another assistant, but in the sources `excepted` from that rule.
 
-    Returns how many do there, and the share of all answers that open with a hedge, at most `most`.
+    Returns how many do there, and the share of all answers that open with a hedge, at most `max_hedge_share`.
     """
     answers = claims = hedges = 0
     for number, messages in conversations.items():
@@ -163,50 +163,50 @@ def check_habits(
                 what = f"an answer of source '{source}' claims to be another assistant: {message.content[:80]!r}"
                 raise GateError("identity", what, where=where, fix=FIX)
             claims += 1
-    rate = hedges / answers
-    if rate > most:
+    hedge_share = hedges / answers
+    if hedge_share > max_hedge_share:
         raise GateError(
             "hedges",
-            f"{rate:.4f} of the answers open with a hedge, limit {most}",
+            f"{hedge_share:.4f} of the answers open with a hedge, limit {max_hedge_share}",
             where=where,
             fix="empty sft_data.filter_exceptions.hedge_opening, or raise sft_data.max_hedge_rate",
         )
-    return claims, rate
+    return claims, hedge_share
 
 
 def check_clean(conversations: Sequence[Sequence[Message]], index: ItemIndex, max_conversations: int) -> None:
     """No battery item in what is trained, searched in the text read back from the ids."""
-    found = index.conversation_matches(conversations, max_ngram_documents=max_conversations)
-    hits = [item for item in found if item is not None]
+    matches = index.conversation_matches(conversations, max_ngram_documents=max_conversations)
+    hits = [item for item in matches if item is not None]
     if hits:
         what = f"{len(hits)} conversations hold a battery item, as item {hits[0]}"
         raise GateError("contamination", what, where="data/sft", fix=FIX)
 
 
-def check_shares(supervised: Mapping[str, int], most: float) -> dict[str, float]:
-    """Each source's share of the supervised tokens; GateError above `most`."""
+def check_shares(supervised: Mapping[str, int], max_share: float) -> dict[str, float]:
+    """Each source's share of the supervised tokens; GateError above `max_share`."""
     total = sum(supervised.values())
     shares = {source: tokens / total for source, tokens in sorted(supervised.items())}
     for source, share in shares.items():
-        if share > most:
+        if share > max_share:
             raise GateError(
                 "source-share",
-                f"source '{source}' makes up {share:.3f} of the supervised tokens, limit {most}",
+                f"source '{source}' makes up {share:.3f} of the supervised tokens, limit {max_share}",
                 where="sft_data.sources",
                 fix=f"lower sft_data.sources.{source}.max_supervised_tokens",
             )
     return shares
 
 
-def check_padding(packed: PackedRows, most: float, where: str) -> float:
-    """Share of row tokens that are padding; GateError above `most` when there are rows enough to judge."""
+def check_padding(packed: PackedRows, max_share: float, where: str) -> float:
+    """Share of row tokens that are padding; GateError above `max_share` when there are rows enough to judge."""
     lengths = packed.lengths()
     used = sum(int(lengths[packed.numbers(row)].sum()) for row in range(len(packed)))
     share = 1 - used / (len(packed) * (packed.context_tokens + 1))
-    if len(packed) > PAD_GATE_ROWS and share > most:
+    if len(packed) > PAD_GATE_ROWS and share > max_share:
         raise GateError(
             "padding",
-            f"{share:.3f} of the rows is padding, limit {most}",
+            f"{share:.3f} of the rows is padding, limit {max_share}",
             where=where,
             fix="raise sft_data.context_tokens, add short conversations, or raise sft_data.max_pad_share",
         )

@@ -34,7 +34,7 @@ class Replay:
     contaminated: int
 
 
-def beside(
+def choose_replay(
     tokenizer: Tokenizer,
     params: SftDataParams,
     shares: Mapping[str, float],
@@ -42,27 +42,27 @@ def beside(
     index: ItemIndex,
     supervised: int,
 ) -> Replay:
-    """The text that makes up `params.replay_share` beside `supervised` tokens of conversations, repeats counted."""
+    """Choose the text that makes up `params.replay_share` beside `supervised` tokens of conversations (with repeats)."""
     wanted = quotas(shares, targets_for(supervised, params.replay_share)) if params.replay_share else {}
-    most = params.decontamination.max_ngram_conversations
-    return choose(tokenizer, files, wanted, params.context_tokens + 1, params.seed, index, most)
+    max_documents = params.decontamination.max_ngram_conversations
+    return choose(tokenizer, files, wanted, params.context_tokens + 1, params.seed, index, max_documents)
 
 
 def targets_for(supervised: int, share: float) -> int:
     """Text targets that make up `share` of all supervised tokens beside `supervised` ones of conversations."""
-    part = Fraction(str(share))
-    return round(supervised * part / (1 - part))
+    fraction = Fraction(str(share))
+    return round(supervised * fraction / (1 - fraction))
 
 
 def quotas(shares: Mapping[str, float], total: int) -> dict[str, int]:
     """`total` divided in proportion to `shares`, in whole tokens; sources with share 0 are left out."""
     used = {name: Fraction(str(share)) for name, share in sorted(shares.items()) if share > 0}
-    parts, done, given = {}, Fraction(0), 0
+    tokens, cumulative_share, total_so_far = {}, Fraction(0), 0
     for name, share in used.items():
-        done += share
-        parts[name] = round(total * done / sum(used.values())) - given
-        given += parts[name]
-    return parts
+        cumulative_share += share
+        tokens[name] = round(total * cumulative_share / sum(used.values())) - total_so_far
+        total_so_far += tokens[name]
+    return tokens
 
 
 def choose(
@@ -82,32 +82,32 @@ def choose(
     """
     left_out: Counter[str] = Counter()
 
-    def sound(source: str) -> Iterator[np.ndarray]:
+    def clean_pieces(source: str) -> Iterator[np.ndarray]:
         for batch in _batches(files.get(source, ()), source, seed):
             texts = [document.text for document in batch]
-            found = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
-            left_out[source] += sum(item is not None for item in found)
-            for ids in tokenizer.encode_arrays([t for t, item in zip(texts, found, strict=True) if item is None]):
+            matches = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
+            left_out[source] += sum(item is not None for item in matches)
+            for ids in tokenizer.encode_arrays([t for t, item in zip(texts, matches, strict=True) if item is None]):
                 yield from pieces_of(tokenizer, ids, capacity)
 
-    streams = {source: sound(source) for source in wanted}
+    streams = {source: clean_pieces(source) for source in wanted}
     chosen: dict[str, list[np.ndarray]] = {source: [] for source in wanted}
     while True:
         for source, targets in wanted.items():
             _fill(chosen[source], streams[source], targets, source)
-        entries = [(source, piece) for source, mine in chosen.items() for piece in mine]
+        entries = [(source, piece) for source, pieces in chosen.items() for piece in pieces]
         texts = [tokenizer.decode(piece.tolist()) for _, piece in entries]
-        found = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
-        if not any(item is not None for item in found):
+        matches = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
+        if not any(item is not None for item in matches):
             return Replay(chosen, left_out.total())
-        left_out.update(source for (source, _), item in zip(entries, found, strict=True) if item is not None)
-        kept = [entry for entry, item in zip(entries, found, strict=True) if item is None]
-        chosen = {source: [piece for name, piece in kept if name == source] for source in wanted}
+        left_out.update(source for (source, _), item in zip(entries, matches, strict=True) if item is not None)
+        clean_entries = [entry for entry, item in zip(entries, matches, strict=True) if item is None]
+        chosen = {source: [piece for name, piece in clean_entries if name == source] for source in wanted}
 
 
-def _fill(mine: list[np.ndarray], pieces: Iterator[np.ndarray], targets: int, source: str) -> None:
+def _fill(chosen: list[np.ndarray], pieces: Iterator[np.ndarray], targets: int, source: str) -> None:
     """Add pieces until there are `targets` targets, the last one cut to fit; InputError if there are too few."""
-    missing = targets - sum(len(piece) - 1 for piece in mine)
+    missing = targets - sum(len(piece) - 1 for piece in chosen)
     while missing:
         piece = next(pieces, None)
         if piece is None:
@@ -118,15 +118,15 @@ def _fill(mine: list[np.ndarray], pieces: Iterator[np.ndarray], targets: int, so
             )
         piece = piece[: missing + 1]
         if len(piece) > 1:
-            mine.append(piece)
+            chosen.append(piece)
             missing -= len(piece) - 1
 
 
 def pieces_of(tokenizer: Tokenizer, ids: np.ndarray, capacity: int) -> Iterator[np.ndarray]:
     """A document between `<|bos|>` and `<|eos|>`, in pieces of at most `capacity` tokens, uint32."""
-    whole = np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(np.uint32)
-    for start in range(0, len(whole), capacity):
-        yield whole[start : start + capacity]
+    document_ids = np.concatenate([[tokenizer.bos], ids, [tokenizer.eos]]).astype(np.uint32)
+    for start in range(0, len(document_ids), capacity):
+        yield document_ids[start : start + capacity]
 
 
 def mask_of(piece: np.ndarray) -> np.ndarray:

@@ -74,28 +74,30 @@ def choose(
     Caps come after all that leaves out, so that a source fills its cap.
     """
     sources = {name: params.sources[name] for name in dropped}
-    most = params.decontamination.max_ngram_conversations
+    max_conversations = params.decontamination.max_ngram_conversations
     exceptions = {name: getattr(params.filter_exceptions, name) for name in FILTERS}
     # In this order, or an exact copy would stay in the source that is read first and not in the better one.
-    kept = one_source_each(drop_habits(conversations, exceptions, dropped), params.source_priority, dropped)
-    kept = deduplicate(kept, {name: source.max_copies for name, source in sources.items()}, dropped)
-    encoded = encode(tokenizer, kept, params.context_tokens + 1, dropped)
-    rows = decontaminate(encoded, index, most, dropped, contaminated)
+    remaining = one_source_each(drop_habits(conversations, exceptions, dropped), params.source_priority, dropped)
+    remaining = deduplicate(remaining, {name: source.max_copies for name, source in sources.items()}, dropped)
+    encoded = encode(tokenizer, remaining, params.context_tokens + 1, dropped)
+    rows = decontaminate(encoded, index, max_conversations, dropped, contaminated)
     caps = {name: source.max_supervised_tokens for name, source in sources.items()}
     capped = cap_supervised(rows, caps, params.seed, dropped)
     # Once more after a cap: an n-gram that too few of what is left share is no template any more.
-    return capped if len(capped) == len(rows) else decontaminate(capped, index, most, dropped, contaminated)
+    return (
+        capped if len(capped) == len(rows) else decontaminate(capped, index, max_conversations, dropped, contaminated)
+    )
 
 
 def _keep(rows: Iterable[T], reasons: Iterable[str | None], dropped: Dropped) -> list[T]:
-    """The rows without a reason; the others are counted."""
-    kept = []
+    """The rows without a reason to drop them; the others are counted by reason."""
+    remaining = []
     for row, reason in zip(rows, reasons, strict=True):
         if reason is None:
-            kept.append(row)
+            remaining.append(row)
         else:
             dropped[row.source][reason] += 1
-    return kept
+    return remaining
 
 
 def drop_habits(
@@ -167,7 +169,7 @@ def encode(
     tokenizer: Tokenizer, conversations: Iterable[Conversation], capacity: int, dropped: Dropped
 ) -> list[Encoded]:
     """Render each conversation, cut after the last assistant turn that fits `capacity` tokens; drop those with none."""
-    made = []
+    encoded = []
     for row in conversations:
         ids, mask = render(tokenizer, row.messages)
         keep = fit_turns(mask, capacity)
@@ -178,8 +180,8 @@ def encode(
             dropped[row.source]["truncated"] += 1
             stops = ids[:keep].count(tokenizer.stop)
             row = replace(row, messages=row.messages[:stops])
-        made.append(Encoded(row, np.array(ids[:keep], np.uint32), np.array(mask[:keep], np.uint8)))
-    return made
+        encoded.append(Encoded(row, np.array(ids[:keep], np.uint32), np.array(mask[:keep], np.uint8)))
+    return encoded
 
 
 def cap_supervised(
@@ -187,15 +189,15 @@ def cap_supervised(
 ) -> list[Encoded]:
     """Keep a seeded choice of each source's training conversations with at most its cap of supervised tokens."""
     reasons: list[str | None] = [None] * len(rows)
-    for source, most in sorted(caps.items()):
-        if most is None:
+    for source, cap in sorted(caps.items()):
+        if cap is None:
             continue
-        mine = (source, "train")
-        numbers = [i for i, row in enumerate(rows) if (row.source, row.conversation.split) == mine]
+        source_and_split = (source, "train")
+        numbers = [i for i, row in enumerate(rows) if (row.source, row.conversation.split) == source_and_split]
         used = 0
-        for place in permutation(len(numbers), seed, source, "cap").tolist():
-            number = numbers[place]
-            if used + rows[number].supervised > most:
+        for index in permutation(len(numbers), seed, source, "cap").tolist():
+            number = numbers[index]
+            if used + rows[number].supervised > cap:
                 reasons[number] = "over_cap"
             else:
                 used += rows[number].supervised
@@ -210,11 +212,11 @@ def decontaminate(
     contaminated: Counter[str],
 ) -> list[Encoded]:
     """Drop the conversations that hold a battery item; `contaminated` counts them by item."""
-    found = index.conversation_matches(
+    matches = index.conversation_matches(
         [row.conversation.messages for row in rows], max_ngram_documents=max_conversations
     )
-    contaminated.update(item for item in found if item is not None)
-    return _keep(rows, (item and "contaminated" for item in found), dropped)
+    contaminated.update(item for item in matches if item is not None)
+    return _keep(rows, (item and "contaminated" for item in matches), dropped)
 
 
 def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Iterable[str]) -> dict[str, int]:
@@ -226,10 +228,10 @@ def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Ite
     return tokens
 
 
-def of_sources(
+def source_report(
     params: SftDataParams, read: Mapping[str, int], dropped: Dropped, supervised: Mapping[str, int]
 ) -> Facts:
-    """What each source had and lost, and its share; GateError if one source makes up too much."""
+    """A report of what each source had and lost, and its share; GateError if one source makes up too much."""
     shares = check_shares(supervised, params.max_source_share)
     return {
         "supervised_tokens": sum(supervised.values()),

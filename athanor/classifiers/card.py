@@ -23,18 +23,18 @@ SCORES = {"quality": ("quality_classifier", "quality", "quality_heuristics"), "t
 GATED = ("quality_classifier", "quality", "toxicity")
 
 
-def said(origin: str) -> str:
-    """The origin of labels in words, before the word "labels"."""
+def origin_words(origin: str) -> str:
+    """The origin of labels as words that stand before "labels"."""
     return origin.replace("labelled", "given").replace("_", " ")
 
 
 def auroc(margin: np.ndarray, positive: np.ndarray) -> float | None:
     """The chance that a positive ranks above a negative, ties half; None without both."""
-    up, down = np.sort(margin[positive]), np.sort(margin[~positive])
-    if not len(up) or not len(down):
+    positives, negative_margins = np.sort(margin[positive]), np.sort(margin[~positive])
+    if not len(positives) or not len(negative_margins):
         return None
-    below = np.searchsorted(down, up, "left") + np.searchsorted(down, up, "right")
-    return float(below.sum() / (2 * len(up) * len(down)))
+    below = np.searchsorted(negative_margins, positives, "left") + np.searchsorted(negative_margins, positives, "right")
+    return float(below.sum() / (2 * len(positives) * len(negative_margins)))
 
 
 def reliability(score: np.ndarray, positive: np.ndarray) -> Facts:
@@ -43,15 +43,15 @@ def reliability(score: np.ndarray, positive: np.ndarray) -> Facts:
     Both classes weigh the same, as they did when the score was calibrated.
     """
     weight = np.where(positive, 0.5 / max(positive.sum(), 1), 0.5 / max((~positive).sum(), 1))
-    place = np.minimum((score * BINS).astype(int), BINS - 1)
+    bin_of = np.minimum((score * BINS).astype(int), BINS - 1)
     bins, error = [], 0.0
     for number in range(BINS):
-        here = place == number
-        if here.any():
-            mean, share = (float(np.average(values[here], weights=weight[here])) for values in (score, positive))
-            error += float(weight[here].sum()) * abs(mean - share)
+        in_bin = bin_of == number
+        if in_bin.any():
+            mean, share = (float(np.average(values[in_bin], weights=weight[in_bin])) for values in (score, positive))
+            error += float(weight[in_bin].sum()) * abs(mean - share)
             edge = number / BINS
-            bins.append({"from": edge, "documents": int(here.sum()), "mean_score": mean, "share_positive": share})
+            bins.append({"from": edge, "documents": int(in_bin.sum()), "mean_score": mean, "share_positive": share})
     return {"expected_calibration_error": error, "bins": bins}
 
 
@@ -65,8 +65,8 @@ def correlation(score: np.ndarray, chars: np.ndarray) -> float | None:
     return float(np.corrcoef(score, logs)[0, 1])
 
 
-def surely(correlation: float, documents: int) -> float:
-    """Its size, as measured; for fewer than CERTAIN documents less two standard errors (Fisher's transformation).
+def correlation_lower_bound(correlation: float, documents: int) -> float:
+    """The absolute correlation, less two standard errors for fewer than CERTAIN documents (Fisher's transformation).
 
     With so few, 0.53 may be chance: of 45 documents it may be 0.28 of many.
     """
@@ -77,12 +77,12 @@ def surely(correlation: float, documents: int) -> float:
 
 def natural_scores(scorer: Scorer, natural: Sequence[Sampled]) -> dict[str, np.ndarray]:
     """Scores of documents as they come, float32 [documents] each."""
-    parts: dict[str, list[np.ndarray]] = {}
+    batches: dict[str, list[np.ndarray]] = {}
     for start in range(0, len(natural), 64):
         texts = [item.text for item in natural[start : start + 64]]
         for name, values in scorer.scores(texts, tokenise(texts)).items():
-            parts.setdefault(name, []).append(values)
-    return {name: np.concatenate(values) for name, values in parts.items()}
+            batches.setdefault(name, []).append(values)
+    return {name: np.concatenate(values) for name, values in batches.items()}
 
 
 def describe(
@@ -97,17 +97,17 @@ def describe(
     margin, test = margins(model, examples.rows), examples.at(TEST)
     positive = examples.positive
     of = {str(source): test & (examples.source == source) for source in sorted(set(examples.source[test]))}
-    whole: Facts = {
+    ranking: Facts = {
         "held_out": auroc(margin[test], positive[test]),
         "by_source": {source: auroc(margin[here], positive[here]) for source, here in of.items()},
         "other_source": {source: auroc(values, positive[of[source]]) for source, values in other.items()},
     }
     combined = CLASSIFIER_SHARE * sigmoid(margin) + HEURISTICS_SHARE * examples.rules
     tested = test | examples.at(UNSEEN)
-    whole["by_negative"] = {h: auroc(*against(margin, examples, h, tested)) for h in negatives(examples, tested)}
+    ranking["by_negative"] = {h: auroc(*against(margin, examples, h, tested)) for h in negatives(examples, tested)}
     if name == "quality":
-        whole["with_heuristics"] = auroc(combined[test], positive[test])
-        whole["with_heuristics_by_negative"] = {
+        ranking["with_heuristics"] = auroc(combined[test], positive[test])
+        ranking["with_heuristics_by_negative"] = {
             h: auroc(*against(combined, examples, h, tested)) for h in negatives(examples, tested)
         }
     chars = np.array([len(item.text) for item in held])
@@ -123,7 +123,7 @@ def describe(
         "labels": examples.origin,
         "labels_by_kind": examples.origins,
         "examples": {side: {"positive": int(own.sum()), "negative": int((~own).sum())} for side, own in counts.items()},
-        "auroc": whole,
+        "auroc": ranking,
         "calibration": reliability(sigmoid(margin[test]), positive[test]),
         "natural_documents": len(held),
         "length_correlation": length,
@@ -139,12 +139,14 @@ def describe(
 
 
 def negatives(examples: Examples, tested: np.ndarray) -> list[str]:
-    return sorted({str(how) for how in examples.how[tested & ~examples.positive]})
+    return sorted({str(treatment) for treatment in examples.treatment[tested & ~examples.positive]})
 
 
-def against(margin: np.ndarray, examples: Examples, how: str, tested: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def against(
+    margin: np.ndarray, examples: Examples, treatment: str, tested: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Margins and labels of all tested positives and of the negatives made in one way."""
-    chosen = tested & (examples.positive | (examples.how == how))
+    chosen = tested & (examples.positive | (examples.treatment == treatment))
     return margin[chosen], examples.positive[chosen]
 
 
@@ -158,7 +160,10 @@ def histogram(name: str, origin: str, held: Sequence[Sampled], scores: Columns) 
         for number, count in enumerate(counts):
             span = f"{number / BINS:.1f}-{(number + 1) / BINS:.1f}"
             rows.append(
-                {"share": float(count / len(values)), "score": f"{source}: {name} ({said(origin)} labels) {span}"}
+                {
+                    "share": float(count / len(values)),
+                    "score": f"{source}: {name} ({origin_words(origin)} labels) {span}",
+                }
             )
     return rows
 
@@ -166,14 +171,14 @@ def histogram(name: str, origin: str, held: Sequence[Sampled], scores: Columns) 
 def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> None:
     """GateError when the classifier ranks badly, or when its score follows the length of the text."""
     reached = card["auroc"]["held_out"]
-    where = f"classifier {name} ({said(card['labels'])} labels)"
+    where = f"classifier {name} ({origin_words(card['labels'])} labels)"
     if reached < min_auroc:
         fix = "raise classifiers.sample_bytes, give better labels, or lower classifiers.min_auroc"
         what = f"{reached:.3f} on held-out documents, less than {min_auroc}"
         raise GateError("classifier-auroc", what, where=where, fix=fix)
     for score in (score for score in SCORES[name] if score in GATED):
         for group, value in card["length_correlation"][score].items():
-            if value is not None and surely(value, card["length_documents"][group]) > max_correlation:
+            if value is not None and correlation_lower_bound(value, card["length_documents"][group]) > max_correlation:
                 what = f"'{score}' of {group} documents correlates {value:.2f} with the logarithm of their length"
                 fix = "take labels whose classes have documents of the same lengths, or set them to null for weak ones"
                 if card["labels"] == WEAK:
@@ -182,8 +187,8 @@ def check(name: str, card: Facts, min_auroc: float, max_correlation: float) -> N
 
 
 def markdown(cards: Mapping[str, Facts]) -> str:
-    """The cards for people."""
-    template = templates.markdown("athanor.classifiers", "card.md.j2", said=said, figure=_figure)
+    """The cards as a Markdown page."""
+    template = templates.markdown("athanor.classifiers", "card.md.j2", said=origin_words, figure=_figure)
     return template.render(cards=cards, quantiles=QUANTILES)
 
 

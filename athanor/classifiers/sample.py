@@ -41,26 +41,26 @@ class Sampled:
 
 
 def hashed(*parts: object) -> int:
-    """64 bits that depend on the parts."""
+    """A 64-bit hash of the parts."""
     return hash64("\0".join(map(str, parts)))
 
 
 def side_of(group: str, seed: int) -> str:
-    """The side of a group of documents that belong together; adding documents moves none."""
+    """The side of a group of documents that belong together; it does not depend on which other documents there are."""
     share = hashed("side", seed, group) / 2**64
     return TEST if share < TEST_SHARE else CALIBRATION if share < TEST_SHARE + CALIBRATION_SHARE else TRAIN
 
 
 class Reservoir:
-    """The texts of smallest key that fit into a number of bytes; of equal texts one."""
+    """Keeps the texts with the smallest keys that fit into `max_bytes`, one of equal texts."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes, self._bytes = most_bytes, 0
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self._bytes = max_bytes, 0
         self._heap: list[tuple[int, str]] = []  # minus the key, id: the largest key comes first
         self._held: dict[str, Sampled] = {}
 
     def wants(self, key: int) -> bool:
-        return self._bytes < self.most_bytes or key <= -self._heap[0][0]
+        return self._bytes < self.max_bytes or key <= -self._heap[0][0]
 
     def add(self, item: Sampled) -> None:
         held = self._held.get(item.id)
@@ -70,7 +70,7 @@ class Reservoir:
         heapq.heappush(self._heap, (-item.key, item.id))
         self._held[item.id] = item
         self._bytes += item.size
-        while len(self._heap) > 1 and self._bytes - self._held[self._heap[0][1]].size >= self.most_bytes:
+        while len(self._heap) > 1 and self._bytes - self._held[self._heap[0][1]].size >= self.max_bytes:
             self._bytes -= self._held.pop(heapq.heappop(self._heap)[1]).size
 
     def items(self) -> list[Sampled]:
@@ -85,21 +85,21 @@ class Sample:
     labelled: list[Sampled]
 
 
-def sample_rows(rows: Iterable[tuple[str, str, bool | None]], most_bytes: int, seed: int) -> list[Sampled]:
-    """From (file, text, label) rows: `most_bytes` of text, half of each label. The label None is no label."""
-    marked = {True: Reservoir(most_bytes // 2), False: Reservoir(most_bytes // 2)}
+def sample_rows(rows: Iterable[tuple[str, str, bool | None]], max_bytes: int, seed: int) -> list[Sampled]:
+    """From (file, text, label) rows: `max_bytes` of text, half of each label. The label None is no label."""
+    label_reservoirs = {True: Reservoir(max_bytes // 2), False: Reservoir(max_bytes // 2)}
     for name, text, positive in rows:
         if positive is not None:
             identity = content_id(text)
             key, side = hashed("rows", seed, identity), side_of(identity, seed)
-            if marked[positive].wants(key):
-                marked[positive].add(Sampled(key, identity, name, ROWS, side, text[:MAX_CHARS], positive))
-    return _once(marked[True].items() + marked[False].items())
+            if label_reservoirs[positive].wants(key):
+                label_reservoirs[positive].add(Sampled(key, identity, name, ROWS, side, text[:MAX_CHARS], positive))
+    return _distinct(label_reservoirs[True].items() + label_reservoirs[False].items())
 
 
 def sample(
     folder: str | Path,
-    most_bytes: int,
+    max_bytes: int,
     seed: int,
     labels: tuple[str, Labeller] | None = None,
     tick: Tick = ignore,
@@ -117,10 +117,13 @@ def sample(
         what = f"no source is named '{labels[0]}'; found: {', '.join(sources)}"
         fix = "name one that is there, or set quality_labels to null"
         raise InputError(what, where="classifiers.quality_labels.source", fix=fix)
-    share = max(most_bytes // len(sources), 1)
+    share = max(max_bytes // len(sources), 1)
     natural, labelled = [], []
     for name, paths in sources.items():
-        kept, marked = Reservoir(share), {True: Reservoir(share // 2), False: Reservoir(share // 2)}
+        natural_reservoir, label_reservoirs = (
+            Reservoir(share),
+            {True: Reservoir(share // 2), False: Reservoir(share // 2)},
+        )
         for path in paths:
             for document in read_documents(path):
                 tick(len(document.text))
@@ -128,21 +131,21 @@ def sample(
                     continue
                 key = hashed("sample", seed, document.id)
                 label = labels[1](document) if labels and name == labels[0] else None
-                wanted = [r for r in (kept, marked.get(label)) if r is not None and r.wants(key)]
+                wanted = [r for r in (natural_reservoir, label_reservoirs.get(label)) if r is not None and r.wants(key)]
                 if wanted:
                     group = str(document.meta.get("module", document.id))
                     text = document.text[:MAX_CHARS]
                     side = side_of(group, seed)
                     for reservoir in wanted:
-                        positive = None if reservoir is kept else label
+                        positive = None if reservoir is natural_reservoir else label
                         reservoir.add(Sampled(key, document.id, name, document.kind, side, text, positive))
-        natural += kept.items()
-        labelled += [item for reservoir in marked.values() for item in reservoir.items()]
-    return Sample(_once(natural), _once(labelled))
+        natural += natural_reservoir.items()
+        labelled += [item for reservoir in label_reservoirs.values() for item in reservoir.items()]
+    return Sample(_distinct(natural), _distinct(labelled))
 
 
-def _once(items: list[Sampled]) -> list[Sampled]:
-    """The first of equal texts, which two sources may have on two sides."""
+def _distinct(items: list[Sampled]) -> list[Sampled]:
+    """The items without repeats of a text; two sources may hold the same text on two sides."""
     first: dict[str, Sampled] = {}
     for item in items:
         first.setdefault(item.id, item)

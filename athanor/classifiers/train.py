@@ -39,10 +39,10 @@ class Examples:
     positive: np.ndarray  # bool [examples]
     side: np.ndarray  # str [examples]
     source: np.ndarray  # str [examples]
-    how: np.ndarray  # str [examples]: "natural", "labelled" or what was done to it
+    treatment: np.ndarray  # str [examples]: "natural", "labelled" or what was done to it
     rules: np.ndarray  # float64 [examples]: the score of the heuristics
     origins: dict[str, str]  # kind -> WEAK or LABELLED
-    least_share: float = 0.0  # of the examples fitted to, for a feature to get a weight
+    min_share: float = 0.0  # of the examples fitted to, for a feature to get a weight
 
     def at(self, side: str) -> np.ndarray:
         return self.side == side
@@ -66,14 +66,14 @@ def quality_examples(sample: Sample, seed: int) -> Examples:
             if item.kind not in kinds:
                 rng = _rng(seed, "quality", item)
                 text = weak.window(item.text, rng)
-                how, good, bad = weak.corrupt(text, item.kind, rng)
+                treatment, good, bad = weak.corrupt(text, item.kind, rng)
                 yield good, (item.side, item.source, item.kind, True, "natural")
-                yield bad, (item.side, item.source, item.kind, False, how)
+                yield bad, (item.side, item.source, item.kind, False, treatment)
                 if item.side == TEST:
                     yield weak.loop(text, rng), (UNSEEN, item.source, item.kind, False, LOOPED)
 
-    made = _examples(pairs(), origins, "quality", MIN_WORDS)
-    return made if kinds else replace(made, least_share=WEAK_EXAMPLES_SHARE)
+    examples = _examples(pairs(), origins, "quality", MIN_WORDS)
+    return examples if kinds else replace(examples, min_share=WEAK_EXAMPLES_SHARE)
 
 
 def toxicity_examples(natural: Sequence[Sampled], labelled: Sequence[Sampled], seed: int) -> Examples:
@@ -83,7 +83,7 @@ def toxicity_examples(natural: Sequence[Sampled], labelled: Sequence[Sampled], s
         for item in labelled:
             yield item.text[: weak.WINDOW_CHARS], (item.side, item.source, item.kind, bool(item.positive), LABELLED)
 
-    def made() -> Iterator[tuple[str, Tag]]:
+    def generated() -> Iterator[tuple[str, Tag]]:
         for item in natural:
             rng = _rng(seed, "toxicity", item)
             text, test = weak.window(item.text, rng), item.side == TEST
@@ -94,8 +94,8 @@ def toxicity_examples(natural: Sequence[Sampled], labelled: Sequence[Sampled], s
 
     origin = LABELLED if labelled else WEAK
     kinds = {item.kind for item in (labelled or natural)}
-    least = 1 if labelled else MIN_WORDS
-    return _examples(given() if labelled else made(), dict.fromkeys(kinds, origin), "toxicity", least)
+    min_words = 1 if labelled else MIN_WORDS
+    return _examples(given() if labelled else generated(), dict.fromkeys(kinds, origin), "toxicity", min_words)
 
 
 def _rng(seed: int, name: str, item: Sampled) -> random.Random:
@@ -118,11 +118,11 @@ def _examples(pairs: Iterable[tuple[str, Tag]], origins: dict[str, str], name: s
     if not tags:
         what = f"no document of {min_words} words or more to train the {name} classifier on"
         raise InputError(what, where="data/raw", fix="bring about fifty documents, or put very short ones together")
-    side, source, _, positive, how = (np.array(column) for column in zip(*tags, strict=True))
-    return Examples(vstack(blocks, format="csr"), positive, side, source, how, np.concatenate(rules), origins)
+    side, source, _, positive, treatment = (np.array(column) for column in zip(*tags, strict=True))
+    return Examples(vstack(blocks, format="csr"), positive, side, source, treatment, np.concatenate(rules), origins)
 
 
-def fit(rows: Any, positive: np.ndarray, inverse_l2: float, least_share: float = 0.0) -> tuple[np.ndarray, float]:
+def fit(rows: Any, positive: np.ndarray, inverse_l2: float, min_share: float = 0.0) -> tuple[np.ndarray, float]:
     """Weights float64 [BUCKETS] and bias, by L-BFGS.
 
     Features of few examples get none: they tell nothing about other documents,
@@ -132,8 +132,8 @@ def fit(rows: Any, positive: np.ndarray, inverse_l2: float, least_share: float =
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
-    least = max(MIN_EXAMPLES, least_share * rows.shape[0])
-    used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]) >= least)
+    min_examples = max(MIN_EXAMPLES, min_share * rows.shape[0])
+    used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]) >= min_examples)
     if not len(used):  # a handful of documents that share no words: nothing is known, and the gate on AUROC says so
         return np.zeros(rows.shape[1]), 0.0
     # Classes count alike however many examples each has.
@@ -185,23 +185,23 @@ def train(examples: Examples, inverse_l2: float) -> Linear:
             )
             fix = "bring about fifty documents (a long text as one file for each chapter), or widen the labels' limits"
             raise InputError(what, where="classifiers", fix=fix)
-    weights, bias = fit(examples.rows[fitted], examples.positive[fitted], inverse_l2, examples.least_share)
+    weights, bias = fit(examples.rows[fitted], examples.positive[fitted], inverse_l2, examples.min_share)
     slope, offset = calibrate(examples.rows[apart] @ weights + bias, examples.positive[apart])
     return Linear.quantised(weights, UNIT * slope, slope * bias + offset)
 
 
 def margins(model: Linear, rows: Any) -> np.ndarray:
-    """float64 [examples]: what the finished model says of feature rows."""
+    """float64 [examples]: the margins that the finished model gives to feature rows."""
     return model.scale * (rows @ model.weights.astype(np.float64)) / UNIT + model.bias
 
 
 def other_source(examples: Examples, inverse_l2: float) -> dict[str, np.ndarray]:
     """For each source, margins on its test examples from a model that saw the other sources only."""
-    found: dict[str, np.ndarray] = {}
+    margins_by_source: dict[str, np.ndarray] = {}
     for name in sorted(set(examples.source)):
         own = examples.source == name
         seen, held = examples.at(TRAIN) & ~own, examples.at(TEST) & own
         if len(set(examples.positive[seen])) == 2 and len(set(examples.positive[held])) == 2:
-            weights, bias = fit(examples.rows[seen], examples.positive[seen], inverse_l2, examples.least_share)
-            found[name] = examples.rows[held] @ weights + bias
-    return found
+            weights, bias = fit(examples.rows[seen], examples.positive[seen], inverse_l2, examples.min_share)
+            margins_by_source[name] = examples.rows[held] @ weights + bias
+    return margins_by_source

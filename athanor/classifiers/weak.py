@@ -25,7 +25,7 @@ from athanor.quality import language
 from athanor.text.recipes import read_texts
 
 WINDOW_CHARS = 4_000  # of a document that are trained on
-_PARTS = re.compile(r"(\s+)")
+_WHITESPACE = re.compile(r"(\s+)")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _STOP = frozenset(language.ENGLISH.split())
 _BARE = re.compile(r"\w+")
@@ -49,10 +49,10 @@ def corrupt(text: str, kind: str, rng: random.Random) -> tuple[str, str, str]:
     return name, text[: max(len(bad), 1)], bad[: len(text)]
 
 
-def _parts(text: str) -> tuple[list[str], list[str]]:
+def _split_words(text: str) -> tuple[list[str], list[str]]:
     """The words between white space, and the white space after each."""
-    parts = _PARTS.split(text)
-    return parts[::2], [*parts[1::2], ""]
+    pieces = _WHITESPACE.split(text)
+    return pieces[::2], [*pieces[1::2], ""]
 
 
 def _join(words: list[str], gaps: list[str]) -> str:
@@ -60,13 +60,13 @@ def _join(words: list[str], gaps: list[str]) -> str:
 
 
 def shuffle(text: str, code: bool, rng: random.Random) -> str:
-    words, gaps = _parts(text)
+    words, gaps = _split_words(text)
     rng.shuffle(words)
     return _join(words, gaps)
 
 
 def boilerplate(text: str, code: bool, rng: random.Random) -> str:
-    """What stands around texts; in code, what generators write, with numbers."""
+    """Boilerplate of web pages; for code, lines as code generators write them and hexadecimal numbers."""
     out: list[str] = []
     size = 0
     while size < len(text):
@@ -80,22 +80,24 @@ def boilerplate(text: str, code: bool, rng: random.Random) -> str:
 
 
 def noise(text: str, code: bool, rng: random.Random) -> str:
-    """A tenth to a third of the characters that are not white space are random."""
-    rate = rng.uniform(0.1, 0.35)
-    return "".join(rng.choice(_LETTERS) if not c.isspace() and rng.random() < rate else c for c in text)
+    """Replace a tenth to a third of the characters that are not white space by random ones."""
+    share = rng.uniform(0.1, 0.35)
+    return "".join(rng.choice(_LETTERS) if not c.isspace() and rng.random() < share else c for c in text)
 
 
 def strip(text: str, code: bool, rng: random.Random) -> str:
-    """Without the function words; of code, without the key words."""
-    gone = _KEYWORDS if code else _STOP
-    words, gaps = _parts(text)
-    kept = [(w, g) for w, g in zip(words, gaps, strict=True) if not gone & {m.lower() for m in _BARE.findall(w)[:1]}]
-    return "".join(word + gap for word, gap in kept)
+    """Remove the function words, or from code the keywords."""
+    removed = _KEYWORDS if code else _STOP
+    words, gaps = _split_words(text)
+    remaining = [
+        (w, g) for w, g in zip(words, gaps, strict=True) if not removed & {m.lower() for m in _BARE.findall(w)[:1]}
+    ]
+    return "".join(word + gap for word, gap in remaining)
 
 
 def fragments(text: str, code: bool, rng: random.Random) -> str:
-    """Pieces of two to six words, cut off in the middle of a word, from anywhere in the text."""
-    words, gaps = _parts(text)
+    """Join pieces of two to six words from anywhere in the text, each cut off in the middle of its last word."""
+    words, gaps = _split_words(text)
     out: list[str] = []
     while len(out) < len(words):
         start = rng.randrange(len(words))
@@ -115,7 +117,7 @@ CORRUPTIONS: dict[str, Callable[[str, bool, random.Random], str]] = {
 
 def loop(text: str, rng: random.Random) -> str:
     """One phrase of the text over and over, in the layout of the text: for the test only, since its words are good."""
-    words, gaps = _parts(text)
+    words, gaps = _split_words(text)
     size = rng.randint(1, 12)
     start = rng.randrange(max(len(words) - size, 1))
     phrase = words[start : start + size]
@@ -123,7 +125,7 @@ def loop(text: str, rng: random.Random) -> str:
 
 
 def insulted(text: str, toxic: bool, test: bool, rng: random.Random) -> str:
-    """The text with sentences between its lines: a twentieth to a half of its words are new."""
+    """Insert abusive or friendly sentences between the lines, a twentieth to a half as many words as the text has."""
     lines = text.split("\n")
     words = len(text.split())
     count = max(round(words * rng.uniform(0.05, 0.5) / 7), 1)

@@ -19,7 +19,7 @@ import numpy as np
 from athanor.base.errors import GateError, ParamsError
 from athanor.base.work import Facts, MapShards
 from athanor.cleaning import dedup, minhash, rules, writing
-from athanor.cleaning.measuring import Tools, loaded, measure_shard
+from athanor.cleaning.measuring import Tools, load_tools, measure_shard
 from athanor.cleaning.params import CleanParams
 from athanor.cleaning.table import (
     EXACT,
@@ -34,7 +34,7 @@ from athanor.cleaning.table import (
     ShingleSets,
     Table,
     band_keys,
-    copies,
+    find_near_copies,
     read_all_hits,
     read_table,
 )
@@ -111,9 +111,9 @@ class Funnel:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """`parts` are the folders that `writing.write_shard` filled, by source, in the order of the shards."""
+    """`shard_folders` are the folders that `writing.write_shard` filled, by source, in the order of the shards."""
 
-    parts: dict[str, list[Path]]
+    shard_folders: dict[str, list[Path]]
     counts: dict[str, dict[str, dict[str, int]]]  # split -> source -> documents, bytes
     funnel: Funnel
     items: dict[str, int]  # evaluation item -> documents dropped for it
@@ -149,14 +149,14 @@ def clean(
             sizes[name] = text_bytes.get(source, sum(on_disk)) * size // sum(on_disk)
     measured = map_shards(measure_shard, tasks, measures, desc="normalise and measure", sizes=sizes)
     table = read_table({s: [measures / name for name in of_source] for s, of_source in names.items()}, params.rules)
-    _, index, _ = loaded(tools)
+    _, index, _ = load_tools(tools)
     drop_duplicates(table, ranks, params, work, map_shards)
-    items_found = drop_items(table, index, params)
+    item_of_row = drop_items(table, index, params)
     threshold = params.dedup.near_duplicate_jaccard
     sample = sample_of(table, params.dedup.duplicate_check_documents)
     sets = ShingleSets(table.shards, sample, work / "sample", map_shards, "sample")
     shared = {"tools": tools, "threshold": threshold, "sample": sets.write_index(work / "sample" / "index", sample)}
-    tasks = {shard.name: {**write_task(table, shard, index, items_found, work), **shared} for shard in table.shards}
+    tasks = {shard.name: {**write_task(table, shard, index, item_of_row, work), **shared} for shard in table.shards}
     sizes = {shard.name: int(table.bytes[shard.rows.start : shard.rows.stop].sum()) for shard in table.shards}
     written = map_shards(writing.write_shard, tasks, work / "written", desc="write and check", sizes=sizes)
     funnel = funnel_of(table, measured, written)
@@ -169,21 +169,23 @@ def clean(
         source: dict(sorted(sum((Counter(measured[name]["redactions"]) for name in of), Counter()).items()))
         for source, of in names.items()
     }
-    leaked = Counter(index.items[item].category for item in items_found.values())
-    touched = Counter(index.items[item].id for item in items_found.values())
+    category_counts = Counter(index.items[item].category for item in item_of_row.values())
+    contaminated_item_counts = Counter(index.items[item].id for item in item_of_row.values())
     report = {
         "contaminated": {
-            "documents": len(items_found),
-            "items": len(touched),
-            "by_category": {name: leaked[name] for name in sorted({item.category for item in index.items})},
+            "documents": len(item_of_row),
+            "items": len(contaminated_item_counts),
+            "by_category": {name: category_counts[name] for name in sorted({item.category for item in index.items})},
             "ngrams_shared_by_items": index.shared_ngrams,
         },
         "redactions": redactions,
         **facts,
     }
-    parts = {source: [work / "written" / name for name in of_source] for source, of_source in names.items()}
+    folders = {source: [work / "written" / name for name in of_source] for source, of_source in names.items()}
     scores = {source: _summed([written[name]["scores"] for name in of]) for source, of in names.items()}
-    return Cleaned(parts, _counts(written, names), funnel, dict(sorted(touched.items())), scores, report)
+    return Cleaned(
+        folders, _counts(written, names), funnel, dict(sorted(contaminated_item_counts.items())), scores, report
+    )
 
 
 def source_ranks(names: Mapping[str, Any], params: CleanParams) -> dict[str, int]:
@@ -199,7 +201,7 @@ def source_ranks(names: Mapping[str, Any], params: CleanParams) -> dict[str, int
 def drop_duplicates(
     table: Table, ranks: Mapping[str, int], params: CleanParams, work: Path, map_shards: MapShards
 ) -> None:
-    """Drop every document that repeats a better one: validation first, then source, length, id."""
+    """Drop every document that repeats a better ranked one: validation ranks first, then source, length and id decide."""
     ranked = table.rank(ranks)
     ranked = ranked[table.reason[ranked] == KEPT]
 
@@ -212,61 +214,61 @@ def drop_duplicates(
     ranked = ranked[table.reason[ranked] == KEPT]
     signatures = ShardSignatures(table.shards)
     among = (table.reason == KEPT) & ~signatures.empty()
-    found = dedup.candidates(lambda band: band_keys(table.shards, band), among, minhash.BANDS)
+    candidates = dedup.candidates(lambda band: band_keys(table.shards, band), among, minhash.BANDS)
     val = np.flatnonzero(table.val & (table.reason == KEPT))
-    wanted = np.union1d(found[0], val)
+    wanted = np.union1d(candidates[0], val)
     sets = ShingleSets(table.shards, wanted, work / "candidates", map_shards, "candidates")
     threshold = params.dedup.near_duplicate_jaccard
-    repeats(*_columns(dedup.near_duplicates(signatures, ranked, sets, threshold, found)), NEAR, NEAR_VAL)
+    repeats(*_columns(dedup.near_duplicates(signatures, ranked, sets, threshold, candidates)), NEAR, NEAR_VAL)
     # Banding misses one pair in seventy at the threshold. Between training and validation none may be missed.
     ranked = ranked[table.reason[ranked] == KEPT]
     val = ranked[table.val[ranked]]
     if len(val):
         index = sets.write_index(work / "validation" / "index", val.tolist())
         train = np.sort(ranked[~table.val[ranked]])
-        pairs = copies(table, train, index, threshold, work / "validation", map_shards)
+        pairs = find_near_copies(table, train, index, threshold, work / "validation", map_shards)
         repeats(pairs[:, 0], pairs[:, 1], NEAR, NEAR_VAL)
 
 
-def _columns(found: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array(list(found), np.int64), np.array(list(found.values()), np.int64)
+def _columns(twins: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(list(twins), np.int64), np.array(list(twins.values()), np.int64)
 
 
 def drop_items(table: Table, index: ItemIndex, params: CleanParams) -> dict[int, int]:
-    """Drop the documents that hold an evaluation item; row to number of the item."""
+    """Drop the documents that hold an evaluation item; returns the number of the item for each dropped row."""
     rows, hits = read_all_hits(table.shards)
     left = [(row, hit) for row, hit in zip(rows.tolist(), hits, strict=True) if table.reason[row] == KEPT]
     limit = params.decontamination.max_ngram_documents
     items = index.resolve([hit for _, hit in left], max_ngram_documents=limit)
-    found = {row: item for (row, _), item in zip(left, items, strict=True) if item is not None}
-    table.drop(np.array(list(found), np.int64), ITEM)
-    return found
+    item_of_row = {row: item for (row, _), item in zip(left, items, strict=True) if item is not None}
+    table.drop(np.array(list(item_of_row), np.int64), ITEM)
+    return item_of_row
 
 
 def sample_of(table: Table, count: int) -> np.ndarray:
     """Rows of the kept documents with the smallest content hashes: as good as random, and independent of order."""
-    kept = table.kept
-    return kept[np.lexsort((table.id[kept, 1], table.id[kept, 0]))][:count]
+    rows = table.kept
+    return rows[np.lexsort((table.id[rows, 1], table.id[rows, 0]))][:count]
 
 
-def write_task(table: Table, shard: Shard, index: ItemIndex, items_found: Mapping[int, int], work: Path) -> Facts:
-    """What `writing.write_shard` needs to know of a shard."""
+def write_task(table: Table, shard: Shard, index: ItemIndex, item_of_row: Mapping[int, int], work: Path) -> Facts:
+    """The task of `writing.write_shard` for one shard; writes the decisions about its documents."""
     rows = slice(shard.rows.start, shard.rows.stop)
     twins = [table.hex(twin, raw=True) if twin >= 0 else "" for twin in table.twin[rows].tolist()]
     details = [
-        index.items[items_found[row]].id if row in items_found else twin
+        index.items[item_of_row[row]].id if row in item_of_row else twin
         for row, twin in zip(shard.rows, twins, strict=True)
     ]
     path = work / "decisions" / f"{shard.name}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     decisions = {"reason": table.reason[rows], "value": table.value[rows]}
     np.savez(path, **decisions, twin=np.array(twins, "U32"), detail=np.array(details, str))
-    place = {"source": shard.source, "number": shard.number, "start": shard.rows.start}
-    return {"shard": shard.folder.absolute(), "decisions": path.absolute(), **place}
+    origin = {"source": shard.source, "number": shard.number, "start": shard.rows.start}
+    return {"shard": shard.folder.absolute(), "decisions": path.absolute(), **origin}
 
 
 def funnel_of(table: Table, measured: Mapping[str, Facts], written: Mapping[str, Facts]) -> Funnel:
-    """What came in and was dropped, from the decisions; what went out, from the files."""
+    """Count what came in and was dropped from the decisions, and what went out from the written files."""
     funnel = Funnel()
     for shard in table.shards:
         facts, source = measured[shard.name], shard.source
@@ -277,20 +279,20 @@ def funnel_of(table: Table, measured: Mapping[str, Facts], written: Mapping[str,
             funnel.add(source, rules.TOO_LONG, 1, early["bytes"])
         rows = slice(shard.rows.start, shard.rows.stop)
         reason, size = table.reason[rows], table.bytes[rows]
-        for place in np.unique(reason[reason != KEPT]).tolist():
-            funnel.add(source, REASONS[place], int((reason == place).sum()), int(size[reason == place].sum()))
-        found = [0, 0]
+        for code in np.unique(reason[reason != KEPT]).tolist():
+            funnel.add(source, REASONS[code], int((reason == code).sum()), int(size[reason == code].sum()))
+        on_disk = [0, 0]
         for row in written[shard.name]["counts"].values():
-            found = [found[0] + row["documents"], found[1] + row["bytes"]]
+            on_disk = [on_disk[0] + row["documents"], on_disk[1] + row["bytes"]]
         expected = [int((reason == KEPT).sum()), int(size[reason == KEPT].sum())]
-        if found != expected:
+        if on_disk != expected:
             raise GateError(
                 "funnel describes the files",
-                f"{found} documents and bytes on disk, {expected} in the funnel",
+                f"{on_disk} documents and bytes on disk, {expected} in the funnel",
                 where=f"source {source}, shard {shard.number:05d}",
                 fix="check the disk and run dvc repro clean again",
             )
-        funnel.add(source, OUT, *found)
+        funnel.add(source, OUT, *on_disk)
     return funnel
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from athanor.cleaning import minhash
 from athanor.text.documents import in_batches
-from athanor.words.words import shingles, stacked, tokenise
+from athanor.words.words import concatenated, shingles, tokenise
 
 # The estimate from 126 permutations has a standard deviation of at most 0.045; pairs five of them below the
 # threshold are not worth the true comparison.
@@ -29,27 +29,29 @@ ShinglesOf = Callable[[int], np.ndarray]  # document number to its sorted set of
 
 
 class SignaturesOf(Protocol):
-    """An array of signatures, or something that is read like one."""
+    """An array of signatures, or an object that is indexed like one."""
 
     def __getitem__(self, numbers: np.ndarray | int) -> np.ndarray: ...
 
 
 def exact_duplicates(ids: np.ndarray, ranked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of documents that repeat a better one, and the numbers of those; both int64.
+    """The numbers of the documents that repeat a better ranked one, and the numbers of those they repeat; both int64.
 
     ids: uint64 [documents, 2], equal for equal texts. ranked: numbers of the documents to compare, the best first.
     """
     ranked = np.asarray(ranked, np.int64)
-    mine = ids[ranked]
-    order = np.lexsort((np.arange(len(ranked)), mine[:, 1], mine[:, 0]))  # equal ids together, each run by rank
+    ranked_ids = ids[ranked]
+    order = np.lexsort(
+        (np.arange(len(ranked)), ranked_ids[:, 1], ranked_ids[:, 0])
+    )  # equal ids together, each run by rank
     fresh = np.ones(len(order), bool)
-    fresh[1:] = (mine[order[1:]] != mine[order[:-1]]).any(axis=1)
+    fresh[1:] = (ranked_ids[order[1:]] != ranked_ids[order[:-1]]).any(axis=1)
     first = order[np.flatnonzero(fresh)[np.cumsum(fresh) - 1]] if len(order) else order
     return ranked[order[~fresh]], ranked[first[~fresh]]
 
 
 def candidates(keys: Callable[[int], np.ndarray], among: np.ndarray, bands: int) -> tuple[np.ndarray, np.ndarray]:
-    """Who shares a band with whom: (numbers, buckets), both int64, one entry for each place in a shared bucket.
+    """Which documents share a band: (numbers, buckets), both int64, one entry for each document of a shared bucket.
 
     `keys(band)` are the uint64 keys of all documents; only those in `among` (bool) count. One band is held at a
     time: 24 bytes for each document, and 16 for each entry found.
@@ -57,9 +59,9 @@ def candidates(keys: Callable[[int], np.ndarray], among: np.ndarray, bands: int)
     rows = np.flatnonzero(among)
     numbers, buckets, used = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
     for band in range(bands):
-        mine = keys(band)[rows]
-        order = np.argsort(mine, kind="stable")
-        same = mine[order[1:]] == mine[order[:-1]]
+        band_keys = keys(band)[rows]
+        order = np.argsort(band_keys, kind="stable")
+        same = band_keys[order[1:]] == band_keys[order[:-1]]
         shared = np.zeros(len(order), bool)
         shared[1:] = same
         shared[:-1] |= same
@@ -76,39 +78,39 @@ def near_duplicates(
     ranked: Sequence[int] | np.ndarray,
     shingles_of: ShinglesOf,
     threshold: float,
-    found: tuple[np.ndarray, np.ndarray] | None = None,
+    known_candidates: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[int, int]:
     """Number of each document of `ranked` that nearly repeats a kept one of higher rank, with that one's number.
 
     `signatures[numbers]` is uint32 [numbers, permutations]. Candidates share a
     band; each is verified by `minhash.jaccard`. Finds pairs with the
-    probability that `minhash` states. `found` are the `candidates`, if known;
+    probability that `minhash` states. `known_candidates` are the result of `candidates`, if known;
     documents that are in no shared bucket are not looked at.
     """
     ranked = np.asarray(ranked, np.int64)
-    if found is None:
+    if known_candidates is None:
         # A text without shingles has a signature of nothing; it resembles no other.
         sketch = signatures[ranked]
         keys = minhash.band_keys(sketch)
         among = (sketch != np.uint32(0xFFFFFFFF)).any(axis=1)
-        places, buckets = candidates(lambda band: keys[:, band], among, keys.shape[1])
-        found = ranked[places], buckets
-    numbers, buckets = found
-    place = np.full(int(max(ranked.max(initial=-1), numbers.max(initial=-1))) + 1, -1, np.int64)
-    place[ranked] = np.arange(len(ranked))
-    order = np.lexsort((buckets, place[numbers]))
-    order = order[place[numbers[order]] >= 0]
+        indices, buckets = candidates(lambda band: keys[:, band], among, keys.shape[1])
+        known_candidates = ranked[indices], buckets
+    numbers, buckets = known_candidates
+    rank_of = np.full(int(max(ranked.max(initial=-1), numbers.max(initial=-1))) + 1, -1, np.int64)
+    rank_of[ranked] = np.arange(len(ranked))
+    order = np.lexsort((buckets, rank_of[numbers]))
+    order = order[rank_of[numbers[order]] >= 0]
     numbers, buckets = numbers[order], buckets[order]
-    kept_in: dict[int, list[int]] = {}
+    kept_by_bucket: dict[int, list[int]] = {}
     repeats: dict[int, int] = {}
     cuts = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
     for start, end in itertools.pairwise(cuts):
-        number, mine = int(numbers[start]), buckets[start:end].tolist()
-        rivals = sorted({rival for bucket in mine for rival in kept_in.get(bucket, ())})
+        number, own_buckets = int(numbers[start]), buckets[start:end].tolist()
+        rivals = sorted({rival for bucket in own_buckets for rival in kept_by_bucket.get(bucket, ())})
         twin = _twin(number, ranked[rivals], signatures, shingles_of, threshold) if rivals else None
         if twin is None:
-            for bucket in mine:
-                kept_in.setdefault(bucket, []).append(int(place[number]))
+            for bucket in own_buckets:
+                kept_by_bucket.setdefault(bucket, []).append(int(rank_of[number]))
         else:
             repeats[number] = twin
     return repeats
@@ -119,9 +121,9 @@ def _twin(
 ) -> int | None:
     """The highest ranked of `rivals` that `number` nearly repeats."""
     estimates = minhash.agreement(signatures[number], signatures[rivals])
-    mine = shingles_of(number)
+    own_shingles = shingles_of(number)
     for rival in rivals[estimates >= threshold - ESTIMATE_MARGIN].tolist():
-        if minhash.jaccard(mine, shingles_of(rival)) >= threshold:
+        if minhash.jaccard(own_shingles, shingles_of(rival)) >= threshold:
             return rival
     return None
 
@@ -137,7 +139,7 @@ class Index:
     def __init__(self, numbers: Sequence[int], sets: Sequence[np.ndarray]) -> None:
         self.numbers = np.asarray(numbers, np.int64)
         self._sizes = np.array([len(item) for item in sets], np.int64)
-        values = stacked(sets, np.uint64)
+        values = concatenated(sets, np.uint64)
         owners = np.repeat(np.arange(len(self._sizes), dtype=np.int32), self._sizes)
         order = np.argsort(values, kind="stable")
         self._values, self._owners = values[order], owners[order]
@@ -147,28 +149,28 @@ class Index:
 
     def find(self, others: Iterable[tuple[int, np.ndarray]], threshold: float) -> dict[int, int]:
         """Number of each of `others` that nearly equals an indexed one (not itself), with the first such's number."""
-        found = {}
-        for number, all_mine in others:
-            mine = all_mine[self._seen[all_mine >> _SEEN_SHIFT]]
-            low = np.searchsorted(self._values, mine, "left")
+        copies = {}
+        for number, own_shingles in others:
+            indexed_shingles = own_shingles[self._seen[own_shingles >> _SEEN_SHIFT]]
+            low = np.searchsorted(self._values, indexed_shingles, "left")
             hit = low < len(self._values)
-            hit[hit] = self._values[low[hit]] == mine[hit]
+            hit[hit] = self._values[low[hit]] == indexed_shingles[hit]
             low = low[hit]
             if not len(low):
                 continue
-            lengths = np.searchsorted(self._values, mine[hit], "right") - low
-            places = np.repeat(low - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
-            shared = np.bincount(self._owners[places], minlength=len(self._sizes))
-            enough = threshold * (len(all_mine) + self._sizes - shared)
+            lengths = np.searchsorted(self._values, indexed_shingles[hit], "right") - low
+            positions = np.repeat(low - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+            shared = np.bincount(self._owners[positions], minlength=len(self._sizes))
+            enough = threshold * (len(own_shingles) + self._sizes - shared)
             close = np.flatnonzero((shared > 0) & (shared >= enough) & (self.numbers != number))
             if len(close):
-                found[number] = int(self.numbers[close[0]])
-        return found
+                copies[number] = int(self.numbers[close[0]])
+        return copies
 
 
 def shingle_sets(texts: Iterable[tuple[int, str]], batch_chars: int = 1_000_000) -> Iterator[tuple[int, np.ndarray]]:
     """(number, sorted shingle set) for each (number, text), tokenised a batch at a time."""
     for batch in in_batches(texts, lambda item: len(item[1]), batch_chars):
-        found = shingles(tokenise([text for _, text in batch]).words, minhash.SHINGLE_WORDS)
-        for place, (number, _) in enumerate(batch):
-            yield number, np.unique(found.of(place))
+        grams = shingles(tokenise([text for _, text in batch]).words, minhash.SHINGLE_WORDS)
+        for index, (number, _) in enumerate(batch):
+            yield number, np.unique(grams.of(index))

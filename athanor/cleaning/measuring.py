@@ -34,13 +34,13 @@ from athanor.cleaning.params import CleanParams
 from athanor.quality.model import Scorer
 from athanor.text.documents import Document, DocumentWriter, hash64, in_batches, read_documents
 from athanor.words.decontaminate import Hits, ItemIndex
-from athanor.words.words import Columns, shingles, stacked, tokenise
+from athanor.words.words import Columns, concatenated, shingles, tokenise
 
 BATCH_BYTES = 1_000_000
 DOCUMENTS, MEASURES, SIGNATURES = "documents.parquet", "measures.parquet", "signatures.npy"
 BANDS, HITS = "bands.npy", "hits.npz"
 # Columns of measures.parquet that say which document it is.
-TOLD = {
+PROVENANCE_COLUMNS = {
     "id": pa.binary(16), "raw_id": pa.binary(16), "tie": pa.uint64(), "place": pa.int32(), "bytes": pa.int64(),
     "val": pa.bool_(), "kind": pa.string(),
 }  # fmt: skip
@@ -48,24 +48,24 @@ SCORES = ("quality", "quality_classifier", "quality_heuristics", "toxicity")
 
 
 class Row(NamedTuple):
-    """A document on its way: normalised and redacted, its id and bytes in data/raw, its place there, its bytes now."""
+    """A normalised and redacted document, with its id and row number in data/raw and its size in bytes now."""
 
     document: Document
     raw_id: str
-    place: int
+    row_number: int
     bytes: int
 
 
 def settings_of(params: CleanParams) -> Facts:
     """The parameters that measuring reads, as JSON. Thresholds are not among them, except `max_bytes`."""
-    found = params.decontamination
+    decontamination = params.decontamination
     return {
         "max_bytes": {kind: kind_rules["max_bytes"] for kind, kind_rules in asdict(params.rules).items()},
         "pii": asdict(params.pii),
         "items": {
-            "ngram_words": found.ngram_words,
-            "max_ngram_items": found.max_ngram_items,
-            "fact_categories": list(found.fact_categories),
+            "ngram_words": decontamination.ngram_words,
+            "max_ngram_items": decontamination.max_ngram_items,
+            "fact_categories": list(decontamination.fact_categories),
         },
     }
 
@@ -80,15 +80,15 @@ class Tools:
 
 
 @functools.lru_cache(maxsize=1)
-def loaded(tools: Tools) -> tuple[CleanParams, ItemIndex, Scorer]:
-    """Loaded once in each process."""
+def load_tools(tools: Tools) -> tuple[CleanParams, ItemIndex, Scorer]:
+    """Load what the tools name, once in each process."""
     index = ItemIndex.read(tools.items, tools.params.decontamination)
     return tools.params, index, Scorer.load(tools.classifiers)
 
 
 def measure_shard(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: measure `task["shard"]`; facts: documents and bytes in and out, redactions, what was too long."""
-    return measure_documents(read_documents(task["shard"]), *loaded(task["tools"]), out)
+    return measure_documents(read_documents(task["shard"]), *load_tools(task["tools"]), out)
 
 
 def measure_documents(
@@ -122,7 +122,7 @@ def measure_documents(
                 writer.add(row.document)
     together = pa.concat_tables(measures or [_table([], {})])
     pq.write_table(together, out / MEASURES, compression="zstd", compression_level=1)
-    sketches = stacked(signatures, np.uint32, minhash.PERMUTATIONS)
+    sketches = concatenated(signatures, np.uint32, minhash.PERMUTATIONS)
     np.save(out / SIGNATURES, sketches)
     np.save(out / BANDS, np.ascontiguousarray(minhash.band_keys(sketches).T))
     save_hits(out / HITS, hits)
@@ -132,26 +132,26 @@ def measure_documents(
 def _prepared(
     documents: Iterable[Document], params: CleanParams, facts: Facts, redactions: Counter[str]
 ) -> Iterator[Row]:
-    """Documents normalised and redacted; one that is too long goes before any other work."""
-    for place, raw in enumerate(documents):
+    """Normalise and redact the documents; those that are too long are left out first."""
+    for row_number, raw in enumerate(documents):
         raw_id, before = raw.id, len(raw.text.encode())
         facts["documents_in"] += 1
         facts["bytes_in"] += before
         if before > getattr(params.rules, raw.kind).max_bytes:
-            facts["too_long"].append({"id": raw_id, "row": place, "bytes": before, "kind": raw.kind})
+            facts["too_long"].append({"id": raw_id, "row": row_number, "bytes": before, "kind": raw.kind})
             continue
         normal = normalise(raw.text, raw.kind)
         if normal != raw.text and raw.kind == "code":
             check_indents(raw.text, normal, f"document {raw_id} of source {raw.source}")
-        text, found = pii.redact(normal, getattr(params.pii, raw.kind))
-        redactions.update(found)
+        text, replacements = pii.redact(normal, getattr(params.pii, raw.kind))
+        redactions.update(replacements)
         document, size = raw, before
         if text != raw.text:
-            middle, size = len(normal.encode()), len(text.encode())
-            facts["bytes_normalised"] += before - middle
-            facts["bytes_redacted"] += middle - size
+            normalised_bytes, size = len(normal.encode()), len(text.encode())
+            facts["bytes_normalised"] += before - normalised_bytes
+            facts["bytes_redacted"] += normalised_bytes - size
             document = replace(raw, text=text, meta={**raw.meta, "raw_id": raw_id})
-        yield Row(document, raw_id, place, size)
+        yield Row(document, raw_id, row_number, size)
 
 
 def check_indents(before: str, after: str, where: str) -> None:
@@ -163,31 +163,34 @@ def check_indents(before: str, after: str, where: str) -> None:
 
 
 def _table(batch: Sequence[Row], columns: Columns) -> pa.Table:
-    """Rows of measures.parquet: TOLD, then the columns."""
+    """Rows of measures.parquet: PROVENANCE_COLUMNS, then the measured columns."""
     rows = [
-        (bytes.fromhex(d.id), bytes.fromhex(raw_id), _tie(d), place, size, d.split == "val", d.kind)
-        for d, raw_id, place, size in batch
+        (bytes.fromhex(d.id), bytes.fromhex(raw_id), _tie(d), row_number, size, d.split == "val", d.kind)
+        for d, raw_id, row_number, size in batch
     ]
-    told = {name: pa.array([row[number] for row in rows], kind) for number, (name, kind) in enumerate(TOLD.items())}
+    provenance = {
+        name: pa.array([row[number] for row in rows], kind)
+        for number, (name, kind) in enumerate(PROVENANCE_COLUMNS.items())
+    }
     measured = {name: pa.array(np.asarray(values, np.float64)) for name, values in sorted(columns.items())}
-    return pa.table({**told, **measured})
+    return pa.table({**provenance, **measured})
 
 
 def _tie(document: Document) -> int:
-    """Decides between equal texts of one source, whatever the order they came in."""
+    """A hash that orders equal texts of one source in the same way, whatever order they came in."""
     return hash64(json.dumps([document.license, document.meta], sort_keys=True))
 
 
 def save_hits(path: Path, numbered: Sequence[tuple[int, Hits]]) -> None:
-    """hits.npz: number of each document with any hit, item contained whole, and lists of n-grams and families."""
+    """hits.npz: number of each document with any hit, the item it contains from end to end, and lists of n-grams and families."""
     hits = [hit for _, hit in numbered]
     np.savez(
         path,
         number=np.array([number for number, _ in numbered], np.int64),
-        whole=np.array([hit.whole for hit in hits], np.int64),
-        ngrams=stacked((hit.ngrams for hit in hits), np.int64),
+        whole=np.array([hit.full_match for hit in hits], np.int64),
+        ngrams=concatenated((hit.ngrams for hit in hits), np.int64),
         ngram_ends=np.cumsum([len(hit.ngrams) for hit in hits], dtype=np.int64),
-        families=stacked((hit.families for hit in hits), np.int64),
+        families=concatenated((hit.families for hit in hits), np.int64),
         family_ends=np.cumsum([len(hit.families) for hit in hits], dtype=np.int64),
     )
 

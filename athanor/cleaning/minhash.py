@@ -24,15 +24,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from athanor.words.words import Words, mix, stream
+from athanor.words.words import Words, mix, splitmix64
 
 SHINGLE_WORDS = 5
 BANDS, ROWS = 18, 7
 PERMUTATIONS = BANDS * ROWS
 _BLOCK_SHINGLES = 1 << 17  # as 32-bit numbers half a megabyte, which stays in the cache for all permutations
 
-_A = (stream(11, PERMUTATIONS) >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
-_B = (stream(12, PERMUTATIONS) >> np.uint64(32)).astype(np.uint32)
+_A = (splitmix64(11, PERMUTATIONS) >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
+_B = (splitmix64(12, PERMUTATIONS) >> np.uint64(32)).astype(np.uint32)
 
 
 def signatures(shingles: Words) -> np.ndarray:
@@ -65,7 +65,7 @@ def band_keys(signatures: np.ndarray) -> np.ndarray:
     keys = np.zeros(rows.shape[:2], np.uint64)
     for row in range(ROWS):
         keys = mix(keys + rows[:, :, row] + np.uint64(row + 1))
-    return mix(keys ^ stream(13, BANDS))
+    return mix(keys ^ splitmix64(13, BANDS))
 
 
 def agreement(signature: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -43,29 +43,29 @@ def redact(text: str, params: PiiParams) -> tuple[str, dict[str, int]]:
     """
     counts: Counter[str] = Counter()
     for _ in range(MAX_ROUNDS):
-        found: list[tuple[int, int, str]] = []
+        spans: list[tuple[int, int, str]] = []
         for name in CATEGORIES:
             if getattr(params, name):
-                found += [(start, end, name) for start, end in _FINDERS[name](text)]
-        if not found:
+                spans += [(start, end, name) for start, end in _FINDERS[name](text)]
+        if not spans:
             break
-        text = _replace(text, sorted(found, key=lambda span: (span[0], -span[1])), counts)
+        text = _replace(text, sorted(spans, key=lambda span: (span[0], -span[1])), counts)
     return text, dict(counts)
 
 
-def _replace(text: str, found: list[tuple[int, int, str]], counts: Counter[str]) -> str:
-    """Of overlapping finds the first stays, of those with one beginning the longest."""
-    parts, at = [], 0
-    for start, end, name in found:
-        if start < at:
+def _replace(text: str, spans: list[tuple[int, int, str]], counts: Counter[str]) -> str:
+    """Replace the spans. Of overlapping ones the first counts, of those with the same start the longest."""
+    pieces, position = [], 0
+    for start, end, name in spans:
+        if start < position:
             continue
         mark = PLACEHOLDERS[name]
         if text[start - 1 : start] == "<" and text[end : end + 1] == ">":
             mark = mark[1:-1]  # "Ann <ann@home.net>" has the brackets already
-        parts += [text[at:start], mark]
-        at = end
+        pieces += [text[position:start], mark]
+        position = end
         counts[name] += 1
-    return "".join([*parts, text[at:]])
+    return "".join([*pieces, text[position:]])
 
 
 # --- e-mail -------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def _addresses(text: str) -> Iterator[Span]:
     for match in _IPV4.finditer(text) if _FOUR_PARTS.search(text) else ():
         start, end = match.span()
         *_, third, largest = sorted(map(int, match[0].split(".")))
-        if _joined(text, start) or largest < 32 or third < 10:
+        if _continues_word(text, start) or largest < 32 or third < 10:
             continue
         try:  # refuses parts above 255 and leading zeros
             address = ipaddress.IPv4Address(match[0])
@@ -127,17 +127,17 @@ def _addresses(text: str) -> Iterator[Span]:
             yield start, end
     for match in _IPV6.finditer(text) if ":" in text else ():
         start = match.start()
-        found = match[0] if match[0].endswith("::") else match[0].rstrip(":")
+        candidate = match[0] if match[0].endswith("::") else match[0].rstrip(":")
         try:
-            address = ipaddress.IPv6Address(found)
+            address = ipaddress.IPv6Address(candidate)
         except ValueError:
             continue
-        if address.is_global and not _joined(text, start) and text[start - 1 : start] != ":":
-            yield start, start + len(found)
+        if address.is_global and not _continues_word(text, start) and text[start - 1 : start] != ":":
+            yield start, start + len(candidate)
 
 
-def _joined(text: str, start: int) -> bool:
-    """Whether the place continues a word, a name or a number."""
+def _continues_word(text: str, start: int) -> bool:
+    """Whether a match that begins at `start` continues a word, a name or a number."""
     before = text[start - 1 : start]  # empty at the beginning
     return before.isalnum() or before in ("_", "-", ".", "+")
 
@@ -160,7 +160,7 @@ def _cards(text: str) -> Iterator[Span]:
         digits = match[0].replace(" ", "").replace("-", "")
         before = text[max(start - 2, 0) : start]
         in_a_table = len(before) == 2 and before[0].isdigit() and before[1] in " ," and start != last + 1
-        if _joined(text, start) or in_a_table or before[-1:] in ("/", "$"):
+        if _continues_word(text, start) or in_a_table or before[-1:] in ("/", "$"):
             continue
         if _brand(digits, len(digits) < len(match[0])) and luhn(digits):
             last = match.end()
@@ -168,7 +168,7 @@ def _cards(text: str) -> Iterator[Span]:
 
 
 def _brand(digits: str, grouped: bool) -> bool:
-    """Whether a card may begin so. Numbers of 14 digits count when grouped only: most are times, as 20210304050607."""
+    """Whether a card number may begin like this. One of 14 digits counts only when grouped: most others are times (20210304050607)."""
     head = int(digits[:4])
     if len(digits) == 16:
         return (
@@ -208,14 +208,14 @@ def _phones(text: str) -> Iterator[Span]:
     if not _DIGIT_RUN.search(text):
         return
     for match in _INTERNATIONAL.finditer(text):
-        if not _joined(text, match.start()) and _dialled(match[0]):
+        if not _continues_word(text, match.start()) and _dialled(match[0]):
             yield match.span()
     for match in _NORTH_AMERICAN.finditer(text):
         start = match.start()
         trunk = _TRUNK.search(text, max(start - 3, 0), start)
         if trunk:
             yield trunk.start(), match.end()
-        elif not _joined(text, start) and text[start - 1 : start] not in ("/", "="):
+        elif not _continues_word(text, start) and text[start - 1 : start] not in ("/", "="):
             yield match.span()
     for match in _NATIONAL.finditer(text):
         start = match.start()
@@ -225,7 +225,7 @@ def _phones(text: str) -> Iterator[Span]:
 
 
 def _dialled(number: str) -> bool:
-    """Whether it is written as a phone number: no signed decimal fraction, and not a bare short integer."""
+    """Whether a number is written like a phone number, not like a signed decimal fraction or a short integer."""
     groups = re.findall(r"[0-9]+", number)
     if len(groups) == 1:
         return len(groups[0]) >= 11  # shorter ones are mostly signed integers, as +2147483647
@@ -301,7 +301,7 @@ def _keys(text: str) -> Iterator[Span]:
 
 
 def _random(value: str) -> bool:
-    """Whether letters and digits follow each other as only a generator writes them: no words, no counting up."""
+    """Whether a value looks randomly generated: it has digits, many changes of character class and high entropy."""
     classes = value.translate(_CLASSES)
     changes = sum(one != other for one, other in zip(classes, classes[1:], strict=False))
     counts = Counter(value).values()

@@ -23,7 +23,7 @@ import numpy as np
 
 from athanor.cleaning.params import KindRules, RuleParams
 from athanor.quality import language, repetition
-from athanor.words.words import Columns, Tokens, upto
+from athanor.words.words import Columns, Tokens, prefix_sums
 
 TOO_LONG, NOT_ENGLISH = "too_long", "not_english"
 # A word in a repeated n-gram is in a repeated shorter one too, so of MassiveText's 5 .. 10 the two ends say enough.
@@ -104,7 +104,7 @@ def measure(texts: Sequence[str], tokens: Tokens) -> dict[str, np.ndarray]:
     def per_word(count: Sequence[int] | np.ndarray) -> np.ndarray:
         return np.where(few, 0.0, np.asarray(count, np.float64) / counts)
 
-    numbers = upto(tokens.numeric)
+    numbers = prefix_sums(tokens.numeric)
     known = language.measure(words)
     columns |= {
         "words": words.counts,
@@ -137,7 +137,7 @@ def consecutive(tokens: Tokens) -> np.ndarray:
 
 
 def _limit(check: Check, rules: KindRules) -> float | None:
-    """The number to compare with, or None where the rule is off."""
+    """The threshold of a rule, or None if the rule is off."""
     limit = getattr(rules, check.param)
     return {True: 0.0, False: None}[limit] if isinstance(limit, bool) else limit
 
@@ -238,34 +238,34 @@ def lines(text: str) -> tuple[float, ...]:
         ends = sum(map(_ENDS.__contains__, [line[-1] for line in solid]))
         short = sum(map(SHORT_LINE_CHARS.__gt__, sizes))
         of_lines = (bullets / count, ellipses / count, comments / count, ends / count, short / count)
-    paragraphs = [part for part in map(str.strip, text.split("\n\n")) if part] if repeated else []
-    again = sum(map(len, paragraphs)) - sum(map(len, set(paragraphs)))
+    paragraphs = [paragraph for paragraph in map(str.strip, text.split("\n\n")) if paragraph] if repeated else []
+    repeated_chars = sum(map(len, paragraphs)) - sum(map(len, set(paragraphs)))
     longest = float(max(map(len, raw)))
-    return longest, size / count, *of_lines, repeated / size, again / max(sum(map(len, paragraphs)), 1)
+    return longest, size / count, *of_lines, repeated / size, repeated_chars / max(sum(map(len, paragraphs)), 1)
 
 
 def turns(text: str) -> tuple[float, ...]:
     """Number of turns, number of speakers, and the share of turns of fewer than two words."""
-    found = list(_TURN.finditer("\n" + text))
-    if not found:
+    matches = list(_TURN.finditer("\n" + text))
+    if not matches:
         return 0.0, 0.0, 0.0
-    speakers = {match[1].casefold() for match in found}
-    ends = [*(match.start() for match in found[1:]), len(text) + 1]
-    spoken = (text[match.end() - 1 : end - 1] for match, end in zip(found, ends, strict=True))
-    short = sum(len(said.split(None, SHORT_TURN_WORDS)) < SHORT_TURN_WORDS for said in spoken)
-    return float(len(found)), float(len(speakers)), short / len(found)
+    speakers = {match[1].casefold() for match in matches}
+    ends = [*(match.start() for match in matches[1:]), len(text) + 1]
+    spoken = (text[match.end() - 1 : end - 1] for match, end in zip(matches, ends, strict=True))
+    short = sum(len(turn.split(None, SHORT_TURN_WORDS)) < SHORT_TURN_WORDS for turn in spoken)
+    return float(len(matches)), float(len(speakers)), short / len(matches)
 
 
 def encoded(texts: Sequence[str]) -> np.ndarray:
     """float64 [texts]: the share of bytes in unbroken runs of letters, digits, + and /, or in hexadecimal escapes."""
-    parts = [text.encode() for text in texts]
-    sizes = np.array([len(part) for part in parts], np.int64)
-    data = np.frombuffer(b"\n".join([b"", *parts, b""]), np.uint8)
+    encoded_texts = [text.encode() for text in texts]
+    sizes = np.array([len(item) for item in encoded_texts], np.int64)
+    data = np.frombuffer(b"\n".join([b"", *encoded_texts, b""]), np.uint8)
     gaps = np.flatnonzero(~_ENCODED[data])
     runs = np.diff(gaps) - 1
     long = np.flatnonzero(runs >= ENCODED_RUN)
-    starts = upto(sizes + 1)
+    starts = prefix_sums(sizes + 1)
     owner = np.searchsorted(starts, gaps[long], "right") - 1
-    inside = np.bincount(owner, weights=runs[long], minlength=len(parts))[: len(parts)]
-    escapes = np.array([4 * part.count(b"\\x") for part in parts])
+    inside = np.bincount(owner, weights=runs[long], minlength=len(encoded_texts))[: len(encoded_texts)]
+    escapes = np.array([4 * item.count(b"\\x") for item in encoded_texts])
     return np.minimum((inside + escapes) / np.maximum(sizes, 1), 1.0)

@@ -22,7 +22,7 @@ from athanor.cleaning.measuring import BANDS, DOCUMENTS, HITS, MEASURES, SIGNATU
 from athanor.cleaning.params import RuleParams
 from athanor.text.documents import Document, read_documents
 from athanor.words.decontaminate import Hits
-from athanor.words.words import stacked
+from athanor.words.words import concatenated
 
 KEPT = -1
 EMPTY = np.uint32(0xFFFFFFFF)
@@ -49,7 +49,7 @@ class Shard:
 
 @dataclass
 class Table:
-    """One row per document, shard after shard; `reason` is a place in REASONS or KEPT.
+    """One row per document, shard after shard; `reason` is an index into REASONS, or KEPT.
 
     `twin` is the row of the document that a duplicate repeats, or -1; `value`
     what the rule measured.
@@ -90,16 +90,19 @@ class Table:
 
 def read_table(folders: Mapping[str, Sequence[Path]], params: RuleParams) -> Table:
     """The table of measured shards (source name to folders), judged by the rules."""
-    shards, parts, at = [], [], 0
+    shards, columns_by_shard, row = [], [], 0
     names = sorted(folders)
     for source in names:
         for number, folder in enumerate(folders[source]):
-            part = _read_part(folder, names.index(source), params)
-            shards.append(Shard(source, number, folder, range(at, at + len(part["reason"]))))
-            parts.append(part)
-            at += len(part["reason"])
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Table(shards, **columns, twin=np.full(at, -1, np.int64), sources=names)
+            shard_columns = _read_shard(folder, names.index(source), params)
+            shards.append(Shard(source, number, folder, range(row, row + len(shard_columns["reason"]))))
+            columns_by_shard.append(shard_columns)
+            row += len(shard_columns["reason"])
+    columns = {
+        name: np.concatenate([shard_columns[name] for shard_columns in columns_by_shard])
+        for name in columns_by_shard[0]
+    }
+    return Table(shards, **columns, twin=np.full(row, -1, np.int64), sources=names)
 
 
 def ids_of(digests: Iterable[bytes]) -> np.ndarray:
@@ -114,15 +117,15 @@ def hex_id(pair: np.ndarray) -> str:
 def read_measures(folder: Path) -> dict[str, np.ndarray]:
     """measures.parquet as arrays; ids as [documents, 2] uint64."""
     table = pq.read_table(folder / MEASURES)
-    found = {name: table[name].to_numpy() for name in table.column_names}
-    return {**found, **{name: ids_of(found[name]) for name in ("id", "raw_id")}}
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    return {**columns, **{name: ids_of(columns[name]) for name in ("id", "raw_id")}}
 
 
-def _read_part(folder: Path, source: int, params: RuleParams) -> dict[str, np.ndarray]:
-    found = read_measures(folder)
-    reason, value = rules.verdicts(found, found["kind"], params)
+def _read_shard(folder: Path, source: int, params: RuleParams) -> dict[str, np.ndarray]:
+    measures = read_measures(folder)
+    reason, value = rules.verdicts(measures, measures["kind"], params)
     return {
-        **{name: found[name] for name in ("id", "raw_id", "tie", "bytes", "val")},
+        **{name: measures[name] for name in ("id", "raw_id", "tie", "bytes", "val")},
         "source": np.full(len(reason), source, np.int16),
         "reason": reason.astype(np.int16),  # `verdicts` numbers the rules as RULES does, and -1 is none
         "value": value,
@@ -139,8 +142,8 @@ class ShardSignatures:
 
     def empty(self) -> np.ndarray:
         """bool [documents]: texts without shingles, whose signature says nothing."""
-        parts = [(mapped[:, 0] == EMPTY) & (mapped == EMPTY).all(axis=1) for mapped in self._maps]
-        return stacked(parts, bool)
+        masks = [(mapped[:, 0] == EMPTY) & (mapped == EMPTY).all(axis=1) for mapped in self._maps]
+        return concatenated(masks, bool)
 
     def __getitem__(self, rows: int | np.ndarray) -> np.ndarray:
         """uint32 [permutations], or [rows, permutations]."""
@@ -150,28 +153,28 @@ class ShardSignatures:
         out = np.empty((len(rows), minhash.PERMUTATIONS), np.uint32)
         owner = np.searchsorted(self._starts, rows, "right") - 1
         for shard in np.unique(owner):
-            mine = np.flatnonzero(owner == shard)
-            out[mine] = self._maps[shard][rows[mine] - self._starts[shard]]
+            positions = np.flatnonzero(owner == shard)
+            out[positions] = self._maps[shard][rows[positions] - self._starts[shard]]
         return out
 
 
 def band_keys(shards: Sequence[Shard], band: int) -> np.ndarray:
     """uint64 [documents]: the keys of one band; the other bands are not read."""
     keys = [np.load(shard.folder / BANDS, mmap_mode="r")[band] for shard in shards if len(shard.rows)]
-    return stacked(keys, np.uint64)
+    return concatenated(keys, np.uint64)
 
 
 def read_all_hits(shards: Sequence[Shard]) -> tuple[np.ndarray, list[Hits]]:
     """Rows of the documents that hold anything of an evaluation item, and what."""
     rows, hits = [np.zeros(0, np.int64)], []
     for shard in shards:
-        numbers, found = read_hits(shard.folder / HITS)
+        numbers, shard_hits = read_hits(shard.folder / HITS)
         rows.append(numbers + shard.rows.start)
-        hits += found
+        hits += shard_hits
     return np.concatenate(rows), hits
 
 
-def chosen(folder: Path, numbers: np.ndarray) -> Iterator[tuple[int, Document]]:
+def read_numbered(folder: Path, numbers: np.ndarray) -> Iterator[tuple[int, Document]]:
     """Documents of a measured shard by number in it (ascending), with the number."""
     wanted = iter(numbers.tolist())
     following = next(wanted, None)
@@ -188,9 +191,9 @@ def chosen(folder: Path, numbers: np.ndarray) -> Iterator[tuple[int, Document]]:
 
 def write_sets(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: the shingle sets of the documents of `task["shard"]` that the file `task["numbers"]` lists."""
-    texts = ((number, document.text) for number, document in chosen(task["shard"], np.load(task["numbers"])))
+    texts = ((number, document.text) for number, document in read_numbered(task["shard"], np.load(task["numbers"])))
     sets = [item for _, item in dedup.shingle_sets(texts)]
-    np.save(out / SETS, stacked(sets, np.uint64))
+    np.save(out / SETS, concatenated(sets, np.uint64))
     np.save(out / OFFSETS, np.cumsum([0, *map(len, sets)], dtype=np.int64))
     return {"documents": len(sets)}
 
@@ -198,10 +201,10 @@ def write_sets(task: Mapping[str, Any], out: Path) -> Facts:
 def find_copies(task: Mapping[str, Any], out: Path) -> Facts:
     """Work: which listed documents of a shard nearly equal one of the index; pairs of table rows, int64 [pairs, 2]."""
     numbers = np.load(task["numbers"])
-    texts = ((number + task["start"], d.text) for number, d in chosen(task["shard"], numbers))
-    found = load_index(task["index"]).find(dedup.shingle_sets(texts), task["threshold"])
-    np.save(out / PAIRS, np.array(sorted(found.items()), np.int64).reshape(-1, 2))
-    return {"documents": len(numbers), "found": len(found)}
+    texts = ((number + task["start"], d.text) for number, d in read_numbered(task["shard"], numbers))
+    twins = load_index(task["index"]).find(dedup.shingle_sets(texts), task["threshold"])
+    np.save(out / PAIRS, np.array(sorted(twins.items()), np.int64).reshape(-1, 2))
+    return {"documents": len(numbers), "found": len(twins)}
 
 
 @functools.lru_cache(maxsize=1)
@@ -226,31 +229,31 @@ class ShingleSets:
         self, shards: Sequence[Shard], rows: np.ndarray, folder: Path, map_shards: MapShards, desc: str
     ) -> None:
         self.rows = np.sort(rows)
-        chosen = list(shard_tasks(shards, self.rows, folder))
-        map_shards(write_sets, {shard.name: task for shard, _, _, task in chosen}, folder / "sets", desc=desc)
-        self._starts = np.array([low for _, low, _, _ in chosen], np.int64)
-        paths = [folder / "sets" / shard.name for shard, *_ in chosen]
+        tasks = list(shard_tasks(shards, self.rows, folder))
+        map_shards(write_sets, {shard.name: task for shard, _, _, task in tasks}, folder / "sets", desc=desc)
+        self._starts = np.array([low for _, low, _, _ in tasks], np.int64)
+        paths = [folder / "sets" / shard.name for shard, *_ in tasks]
         self._sets = [_mapped(path / SETS) for path in paths]
         self._offsets = [np.load(path / OFFSETS) for path in paths]
 
     def __call__(self, row: int) -> np.ndarray:
         """uint64, sorted. `row` must be one of `rows`."""
-        place = int(np.searchsorted(self.rows, row))
-        part = int(np.searchsorted(self._starts, place, "right")) - 1
-        offsets, at = self._offsets[part], place - int(self._starts[part])
-        return np.asarray(self._sets[part][offsets[at] : offsets[at + 1]])
+        index = int(np.searchsorted(self.rows, row))
+        shard = int(np.searchsorted(self._starts, index, "right")) - 1
+        offsets, at = self._offsets[shard], index - int(self._starts[shard])
+        return np.asarray(self._sets[shard][offsets[at] : offsets[at + 1]])
 
     def write_index(self, folder: Path, rows: Sequence[int]) -> Path:
         """Save the sets of some rows for `load_index`; returns the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         sets = [self(row) for row in rows]
-        save(folder / SETS, stacked(sets, np.uint64))
+        save(folder / SETS, concatenated(sets, np.uint64))
         save(folder / OFFSETS, np.cumsum([0, *map(len, sets)], dtype=np.int64))
         save(folder / NUMBERS, np.asarray(rows, np.int64))
         return folder.absolute()
 
 
-def copies(
+def find_near_copies(
     table: Table, rows: np.ndarray, index: Path, threshold: float, folder: Path, map_shards: MapShards
 ) -> np.ndarray:
     """Which of `rows` (sorted) nearly equal a document of the index: int64 [pairs, 2], row and row of the index."""
@@ -260,7 +263,7 @@ def copies(
         sizes[shard.name] = int(table.bytes[rows[low:high]].sum())
     map_shards(find_copies, tasks, folder / "pairs", desc="compare with validation", sizes=sizes)
     pairs = [np.load(folder / "pairs" / name / PAIRS) for name in tasks]
-    return stacked(pairs, np.int64, 2)
+    return concatenated(pairs, np.int64, 2)
 
 
 def save(path: Path, values: np.ndarray) -> Path:

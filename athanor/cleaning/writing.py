@@ -20,13 +20,13 @@ from athanor.base.artifacts import read_json
 from athanor.base.errors import GateError
 from athanor.base.work import Facts
 from athanor.cleaning import dedup, minhash, rules
-from athanor.cleaning.measuring import DOCUMENTS, SCORES, loaded, read_hits, save_hits
+from athanor.cleaning.measuring import DOCUMENTS, SCORES, load_tools, read_hits, save_hits
 from athanor.cleaning.normalise import misread_count
 from athanor.cleaning.params import CleanParams
 from athanor.cleaning.table import KEPT, REASONS, hex_id, load_index, read_measures
 from athanor.text.documents import ROW_GROUP_DOCUMENTS, Document, in_batches, read_documents
 from athanor.words.decontaminate import Hits, ItemIndex
-from athanor.words.words import Columns, Tokens, shingles, stacked, tokenise
+from athanor.words.words import Columns, Tokens, concatenated, shingles, tokenise
 
 SPLITS = ("train", "val")
 DROPPED_SCHEMA = pa.schema(
@@ -71,7 +71,7 @@ def write_shard(task: Mapping[str, Any], out: Path) -> Facts:
                 written.append((split, path, task["start"] + np.flatnonzero(mask)))
         del table
     write_table(out / "dropped.parquet", _dropped(task, folder, measures, decisions))
-    _, index, _ = loaded(task["tools"])
+    _, index, _ = load_tools(task["tools"])
     counts: Facts = {}
     observed = check_documents(_counted(written, counts), index, load_index(task["sample"]), task["threshold"])
     return {"counts": counts, "scores": _histograms(measures, kept), "observed": observed.save(out)}
@@ -95,10 +95,10 @@ def _counted(written: Sequence[tuple[str, Path, np.ndarray]], counts: Facts) -> 
 
 
 def _dropped(task: Mapping[str, Any], folder: Path, measures: Columns, decisions: Columns) -> pa.Table:
-    place = {"source": task["source"], "shard": task["number"]}
+    origin = {"source": task["source"], "shard": task["number"]}
     rows = [
         {
-            **place,
+            **origin,
             "id": hex_id(measures["raw_id"][row]),
             "kind": measures["kind"][row],
             "row": int(measures["place"][row]),
@@ -111,21 +111,21 @@ def _dropped(task: Mapping[str, Any], folder: Path, measures: Columns, decisions
         for row in np.flatnonzero(decisions["reason"] != KEPT).tolist()
     ]
     for early in read_json(folder / "facts.json")["too_long"]:
-        rows.append({**place, **early, "rule": rules.TOO_LONG, "detail": str(early["bytes"])})
+        rows.append({**origin, **early, "rule": rules.TOO_LONG, "detail": str(early["bytes"])})
     return pa.Table.from_pylist(sorted(rows, key=lambda row: row["row"]), schema=DROPPED_SCHEMA)
 
 
 def _histograms(measures: Columns, kept: np.ndarray) -> dict[str, dict[str, list[int]]]:
     """Score -> kept or dropped -> documents in each of BINS equal bins from 0 to 1."""
-    found: dict[str, dict[str, list[int]]] = {}
+    histograms: dict[str, dict[str, list[int]]] = {}
     for name in SCORES:
         values = np.asarray(measures.get(name, np.zeros(0)), np.float64)
         bins = np.clip((values * BINS).astype(int), 0, BINS - 1)
-        found[name] = {
+        histograms[name] = {
             fate: np.bincount(bins[mask], minlength=BINS).tolist()
             for fate, mask in (("kept", kept), ("dropped", ~kept))
         }
-    return found
+    return histograms
 
 
 @dataclass
@@ -164,7 +164,7 @@ def check_documents(documents: Iterable[Numbered], index: ItemIndex, sample: ded
             if hit:
                 observed.hits.append((f"document {document.id} of source {document.source}", hit))
         grams = shingles(tokens.words, minhash.SHINGLE_WORDS)
-        sets = ((number, np.unique(grams.of(place))) for place, (number, _) in enumerate(batch))
+        sets = ((number, np.unique(grams.of(row))) for row, (number, _) in enumerate(batch))
         observed.copies |= sample.find(sets, threshold)
         ids += [bytes.fromhex(document.id) for _, document in batch]
         observed.misread += sum(misread_count(document.text) for _, document in batch if document.kind != "code")
@@ -183,29 +183,29 @@ def _check_repeats(batch: Sequence[Numbered], tokens: Tokens, observed: Observed
         raise GateError("no long repetition", what, where=where, fix=BUG)
 
 
-def run_gates(parts: Sequence[Observed], sampled: Iterable[int], params: CleanParams, index: ItemIndex) -> Facts:
+def run_gates(observations: Sequence[Observed], sampled: Iterable[int], params: CleanParams, index: ItemIndex) -> Facts:
     """Facts for the metrics; GateError when the documents break a promise of the clean stage.
 
     `sampled` are the numbers of the documents in the sample's index.
     """
-    hits = [pair for part in parts for pair in part.hits]
-    found = index.resolve([hit for _, hit in hits], max_ngram_documents=params.decontamination.max_ngram_documents)
-    for (where, _), item in zip(hits, found, strict=True):
+    hits = [pair for observed in observations for pair in observed.hits]
+    items = index.resolve([hit for _, hit in hits], max_ngram_documents=params.decontamination.max_ngram_documents)
+    for (where, _), item in zip(hits, items, strict=True):
         if item is not None:
             what = f"item {index.items[item].id} of category {index.items[item].category} is still in the text"
             raise GateError("no evaluation item", what, where=where, fix=BUG)
-    ids = stacked((part.ids for part in parts), np.uint64, 2)
-    if again := len(ids) - len(np.unique(ids, axis=0)):
-        raise GateError("no duplicates", f"{again} documents equal another one", where="data/clean")
-    copies = {number: twin for part in parts for number, twin in part.copies.items()}
+    ids = concatenated((observed.ids for observed in observations), np.uint64, 2)
+    if duplicates := len(ids) - len(np.unique(ids, axis=0)):
+        raise GateError("no duplicates", f"{duplicates} documents equal another one", where="data/clean")
+    copies = {number: twin for observed in observations for number, twin in observed.copies.items()}
     return {
-        "consecutive_repeats_max": max((part.repeats for part in parts), default=0),
-        "misread_characters": sum(part.misread for part in parts),
-        "duplicates": _check_rate(copies, set(sampled), params.dedup.max_duplicate_fraction),
+        "consecutive_repeats_max": max((observed.repeats for observed in observations), default=0),
+        "misread_characters": sum(observed.misread for observed in observations),
+        "duplicates": _check_duplicate_fraction(copies, set(sampled), params.dedup.max_duplicate_fraction),
     }
 
 
-def _check_rate(copies: dict[int, int], sample: set[int], limit: float) -> Facts:
+def _check_duplicate_fraction(copies: dict[int, int], sample: set[int], limit: float) -> Facts:
     """`copies` name documents that resemble a sampled one; what counts is how many sampled ones are resembled."""
     twins = set(copies.values()) | (set(copies) & sample)
     share = len(twins) / len(sample) if sample else 0.0

@@ -24,7 +24,7 @@ from athanor.runtime.schema import check_file
 from athanor.synthesis.endpoint import address
 from athanor.synthesis.ledger import Ledger, Spent, cost, prices
 from athanor.synthesis.params import SyntheticParams
-from athanor.synthesis.requests import Request, planned
+from athanor.synthesis.requests import Request, plan_requests
 from stages.synthesize import CLEAN, KIND, LOG, OUT, SEEDS, VERSION
 
 STAGE_FILE, STAGE = Path(SIDE) / "synthesize.yaml", "synthesize"
@@ -34,8 +34,8 @@ BYTES_PER_TOKEN = 4  # of English text, for a guess beside the bound
 
 def dry_run(params: SyntheticParams, show: int) -> str:
     """What would be sent, without sending anything."""
-    requests = planned(params, CLEAN / "train", SEEDS)
-    ledger = Ledger(anchor() / LOG, params.name, params.budget, params.max_output_tokens).look()
+    requests = plan_requests(params, CLEAN / "train", SEEDS)
+    ledger = Ledger(anchor() / LOG, params.name, params.budget, params.max_output_tokens).load()
     left = [request for request in requests if request.identity not in ledger.answers]
     return fill_template(
         "synthesize.txt.j2",
@@ -65,7 +65,7 @@ def affordable(requests: Sequence[Request], params: SyntheticParams, spent: Spen
     """How many of the first requests fit the budget if each of them uses its most."""
     for number, request in enumerate(requests):
         spent += total([request], params)
-        if spent.beyond(params.budget) is not None:
+        if spent.exceeded(params.budget) is not None:
             return number
     return len(requests)
 

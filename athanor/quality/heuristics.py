@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from athanor.quality import language, repetition
-from athanor.words.words import Columns, Tokens, Words, upto
+from athanor.words.words import Columns, Tokens, Words, prefix_sums
 
 WEIGHTS = {
     "diversity": 0.15,
@@ -96,10 +96,10 @@ def heuristics(texts: Sequence[str], tokens: Tokens, columns: Columns | None = N
 
 def score(texts: Sequence[str], tokens: Tokens, columns: Columns | None = None) -> np.ndarray:
     """float64 [texts]: the weighted sum, 0 for texts of fewer than JUDGED_WORDS words."""
-    found = heuristics(texts, tokens, columns)
+    scores = heuristics(texts, tokens, columns)
     total = np.zeros(len(texts))
     for name, weight in WEIGHTS.items():
-        total += weight * found[name]
+        total += weight * scores[name]
     return np.where(tokens.words.counts < JUDGED_WORDS, 0.0, total)
 
 
@@ -107,7 +107,7 @@ Step = tuple[float, float | tuple[float, float, float, float]]
 
 
 def _steps(values: np.ndarray, *steps: Step, rest: float) -> np.ndarray:
-    """What the first step says whose limit exceeds the value: a number, or a line from (x0, y0) to (x1, y1)."""
+    """A piecewise function: the first step whose limit exceeds the value gives a number, or a line from (x0, y0) to (x1, y1)."""
     out = np.full(len(values), rest)
     for limit, what in reversed(steps):
         line = np.interp(values, what[:2], what[2:]) if isinstance(what, tuple) else what
@@ -121,7 +121,7 @@ def _distinct(words: Words) -> np.ndarray:
     keys = np.sort((words.hashes >> np.uint64(20)) | np.repeat(texts << np.uint64(44), words.counts))
     new = np.ones(len(keys), np.int64)
     new[1:] = keys[1:] != keys[:-1]
-    return np.diff(upto(new)[words.offsets])
+    return np.diff(prefix_sums(new)[words.offsets])
 
 
 _LEXICON = language.Lexicon(phrase for group in (*BOILERPLATE, LOREM) for phrase in group)
@@ -130,9 +130,9 @@ _PHRASES = [_LEXICON.phrases(group) for group in (*BOILERPLATE, LOREM)]
 
 def _phrases(words: Words) -> list[np.ndarray]:
     """bool [texts]: whether it occurs, for each line of BOILERPLATE and for LOREM."""
-    found = _LEXICON.find(words.hashes)
-    places = np.flatnonzero(found >= 0)
-    return [language.occurrences(words, places, found[places], phrases) > 0 for phrases in _PHRASES]
+    indices = _LEXICON.find(words.hashes)
+    positions = np.flatnonzero(indices >= 0)
+    return [language.occurrences(words, positions, indices[positions], phrases) > 0 for phrases in _PHRASES]
 
 
 def _characters(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from athanor.words.words import Words, stream, upto, word_hashes
+from athanor.words.words import Words, prefix_sums, splitmix64, word_hashes
 
 _TABLE = np.uint64(48)  # leaves 16 bits
 JUDGED_WORDS = 20  # fewer words than this say too little about a text
@@ -58,7 +58,7 @@ OTHERS = {
 class Lexicon:
     """The words of some texts, looked up for a whole batch at once.
 
-    A table of 2^16 places gives the one word that a hash may mean, which is
+    A table of 2^16 entries gives the one word that a hash may mean, which is
     then compared: several times as fast as a binary search for each word.
     """
 
@@ -66,7 +66,7 @@ class Lexicon:
         self.words = sorted({word for text in texts for word in text.split()})
         self._hashes = word_hashes(self.words)
         # The first factor with which no two words share a place; two tries are enough for 300 words.
-        factors = (factor | np.uint64(1) for factor in stream(23, 10_000))
+        factors = (factor | np.uint64(1) for factor in splitmix64(23, 10_000))
         self._factor = next(f for f in factors if len(np.unique(self._hashes * f >> _TABLE)) == len(self.words))
         self._table = np.zeros(1 << 16, np.int16)
         self._table[self._hashes * self._factor >> _TABLE] = np.arange(len(self.words))
@@ -126,32 +126,34 @@ def measure(words: Words) -> dict[str, np.ndarray]:
     exceeds it; at most zero for English, zero where too few words tell.
     `boilerplate`, `placeholders`: how often a phrase of these lists occurs.
     """
-    found = _LEXICON.find(words.hashes)
-    places = np.flatnonzero(found >= 0)
-    known = found[places]
-    offsets = np.searchsorted(places, words.offsets)
+    indices = _LEXICON.find(words.hashes)
+    positions = np.flatnonzero(indices >= 0)
+    known = indices[positions]
+    offsets = np.searchsorted(positions, words.offsets)
 
     def share(flags: np.ndarray) -> np.ndarray:
-        total = upto(flags[known])
+        total = prefix_sums(flags[known])
         return np.diff(total[offsets]) / np.maximum(words.counts, 1)
 
     english = share(_ENGLISH)
     lead = np.max([share(flags) for flags in _OTHERS], axis=0) - english
     # A share among a handful of words means nothing: short texts are taken as ordinary.
     few = words.counts < JUDGED_WORDS
-    counts = {name: occurrences(words, places, known, phrases) for name, phrases in _PHRASES.items()}
+    counts = {name: occurrences(words, positions, known, phrases) for name, phrases in _PHRASES.items()}
     return {"stop_words": np.where(few, 1.0, english), "foreign_lead": np.where(few, 0.0, lead), **counts}
 
 
-def occurrences(words: Words, places: np.ndarray, known: np.ndarray, phrases: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """float64 [texts]: occurrences of any of the phrases; `known` are the indices of the words at `places`."""
+def occurrences(
+    words: Words, positions: np.ndarray, known: np.ndarray, phrases: Sequence[tuple[int, ...]]
+) -> np.ndarray:
+    """float64 [texts]: occurrences of any of the phrases; `known` are the indices of the words at `positions`."""
     starts = []
     for phrase in phrases:
         at = np.flatnonzero(known == phrase[0])
         for step, index in enumerate(phrase[1:], 1):
             at = at[at + step < len(known)]
-            at = at[(known[at + step] == index) & (places[at + step] == places[at] + step)]
-        owner = np.searchsorted(words.offsets, places[at], "right")
-        ends = places[at] + len(phrase)
+            at = at[(known[at + step] == index) & (positions[at + step] == positions[at] + step)]
+        owner = np.searchsorted(words.offsets, positions[at], "right")
+        ends = positions[at] + len(phrase)
         starts.append(owner[ends <= words.offsets[owner]] - 1)
     return np.bincount(np.concatenate(starts), minlength=len(words)).astype(np.float64)

@@ -35,7 +35,7 @@ from athanor.base.artifacts import manifest_digest, read_json, read_manifest, wr
 from athanor.base.errors import InputError
 from athanor.base.work import Facts
 from athanor.quality import heuristics
-from athanor.words.words import Columns, Tokens, Words, ngrams, upto
+from athanor.words.words import Columns, Tokens, Words, ngrams, prefix_sums
 
 KIND, VERSION = "classifiers", 1
 FILE = "classifiers.json"
@@ -55,27 +55,27 @@ Features = tuple[Words, Words]
 
 def features(tokens: Tokens) -> Features:
     words, pairs = (
-        Words((found.hashes >> np.uint64(64 - BITS)).view(np.int64), found.offsets)
-        for found in (tokens.words, ngrams(tokens.words, 2))
+        Words((source_words.hashes >> np.uint64(64 - BITS)).view(np.int64), source_words.offsets)
+        for source_words in (tokens.words, ngrams(tokens.words, 2))
     )
     return words, pairs
 
 
-def sizes(found: Features) -> np.ndarray:
+def feature_counts(text_features: Features) -> np.ndarray:
     """int64 [texts]: how many features a text has."""
-    return found[0].counts + found[1].counts
+    return text_features[0].counts + text_features[1].counts
 
 
-def matrix(found: Features) -> Any:
+def matrix(text_features: Features) -> Any:
     """scipy CSR float64 [texts, BUCKETS]: shares in `UNIT`; a row of zeros for a text without words."""
     from scipy.sparse import csr_matrix
 
-    counts = sizes(found)
-    offsets = upto(counts)
+    counts = feature_counts(text_features)
+    offsets = prefix_sums(counts)
     indices = np.empty(offsets[-1], np.int64)
-    for part, shift in zip(found, (np.zeros_like(counts), found[0].counts), strict=True):
-        place = np.repeat(offsets[:-1] + shift - part.offsets[:-1], part.counts) + np.arange(len(part.hashes))
-        indices[place] = part.hashes
+    for group, shift in zip(text_features, (np.zeros_like(counts), text_features[0].counts), strict=True):
+        targets = np.repeat(offsets[:-1] + shift - group.offsets[:-1], group.counts) + np.arange(len(group.hashes))
+        indices[targets] = group.hashes
     values = np.repeat(UNIT / np.maximum(counts, 1), counts)
     rows = csr_matrix((values, indices, offsets), shape=(len(counts), BUCKETS))
     rows.sum_duplicates()
@@ -90,19 +90,19 @@ class Linear:
     scale: float
     bias: float
 
-    def sums(self, found: Features) -> np.ndarray:
+    def sums(self, text_features: Features) -> np.ndarray:
         """int64 [texts]: the sum of the weights of each text's features."""
-        total = np.zeros(len(found[0]), np.int64)
-        for part in found:
-            total += np.diff(upto(self.weights[part.hashes])[part.offsets])
+        total = np.zeros(len(text_features[0]), np.int64)
+        for group in text_features:
+            total += np.diff(prefix_sums(self.weights[group.hashes])[group.offsets])
         return total
 
-    def margins(self, found: Features) -> np.ndarray:
+    def margins(self, text_features: Features) -> np.ndarray:
         """float64 [texts]: the log odds; the bias alone for a text without words."""
-        return self.scale * (self.sums(found) / np.maximum(sizes(found), 1)) + self.bias
+        return self.scale * (self.sums(text_features) / np.maximum(feature_counts(text_features), 1)) + self.bias
 
-    def probabilities(self, found: Features) -> np.ndarray:
-        return sigmoid(self.margins(found))
+    def probabilities(self, text_features: Features) -> np.ndarray:
+        return sigmoid(self.margins(text_features))
 
     @staticmethod
     def quantised(weights: np.ndarray, scale: float, bias: float) -> Linear:
@@ -139,14 +139,14 @@ class Scorer:
 
         quality = 0.6 quality_classifier + 0.4 quality_heuristics.
         """
-        found = features(tokens)
-        classifier = self.quality.probabilities(found)
-        rules = heuristics.score(texts, tokens, columns)
+        text_features = features(tokens)
+        classifier = self.quality.probabilities(text_features)
+        heuristic_scores = heuristics.score(texts, tokens, columns)
         scores = {
-            "quality": CLASSIFIER_SHARE * classifier + HEURISTICS_SHARE * rules,
+            "quality": CLASSIFIER_SHARE * classifier + HEURISTICS_SHARE * heuristic_scores,
             "quality_classifier": classifier,
-            "quality_heuristics": rules,
-            "toxicity": self.toxicity.probabilities(found),
+            "quality_heuristics": heuristic_scores,
+            "toxicity": self.toxicity.probabilities(text_features),
         }
         return {name: values.astype(np.float32) for name, values in scores.items()}
 

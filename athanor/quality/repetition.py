@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from athanor.words.words import Words, mix, stream, upto
+from athanor.words.words import Words, mix, prefix_sums, splitmix64
 
 PERIODS = range(1, 14)
 
@@ -17,9 +17,9 @@ def consecutive_repeats(words: Words) -> np.ndarray:
     """
     texts = len(words)
     # A value that occurs nowhere else parts the texts, so that no stretch crosses from one into the next.
-    parted = np.insert(words.hashes, words.offsets[1:], stream(21, texts))
+    parted = np.insert(words.hashes, words.offsets[1:], splitmix64(21, texts))
     ends = words.offsets[1:] + np.arange(texts)  # place of each parting value
-    most = np.minimum(words.counts, 1)
+    max_repeats = np.minimum(words.counts, 1)
     for period in PERIODS:
         if len(parted) <= period:
             break
@@ -27,10 +27,10 @@ def consecutive_repeats(words: Words) -> np.ndarray:
         stretch = np.diff(breaks) - 1
         long = np.flatnonzero(stretch >= period)
         owner = np.searchsorted(ends, breaks[long] + 1)
-        np.maximum.at(most, owner, stretch[long] // period + 1)
+        np.maximum.at(max_repeats, owner, stretch[long] // period + 1)
         if len(breaks) and breaks[0] >= period:  # a stretch at the very beginning has no break before it
-            most[0] = max(most[0], breaks[0] // period + 1)
-    return most
+            max_repeats[0] = max(max_repeats[0], breaks[0] // period + 1)
+    return max_repeats
 
 
 class Repeats:
@@ -46,21 +46,21 @@ class Repeats:
         self._size = 1
         self._starts = np.arange(len(words.hashes))  # of the n-grams that are repeated (n = 1: of all)
         # One key for equal n-grams of one text; texts have different keys for the same words.
-        self._keys = mix(words.hashes + np.repeat(stream(22, len(words)), words.counts))
-        self._again = self._starts  # of the occurrences that are not the first of their n-gram
+        self._keys = mix(words.hashes + np.repeat(splitmix64(22, len(words)), words.counts))
+        self._repeat_starts = self._starts  # of the occurrences that are not the first of their n-gram
         self._counts = np.zeros(0, np.int64)  # occurrences of each repeated n-gram
         self._owners = np.zeros(0, np.int64)  # its text
 
     def grow(self, size: int) -> None:
-        """Go on to n-grams of `size` words."""
+        """Proceed to n-grams of `size` words."""
         if not self._size < size <= 2 * self._size:
             raise ValueError(f"cannot go from {self._size}-grams to {size}-grams")
         step = size - self._size
-        place = np.full(len(self._words.hashes) + step, -1)
-        place[self._starts] = np.arange(len(self._starts))
+        index_of_start = np.full(len(self._words.hashes) + step, -1)
+        index_of_start[self._starts] = np.arange(len(self._starts))
         # The n-gram that ends where the longer one does. Two of different texts may touch at the border, but keys
         # belong to a text, so that pair of keys occurs once and counts for nothing.
-        later = place[self._starts + step]
+        later = index_of_start[self._starts + step]
         starts = np.flatnonzero(later >= 0)
         later = later[starts]
         keys = mix(self._keys[starts] * np.uint64(0xD1342543DE82EF95) + self._keys[later])
@@ -71,20 +71,20 @@ class Repeats:
         inside = equal[:-1] | equal[1:]
         first = np.flatnonzero(inside & ~equal[:-1])
         self._size = size
-        self._again = starts[order[equal[:-1]]]
+        self._repeat_starts = starts[order[equal[:-1]]]
         self._counts = np.diff(np.append(np.searchsorted(np.flatnonzero(inside), first), inside.sum()))
         self._owners = np.searchsorted(self._words.offsets, starts[order[first]], "right") - 1
         # In the order of the text again: a gather in the order of the sort would be slow.
-        kept = np.sort(order[inside])
-        self._starts, self._keys = starts[kept], keys[kept]
+        surviving = np.sort(order[inside])
+        self._starts, self._keys = starts[surviving], keys[surviving]
 
     def duplicate_share(self) -> np.ndarray:
         """float64 [texts]: the share of words that lie in an n-gram which occurred before in the same text."""
         words = self._words
         cover = np.zeros(len(words.hashes) + 1, np.int64)
-        cover[self._again] += 1  # a start occurs once, so no element is named twice
-        cover[self._again + self._size] -= 1
-        covered = upto(np.cumsum(cover[:-1]) > 0)
+        cover[self._repeat_starts] += 1  # a start occurs once, so no element is named twice
+        cover[self._repeat_starts + self._size] -= 1
+        covered = prefix_sums(np.cumsum(cover[:-1]) > 0)
         return np.diff(covered[words.offsets]) / np.maximum(words.counts, 1)
 
     def top_share(self) -> np.ndarray:

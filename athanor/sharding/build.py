@@ -17,7 +17,7 @@ from athanor.sharding import shard_gate
 from athanor.sharding.tokenise import Tokens
 from athanor.tokenizer.tokenizer import Tokenizer
 
-GATHERED = 1 << 14  # documents between two looks at the outside world
+GATHER_DOCUMENTS = 1 << 14  # documents between two looks at the outside world
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Stream:
 
 def write_stream(
     target: Target,
-    part: str,
+    stream_name: str,
     sources: Sequence[MixSource],
     plan: Plan,
     tokens: Mapping[str, Tokens],
@@ -56,9 +56,11 @@ def write_stream(
     Memory: 8 bytes for each document of the spool, and 50 for each of one shard.
     """
     streams = [tokens[source.name].stream(target.dtype) for source in sources]
-    writer = ShardWriter(target.folder / part, target.dtype, target.shard_tokens, sources=True)
-    for start in range(0, len(plan.sources), GATHERED):
-        numbers, documents = (column[start : start + GATHERED].tolist() for column in (plan.sources, plan.documents))
+    writer = ShardWriter(target.folder / stream_name, target.dtype, target.shard_tokens, sources=True)
+    for start in range(0, len(plan.sources), GATHER_DOCUMENTS):
+        numbers, documents = (
+            column[start : start + GATHER_DOCUMENTS].tolist() for column in (plan.sources, plan.documents)
+        )
         written = 0
         for source, document in zip(numbers, documents, strict=True):
             ids = streams[source].document(document)
@@ -72,34 +74,34 @@ def write_val(target: Target, tokens: Mapping[str, Tokens], names: Sequence[str]
     """Write and check each source's held-out documents in their own order; returns what there is, 0 where nothing."""
     rows = {}
     for name in names:
-        found = tokens.get(name, Tokens((), np.zeros(0, np.int64), 0))
-        total = int(found.lengths.sum())
-        if found.documents:
+        source_tokens = tokens.get(name, Tokens((), np.zeros(0, np.int64), 0))
+        total = int(source_tokens.lengths.sum())
+        if source_tokens.documents:
             folder = target.folder / "val" / name
-            stream = found.stream(target.dtype)
+            stream = source_tokens.stream(target.dtype)
             writer = ShardWriter(folder, target.dtype, target.shard_tokens, sources=False)
             for number in range(stream.documents):
                 writer.add(stream.document(number))
             writer.close()
             counted = _check_files(target, folder, 1)
             shard_gate.check_counts({name: int(counted["shards"].sum())}, {name: total}, f"val/{name}")
-        rows[name] = {"tokens": total, "documents": found.documents, "text_bytes": found.text_bytes}
+        rows[name] = {"tokens": total, "documents": source_tokens.documents, "text_bytes": source_tokens.text_bytes}
     return rows
 
 
 def check_stream(
     target: Target,
-    part: str,
+    stream_name: str,
     sources: Sequence[MixSource],
     plan: Plan,
     tokens: Mapping[str, Tokens],
     asked: int | None,
 ) -> Stream:
     """Run the gates on the written files of a stream, and describe it by what is in them."""
-    counted = _check_files(target, target.folder / part, len(sources))
+    counted = _check_files(target, target.folder / stream_name, len(sources))
     names = [source.name for source in sources]
     taken = dict(zip(names, counted["shards"].sum(axis=0).tolist(), strict=True))
-    shard_gate.check_counts(taken, dict(zip(names, plan.taken, strict=True)), part)
+    shard_gate.check_counts(taken, dict(zip(names, plan.taken, strict=True)), stream_name)
     shard_gate.check_shares(counted["shards"], names, _targets(sources), target.tolerance, counted["longest"])
     shard_gate.check_epochs(taken, {s.name: s.total for s in sources}, {s.name: s.max_epochs for s in sources})
     facts = rounded(_describe(sources, tokens, counted))
@@ -162,10 +164,10 @@ def id_statistics(tokenizer: Tokenizer, histogram: np.ndarray) -> Facts:
 def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
     return [
         {
-            "source": name if part == TRAIN else f"{name} ({part})",
+            "source": name if stream == TRAIN else f"{name} ({stream})",
             **{key: row[key] for key in ("tokens", "share", "target_share", "epochs")},
         }
-        for part, facts in streams.items()
+        for stream, facts in streams.items()
         for name, row in sorted(facts["sources"].items())
     ]
 
@@ -173,12 +175,12 @@ def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
 def shares_by_shard(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
     """Shards are counted through all streams."""
     rows, before = [], 0
-    for part, facts in streams.items():
+    for stream, facts in streams.items():
         names = sorted(facts["per_shard"])
         table = np.array([facts["per_shard"][name] for name in names]).T.tolist()
         for number, tokens in enumerate(table, before):
             rows += [
-                {"stream": part, "shard": number, "source": name, "share": count / sum(tokens)}
+                {"stream": stream, "shard": number, "source": name, "share": count / sum(tokens)}
                 for name, count in zip(names, tokens, strict=True)
             ]
         before += len(table)
@@ -186,7 +188,7 @@ def shares_by_shard(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:
 
 
 def mixture_table(sources: Sequence[MixSource], plan: Plan, asked: int | None) -> str:
-    """A plan in words: one line for each source, and what ends the stream."""
+    """A plan as a table for people: one line for each source, and what ends the stream."""
     head = f"{'source':<20} {'documents':>12} {'tokens':>15} {'share':>7} {'cap':>7} {'epochs':>7} {'in stream':>15}"
     lines = [head]
     for source, share, taken in zip(sources, _targets(sources), plan.taken, strict=True):

@@ -14,7 +14,7 @@ from athanor.sharding.tokenise import Tokens
 # Whole documents are indivisible, so a stretch of the stream may miss its share
 # by a few of them; three of the longest is above every case seen in simulation.
 SLACK_DOCUMENTS = 3
-COUNTED = 1 << 20
+COUNT_TOKENS = 1 << 20
 FIX = "run dvc repro --force shard; if it fails again, this is a bug"
 
 
@@ -26,9 +26,9 @@ def check_disjoint(train: Iterable[np.ndarray], val: Iterable[np.ndarray]) -> No
     held_out = np.concatenate([np.zeros((0, 2), dtype=np.uint64), *val])
     held_out = held_out[np.argsort(held_out[:, 0])]
     both: set[tuple[int, ...]] = set()
-    for part in train:
+    for hashes in train:
         # By the first half, in one go; those that agree in it are next to nothing.
-        suspects = part[np.isin(part[:, 0], held_out[:, 0])]
+        suspects = hashes[np.isin(hashes[:, 0], held_out[:, 0])]
         twins = held_out[np.isin(held_out[:, 0], suspects[:, 0])]
         both |= {tuple(pair) for pair in suspects.tolist()} & {tuple(pair) for pair in twins.tolist()}
     if both:
@@ -42,16 +42,16 @@ def check_disjoint(train: Iterable[np.ndarray], val: Iterable[np.ndarray]) -> No
 
 
 def check_complete(
-    found: Mapping[str, Tokens], counted: Mapping[str, Mapping[str, int]], names: Collection[str], split: str
+    tokenised: Mapping[str, Tokens], counted: Mapping[str, Mapping[str, int]], names: Collection[str], split: str
 ) -> None:
     """What was tokenised of each source in `names` are the documents and bytes that clean counted."""
     for name in sorted(names):
         expected = tuple(counted[name][key] for key in ("documents", "bytes")) if name in counted else (0, 0)
-        have = (found[name].documents, found[name].text_bytes) if name in found else (0, 0)
-        if have != expected:
+        actual = (tokenised[name].documents, tokenised[name].text_bytes) if name in tokenised else (0, 0)
+        if actual != expected:
             raise GateError(
                 "complete",
-                f"{have[0]:,} documents of {have[1]:,} bytes of source '{name}' in {split},"
+                f"{actual[0]:,} documents of {actual[1]:,} bytes of source '{name}' in {split},"
                 f" clean counted {expected[0]:,} of {expected[1]:,}",
                 where="data/clean",
                 fix="run dvc checkout --force, or dvc repro --force clean",
@@ -83,8 +83,8 @@ def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: i
         if int(tokens.max()) >= vocab_size:
             raise GateError("ids", f"id {int(tokens.max())} with a vocabulary of {vocab_size}", where=where, fix=FIX)
         counts = np.zeros(vocab_size, dtype=np.int64)
-        for start in range(0, len(tokens), COUNTED):  # bincount needs 8 bytes for each token
-            counts += np.bincount(tokens[start : start + COUNTED], minlength=vocab_size)
+        for start in range(0, len(tokens), COUNT_TOKENS):  # bincount needs 8 bytes for each token
+            counts += np.bincount(tokens[start : start + COUNT_TOKENS], minlength=vocab_size)
         ends_right = (tokens[starts[:-1]] == bos).all() and (tokens[starts[1:] - 1] == eos).all()
         if not ends_right or counts[bos] != len(lengths) or counts[eos] != len(lengths):
             raise GateError("boundaries", "documents are not each one <|bos|>, text, one <|eos|>", where=where, fix=FIX)

@@ -86,7 +86,10 @@ def read_spool(folder: Path, text_bytes: Mapping[str, Mapping[str, int]]) -> dic
         for source, size in sizes.items():
             paths.setdefault(source, []).append(folder / name / "tokens" / source / "00000.bin")
             sums[source] = sums.get(source, 0) + size
-    return {source: Tokens(tuple(found), _lengths(found), sums[source]) for source, found in sorted(paths.items())}
+    return {
+        source: Tokens(tuple(source_paths), _lengths(source_paths), sums[source])
+        for source, source_paths in sorted(paths.items())
+    }
 
 
 def _lengths(paths: Sequence[Path]) -> np.ndarray:
@@ -111,8 +114,8 @@ def tokenise(
     tasks = {name: {"documents": path.absolute(), "tokenizer": tokenizer.absolute()} for name, path in named.items()}
     on_disk = {name: path.stat().st_size for name, path in named.items()}
     sizes = {name: text_bytes * size // max(1, sum(on_disk.values())) for name, size in on_disk.items()}
-    found = map_shards(tokenise_file, tasks, folder, desc=desc, sizes=sizes)
-    return read_spool(folder, {name: facts["text_bytes"] for name, facts in found.items()})
+    facts_by_file = map_shards(tokenise_file, tasks, folder, desc=desc, sizes=sizes)
+    return read_spool(folder, {name: facts["text_bytes"] for name, facts in facts_by_file.items()})
 
 
 def tokenise_file(task: Mapping[str, Path], out: Path) -> Facts:

@@ -50,7 +50,7 @@ def conversations(source: DocstringsSource, pairs: Iterable[Pair], val_fraction:
     same = Counter(p.answer for p in usable.values() if p.kind == "summary")
     per_kind, per_module = Counter(), Counter()
     asked: set[str] = set()
-    made = []
+    rows = []
     for pair in sorted(usable.values(), key=_order):
         if pair.prompt in asked or same[pair.answer] > MAX_SAME_ANSWER:
             continue
@@ -63,8 +63,8 @@ def conversations(source: DocstringsSource, pairs: Iterable[Pair], val_fraction:
         per_module[pair.module] += 1
         messages = (Message("user", pair.prompt), Message("assistant", pair.answer))
         split = split_of(pair.module, val_fraction)
-        made.append(Conversation(messages, source.name, stdlib.LICENSE, split, pair.module))
-    return made
+        rows.append(Conversation(messages, source.name, stdlib.LICENSE, split, pair.module))
+    return rows
 
 
 def _order(pair: Pair) -> bytes:
@@ -78,10 +78,10 @@ def collector(pairs: list[Pair] | None) -> Callable[[Module], None]:
 
 def module_pairs(module: Module) -> Iterator[Pair]:
     """Every pair that the public names of one module give."""
-    if any(part.startswith("_") for part in module.name.split(".")):
+    if any(component.startswith("_") for component in module.name.split(".")):
         return
     for entry in stdlib.entries(module):
-        if any(part.startswith("_") for part in entry.name.split(".")):
+        if any(component.startswith("_") for component in entry.name.split(".")):
             continue
         rng = random.Random(entry.name)  # the wording belongs to the name, whatever else is in the corpus
         for kind, prompt, answer in _entry_pairs(entry, rng):
@@ -123,12 +123,12 @@ def _entry_pairs(entry: Entry, rng: random.Random) -> Iterator[tuple[str, str, s
         for parameter, meaning in parameters(entry.doc):
             if parameter in names:
                 yield "parameter", _ask(rng, "parameter", name=entry.name, parameter=parameter), meaning
-    for code, output in printed(entry.doc):
+    for code, output in doctest_outputs(entry.doc):
         yield "doctest", _ask(rng, "doctest", code=code), output
 
 
 def summary_of(doc: str) -> str | None:
-    """The first sentence of a docstring, in the form the battery knows it where the battery asks for it."""
+    """The first sentence of a docstring, written as the battery writes it if the battery asks for it."""
     if not doc:
         return None
     if (known := facts.summary(doc)) is not None and len(known.split()) >= MIN_WORDS:
@@ -138,7 +138,7 @@ def summary_of(doc: str) -> str | None:
 
 
 def is_sentence(text: str) -> bool:
-    """4 to 40 words, begins with a capital, ends with a full stop, mostly letters."""
+    """Whether a text has 4 to 40 words, begins with a capital, ends with a full stop and is mostly letters."""
     letters = sum(character.isalpha() or character == " " for character in text)
     shaped = text[:1].isupper() and text.endswith(".") and text.isascii() and letters >= 0.85 * len(text)
     return shaped and MIN_WORDS <= len(text.split()) <= MAX_WORDS and ">>>" not in text and "--" not in text
@@ -157,18 +157,18 @@ def short_code(node: ast.FunctionDef) -> str | None:
 
 def parameters(doc: str) -> Iterator[tuple[str, str]]:
     """Parameters that a docstring explains as `:param x: ...`, `x -- ...` or, under `Args:`, `x: ...`."""
-    found = re.findall(r"^:param (?:\w+ )?(\w+):[ ]*(\S.*(?:\n[ ]+\S.*)*)", doc, re.MULTILINE)
-    found += re.findall(r"^[ ]*(\w+) --[ ]+(\S.*(?:\n[ ]{4,}[^-\n]*$)*)", doc, re.MULTILINE)
+    described = re.findall(r"^:param (?:\w+ )?(\w+):[ ]*(\S.*(?:\n[ ]+\S.*)*)", doc, re.MULTILINE)
+    described += re.findall(r"^[ ]*(\w+) --[ ]+(\S.*(?:\n[ ]{4,}[^-\n]*$)*)", doc, re.MULTILINE)
     if (block := re.search(r"^Args:\n((?:[ ]+\S.*\n?)+)", doc, re.MULTILINE)) is not None:
-        found += re.findall(r"^[ ]{2,4}(\w+): (\S.*(?:\n[ ]{6,}\S.*)*)", block[1], re.MULTILINE)
-    for name, text in found:
+        described += re.findall(r"^[ ]{2,4}(\w+): (\S.*(?:\n[ ]{6,}\S.*)*)", block[1], re.MULTILINE)
+    for name, text in described:
         meaning = " ".join(text.split())
         meaning = meaning[:1].upper() + meaning[1:].rstrip(".") + "."
         if is_sentence(meaning):
             yield name, meaning
 
 
-def printed(doc: str) -> Iterator[tuple[str, str]]:
+def doctest_outputs(doc: str) -> Iterator[tuple[str, str]]:
     """Doctest examples with their output, each with the examples before it that it may build on."""
     if ">>>" not in doc:
         return

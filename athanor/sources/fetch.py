@@ -1,6 +1,6 @@
 """Fetch any source of documents into its shards, counted and held to what was promised of it.
 
-What a stage gives (progress, a place for progress) comes in.
+The stage passes in what it provides: progress bars and folders for saved progress.
 
 Before the first source is fetched, `check_sources` opens all of them, so that
 a slip in the ninth is told now and not after hours: a data set is opened and
@@ -44,12 +44,12 @@ PACKED = 0.4  # bytes on the disk of a byte of text; English prose takes 0.36
 GATES = frozenset(("min_documents", "min_bytes", "checkpoint_documents", "max_malformed_fraction"))
 
 
-class Place(Protocol):
+class ProgressFolder(Protocol):
     """A folder for progress, locked while it is entered."""
 
     path: Path
 
-    def __enter__(self) -> Place: ...
+    def __enter__(self) -> ProgressFolder: ...
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -64,7 +64,8 @@ class Bar(Protocol):
 
 @dataclass(frozen=True)
 class Fetcher:
-    """`progress(total, what, unit)` shows a bar; `place(module, inputs)` is a folder that outlives the process.
+    """`progress(total, what, unit)` shows a bar; `progress_folder(module, inputs)` is a folder that
+    outlives the process.
 
     The folder belongs to the inputs, and asks when the code of `module` is
     another: progress is kept under any change of other sources and of the stage.
@@ -75,7 +76,7 @@ class Fetcher:
     val_fraction: float
     progress: Callable[[float | None, str, str], AbstractContextManager[Bar]]
     stop: Callable[[], bool]
-    place: Callable[[str, Facts], Place]
+    progress_folder: Callable[[str, Facts], ProgressFolder]
     fact: Callable[..., None]
 
     def fetch(self, source: DocumentSource, pairs: list[docstrings.Pair] | None) -> dict[str, tuple[Tally, Facts]]:
@@ -93,13 +94,13 @@ class Fetcher:
             return {source.name: self._http(source)}
         return {source.name: self._hub(source)}
 
-    def look(self, source: DocumentSource) -> float:
+    def probe(self, source: DocumentSource) -> float:
         """Open a source without fetching it; returns the bytes that it will take on the disk from now on."""
         if isinstance(source, HuggingFaceSource):
-            text, there = huggingface.look(source, self.place("huggingface", self._hub_inputs(source)).path)
+            text, there = huggingface.probe(source, self.progress_folder("huggingface", self._hub_inputs(source)).path)
             return PACKED * (2 * text - there)  # the parts it comes in, and the shards made of them
         if isinstance(source, HttpSource):
-            return (1 + PACKED) * http.probe(source, self.place("http", _http_inputs(source)).path)
+            return (1 + PACKED) * http.probe(source, self.progress_folder("http", _http_inputs(source)).path)
         if isinstance(source, FilesSource):
             return PACKED * sum(path.stat().st_size for _, path in rows.find(source.globs))
         return 0.0
@@ -129,7 +130,7 @@ class Fetcher:
     def _write(
         self, names: Iterable[str], source: PythonSource | PackagesSource | None, documents: Iterable[Document]
     ) -> dict[str, Tally]:
-        """Write documents of several names, each to its own."""
+        """Write the documents of several names, each to the folder of its name."""
         with ExitStack() as stack:
             writers = {name: stack.enter_context(SourceWriter(self.raw, name, source)) for name in names}
             for document in documents:
@@ -138,33 +139,33 @@ class Fetcher:
         return {name: writer.tally for name, writer in writers.items()}
 
     def _files(self, source: FilesSource) -> tuple[Tally, Facts]:
-        found = rows.find(source.globs)
-        facts = {"files": len(found), "files_sha256": rows.digest_of(found), "license": source.license}
+        files = rows.find(source.globs)
+        facts = {"files": len(files), "files_sha256": rows.digest_of(files), "license": source.license}
         unreadable = select.Unreadable()
-        with self.progress(sum(path.stat().st_size for _, path in found), source.name, "B") as bar:
-            tally = self._write_files(source, found, bar, unreadable)
+        with self.progress(sum(path.stat().st_size for _, path in files), source.name, "B") as bar:
+            tally = self._write_files(source, files, bar, unreadable)
         return tally, facts | ({"unreadable": unreadable.counts} if unreadable.errors else {})
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
-        with self._slot("http", _http_inputs(source)) as folder:
+        with self._locked_folder("http", _http_inputs(source)) as folder:
             with self.progress(None, source.name, "B") as bar:
-                found = http.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
-            with self.progress(sum(path.stat().st_size for _, path in found), f"{source.name}, reading", "B") as bar:
-                tally = self._write_files(source, found, bar)
-            if ends := http.final_addresses(found):  # mirrors come and go: no part of the result
+                files = http.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
+            with self.progress(sum(path.stat().st_size for _, path in files), f"{source.name}, reading", "B") as bar:
+                tally = self._write_files(source, files, bar)
+            if ends := http.final_addresses(files):  # mirrors come and go: no part of the result
                 self.fact(**{f"{source.name}_redirected_to": ends})
-            return tally, http.facts(source, found)
+            return tally, http.facts(source, files)
 
     def _write_files(
         self,
         source: FilesSource | HttpSource,
-        found: Files,
+        files: Files,
         bar: Bar,
         unreadable: select.Unreadable | None = None,
     ) -> Tally:
         with SourceWriter(self.raw, source.name, source) as writer:
-            take = (bar.update, writer.tally.leave_out, unreadable)
-            for document in select.documents(source, found, self.val_fraction, *take):
+            callbacks = (bar.update, writer.tally.leave_out, unreadable)
+            for document in select.documents(source, files, self.val_fraction, *callbacks):
                 self._check_stop()
                 writer.add(document)
         return writer.tally
@@ -176,7 +177,7 @@ class Fetcher:
     def _hub(self, source: HuggingFaceSource) -> tuple[Tally, Facts]:
         inputs = self._hub_inputs(source)
         local = inputs["local"]
-        with self._slot("huggingface", inputs) as folder:
+        with self._locked_folder("huggingface", inputs) as folder:
             with self.progress(source.max_bytes, source.name, "B") as bar:
                 read = huggingface.fetch(source, folder, self.val_fraction, tick=bar.update, stop=self.stop)
             with SourceWriter(self.raw, source.name, source) as writer:
@@ -187,8 +188,8 @@ class Fetcher:
         return writer.tally, {**where, "license": source.license, "rows_read": read["rows"]}
 
     @contextmanager
-    def _slot(self, module: str, inputs: Facts) -> Iterator[Path]:
-        with self.place(module, inputs) as held:
+    def _locked_folder(self, module: str, inputs: Facts) -> Iterator[Path]:
+        with self.progress_folder(module, inputs) as held:
             yield held.path
             held.mark_done()
 
@@ -203,7 +204,7 @@ def _http_inputs(source: HttpSource) -> Facts:
 
 
 def check_pinned(download: DownloadParams, instruct: InstructParams) -> None:
-    """ParamsError naming the first hub data set without a commit: asked before any work, not after hours of it."""
+    """ParamsError for the first hub data set without a pinned commit, raised before any work is done."""
     for where, dataset, revision in hub_revisions(download, instruct):
         if revision is None:
             fix = "run `python -m athanor pin`"
@@ -267,12 +268,12 @@ class SourceWriter:
             self._check()
 
     def _check(self) -> None:
-        for unit, least in self.minimum.items():
-            if (found := getattr(self.tally, unit)) < least:
+        for unit, minimum in self.minimum.items():
+            if (actual := getattr(self.tally, unit)) < minimum:
                 reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.tally.left_out.items()))
                 raise GateError(
                     "source size",
-                    f"source '{self.name}' gave {found:,} {unit}, its minimum is {least:,}"
+                    f"source '{self.name}' gave {actual:,} {unit}, its minimum is {minimum:,}"
                     + (f" (left out: {reasons})" if reasons else ""),
                     where=f"download.sources ({self.name})",
                     fix=f"find out why the source shrank, or lower its min_{unit} in params.yaml",
@@ -282,7 +283,7 @@ class SourceWriter:
 def check_sources(
     download: DownloadParams,
     instruct: InstructParams,
-    look: Callable[[DocumentSource], float],
+    probe: Callable[[DocumentSource], float],
     free_bytes: int,
     *,
     tick: Tick = ignore,
@@ -290,22 +291,22 @@ def check_sources(
 ) -> float:
     """Open every source; returns the bytes that they will take on the disk. InputError with all that is wrong.
 
-    `look` opens a source of documents and returns its bytes.
+    `probe` opens a source of documents and returns its bytes.
     """
     checks: list[tuple[str, Callable[[Any], float], Any]] = [
-        (f"download.sources[{number}] ({names_of(source)[0]})", look, source)
+        (f"download.sources[{number}] ({names_of(source)[0]})", probe, source)
         for number, source in enumerate(download.sources)
     ] + [
-        (f"instruct.sources[{number}] ({chats.name})", messages.look, chats)
+        (f"instruct.sources[{number}] ({chats.name})", messages.probe, chats)
         for number, chats in enumerate(instruct.sources)
         if isinstance(chats, MessagesSource)
     ]
     needed, problems = 0.0, []
-    for where, opened, source in checks:
+    for where, probe_source, source in checks:
         if stop():
             raise Interrupted("stopped while the sources were being opened; nothing was fetched")
         try:
-            needed += opened(source)
+            needed += probe_source(source)
         except InputError as error:
             if error.what.startswith(UNREACHABLE):
                 raise  # of the others too
@@ -318,8 +319,8 @@ def check_sources(
         )
     if len(problems) == 1:
         where, error = problems[0]
-        raise InputError(error.what, where=": ".join(part for part in (where, error.where) if part), fix=error.fix)
+        raise InputError(error.what, where=": ".join(piece for piece in (where, error.where) if piece), fix=error.fix)
     if problems:
-        told = "; ".join(f"{where}: {error}" if where else str(error) for where, error in problems)
-        raise InputError(f"{len(problems)} things are wrong with the sources; nothing was fetched: {told}")
+        details = "; ".join(f"{where}: {error}" if where else str(error) for where, error in problems)
+        raise InputError(f"{len(problems)} things are wrong with the sources; nothing was fetched: {details}")
     return needed

@@ -35,7 +35,7 @@ HEADERS = {"Accept-Encoding": "identity", "User-Agent": "athanor"}
 PIECE_BYTES = 1 << 16  # what a cut may cost; larger pieces lost the tail of each connection
 RESERVE_BYTES = 1 << 30  # of the disk, or a twentieth of a small one: what a body of unknown length leaves free
 LOOK_BYTES = 1 << 24  # how often such a body is compared with it
-AGAIN = frozenset((408, 425, 429, 500, 502, 503, 504))
+RETRYABLE_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504))
 ADVICE = {
     401: "the server wants a login; fetch the file by hand and use a source of type files",
     403: "the server refuses the file; check its terms, or fetch it by hand and use a source of type files",
@@ -43,8 +43,11 @@ ADVICE = {
 }
 
 
-class Again(Exception):
-    """Worth another try. `after`: seconds that the server asked for. `charged`: it may have done what is paid for."""
+class RetryableError(Exception):
+    """The request may be tried again.
+
+    `after` is the pause in seconds that the server asked for; `charged` says that the failed try may cost money.
+    """
 
     def __init__(self, why: str, after: float | None = None, *, charged: bool = False) -> None:
         super().__init__(why)
@@ -68,7 +71,7 @@ def fetch(
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file, path in _paths(source, folder):
-        if not _whole(path, file):
+        if not _is_complete(path, file):
             _File(file, path, tick, expect, stop, wait).fetch()
         else:
             expect(path.stat().st_size)
@@ -94,19 +97,19 @@ def file_name(url: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[-100:] or "file"
 
 
-def final_addresses(found: Files) -> dict[str, str]:
+def final_addresses(files: Files) -> dict[str, str]:
     """Where each file came from in the end, for those that a redirect led elsewhere."""
-    ends = {name: read_json(_notes(path)).get("from", name) for name, path in found}
+    ends = {name: read_json(_notes(path)).get("from", name) for name, path in files}
     return {name: end for name, end in ends.items() if end != name}
 
 
-def facts(source: HttpSource, found: Files) -> Facts:
+def facts(source: HttpSource, files: Files) -> Facts:
     """Provenance: address, size and hash of every file."""
-    sizes = [{"url": url, "bytes": path.stat().st_size, "sha256": sha256_file(path)} for url, path in found]
+    sizes = [{"url": url, "bytes": path.stat().st_size, "sha256": sha256_file(path)} for url, path in files]
     return {"urls": sizes, "license": source.license}
 
 
-def _whole(path: Path, file: RemoteFile) -> bool:
+def _is_complete(path: Path, file: RemoteFile) -> bool:
     """Whether a finished file is still what was fetched and what is asked for."""
     if not path.is_file() or not _notes(path).is_file():
         return False
@@ -120,7 +123,7 @@ def _notes(path: Path) -> Path:
 
 @dataclass
 class _File:
-    """One file on its way."""
+    """The download of one file."""
 
     file: RemoteFile
     path: Path
@@ -128,7 +131,7 @@ class _File:
     expect: Tick = ignore
     stop: Callable[[], bool] = never
     wait: Callable[[float], None] = time.sleep
-    told: int = 0  # bytes that `tick` knows of
+    reported: int = 0  # bytes that `tick` knows of
     total: int | None = None
     continued: bool = False
 
@@ -138,10 +141,10 @@ class _File:
 
     def fetch(self) -> None:
         try:
-            self._until_whole()
+            self._receive_all()
             if not self._publish():  # a part of older content, which its server did not tell apart
-                self._begin_again()
-                self._until_whole()
+                self._restart()
+                self._receive_all()
                 self._publish()
         finally:
             self.session.close()
@@ -162,14 +165,14 @@ class _File:
             )
             raise InputError(what, where=self.name, fix="fetch the file by hand and use a source of type files")
 
-    def _until_whole(self) -> None:
+    def _receive_all(self) -> None:
         tries = 0
         while True:
             before = self._size()
             try:
                 self._receive()
                 return
-            except Again as error:
+            except RetryableError as error:
                 tries = 0 if self._size() > before else tries + 1
                 if tries >= TRIES:
                     what = f"{tries} tries in a row failed, the last: {error.why}"
@@ -179,7 +182,7 @@ class _File:
                 self._pause(min(pause, MAX_PAUSE_SECONDS))
 
     def _pause(self, seconds: float) -> None:
-        """Wait in steps of a second, so that a stop is heard."""
+        """Wait in steps of a second, so that a request to stop takes effect at once."""
         while seconds > 0:
             self._check_stop()
             self.wait(min(seconds, 1.0))
@@ -188,20 +191,20 @@ class _File:
 
     def _check_stop(self) -> None:
         if self.stop():
-            raise Interrupted(f"stopped at {self.told:,} bytes of {self.name}; run again to continue")
+            raise Interrupted(f"stopped at {self.reported:,} bytes of {self.name}; run again to continue")
 
     def _size(self) -> int:
         return self.part.stat().st_size if self.part.is_file() else 0
 
     def _receive(self) -> None:
-        """One request, from where the part ends; Again when it did not bring the whole rest."""
-        start, known = self._size(), self._known()
+        """One request, from where the part ends; RetryableError when it did not bring the whole rest."""
+        start, known = self._size(), self._known_validator()
         with self._get({"Range": f"bytes={start}-", "If-Range": known} if start and known else {}) as reply:
             self._store(reply, start)
 
     def announced(self) -> int:
         """Bytes that the server says it would send; 0 where it does not say, or cannot be asked now."""
-        with contextlib.closing(self.session), contextlib.suppress(Again), self._get({}) as reply:
+        with contextlib.closing(self.session), contextlib.suppress(RetryableError), self._get({}) as reply:
             return count(reply.headers.get("Content-Length")) or 0
         return 0
 
@@ -222,28 +225,32 @@ class _File:
                 raise  # of our own disk
             raise _retry(error) from None
 
-    def _known(self) -> str | None:
+    def _known_validator(self) -> str | None:
         """What identifies the part's content to its server, if anything does."""
         return read_json(_notes(self.path)).get("validator") if _notes(self.path).is_file() else None
 
     def _check_status(self, reply: Any) -> None:
         code = reply.status_code
-        if code in AGAIN:
-            raise Again(f"HTTP {code} {reply.reason}", retry_after(reply.headers.get("Retry-After")))
+        if code in RETRYABLE_STATUSES:
+            raise RetryableError(f"HTTP {code} {reply.reason}", retry_after(reply.headers.get("Retry-After")))
         if code == 416:  # the part is longer than the file is now
-            self._begin_again()
-            raise Again("HTTP 416: the file has become shorter", 0.0)
+            self._restart()
+            raise RetryableError("HTTP 416: the file has become shorter", 0.0)
         if code not in (200, 206):
             fix = ADVICE.get(code, "correct the url in params.yaml")
             raise InputError(f"HTTP {code} {reply.reason}", where=self.name, fix=fix)
 
     def _store(self, reply: Any, start: int) -> None:
-        """Append what comes, or begin again where the server sends the whole."""
+        """Append the bytes of a reply to the part, or start over if the server sends the whole file."""
         if reply.status_code == 206:
             match = re.match(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18}|\*)$", reply.headers.get("Content-Range", ""))
-            if match is None or int(match[1]) != start or validator(reply.headers) not in (None, self._known()):
-                self._begin_again()
-                raise Again("the server sent another range than was asked for", 0.0)
+            if (
+                match is None
+                or int(match[1]) != start
+                or validator(reply.headers) not in (None, self._known_validator())
+            ):
+                self._restart()
+                raise RetryableError("the server sent another range than was asked for", 0.0)
             total = None if match[2] == "*" else int(match[2])
             self.continued = True
         else:
@@ -252,23 +259,23 @@ class _File:
             self.part.unlink(missing_ok=True)
             write_json(_notes(self.path), {"url": self.name, "validator": validator(reply.headers)})
         self._announce(total, start)
-        self._tell(start)
+        self._report(start)
         with naming(self.part), open(self.part, "ab") as out:
             while piece := self._piece(reply):
                 out.write(piece)
-                self._tell(self.told + len(piece))
-                if total is None and self.told // LOOK_BYTES > (self.told - len(piece)) // LOOK_BYTES:
+                self._report(self.reported + len(piece))
+                if total is None and self.reported // LOOK_BYTES > (self.reported - len(piece)) // LOOK_BYTES:
                     self._check_reserve()
-                elif total is not None and self.told > total:
+                elif total is not None and self.reported > total:
                     break  # for ever, perhaps
                 self._check_stop()
         if total is not None and (size := self._size()) != total:
             if size > total:
-                self._begin_again()
-            raise Again(f"{size:,} of {total:,} bytes came")
+                self._restart()
+            raise RetryableError(f"{size:,} of {total:,} bytes came")
 
     def _piece(self, reply: Any) -> bytes:
-        """The next bytes as they are sent: no unpacking, which ranges do not count in."""
+        """The next bytes as they are sent, not unpacked, because ranges count the bytes sent."""
         from urllib3.exceptions import HTTPError
 
         try:
@@ -277,10 +284,12 @@ class _File:
             raise _retry(error) from None
 
     def _check_reserve(self) -> None:
-        disk, told = shutil.disk_usage(self.part.parent), self.told
+        disk, received = shutil.disk_usage(self.part.parent), self.reported
         if disk.free < min(RESERVE_BYTES, disk.total // 20):
-            self._begin_again()  # nobody knows how much was to come, so it would not be whole next time either
-            what = f"{told:,} bytes came without their number being announced, and {disk.free:,} are free on the disk"
+            self._restart()  # nobody knows how much was to come, so it would not be whole next time either
+            what = (
+                f"{received:,} bytes came without their number being announced, and {disk.free:,} are free on the disk"
+            )
             raise InputError(what, where=self.name, fix="see what the server sends, and free some space")
 
     def _announce(self, total: int | None, start: int) -> None:
@@ -294,47 +303,47 @@ class _File:
             what = f"{total - start:,} bytes are to come, the disk has room for {free:,}"
             raise InputError(what, where=self.name, fix="free some space, then run dvc repro again")
 
-    def _begin_again(self) -> None:
+    def _restart(self) -> None:
         self.part.unlink(missing_ok=True)
-        self._tell(0)
+        self._report(0)
 
-    def _tell(self, size: int) -> None:
-        if size != self.told:
-            self.tick(size - self.told)
-        self.told = size
+    def _report(self, size: int) -> None:
+        if size != self.reported:
+            self.tick(size - self.reported)
+        self.reported = size
 
     def _publish(self) -> bool:
-        """Check the part and put it in place; False for a checksum that a fresh start may mend."""
-        found = sha256_file(self.part) if self.part.is_file() else sha256_bytes(b"")
-        if self.file.sha256 not in (None, found):
+        """Check the part and move it to its final name; False for a wrong checksum that a restart may correct."""
+        checksum = sha256_file(self.part) if self.part.is_file() else sha256_bytes(b"")
+        if self.file.sha256 not in (None, checksum):
             if self.continued:
                 self.continued = False
                 return False
             self.part.unlink(missing_ok=True)
-            what = f"the file has SHA-256 {found}, params.yaml says {self.file.sha256}"
+            what = f"the file has SHA-256 {checksum}, params.yaml says {self.file.sha256}"
             fix = "if the publisher changed the file on purpose, look at it and put the new hash there"
             raise InputError(what, where=self.name, fix=fix)
         self.part.touch()
         with open(self.part, "rb") as file:
             os.fsync(file.fileno())
         os.replace(self.part, self.path)
-        write_json(_notes(self.path), {"url": self.name, "from": self.end, "sha256": found})
+        write_json(_notes(self.path), {"url": self.name, "from": self.end, "sha256": checksum})
         return True
 
 
-def _retry(error: Exception) -> Again:
+def _retry(error: Exception) -> RetryableError:
     text = re.sub(r"\?[^\s'\")]+", "?...", " ".join(str(error).split()))  # the client library's words hold the query
-    return Again(f"{type(error).__name__}: {text[:200]}")
+    return RetryableError(f"{type(error).__name__}: {text[:200]}")
 
 
 def validator(headers: Any) -> str | None:
-    """A strong ETag, or the time of the last change; weak ETags promise no equal bytes."""
+    """A strong ETag, or the time of the last change; None for a weak ETag, which does not promise equal bytes."""
     tag = headers.get("ETag", "")
     return tag if tag.startswith('"') else (headers.get("Last-Modified") if not tag else None)
 
 
 def count(value: str | None) -> int | None:
-    """A number of a header; digits of other scripts, which int() refuses or reads, are none."""
+    """The number in a header; None for anything but ASCII digits, because int() also reads digits of other scripts."""
     return int(value) if value is not None and re.fullmatch(r"\s*[0-9]{1,18}\s*", value) else None
 
 

@@ -46,7 +46,7 @@ def fetch(
     Interrupted, with everything so far saved, once `stop()` is true.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state = _whole(folder, _load_state(folder))
+    state = _verified_prefix(folder, _load_state(folder))
     tick(state["bytes"])
 
     def check(ended: bool) -> None:
@@ -60,34 +60,34 @@ def fetch(
     stream = stream.skip(source.skip_documents) if source.skip_documents else stream
     if state["stream"] is not None:
         stream.load_state_dict(state["stream"])
-    part: list[Document] = []
+    unsaved: list[Document] = []
     pending = 0  # rows since the last save
     budget = {"documents": source.max_documents, "bytes": source.max_bytes}
-    limits = {what: most for what, most in budget.items() if most is not None}
+    limits = {what: limit for what, limit in budget.items() if limit is not None}
 
     def save(done: bool) -> None:
-        nonlocal part, pending
+        nonlocal unsaved, pending
         state["stream"], state["done"] = (None if done else stream.state_dict()), done
-        if part:
-            checksum = _write_part(folder, len(state["parts"]), part)
+        if unsaved:
+            checksum = _write_part(folder, len(state["parts"]), unsaved)
             # Where the stream stood after it, so that what follows can be fetched again from here.
             state["parts"].append({"sha256": checksum, **copy.deepcopy({key: state[key] for key in POSITION})})
         write_json(folder / STATE, state)
-        part, pending = [], 0
+        unsaved, pending = [], 0
 
     for row in rows_of(stream, source.dataset, lambda: state["rows"]):
         state["rows"] += 1
         pending += 1
-        found = _document(source, row, source.skip_documents + state["rows"], state, val_fraction)
-        if isinstance(found, Document):
-            part.append(found)
+        outcome = _document(source, row, source.skip_documents + state["rows"], state, val_fraction)
+        if isinstance(outcome, Document):
+            unsaved.append(outcome)
             state["documents"] += 1
-            state["bytes"] += (size := len(found.text.encode()))
+            state["bytes"] += (size := len(outcome.text.encode()))
             tick(size)
         else:
-            state["left_out"][found] = state["left_out"].get(found, 0) + 1
+            state["left_out"][outcome] = state["left_out"].get(outcome, 0) + 1
             check(ended=False)
-        if any(state[what] >= most for what, most in limits.items()):
+        if any(state[what] >= limit for what, limit in limits.items()):
             break
         if stop():
             save(done=False)
@@ -100,7 +100,7 @@ def fetch(
     return _counts(state)
 
 
-def look(source: HuggingFaceSource, folder: Path) -> tuple[int, int]:
+def probe(source: HuggingFaceSource, folder: Path) -> tuple[int, int]:
     """Bytes of text that the source will have, and those of them in `folder` already.
 
     Unless all are there, the data set is opened and its first rows are read;
@@ -110,7 +110,7 @@ def look(source: HuggingFaceSource, folder: Path) -> tuple[int, int]:
     state = _load_state(folder)
     if state["done"]:
         return state["bytes"], state["bytes"]
-    stream, first = _stream_of(source), _start()
+    stream, first = _stream_of(source), _initial_state()
     unusable = 0
     for row in itertools.islice(rows_of(stream, source.dataset, lambda: first["rows"]), FIRST_ROWS):
         first["rows"] += 1
@@ -124,7 +124,7 @@ def look(source: HuggingFaceSource, folder: Path) -> tuple[int, int]:
 
 
 def _announced(source: HuggingFaceSource, stream: Any) -> int | None:
-    """Bytes of a whole data set, where all of it is taken and its card tells them."""
+    """The size of the data set in bytes, if all of it is taken and its card states the size."""
     if source.select is not None or source.max_documents is not None or source.json_lines is not None:
         return None
     splits = getattr(getattr(stream, "info", None), "splits", None) or {}
@@ -196,8 +196,8 @@ def open_stream(dataset: str, config: str | None, split: str, revision: str | No
     if names is not None:
         for column in columns:
             if column not in names:
-                found = ", ".join(sorted(names))
-                raise InputError(f"column '{column}' is missing", where=dataset, fix=f"name one of: {found}")
+                available = ", ".join(sorted(names))
+                raise InputError(f"column '{column}' is missing", where=dataset, fix=f"name one of: {available}")
         stream = stream.select_columns(list(columns))
     return stream
 
@@ -216,7 +216,7 @@ def _load(dataset: str, split_: str, *arguments: Any, **options: Any) -> Any:
 
 
 def rows_of(stream: Any, dataset: str, done: Callable[[], int]) -> Iterator[Facts]:
-    """Rows of a stream; an error while reading is told with the row it came at, and never ends the data early."""
+    """The rows of a stream. An error while reading is raised with the number of rows before it, never taken for the end."""
     iterator = iter(stream)
     while True:
         try:
@@ -254,21 +254,21 @@ def explain(error: Exception, dataset: str, split: str, after: int | None = None
 def _load_state(folder: Path) -> Facts:
     if (folder / STATE).is_file():
         return read_json(folder / STATE)
-    return {**_start(), "parts": [], "done": False}
+    return {**_initial_state(), "parts": [], "done": False}
 
 
-def _start() -> Facts:
+def _initial_state() -> Facts:
     return {"documents": 0, "bytes": 0, "rows": 0, "left_out": {}, "first_malformed": None, "stream": None}
 
 
-def _whole(folder: Path, state: Facts) -> Facts:
-    """The state before the first part that is missing or not what was written; all of it if there is none."""
+def _verified_prefix(folder: Path, state: Facts) -> Facts:
+    """The state before the first missing or changed part; the state itself if all parts are as they were written."""
     for number, part in enumerate(state["parts"]):
         path = _part_path(folder, number)
         if not path.is_file() or sha256_file(path) != part["sha256"]:
-            before = state["parts"][number - 1] if number else _start()
-            kept = copy.deepcopy({key: before[key] for key in POSITION})
-            return {**kept, "parts": state["parts"][:number], "done": False}
+            before = state["parts"][number - 1] if number else _initial_state()
+            position = copy.deepcopy({key: before[key] for key in POSITION})
+            return {**position, "parts": state["parts"][:number], "done": False}
     return state
 
 
@@ -280,11 +280,11 @@ def _part_path(folder: Path, number: int) -> Path:
     return folder / f"part-{number:05d}.parquet"
 
 
-def _write_part(folder: Path, number: int, part: list[Document]) -> str:
-    """Write a part whole or not at all; returns its SHA-256."""
+def _write_part(folder: Path, number: int, batch: list[Document]) -> str:
+    """Write a part file atomically; returns its SHA-256."""
     path = _part_path(folder, number)
     temporary = path.with_suffix(".tmp")
-    write_documents(temporary, part)
+    write_documents(temporary, batch)
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
     checksum = sha256_file(temporary)

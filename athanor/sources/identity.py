@@ -37,17 +37,17 @@ def conversations(source: IdentitySource, seed: int, val_fraction: float) -> lis
     sides: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
     for single in singles:
         sides[split_of(single[0], val_fraction)].append(single)
-    made = []
-    for split, mine in sides.items():
-        made += [_conversation(source, split, [single]) for single in mine]
-        pairs = [rng.sample(mine, 2) for _ in range(len(mine) // PAIRED_SHARE)]
-        made += [_conversation(source, split, pair) for pair in pairs if pair[0][1] != pair[1][1]]
-    return made
+    rows = []
+    for split, questions in sides.items():
+        rows += [_conversation(source, split, [single]) for single in questions]
+        pairs = [rng.sample(questions, 2) for _ in range(len(questions) // PAIRED_SHARE)]
+        rows += [_conversation(source, split, pair) for pair in pairs if pair[0][1] != pair[1][1]]
+    return rows
 
 
 def invented(rng: random.Random) -> Iterator[str]:
-    """Names that nobody bears, each once; numbered when they have all been used."""
-    names = ["".join(parts) for parts in itertools.product(*TEXTS["syllables"])]
+    """Invented names, each once; with numbers added when all have been used."""
+    names = ["".join(syllables) for syllables in itertools.product(*TEXTS["syllables"])]
     rng.shuffle(names)
     yield from names
     for number in itertools.count(2):

@@ -75,10 +75,10 @@ def permitted(expression: str, allowed: Collection[str]) -> str | None:
     known = {name.casefold(): name for name in allowed}
     tokens = re.findall(r"[()]|[^\s()]+", expression)
     try:
-        found = _alternatives(tokens, known)
+        licence = _alternatives(tokens, known)
     except (IndexError, ValueError):
         return None
-    return None if tokens else found
+    return None if tokens else licence
 
 
 def permitted_value(value: Any, allowed: Collection[str] | None) -> str | None:
@@ -97,33 +97,33 @@ def permitted_value(value: Any, allowed: Collection[str] | None) -> str | None:
 
 
 def _alternatives(tokens: list[str], known: dict[str, str]) -> str | None:
-    found = [_joint_terms(tokens, known)]
-    while _taken(tokens, "OR"):
-        found.append(_joint_terms(tokens, known))
-    return next((name for name in found if name is not None), None)
+    alternatives = [_joint_terms(tokens, known)]
+    while _consume(tokens, "OR"):
+        alternatives.append(_joint_terms(tokens, known))
+    return next((name for name in alternatives if name is not None), None)
 
 
 def _joint_terms(tokens: list[str], known: dict[str, str]) -> str | None:
-    found = [_term(tokens, known)]
-    while _taken(tokens, "AND"):
-        found.append(_term(tokens, known))
-    return None if None in found else " AND ".join(dict.fromkeys(map(str, found)))
+    terms = [_term(tokens, known)]
+    while _consume(tokens, "AND"):
+        terms.append(_term(tokens, known))
+    return None if None in terms else " AND ".join(dict.fromkeys(map(str, terms)))
 
 
 def _term(tokens: list[str], known: dict[str, str]) -> str | None:
     token = tokens.pop(0)
     if token == "(":
-        found = _alternatives(tokens, known)
+        licence = _alternatives(tokens, known)
         if tokens.pop(0) != ")":
             raise ValueError("no closing bracket")
-        return found
+        return licence
     if token.upper() in ("AND", "OR", "WITH", ")"):
         raise ValueError("no licence")
-    return known.get((f"{token} with {tokens.pop(0)}" if _taken(tokens, "WITH") else token).casefold())
+    return known.get((f"{token} with {tokens.pop(0)}" if _consume(tokens, "WITH") else token).casefold())
 
 
-def _taken(tokens: list[str], word: str) -> bool:
-    """Whether the next token is this word, which is then taken off."""
+def _consume(tokens: list[str], word: str) -> bool:
+    """Remove the next token if it is this word; returns whether it was."""
     return tokens[:1] != [] and tokens[0].upper() == word and bool(tokens.pop(0))
 
 

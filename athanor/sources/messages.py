@@ -44,15 +44,15 @@ def conversations(
     for where, row in _trees(source) if source.shape == "tree" else _rows(source):
         seen += 1
         try:
-            found = _take(source, row, where)
+            messages = _take(source, row, where)
         except MalformedRow as error:
-            malformed, first, found = malformed + 1, first or str(error), "malformed"
+            malformed, first, messages = malformed + 1, first or str(error), "malformed"
             select.check_malformed(source.name, malformed, seen, fraction, first, ended=False)
-        if isinstance(found, str):
-            leave_out(found)
+        if isinstance(messages, str):
+            leave_out(messages)
             continue
-        key = Conversation(found, "", "", "", "").id
-        yield Conversation(found, source.name, source.license, split_of(key, val_fraction), key)
+        key = Conversation(messages, "", "", "", "").id
+        yield Conversation(messages, source.name, source.license, split_of(key, val_fraction), key)
         tick(1)
         taken += 1
         if taken == source.max_rows:
@@ -72,7 +72,7 @@ def find(source: MessagesSource) -> Files:
     return rows.find([str(path / tail) for tail in present])
 
 
-def look(source: MessagesSource) -> float:
+def probe(source: MessagesSource) -> float:
     """Open the source and read its first rows; InputError where none of them can be used. It takes next to no disk: 0."""
     unusable, first = 0, ""
     rows_ = list(itertools.islice(_rows(source), huggingface.FIRST_ROWS))
@@ -131,9 +131,9 @@ def parse(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterato
     column = source.columns[0]
     if source.shape == "tree":
         _, _, role, text, _ = source.columns
-        for place, reply in row[column]:
-            content = _content(reply[text], text, place) if reply[text] is not None else ""
-            yield Message(_role(reply[role], source.shape, place), content)
+        for location, reply in row[column]:
+            content = _content(reply[text], text, location) if reply[text] is not None else ""
+            yield Message(_role(reply[role], source.shape, location), content)
         return
     value = row.get(column)
     # How some readers return a list of mappings.
@@ -166,7 +166,7 @@ def _content(value: Any, key: str, where: str) -> str:
 
 def _prompt(source: MessagesSource, row: Mapping[str, Any], where: str) -> Iterator[Message]:
     *question, answer = (rows.check_text(row.get(name), where, name, MAX_ROW_BYTES) for name in source.columns)
-    asked = "\n\n".join(part.strip() for part in question if part.strip())
+    asked = "\n\n".join(text.strip() for text in question if text.strip())
     if question[0].strip() and answer.strip():
         yield Message("user", asked)
         yield Message("assistant", answer)
@@ -207,11 +207,13 @@ def _trees(source: MessagesSource) -> Iterator[Row]:
 
     for root in replies.pop(None, []):
         path = [root]
-        while found := replies.pop(_id(path[-1][1][own]), None):  # taken out, or an id that comes twice makes a circle
-            path.append(best(found))
+        while children := replies.pop(
+            _id(path[-1][1][own]), None
+        ):  # taken out, or an id that comes twice makes a circle
+            path.append(best(children))
         yield root[0], {own: path if len(path) % 2 == 0 else path[:-1]}
 
 
 def _id(value: Any) -> Any:
-    """A message's id as it is found by, whatever the data has for one."""
+    """A message's id as a hashable value, whatever type the data set uses."""
     return value if value is None or isinstance(value, (str, int, float)) else repr(value)

@@ -55,7 +55,7 @@ def root() -> Path:
 
 def find(source: PackagesSource, base: Path) -> tuple[list[Package], dict[str, str]]:
     """The packages below `base` that may be read, in order, and why others may not (name to reason)."""
-    found: dict[str, Package] = {}
+    packages: dict[str, Package] = {}
     refused: dict[str, str] = {}
     excluded = {normalised(name) for name in (*source.exclude, SELF)}
     distributions = importlib.metadata.distributions(path=[str(base)])
@@ -70,11 +70,11 @@ def find(source: PackagesSource, base: Path) -> tuple[list[Package], dict[str, s
         elif not (files := _modules(item)):
             refused[name] = "no modules"
         else:
-            found[name] = Package(name, item.version, license_, _readme(item.metadata), files)
-    if not found:
+            packages[name] = Package(name, item.version, license_, _readme(item.metadata), files)
+    if not packages:
         fix = "allow more licenses, or install the packages into the interpreter that runs the stage"
         raise InputError(f"no package can be read ({len(refused)} left out)", where=base, fix=fix)
-    return list(found.values()), refused
+    return list(packages.values()), refused
 
 
 def normalised(name: str) -> str:

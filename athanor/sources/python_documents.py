@@ -50,8 +50,8 @@ def numbered(
     texts: Iterable[str], source: str, kind: str, license_: str, key: str, val_fraction: float, meta: Facts
 ) -> Iterator[Document]:
     """Texts that belong together as documents; their split follows the key."""
-    for part, text in enumerate(texts):
-        yield Document(text, source, kind, license_, split_of(key, val_fraction), {**meta, "part": part})
+    for number, text in enumerate(texts):
+        yield Document(text, source, kind, license_, split_of(key, val_fraction), {**meta, "part": number})
 
 
 def read(

@@ -43,21 +43,21 @@ def document(
     The split follows the content, so that equal texts fall on one side.
     MalformedRow when the row cannot be read.
     """
-    license_, kept = source.license, {}
+    license_, selected_meta = source.license, {}
     if (select := source.select) is not None:
         if not passes(select.filters, row):
             return "filters"
         if select.license_column is not None:
-            found = permitted_value(row.get(select.license_column), select.licenses)
-            if found is None:
+            permitted_license = permitted_value(row.get(select.license_column), select.licenses)
+            if permitted_license is None:
                 return "license"
-            license_ = found
-        kept = {name: _plain(row.get(name), where, name) for name in select.meta_columns}
+            license_ = permitted_license
+        selected_meta = {name: _plain(row.get(name), where, name) for name in select.meta_columns}
     text = _text(source, row, where)
     if len(text) < source.min_chars or not text.strip():
         return "short"
     split = split_of(content_id(text), val_fraction)
-    return Document(text, source.name, source.kind, license_, split, {**kept, **meta})
+    return Document(text, source.name, source.kind, license_, split, {**selected_meta, **meta})
 
 
 def passes(filters: Sequence[Filter], row: Mapping[str, Any]) -> bool:
@@ -73,18 +73,18 @@ def _holds(rule: Filter, value: Any) -> bool:
 
 
 def _text(source: RowSource, row: Mapping[str, Any], where: str) -> str:
-    """ "" when the text, or a part of a template, is empty."""
-    parts = {}
+    """The text of a row; "" when the text, or a column of its template, is empty."""
+    texts = {}
     for column in text_columns(source):
         if column not in row:
             raise MalformedRow(f"column '{column}' is missing", where=where, fix=f"found: {', '.join(sorted(row))}")
-        parts[column] = check_text(row[column], where, column, source.max_document_bytes)
-        if not parts[column].strip():
+        texts[column] = check_text(row[column], where, column, source.max_document_bytes)
+        if not texts[column].strip():
             return ""
     template = getattr(source, "text_template", None)
     if template is None:
-        return next(iter(parts.values()))
-    text = re.sub(r"\{([^{}]*)\}", lambda match: parts[match[1]], template)
+        return next(iter(texts.values()))
+    text = re.sub(r"\{([^{}]*)\}", lambda match: texts[match[1]], template)
     return check_text(text, where, "text_template", source.max_document_bytes)
 
 
@@ -131,16 +131,18 @@ class Unreadable:
 
     def error(self, files: int, otherwise: str) -> InputError:
         """One error for all: itself where it is alone, else a count, and for each reason the first places and what helps."""
-        found = sorted(self.errors.items(), key=lambda item: (-len(item[1]), item[0]))
-        first = found[0][1][0]
+        by_reason = sorted(self.errors.items(), key=lambda item: (-len(item[1]), item[0]))
+        first = by_reason[0][1][0]
         if (count := sum(self.counts.values())) == 1:
             return InputError(first.what, where=first.where, fix=f"{first.fix or 'repair the file'}{otherwise}")
-        parts = []
-        for reason, errors in found:
-            places = ", ".join(error.where for error in errors[:NAMED_FILES]) + (", …" if errors[NAMED_FILES:] else "")
-            parts.append(f"{len(errors):,} {reason} ({places}; {errors[0].fix})")
+        descriptions = []
+        for reason, errors in by_reason:
+            locations = ", ".join(error.where for error in errors[:NAMED_FILES]) + (
+                ", …" if errors[NAMED_FILES:] else ""
+            )
+            descriptions.append(f"{len(errors):,} {reason} ({locations}; {errors[0].fix})")
         return InputError(
-            f"{count:,} of {files:,} files cannot be read: {'; '.join(parts)}", fix=f"as named{otherwise}"
+            f"{count:,} of {files:,} files cannot be read: {'; '.join(descriptions)}", fix=f"as named{otherwise}"
         )
 
 
@@ -180,8 +182,8 @@ def _documents(
     source: FilesSource | HttpSource, name: str, path: Path, val_fraction: float, leave_out: Callable[[str], None]
 ) -> Iterator[Document]:
     for number, (where, row) in enumerate(rows.read_rows(path, columns(source), source.max_document_bytes)):
-        found = document(source, row, where, {"file": name, "row": number}, val_fraction)
-        if isinstance(found, str):
-            leave_out(found)
+        outcome = document(source, row, where, {"file": name, "row": number}, val_fraction)
+        if isinstance(outcome, str):
+            leave_out(outcome)
         else:
-            yield found
+            yield outcome

@@ -109,19 +109,19 @@ def provenance(paths: list[Path], base: Path) -> Facts:
 
 def source_files(base: Path) -> list[Path]:
     """Every file the scan reads, in the order of its relative path."""
-    found = []
+    files = []
     for path in base.rglob("*.py"):
         parts = path.relative_to(base).parts
         if SKIPPED_FOLDERS.isdisjoint(parts[:-1]) and not any(part.startswith("config-") for part in parts):
             if not path.name.startswith(SKIPPED_FILES) or len(parts) > 1:
-                found.append((parts, path))
-    if not found:
+                files.append((parts, path))
+    if not files:
         raise InputError(
             "the interpreter has no standard library source files",
             where=base,
             fix="use a Python that ships its .py files, or replace the source of type python in params.yaml",
         )
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(files)]
 
 
 def scan(base: Path, tick: Tick = ignore) -> Iterator[Module]:
@@ -170,11 +170,11 @@ def topics(base: Path) -> dict[str, str]:
     if not path.is_file():
         raise InputError("file not found", where=path, fix="use a Python that ships pydoc_data")
     _, tree = parse(path.read_bytes(), str(path))
-    found: dict[str, str] = {}
+    pages: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            found |= ast.literal_eval(node.value)
-    return {name: found[name] for name in sorted(found)}
+            pages |= ast.literal_eval(node.value)
+    return {name: pages[name] for name in sorted(pages)}
 
 
 def entries(module: Module) -> Iterator[Entry]:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from athanor.base.errors import AthanorError, InputError, Interrupted
-from athanor.sources.http import Again
+from athanor.sources.http import RetryableError
 from athanor.synthesis.endpoint import Answer, Rejected
 from athanor.synthesis.ledger import Ledger
 from athanor.synthesis.material import rank
 from athanor.synthesis.requests import Request
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # s between tries, doubling; a server may ask for longer ones
 MAX_ASKED_PAUSE = 900.0  # a server that asks for more is better tried another day
 FAILURES = 5  # in a row, before the server is left alone
@@ -24,7 +24,7 @@ FAILURES = 5  # in a row, before the server is left alone
 
 @dataclass(frozen=True)
 class Collected:
-    """How it ended: the limit of the budget that stopped it, if any, and why requests have no answer."""
+    """The outcome: the budget limit that stopped the sending, if any, and why some requests have no answer."""
 
     limit: str | None
     failed: dict[str, str]  # request -> reason
@@ -32,7 +32,7 @@ class Collected:
 
 @dataclass(kw_only=True)
 class Collector:
-    """`tick(request, answer)` hears of every new answer and may raise an AthanorError, which ends the sending.
+    """Sends requests in threads. `tick(request, answer)` is called with every new answer; an AthanorError of it ends the sending.
 
     Requests in flight are always waited for: they are paid for.
     """
@@ -50,13 +50,13 @@ class Collector:
         self._not_before = 0.0  # by time.monotonic: what one request is told to wait, all of them do
         self._lock = threading.Lock()
         self._failed: dict[str, str] = {}
-        self._in_a_row = 0
+        self._consecutive_failures = 0
         self._limit: str | None = None
         self._error: BaseException | None = None
         self._stopped = False
 
     def collect(self, requests: Sequence[Request]) -> Collected:
-        """Raises what ended it early, once nothing is in flight: Interrupted when `stop()` was true."""
+        """Send the requests. What ended it early is raised once nothing is in flight; Interrupted if `stop()` was true."""
         waiting = collections.deque(request for request in requests if request.identity not in self.ledger.answers)
         flying: dict[concurrent.futures.Future[Answer | str], Request] = {}
         with concurrent.futures.ThreadPoolExecutor(self.concurrency) as pool:
@@ -66,11 +66,11 @@ class Collector:
                     self._halt.set()
                 held = self._launch(pool, waiting, flying)
                 if not flying and held:
-                    time.sleep(LOOK_SECONDS)
-                done, _ = concurrent.futures.wait(flying, LOOK_SECONDS, concurrent.futures.FIRST_COMPLETED)
+                    time.sleep(POLL_SECONDS)
+                done, _ = concurrent.futures.wait(flying, POLL_SECONDS, concurrent.futures.FIRST_COMPLETED)
                 # In the order of the list, whichever thread was first.
                 for future in sorted(done, key=lambda item: list(flying).index(item)):
-                    self._landed(flying.pop(future), future)
+                    self._finish(flying.pop(future), future)
         if self._error is not None:
             raise self._error
         if self._stopped:
@@ -83,44 +83,44 @@ class Collector:
         waiting: collections.deque[Request],
         flying: dict[concurrent.futures.Future[Answer | str], Request],
     ) -> bool:
-        """Start what may start; True while a pause that the server asked for holds everything."""
+        """Submit the requests that may start now; True while a pause that the server asked for holds all of them."""
         while waiting and len(flying) < self.concurrency and not self._halt.is_set():
             if time.monotonic() < self._not_before:
                 return True
             try:
-                beyond = self.ledger.reserve(waiting[0])
+                exceeded = self.ledger.reserve(waiting[0])
             except (AthanorError, OSError) as error:
                 self._end(error)
                 return False
-            if beyond == "wait":
+            if exceeded == "wait":
                 return False
-            if beyond is not None:
-                self._limit = beyond
+            if exceeded is not None:
+                self._limit = exceeded
                 self._halt.set()
                 return False
             request = waiting.popleft()
             flying[pool.submit(self._answer, request)] = request
         return False
 
-    def _landed(self, request: Request, future: concurrent.futures.Future[Answer | str]) -> None:
-        """Take note of what became of a request."""
+    def _finish(self, request: Request, future: concurrent.futures.Future[Answer | str]) -> None:
+        """Record the outcome of a finished request."""
         try:
             answer = future.result()
             if isinstance(answer, Answer):
-                self._in_a_row = 0
+                self._consecutive_failures = 0
                 self.tick(request, answer)
             elif answer:
                 self._failed[request.identity] = answer
-                self._in_a_row += 1
-                if self._in_a_row >= FAILURES:
-                    what = f"{self._in_a_row} requests in a row got no answer, the last: {answer}"
+                self._consecutive_failures += 1
+                if self._consecutive_failures >= FAILURES:
+                    what = f"{self._consecutive_failures} requests in a row got no answer, the last: {answer}"
                     fix = "check synthetic.base_url, the model's name and the server; answers so far are kept"
                     raise InputError(what, where="synthetic", fix=fix)
         except BaseException as error:
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
-        """The first error counts; the others are its echoes."""
+        """Stop the sending; the first error is kept, because those after it follow from it."""
         self._error = self._error or error
         self._halt.set()
 
@@ -133,7 +133,7 @@ class Collector:
                 return ""
             try:
                 answer = self.ask(request)
-            except Again as error:
+            except RetryableError as error:
                 why = error.why
                 self._wait_for(error.after)
                 if error.charged:
@@ -155,15 +155,15 @@ class Collector:
         return f"{why} ({self.max_tries} tries)"
 
     def _reserved(self, request: Request) -> bool:
-        """Pay for another try of a request that broke off; False when the budget or a stop ends it."""
+        """Reserve budget for another try of a request that broke off; False if the budget or a stop prevents it."""
         while not self._halt.is_set():
-            beyond = self.ledger.reserve(request)
-            if beyond is None:
+            exceeded = self.ledger.reserve(request)
+            if exceeded is None:
                 return True
-            if beyond != "wait":
-                self._limit = beyond
+            if exceeded != "wait":
+                self._limit = exceeded
                 self._halt.set()
-            self._halt.wait(LOOK_SECONDS)
+            self._halt.wait(POLL_SECONDS)
         return False
 
     def _wait_for(self, seconds: float | None) -> None:

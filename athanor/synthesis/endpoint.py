@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from athanor.base.errors import AthanorError, InputError, ParamsError
 from athanor.base.work import Facts
-from athanor.sources.http import Again, retry_after
+from athanor.sources.http import RetryableError, retry_after
 from athanor.synthesis.params import SyntheticParams
 from athanor.synthesis.requests import Request
 
@@ -27,7 +27,7 @@ ANTHROPIC_VERSION = "2023-06-01"
 CONNECT_SECONDS = 30.0
 MAX_REPLY_BYTES = 64 << 20
 MIN_KEY_CHARS = 8  # a shorter one could not be searched for: it stands in ordinary text
-AGAIN = frozenset((408, 409, 425, 429))
+RETRYABLE_STATUSES = frozenset((408, 409, 425, 429))
 CUT_OFF = frozenset(("max_tokens", "length", "model_context_window_exceeded"))
 # Of error bodies: codes of a spent account, which OpenAI sends with the status of a busy server.
 SPENT = frozenset(("insufficient_quota", "billing_error", "billing_hard_limit_reached", "billing_not_active"))
@@ -40,7 +40,7 @@ class Rejected(Exception):
 
 
 class Key:
-    """A secret that shows itself to nobody but the one header."""
+    """A secret whose value goes into one header and never into a repr or a log."""
 
     def __init__(self, value: str) -> None:
         self._value = value
@@ -74,7 +74,7 @@ def key_from(environment: Mapping[str, str], name: str | None) -> Key | None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said. Without `text` it was no answer of its API, told in `why`."""
+    """What a server said. Without `text` it was no answer of its API, and `why` says so."""
 
     text: str | None
     why: str
@@ -126,7 +126,7 @@ class Endpoint:
         self._params, self._key = params, key
 
     def ask(self, request: Request) -> Answer:
-        """One try. Again and Rejected are of this request; an AthanorError is of all of them."""
+        """One try. RetryableError and Rejected concern this request; an AthanorError concerns all requests."""
         import requests
 
         deadline = time.monotonic() + self._params.timeout_seconds
@@ -137,19 +137,23 @@ class Endpoint:
                 session.trust_env = not local(self.host)
                 # A function, for without one requests would look for a login in ~/.netrc.
                 session.auth = self._sign
-                how: Facts = {"timeout": limits, "stream": True, "allow_redirects": False}
-                with session.post(self.url, json=self._body(request), **how) as reply:
+                options: Facts = {"timeout": limits, "stream": True, "allow_redirects": False}
+                with session.post(self.url, json=self._body(request), **options) as reply:
                     sent = True
                     return self._read(reply.status_code, reply.headers, self._receive(reply, deadline))
         except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
-            raise self._stop(f"no usable address ({self._told(error)})", "correct synthetic.base_url") from None
+            raise self._stop(f"no usable address ({self._describe(error)})", "correct synthetic.base_url") from None
         except requests.exceptions.SSLError as error:
-            raise self._stop(f"no secure connection ({self._told(error)})", "check the host's certificate") from None
+            raise self._stop(
+                f"no secure connection ({self._describe(error)})", "check the host's certificate"
+            ) from None
         except requests.exceptions.RequestException as error:
             before = isinstance(error, (requests.exceptions.ConnectTimeout, requests.exceptions.ProxyError))
-            raise Again(self._told(error), charged=sent or not (before or _never_connected(error))) from None
+            raise RetryableError(
+                self._describe(error), charged=sent or not (before or _never_connected(error))
+            ) from None
         except OSError as error:
-            raise Again(self._told(error), charged=True) from None
+            raise RetryableError(self._describe(error), charged=True) from None
 
     def _sign(self, prepared: Any) -> Any:
         if self.api == "anthropic":
@@ -169,25 +173,27 @@ class Endpoint:
         asked = [{"role": "user", "content": request.user}]
         if self.api == "anthropic":
             return {**body, "max_tokens": params.max_output_tokens, "system": request.system, "messages": asked}
-        told = [{"role": "system", "content": request.system}]
-        return {**body, params.output_limit: params.max_output_tokens, "messages": [*told, *asked]}
+        system_messages = [{"role": "system", "content": request.system}]
+        return {**body, params.output_limit: params.max_output_tokens, "messages": [*system_messages, *asked]}
 
     def _receive(self, reply: Any, deadline: float) -> bytes:
-        """The body, whole: Again for one that ends early or takes too long."""
+        """The complete body; RetryableError for one that ends early or takes too long."""
         from urllib3.exceptions import HTTPError
 
         charged = reply.status_code == 200
-        found = bytearray()
+        body = bytearray()
         try:
             while piece := reply.raw.read1(1 << 16, decode_content=True):
-                found += piece
+                body += piece
                 if time.monotonic() > deadline:
-                    raise Again(f"the answer took more than {self._params.timeout_seconds:g} s", charged=charged)
-                if len(found) > MAX_REPLY_BYTES:
+                    raise RetryableError(
+                        f"the answer took more than {self._params.timeout_seconds:g} s", charged=charged
+                    )
+                if len(body) > MAX_REPLY_BYTES:
                     raise self._stop(f"an answer of more than {MAX_REPLY_BYTES >> 20} MiB", "check synthetic.base_url")
         except HTTPError as error:
-            raise Again(self._told(error), charged=charged) from None
-        return bytes(found)
+            raise RetryableError(self._describe(error), charged=charged) from None
+        return bytes(body)
 
     def _read(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
         text = body.decode("utf-8", errors="replace")
@@ -210,10 +216,10 @@ class Endpoint:
             raise self._stop(f"the server does not let us in ({what})", fix)
         if status in (404, 405):
             raise self._stop(what, "correct synthetic.model or synthetic.base_url")
-        if status in AGAIN or status >= 500:
-            raise Again(what, retry_after(headers.get("Retry-After")))
+        if status in RETRYABLE_STATUSES or status >= 500:
+            raise RetryableError(what, retry_after(headers.get("Retry-After")))
         if status == 200:  # a router whose server failed when the answer had begun
-            raise Again(what, charged=True)
+            raise RetryableError(what, charged=True)
         raise Rejected(what)
 
     def _answer(self, value: Any) -> Answer:
@@ -237,7 +243,7 @@ class Endpoint:
     def _stop(self, what: str, fix: str) -> AthanorError:
         return InputError(what, where=self._scrub(self.url), fix=fix)
 
-    def _told(self, error: BaseException) -> str:
+    def _describe(self, error: BaseException) -> str:
         return self._scrub(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
     def _scrub(self, text: str) -> str:
@@ -274,10 +280,12 @@ def _count(value: Any) -> int | None:
 
 def _error(value: Any, text: str) -> tuple[set[str], str]:
     """Type and code of an error body, and its message; both APIs hold them in `error`."""
-    told = value.get("error") if isinstance(value, dict) else None
-    if isinstance(told, str):
-        return set(), told
-    if not isinstance(told, dict):
+    details = value.get("error") if isinstance(value, dict) else None
+    if isinstance(details, str):
+        return set(), details
+    if not isinstance(details, dict):
         return set(), text[:300]
-    message = told.get("message")
-    return {str(told[name]) for name in ("type", "code") if told.get(name)}, message if isinstance(message, str) else ""
+    message = details.get("message")
+    return {str(details[name]) for name in ("type", "code") if details.get(name)}, message if isinstance(
+        message, str
+    ) else ""

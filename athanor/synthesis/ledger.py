@@ -45,7 +45,7 @@ class Spent:
     def __add__(self, other: Spent) -> Spent:
         return Spent(self.requests + other.requests, self.tokens + other.tokens, self.money + other.money)
 
-    def beyond(self, budget: SyntheticBudget) -> str | None:
+    def exceeded(self, budget: SyntheticBudget) -> str | None:
         """The first limit that is passed, or None."""
         if self.requests > budget.requests:
             return "requests"
@@ -56,8 +56,8 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """An answer as it stands in the file."""
+class StoredAnswer:
+    """An answer that the file holds."""
 
     answer: Answer
     day: str  # UTC
@@ -78,9 +78,9 @@ class Ledger:
 
     def __init__(self, folder: Path, name: str, budget: SyntheticBudget, max_output_tokens: int) -> None:
         self.path = folder / FILE
-        self.answers: dict[str, Kept] = {}
+        self.answers: dict[str, StoredAnswer] = {}
         self.spent = Spent()
-        self._name, self._budget, self._most = name, budget, max_output_tokens
+        self._name, self._budget, self._max_output_tokens = name, budget, max_output_tokens
         self._prices = prices(budget)
         self._lock = threading.Lock()
         self._open: dict[str, Spent] = {}  # requests in flight, at their most
@@ -99,11 +99,11 @@ class Ledger:
                 raise InputError(what, where=self.path, fix="wait for it") from None
             fsync_dir(self.path.parent)
             data = self.path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if whole < len(data):  # a process was killed within a write; what it was about counts as in flight
-                os.ftruncate(self._handle, whole)
+            complete = data.rfind(b"\n") + 1
+            if complete < len(data):  # a process was killed within a write; what it was about counts as in flight
+                os.ftruncate(self._handle, complete)
                 os.fsync(self._handle)
-            self._read(data[:whole])
+            self._read(data[:complete])
             self._held = held.pop_all()
         return self
 
@@ -111,8 +111,8 @@ class Ledger:
         self._handle = None
         self._held.close()
 
-    def look(self) -> Ledger:
-        """Only read what is there, whoever holds it: for showing."""
+    def load(self) -> Ledger:
+        """Read the file without locking it, to show what it holds."""
         data = self.path.read_bytes() if self.path.is_file() else b""
         self._read(data[: data.rfind(b"\n") + 1])
         return self
@@ -121,12 +121,14 @@ class Ledger:
         """Enter a request that is about to leave. Otherwise the limit that it might pass; "wait" while others fly."""
         with self._lock:
             read = request.worst_input_tokens
-            beyond = sum(self._open.values(), self.spent + cost(read, self._most, self._prices)).beyond(self._budget)
-            if beyond is not None:
-                return "wait" if self._open else beyond
-            most = {"input": read, "output": self._most, "prices": self._prices}
+            exceeded = sum(
+                self._open.values(), self.spent + cost(read, self._max_output_tokens, self._prices)
+            ).exceeded(self._budget)
+            if exceeded is not None:
+                return "wait" if self._open else exceeded
+            maximum = {"input": read, "output": self._max_output_tokens, "prices": self._prices}
             # With what was asked: an answer that was paid for can be read without the corpus of that day.
-            self._write("sent", request, category=request.category, user=request.user, **most)
+            self._write("sent", request, category=request.category, user=request.user, **maximum)
             return None
 
     def answered(self, request: Request, answer: Answer) -> None:
@@ -164,21 +166,21 @@ class Ledger:
         self._open.clear()
 
     def _count(self, line: Mapping[str, Any]) -> None:
-        """What a line says of answers and of what was spent under this name."""
-        kind, request, mine = line["type"], line["request"], line["name"] == self._name
+        """Apply one line to the answers and to what was spent under this name."""
+        kind, request, own = line["type"], line["request"], line["name"] == self._name
         at = tuple(line["prices"]) if line.get("prices") else self._prices
-        most = self._open.pop(request, Spent()) if mine else Spent()
+        reserved = self._open.pop(request, Spent()) if own else Spent()
         if kind == "sent":
-            self.spent += most  # of one whose process died
-            if mine:
+            self.spent += reserved  # of one whose process died
+            if own:
                 self._open[request] = cost(line["input"], line["output"], at)
         elif kind == "answer":
             answer = Answer(**{name: line[name] for name in Answer.__dataclass_fields__})
-            self.answers[request] = Kept(answer, time.strftime("%Y-%m-%d", time.gmtime(line["t"])))
+            self.answers[request] = StoredAnswer(answer, time.strftime("%Y-%m-%d", time.gmtime(line["t"])))
             read, written = answer.input_tokens, answer.output_tokens
-            if mine:
-                self.spent += most if read is None or written is None else cost(read, written, at)
+            if own:
+                self.spent += reserved if read is None or written is None else cost(read, written, at)
         elif kind == "lost":
-            self.spent += most
+            self.spent += reserved
         elif kind != "free":
             raise ValueError(f"type {kind!r}")

@@ -24,7 +24,7 @@ from athanor.text.documents import Document, read_documents, shard_files
 SEED_FILES = "*.jsonl*"
 # Where a passage may end, the best first; what is left of the text is searched for one in its last part.
 BREAKS = ("\n\n", "\n", ". ", " ")
-LEAST_FILLED = 0.6
+MIN_FILLED = 0.6
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,24 @@ def passages(
 
     One passage of every document comes before the second of any.
     """
-    shards = chosen(folder, sources)
+    shards = shards_of(folder, sources)
     wanted = count
     while True:
         ids = _smallest(shards, wanted, seed)
-        found = _divided((d for path in shards for d in read_documents(path) if d.id in ids), seed, chars, min_chars)
-        deepest = max((len(pieces) for pieces in found), default=0) if len(ids) < wanted else 1
-        unlike: dict[str, Passage] = {}  # two documents may share a passage, such as the head of a licence
-        for pieces, turn in ((pieces, turn) for turn in range(deepest) for pieces in found):
+        by_document = _divided(
+            (d for path in shards for d in read_documents(path) if d.id in ids), seed, chars, min_chars
+        )
+        deepest = max((len(pieces) for pieces in by_document), default=0) if len(ids) < wanted else 1
+        distinct: dict[str, Passage] = {}  # two documents may share a passage, such as the head of a licence
+        for pieces, turn in ((pieces, turn) for turn in range(deepest) for pieces in by_document):
             if turn < len(pieces):
-                unlike.setdefault(pieces[turn].text, pieces[turn])
-        if len(unlike) >= count or len(ids) < wanted:
-            return list(unlike.values())[:count]
+                distinct.setdefault(pieces[turn].text, pieces[turn])
+        if len(distinct) >= count or len(ids) < wanted:
+            return list(distinct.values())[:count]
         wanted *= 2  # some were too short
 
 
-def chosen(folder: Path, sources: Collection[str] | None) -> list[Path]:
+def shards_of(folder: Path, sources: Collection[str] | None) -> list[Path]:
     """The shards of the wanted sources; InputError for a source that is not there."""
     shards = shard_files(folder)
     if not shards:
@@ -84,21 +86,21 @@ def _smallest(shards: list[Path], count: int, seed: int) -> set[str]:
 
 def _divided(documents: Iterable[Document], seed: int, chars: int, min_chars: int) -> list[list[Passage]]:
     """The passages of each document in the order they are used, the documents by rank."""
-    found = {}
+    by_document = {}
     for document in documents:
         texts = [text for text in cut(document.text, chars) if len(text) >= min_chars]
         texts.sort(key=lambda text: rank(seed, f"{document.id}:{text}"))
-        found[document.id] = [Passage(text, document.id, document.source, document.license) for text in texts]
-    return [found[key] for key in sorted(found, key=lambda key: rank(seed, key))]
+        by_document[document.id] = [Passage(text, document.id, document.source, document.license) for text in texts]
+    return [by_document[key] for key in sorted(by_document, key=lambda key: rank(seed, key))]
 
 
 def cut(text: str, chars: int) -> list[str]:
     """A text in pieces of at most `chars` characters, ended at a paragraph, line, sentence or word if there is one."""
     pieces, start = [], 0
     while len(text) - start > chars:
-        low, high = start + int(LEAST_FILLED * chars), start + chars
-        places = ((mark, text.rfind(mark, low, high)) for mark in BREAKS)
-        end = next((place + len(mark) for mark, place in places if place >= 0), high)
+        low, high = start + int(MIN_FILLED * chars), start + chars
+        breaks = ((mark, text.rfind(mark, low, high)) for mark in BREAKS)
+        end = next((position + len(mark) for mark, position in breaks if position >= 0), high)
         pieces.append(text[start:end].strip("\n"))
         start = end
     return [piece for piece in (*pieces, text[start:].strip("\n")) if piece.strip()]
@@ -110,7 +112,7 @@ def examples(folder: Path, seed: int) -> list[Messages]:
     source = MessagesSource(
         type="messages", name="seeds", files=files, max_malformed_fraction=0.0, max_rows=10**9, min_rows=1, license=""
     )
-    found: dict[str, Messages] = {}
+    by_id: dict[str, Messages] = {}
     for conversation in messages.conversations(source, 0.0) if any(folder.glob(SEED_FILES)) else ():
-        found.setdefault(conversation.id, conversation.messages)
-    return [found[key] for key in sorted(found, key=lambda key: rank(seed, key))]
+        by_id.setdefault(conversation.id, conversation.messages)
+    return [by_id[key] for key in sorted(by_id, key=lambda key: rank(seed, key))]

@@ -22,7 +22,7 @@ FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<inside>.*)\n```\s*", re.S)
 
 
 class Malformed(Exception):
-    """Nothing of an answer is taken; the text is the reason, one of few, for counting."""
+    """The answer cannot be used. The text is one of a few reasons, so that they can be counted."""
 
 
 def parse(answer: Answer, conversations: int, pairs: int) -> list[Messages]:
@@ -40,12 +40,12 @@ def parse(answer: Answer, conversations: int, pairs: int) -> list[Messages]:
     good = isinstance(value, dict) and set(value) == {"conversations"} and isinstance(value["conversations"], list)
     if not good:
         raise Malformed("not an object with 'conversations'")
-    found = [_conversation(row) for row in value["conversations"]]
-    if not 1 <= len(found) <= conversations:
-        raise Malformed("more conversations than asked for" if found else "no conversation")
-    if any(len(messages) > 2 * pairs for messages in found):
+    parsed = [_conversation(row) for row in value["conversations"]]
+    if not 1 <= len(parsed) <= conversations:
+        raise Malformed("more conversations than asked for" if parsed else "no conversation")
+    if any(len(messages) > 2 * pairs for messages in parsed):
         raise Malformed("more turns than asked for")
-    return found
+    return parsed
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Facts:
@@ -86,7 +86,7 @@ def _message(item: Any) -> Message:
 EARLY = 10  # answers without one good among them are enough to stop paying
 
 
-def understood(
+def parse_answers(
     params: SyntheticParams, answered: Sequence[tuple[Request, Answer]], failed: Mapping[str, str]
 ) -> tuple[list[Row], Counter[str]]:
     """The conversations of all answers, in the order of the requests, and the reasons for answers that hold none."""
@@ -94,17 +94,17 @@ def understood(
     malformed = Counter({"no answer": len(failed)} if failed else {})
     for request, answer in answered:
         try:
-            found = parse(answer, params.conversations_per_request, request.pairs)
+            parsed = parse(answer, params.conversations_per_request, request.pairs)
         except Malformed as error:
             malformed[str(error)] += 1
         else:
-            rows += [Row(messages, request) for messages in found]
+            rows += [Row(messages, request) for messages in parsed]
     return rows, malformed
 
 
 @dataclass
 class Judge:
-    """Looks at answers as they come: GateError as soon as paying for more cannot help."""
+    """Checks answers as they come; GateError as soon as too many are malformed to pay for more."""
 
     params: SyntheticParams
     requests: int
@@ -125,8 +125,8 @@ class Judge:
             self.good += 1
 
 
-def told(row: Row) -> Facts:
-    """A line of the result: `messages` for training, the rest says where they come from."""
+def row_facts(row: Row) -> Facts:
+    """A line of the result: `messages` for training, and where they come from."""
     shown = row.request.shown
     return {
         "messages": [{"role": message.role, "content": message.content} for message in row.messages],

@@ -44,7 +44,7 @@ class Request:
         return len(self.system.encode()) + len(self.user.encode()) + TEMPLATE_TOKENS
 
 
-def planned(params: SyntheticParams, documents: Path, seeds: Path) -> list[Request]:
+def plan_requests(params: SyntheticParams, documents: Path, seeds: Path) -> list[Request]:
     """All requests, in the order they are sent."""
     order = categories(params)
     counts = {name: order.count(name) for name in params.categories}
@@ -53,14 +53,14 @@ def planned(params: SyntheticParams, documents: Path, seeds: Path) -> list[Reque
     shown = iter(_passages(params, documents, wanted))
     pools = _pools(used, counts, seeds, params.seed)
     turns = dict.fromkeys(used, 0)
-    made = []
+    requests = []
     for name in order:
         category = used[name]
         passage = next(shown) if category.passage else None
         picked = _picked(pools.get(name, []), category.examples, params.seed, name, turns[name], passage)
         turns[name] += 1
-        made.append(_request(params, name, category, passage, picked))
-    return _distinct(made)
+        requests.append(_request(params, name, category, passage, picked))
+    return _distinct(requests)
 
 
 def categories(params: SyntheticParams) -> list[str]:
@@ -78,15 +78,15 @@ def categories(params: SyntheticParams) -> list[str]:
 def _passages(params: SyntheticParams, documents: Path, wanted: int) -> list[Passage]:
     if not wanted:
         return []
-    found = passages(
+    available = passages(
         documents, wanted, seed=params.seed, sources=params.sources, chars=params.passage_chars,
         min_chars=params.min_passage_chars,
     )  # fmt: skip
-    if len(found) < wanted:
-        what = f"{wanted:,} requests want a passage each, and the documents have {len(found):,}"
+    if len(available) < wanted:
+        what = f"{wanted:,} requests want a passage each, and the documents have {len(available):,}"
         fix = "lower requests, passage_chars or min_passage_chars, or add documents"
         raise InputError(what, where="synthetic.requests", fix=fix)
-    return found
+    return available
 
 
 def _pools(
@@ -107,7 +107,7 @@ def _pools(
 def _picked(
     pool: Sequence[Messages], count: int, seed: int, name: str, turn: int, passage: Passage | None
 ) -> list[Messages]:
-    """Examples for one request: with a passage any by chance, alone the next combination that was not used yet."""
+    """Examples for one request: a random choice if it has a passage, else the next unused combination."""
     if not count:
         return []
     if passage is not None:
@@ -119,16 +119,16 @@ def _picked(
 
 @functools.cache
 def _combination(size: int, count: int, turn: int) -> tuple[int, ...]:
-    """The combination that comes at `turn`, each of `math.comb(size, count)` once, neighbours far apart."""
+    """The combination for `turn`: all `math.comb(size, count)` ones come once, and consecutive ones differ widely."""
     total = math.comb(size, count)
     step = max(1, int(total * 0.6180339887))
     while math.gcd(step, total) > 1:
         step += 1
-    place = turn * step % total
+    position = turn * step % total
     picked, first = [], 0
     for left in range(count, 0, -1):
-        while (block := math.comb(size - first - 1, left - 1)) <= place:
-            place, first = place - block, first + 1
+        while (block := math.comb(size - first - 1, left - 1)) <= position:
+            position, first = position - block, first + 1
         picked.append(first)
         first += 1
     return tuple(picked)
@@ -144,13 +144,15 @@ def _request(
     conversations = _many(params.conversations_per_request, "conversation")
     pairs = f"{_many(category.pairs, 'question')} and {'its answer' if category.pairs == 1 else 'their answers'}"
     system = SYSTEM.format(turn=TURN, conversations=conversations, pairs=pairs)
-    parts = [category.task.strip()]
+    sections = [category.task.strip()]
     for messages in shown:
-        told = json.dumps({"messages": [{"role": m.role, "content": m.content} for m in messages]}, ensure_ascii=False)
-        parts.append(f"An example of the kind, not to be repeated:\n{told}")
+        example = json.dumps(
+            {"messages": [{"role": m.role, "content": m.content} for m in messages]}, ensure_ascii=False
+        )
+        sections.append(f"An example of the kind, not to be repeated:\n{example}")
     if passage is not None:
-        parts.append(f"The text it is about:\n<text>\n{passage.text}\n</text>")
-    user = "\n\n".join(parts)
+        sections.append(f"The text it is about:\n<text>\n{passage.text}\n</text>")
+    user = "\n\n".join(sections)
     asked = {
         "api": params.api, "base_url": params.base_url.rstrip("/"), "model": params.model, "system": system,
         "user": user, "max_output_tokens": params.max_output_tokens, "temperature": params.temperature,
@@ -162,12 +164,12 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _distinct(made: list[Request]) -> list[Request]:
-    """ParamsError for a request that stands twice in the list: its answer would be paid for once and counted twice."""
+def _distinct(requests: list[Request]) -> list[Request]:
+    """ParamsError if two requests are equal: the answer would be paid for once and counted twice."""
     seen: set[str] = set()
-    for request in made:
+    for request in requests:
         if request.identity in seen:
             fix = "documents repeat each other: lower requests, or make the categories' tasks different"
             raise ParamsError("two requests are the same", where=f"synthetic.categories.{request.category}", fix=fix)
         seen.add(request.identity)
-    return made
+    return requests

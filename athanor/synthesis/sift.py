@@ -30,7 +30,7 @@ NEAR = 0.8  # Jaccard similarity of the 5-grams of words, as for documents
 GRAM, BLOCK_GRAMS = 4, 10_000  # in blocks of one size, for the share of different n-grams falls with the length
 OPENING_WORDS = 3  # at most, of the first clause: "Great question!" is one, whatever follows
 CLAUSE = re.compile(r"[.,:;!?\n]")
-OPENING_LEAST = 20  # answers: of fewer, a few that begin alike prove nothing
+OPENING_MIN_ANSWERS = 20  # answers: of fewer, a few that begin alike prove nothing
 
 
 @dataclass(frozen=True)
@@ -62,27 +62,27 @@ def sift(rows: Sequence[Row], index: ItemIndex, max_ngram_conversations: int) ->
     """For each row the reason to leave it out, one of DROPS, or None."""
     reasons = [next((name for name, has in HABITS.items() if any(map(has, row.answers()))), None) for row in rows]
 
-    def left() -> list[int]:
+    def remaining_numbers() -> list[int]:
         return [number for number, reason in enumerate(reasons) if reason is None]
 
-    def leaks() -> None:
-        numbers = left()
+    def mark_leaks() -> None:
+        numbers = remaining_numbers()
         chats = [rows[number].messages for number in numbers]
-        found = index.conversation_matches(chats, max_ngram_documents=max_ngram_conversations)
-        for number, item in zip(numbers, found, strict=True):
+        matches = index.conversation_matches(chats, max_ngram_documents=max_ngram_conversations)
+        for number, item in zip(numbers, matches, strict=True):
             reasons[number] = "leaked" if item is not None else None
 
     # Before the repeats, which would hide how often an item came, and after: of fewer conversations more n-grams count.
-    leaks()
-    numbers = left()
-    for place in _repeats([rows[number].text for number in numbers]):
-        reasons[numbers[place]] = "near_duplicate"
-    leaks()
+    mark_leaks()
+    numbers = remaining_numbers()
+    for repeat in _repeats([rows[number].text for number in numbers]):
+        reasons[numbers[repeat]] = "near_duplicate"
+    mark_leaks()
     return reasons
 
 
 def _repeats(texts: Sequence[str]) -> list[int]:
-    """Numbers of texts that nearly say what an earlier one says."""
+    """Numbers of the texts that nearly repeat an earlier one."""
     if not texts:
         return []
     signatures = minhash.signatures(shingles(tokenise(texts).words, minhash.SHINGLE_WORDS))
@@ -99,12 +99,12 @@ def measure(rows: Sequence[Row]) -> Measures:
         distinct_prompts=len(prompts) / max(len(rows), 1),
         distinct_4grams=_distinct_grams(tokenise([row.text for row in rows]).words),
         opening=opening,
-        opening_share=count / answers if answers >= OPENING_LEAST else 0.0,
+        opening_share=count / answers if answers >= OPENING_MIN_ANSWERS else 0.0,
     )
 
 
 def _opening(answer: str) -> str:
-    first = next((words for part in CLAUSE.split(answer) if (words := words_of(part))), [])
+    first = next((words for clause in CLAUSE.split(answer) if (words := words_of(clause))), [])
     return " ".join(first[:OPENING_WORDS])
 
 
@@ -121,12 +121,12 @@ def check(
 ) -> None:
     """GateError with everything that is out of line, and what to change. `answers` includes requests without one."""
     total = max(conversations, 1)
-    kept = conversations - sum(drops.values())
+    remaining = conversations - sum(drops.values())
     habit = {name: drops[name] for name in HABITS if drops[name]}
-    most = (
+    maxima = (
         ("max_malformed_share", malformed / max(answers, 1), "malformed answers",
          "raise max_output_tokens, ask for fewer conversations_per_request, or use a model that keeps to a form"),
-        ("max_habit_share", sum(habit.values()) / total, f"bad habits ({_told(habit)})",
+        ("max_habit_share", sum(habit.values()) / total, f"bad habits ({_listed(habit)})",
          "say in the task what to avoid, raise max_output_tokens if they are cut off, or use another model"),
         ("max_leaked_share", drops["leaked"] / total, "conversations with an item of the battery",
          "reword the task: it asks for what the battery asks"),
@@ -135,24 +135,24 @@ def check(
         ("max_opening_share", measures.opening_share, f"answers that begin with '{measures.opening}'",
          "ask for other openings in the tasks, or add categories"),
     )  # fmt: skip
-    least = (
+    minima = (
         ("min_distinct_prompts", measures.distinct_prompts, "different first questions",
          "show more (passages, more examples), more categories, fewer conversations_per_request"),
         ("min_distinct_4grams", measures.distinct_4grams, "different 4-grams of words",
          "show more (passages, more examples), more categories, a higher temperature"),
     )  # fmt: skip
-    bad = [row for row in most if row[1] > getattr(gates, row[0])]
-    bad += [row for row in least if row[1] < getattr(gates, row[0])]
+    bad = [row for row in maxima if row[1] > getattr(gates, row[0])]
+    bad += [row for row in minima if row[1] < getattr(gates, row[0])]
     failing = [
         (f"{what} are {value:.1%}, gates.{key} is {getattr(gates, key):.1%}", fix) for key, value, what, fix in bad
     ]
-    if kept < gates.min_conversations:
-        what = f"{kept:,} conversations are left, gates.min_conversations is {gates.min_conversations:,}"
+    if remaining < gates.min_conversations:
+        what = f"{remaining:,} conversations are left, gates.min_conversations is {gates.min_conversations:,}"
         failing.append((what, "raise synthetic.requests or the budget"))
     if failing:
         fixes = "; ".join(dict.fromkeys(fix for _, fix in failing))
         raise GateError("synthetic data", "; ".join(what for what, _ in failing), where="synthetic", fix=fixes)
 
 
-def _told(counts: dict[str, int]) -> str:
+def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"

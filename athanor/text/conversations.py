@@ -77,12 +77,12 @@ class Item:
 
     @property
     def id(self) -> str:
-        told = [self.category, [[m.role, m.content] for m in self.prompt]]
-        return digest([*told, sorted(self.choices)] if self.choices else told)[:16]
+        identifying = [self.category, [[m.role, m.content] for m in self.prompt]]
+        return digest([*identifying, sorted(self.choices)] if self.choices else identifying)[:16]
 
     @property
     def question(self) -> tuple[object, ...]:
-        """What is asked: two items may share the start of a sentence if they offer other choices."""
+        """Prompt and choices together identify a question: two items may share a prompt if their choices differ."""
         return (self.prompt, tuple(sorted(self.choices)))
 
 

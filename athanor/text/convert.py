@@ -61,15 +61,15 @@ def _notebook(book: Any, where: str) -> str:
     meta = book.get("metadata") or {}
     names = [(meta.get(key) or {}).get(name) for key, name in (("language_info", "name"), ("kernelspec", "language"))]
     language = next((name for name in names if name), "python")
-    parts = []
+    blocks = []
     for cell in cells:
         source = cell.get("source") or ""
         text = "".join(source) if isinstance(source, list) else str(source)
         if text.strip():
             longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
             fence = "`" * (longest + 1)
-            parts.append(f"{fence}{language}\n{text}\n{fence}" if cell.get("cell_type") == "code" else text)
-    return "\n\n".join(parts)
+            blocks.append(f"{fence}{language}\n{text}\n{fence}" if cell.get("cell_type") == "code" else text)
+    return "\n\n".join(blocks)
 
 
 def _pdf(data: bytes | str, where: str, max_document_bytes: int) -> str:

@@ -47,7 +47,7 @@ def content_id(text: str) -> str:
 
 
 def hash64(text: str) -> int:
-    """64 bits that depend on the text."""
+    """A 64-bit BLAKE2b hash of the text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -91,7 +91,7 @@ def write_documents(path: str | Path, documents: Iterable[Document]) -> int:
 
 
 def in_batches(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Consecutive runs of items; a run ends with the item that brings its sizes to the limit."""
+    """Divide items into consecutive batches; a batch ends with the item with which the sum of its sizes reaches the limit."""
     batch: list[T] = []
     total = 0
     for item in items:
@@ -173,11 +173,11 @@ def write_shards(folder: str | Path, documents: Iterable[Document], shard_bytes:
 
 
 def shard_files(folder: str | Path) -> dict[str, list[Path]]:
-    """Source name to its shards in order, of a folder of sources; sources without a shard are left out."""
-    found: dict[str, list[Path]] = {}
+    """The shards of each source in a folder of sources, in order; sources without a shard are left out."""
+    shards: dict[str, list[Path]] = {}
     for path in sorted(Path(folder).glob("*/*.parquet")):
-        found.setdefault(path.parent.name, []).append(path)
-    return found
+        shards.setdefault(path.parent.name, []).append(path)
+    return shards
 
 
 def read_sources(folder: str | Path) -> Iterator[Document]:

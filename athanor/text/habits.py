@@ -110,17 +110,17 @@ def identity_leak(text: str) -> bool:
     """
     if not _NAMES.search(text):
         return False
-    said = _QUOTED.sub(" ", text) if _QUOTED.sub("", text).strip(" .,!\n") else text
+    unquoted = _QUOTED.sub(" ", text) if _QUOTED.sub("", text).strip(" .,!\n") else text
     for pattern in _LEAKS:
         start, end, first_person = 0, -1, False  # of the sentence; of a long one, all matches ask about the same
-        for match in pattern.finditer(said):
+        for match in pattern.finditer(unquoted):
             at = match.start()
             if at > end:
-                start = 1 + max(said.rfind(sign, max(end, 0), at) for sign in ".!?\n")
-                mark = _SENTENCE_END.search(said, at)
-                end = mark.start() if mark else len(said)
-                first_person = bool(_FIRST_PERSON.search(said[start:end]))
-            if _REPORTED.search(said[max(start, at - REPORTED_CHARS) : at]):
+                start = 1 + max(unquoted.rfind(sign, max(end, 0), at) for sign in ".!?\n")
+                mark = _SENTENCE_END.search(unquoted, at)
+                end = mark.start() if mark else len(unquoted)
+                first_person = bool(_FIRST_PERSON.search(unquoted[start:end]))
+            if _REPORTED.search(unquoted[max(start, at - REPORTED_CHARS) : at]):
                 continue
             if match.group()[:2].lower() == "as" and not first_person:
                 continue

@@ -58,11 +58,11 @@ def find(globs: Sequence[str]) -> Files:
     and none of NOT_WALKED. InputError for a glob that matches nothing, and for
     a link that leads to files which no one else would see change.
     """
-    found: Files = []
+    files: Files = []
     seen: set[Path] = set()
     for pattern in globs:
         path = Path(pattern).expanduser()
-        base = _fixed_part(path)
+        base = _glob_base(path)
         matches = sorted(set(_matches(base, path.parts[len(base.parts) :], base.resolve())))
         if not matches:
             fix = "correct the glob in params.yaml or add the files"
@@ -72,8 +72,8 @@ def find(globs: Sequence[str]) -> Files:
         for match in matches:
             if match.resolve() not in seen:
                 seen.add(match.resolve())
-                found.append((match.relative_to(base).as_posix(), match))
-    return found
+                files.append((match.relative_to(base).as_posix(), match))
+    return files
 
 
 def digest_of(files: Sequence[tuple[str, Path]]) -> str:
@@ -145,23 +145,23 @@ def too_large(where: str, max_document_bytes: int) -> InputError:
     )
 
 
-def _fixed_part(pattern: Path) -> Path:
+def _glob_base(pattern: Path) -> Path:
     parts = pattern.parts
     plain = next((number for number, part in enumerate(parts) if has_magic(part)), len(parts) - 1)
     return Path(*parts[:plain])
 
 
-def _matches(folder: Path, parts: Sequence[str], base: Path) -> Iterator[Path]:
+def _matches(folder: Path, patterns: Sequence[str], base: Path) -> Iterator[Path]:
     """Files below `folder` that the remaining parts of a glob match; `base` is where the search began, resolved."""
-    part, rest = parts[0], parts[1:]
-    if not has_magic(part):
-        path = folder / part
+    pattern, rest = patterns[0], patterns[1:]
+    if not has_magic(pattern):
+        path = folder / pattern
         if rest and path.is_dir():
             yield from _matches(path, rest, base)
         elif not rest and path.is_file():
             yield path
         return
-    if part == "**":
+    if pattern == "**":
         yield from _matches(folder, rest or ("*",), base)
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -171,18 +171,18 @@ def _matches(folder: Path, parts: Sequence[str], base: Path) -> Iterator[Path]:
         raise InputError(f"cannot be read ({error.strerror})", where=folder, fix="allow reading it") from None
     for entry in entries:
         path = folder / entry.name
-        wanted = part == "**" or fnmatchcase(entry.name, part)
-        if not wanted or (entry.name.startswith(".") and not part.startswith(".")):
+        wanted = pattern == "**" or fnmatchcase(entry.name, pattern)
+        if not wanted or (entry.name.startswith(".") and not pattern.startswith(".")):
             continue
         if not entry.is_dir():
-            if part != "**" and not rest and entry.is_file():
+            if pattern != "**" and not rest and entry.is_file():
                 yield path
-        elif part == "**" or rest:
-            if part in ("*", "**") and (entry.name in NOT_WALKED or (path / VIRTUAL_ENVIRONMENT).exists()):
+        elif pattern == "**" or rest:
+            if pattern in ("*", "**") and (entry.name in NOT_WALKED or (path / VIRTUAL_ENVIRONMENT).exists()):
                 continue
             if not entry.is_symlink():
-                yield from _matches(path, parts if part == "**" else rest, base)
-            elif part != "**" or not path.resolve().is_relative_to(base):  # else its files are found where they lie
+                yield from _matches(path, patterns if pattern == "**" else rest, base)
+            elif pattern != "**" or not path.resolve().is_relative_to(base):  # else its files are found where they lie
                 raise InputError(
                     "a link to a folder: DVC would not see what changes behind it",
                     where=path,
@@ -219,8 +219,8 @@ def _text(file: IO[bytes], path: Path, kind: str, max_document_bytes: int) -> st
     if kind == ".pdf":
         text = convert.to_text(kind, data, str(path), max_document_bytes)
     else:
-        if (place := data.find(0)) >= 0:  # UTF-16 of English text is valid UTF-8
-            where = f"{path}:{1 + data.count(10, 0, place)}"
+        if (offset := data.find(0)) >= 0:  # UTF-16 of English text is valid UTF-8
+            where = f"{path}:{1 + data.count(10, 0, offset)}"
             what = "holds zero bytes: UTF-16, or no text at all"
             raise InputError(what, where=where, fix="convert it (iconv -f UTF-16 -t UTF-8) or leave it out of the glob")
         text = _decode(data.removeprefix(b"\xef\xbb\xbf"), str(path), 1)
@@ -272,18 +272,18 @@ def _parquet_rows(path: Path, columns: Sequence[str], max_document_bytes: int) -
     for group in range(file.num_row_groups):
         size = _batch_rows(file.metadata.row_group(group), columns, f"{path} row group {group}", max_document_bytes)
         for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=list(columns)):
-            held = dict(zip(batch.schema.names, batch.columns, strict=True))
-            for place in range(batch.num_rows):
+            arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+            for index in range(batch.num_rows):
                 number += 1
                 where = f"{path} row {number}"
                 try:
-                    yield where, {column: held[column][place].as_py() for column in columns}
+                    yield where, {column: arrays[column][index].as_py() for column in columns}
                 except UnicodeDecodeError as error:
                     raise InputError(f"not valid UTF-8 ({error})", where=where, fix="write the file again") from None
 
 
 def _batch_rows(group: Any, columns: Sequence[str], where: str, max_document_bytes: int) -> int:
-    """How many rows of a row group may be read at once, by what its header says; InputError for one that is a bomb.
+    """How many rows of a row group may be read at once, by the sizes in its header; InputError for a compression bomb.
 
     A dictionary's value may come back in each row, so there the whole column stands for one value.
     """

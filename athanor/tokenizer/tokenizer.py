@@ -90,7 +90,7 @@ class Tokenizer:
 
     def encode_arrays(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
         """Ids of each text as int32 arrays. `threads` changes the speed only."""
-        parts: list[bytes] = []
+        chunks: list[bytes] = []
         # Per text, how to put it together again: the numbers of its parts, None where a U+2581 stood.
         layout: list[list[int | None]] = []
         for number, text in enumerate(texts):
@@ -99,15 +99,15 @@ class Tokenizer:
                 if index:
                     plan.append(None)
                 for chunk in cut(span):
-                    plan.append(len(parts))
-                    parts.append(_utf8(chunk, number))
+                    plan.append(len(chunks))
+                    chunks.append(_utf8(chunk, number))
             layout.append(plan)
-        encoded = self._encode_parts(parts, threads)
+        encoded = self._encode_chunks(chunks, threads)
         mark = np.array(self._space_mark_ids, dtype=np.int32)
         return [
             encoded[plan[0]]
             if len(plan) == 1 and plan[0] is not None
-            else np.concatenate([mark if part is None else encoded[part] for part in plan])
+            else np.concatenate([mark if chunk_number is None else encoded[chunk_number] for chunk_number in plan])
             for plan in layout
         ]
 
@@ -119,11 +119,11 @@ class Tokenizer:
         """Text of `ids`; control ids are dropped and bytes that are not UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
-    def _encode_parts(self, parts: list[bytes], threads: int) -> list[np.ndarray]:
+    def _encode_chunks(self, chunks: list[bytes], threads: int) -> list[np.ndarray]:
         # A list call starts threads anew (100 µs), one call for each text costs 8 µs.
-        if threads > 1 and len(parts) > THREADED_TEXTS:
-            return self.processor.encode(parts, out_type="numpy", num_threads=threads)
-        return [self.processor.encode(part, out_type="numpy") for part in parts]
+        if threads > 1 and len(chunks) > THREADED_TEXTS:
+            return self.processor.encode(chunks, out_type="numpy", num_threads=threads)
+        return [self.processor.encode(chunk, out_type="numpy") for chunk in chunks]
 
     def _bytes_of(self, i: int) -> bytes:
         piece = self.processor.id_to_piece(i)
@@ -141,14 +141,14 @@ def cut(text: str) -> list[str]:
     """
     if len(text) <= CHUNK_CHARS:
         return [text]
-    parts, start = [], 0
+    chunks, start = [], 0
     while len(text) - start > CHUNK_CHARS:
         match = _CUT.search(text, start + CHUNK_CHARS)
         if match is None or match.start() >= len(text):
             break
-        parts.append(text[start : match.start()])
+        chunks.append(text[start : match.start()])
         start = match.start()
-    return [*parts, text[start:]]
+    return [*chunks, text[start:]]
 
 
 def _utf8(text: str, number: int) -> bytes:

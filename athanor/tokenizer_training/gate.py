@@ -44,13 +44,13 @@ def fuzz_texts(seed: int, count: int = 500) -> list[str]:
     atoms = [*" \n\t\r\0<|>_(){}", "    ", "\r\n", SPACE_MARK, *CONTROL_PIECES, *NASTY, "self.", "return ", "the "]
     texts = list(NASTY)
     for _ in range(count):
-        parts = []
+        pieces = []
         for _ in range(rng.randint(1, 12)):
             if rng.random() < 0.5:
-                parts.append(rng.choice(atoms))
+                pieces.append(rng.choice(atoms))
             else:
-                parts.append("".join(_code_point(rng) for _ in range(rng.randint(1, 8))))
-        texts.append("".join(parts))
+                pieces.append("".join(_code_point(rng) for _ in range(rng.randint(1, 8))))
+        texts.append("".join(pieces))
     return texts
 
 
@@ -125,7 +125,7 @@ def check_texts(tokenizer: Tokenizer, texts: Sequence[str], where: str) -> None:
             raise GateError("round-trip", f"text {text[:80]!r} does not come back byte for byte", where=where, fix=FIX)
 
 
-def check_seams(tokenizer: Tokenizer, texts: Iterable[str], seed: int, most: int = 2000) -> None:
+def check_seams(tokenizer: Tokenizer, texts: Iterable[str], seed: int, max_samples: int = 2000) -> None:
     """Spans encoded one by one equal the whole encoded at once, at newlines and at the template's control symbols.
 
     The whole is encoded by a copy of the model whose control symbols are read
@@ -135,7 +135,7 @@ def check_seams(tokenizer: Tokenizer, texts: Iterable[str], seed: int, most: int
     rng = random.Random(seed)
     usable = [text for text in texts if SPACE_MARK not in text and not any(c in text for c in CONTROL_PIECES)]
     newline = tokenizer.encode(NEWLINE)
-    for text in rng.sample(usable, min(most, len(usable))):
+    for text in rng.sample(usable, min(max_samples, len(usable))):
         text = text[:2000]
         at = rng.randint(0, len(text))
         left, right = text[:at], text[at:]

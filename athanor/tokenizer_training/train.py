@@ -39,8 +39,8 @@ def check_memory(sample_bytes: int, free_bytes: int) -> int:
     """Bytes of memory that training on such a sample takes; InputError where they are not free, with the sample that fits."""
     needed = MEMORY_FACTOR * sample_bytes
     if needed > free_bytes:
-        most = free_bytes // MEMORY_FACTOR
-        fits = most // 10 ** max(len(str(most)) - 2, 0) * 10 ** max(len(str(most)) - 2, 0)  # two digits
+        max_bytes = free_bytes // MEMORY_FACTOR
+        fits = max_bytes // 10 ** max(len(str(max_bytes)) - 2, 0) * 10 ** max(len(str(max_bytes)) - 2, 0)  # two digits
         what = f"training on {sample_bytes / 1e6:,.0f} MB takes about {needed / 1e9:,.1f} GB of memory, {free_bytes / 1e9:,.1f} GB are free"
         fix = f"set it to {fits} or less, or free some memory"
         raise InputError(what, where="tokenizer.sample_bytes", fix=fix)
@@ -98,20 +98,20 @@ def train(texts: Iterable[str], params: TokenizerParams) -> bytes:
 def _explained(message: str, vocab_size: int) -> Exception:
     """The trainer's error in our words; its messages name the sizes that would work."""
     where = "tokenizer.vocab_size"
-    if found := re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", message):
-        most = int(found[1])
-        feasible = most // VOCAB_MULTIPLE * VOCAB_MULTIPLE
+    if match := re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", message):
+        max_size = int(match[1])
+        feasible = max_size // VOCAB_MULTIPLE * VOCAB_MULTIPLE
         return ParamsError(
-            f"{vocab_size} is more than the text supports, which is {most}",
+            f"{vocab_size} is more than the text supports, which is {max_size}",
             where=where,
             fix=f"use {feasible} or less, or add text",
         )
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        least = -(-int(found[1]) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        min_size = -(-int(match[1]) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         return ParamsError(
-            f"{vocab_size} has no room for the {found[1]} ids that every character needs",
+            f"{vocab_size} has no room for the {match[1]} ids that every character needs",
             where=where,
-            fix=f"use {least} or more, or lower tokenizer.character_coverage",
+            fix=f"use {min_size} or more, or lower tokenizer.character_coverage",
         )
     if "sentences_.empty()" in message:
         return InputError("no text to train on", where="tokenizer sample", fix="check data/clean and mixture.sources")

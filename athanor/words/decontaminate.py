@@ -54,13 +54,13 @@ from athanor.words.words import (
     WORD_PATTERN,
     Tokens,
     Words,
-    closed,
+    finalised,
     fold,
-    opened,
-    rolling,
-    rolling_at,
-    stream,
+    rolling_sums,
+    rolling_sums_at,
+    splitmix64,
     tokenise,
+    unfinalised,
 )
 
 NGRAM_WORDS = 13
@@ -70,7 +70,7 @@ MIN_PROMPT_WORDS = 4
 LEAD_WORDS = 3  # whole sequences are looked for where their first words stand
 BATCH_CHARS = 1_000_000
 
-_NUMBER = stream(31, 1)[0]  # stands for any number
+_NUMBER = splitmix64(31, 1)[0]  # stands for any number
 _COMPARED = re.compile(WORD_PATTERN.pattern + r"|[-+*/=<>%^](?=[ \t(]*[0-9])")
 
 
@@ -80,10 +80,10 @@ class Hits:
 
     ngrams: np.ndarray  # int64, distinct numbers of n-grams of the index
     families: np.ndarray  # int64, distinct numbers of families of the index
-    whole: int  # number of the item contained whole, or -1
+    full_match: int  # number of the item that the text contains from end to end, or -1
 
     def __bool__(self) -> bool:
-        return self.whole >= 0 or len(self.ngrams) > 0 or len(self.families) > 0
+        return self.full_match >= 0 or len(self.ngrams) > 0 or len(self.families) > 0
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ class _Sequence:
     prompt_alone: bool
 
 
-class _Marks:
-    """Says quickly, and at times wrongly, that a 64-bit value is in a set; never that it is not, when it is.
+class _HashFilter:
+    """A fast membership test for a set of 64-bit values, with false positives and no false negatives.
 
-    A table over the leading bits, at least 64 places for each value.
+    It is a table over the leading bits with at least 64 entries for each value.
     """
 
     def __init__(self, values: np.ndarray) -> None:
@@ -108,8 +108,8 @@ class _Marks:
         self._table = np.zeros(1 << bits, bool)
         self._table[values >> self._shift] = True
 
-    def places(self, values: np.ndarray) -> np.ndarray:
-        """int64, ascending: where in `values` one of the set may stand."""
+    def candidates(self, values: np.ndarray) -> np.ndarray:
+        """int64, ascending: the positions in `values` whose value may be in the set."""
         return np.flatnonzero(self._table[(values >> self._shift).view(np.int64)])
 
 
@@ -125,7 +125,7 @@ class ItemIndex:
         fact_categories: Collection[str] = (),
     ) -> None:
         items = list(items)
-        found: dict[int, tuple[int, int]] = {}  # n-gram -> its family and an item
+        ngram_families: dict[int, tuple[int, int]] = {}  # n-gram -> its family and an item
         owners: dict[int, set[int]] = {}  # family -> items
         anchors: dict[int, dict[int, list[_Sequence]]] = {}
         leads: dict[int, set[int]] = {}  # number of words -> hashes of the first words of anchors
@@ -135,42 +135,46 @@ class ItemIndex:
             rows += [(number, True, prompt), *((number, False, f"{prompt}\n{answer}") for answer in item.accepted)]
         tokens = tokenise([text for _, _, text in rows])
         words, starts = tokens.words.hashes, tokens.words.offsets
-        grams, masked = (closed(sums, ngram_words) for sums in _windows(tokens, ngram_words))
-        asked = 0
+        grams, masked = (finalised(sums, ngram_words) for sums in _windows(tokens, ngram_words))
+        prompt_ngrams = 0
         for row, (number, alone, text) in enumerate(rows):
             first, count = int(starts[row]), int(starts[row + 1] - starts[row])
-            inside = max(count - ngram_words + 1, 0)
-            asked = inside if alone else asked
-            last = first + (asked if items[number].category in fact_categories else inside)
+            ngram_count = max(count - ngram_words + 1, 0)
+            prompt_ngrams = ngram_count if alone else prompt_ngrams
+            last = first + (prompt_ngrams if items[number].category in fact_categories else ngram_count)
             for gram, family in zip(grams[first:last].tolist(), masked[first:last].tolist(), strict=True):
-                found.setdefault(gram, (family, number))
+                ngram_families.setdefault(gram, (family, number))
                 owners.setdefault(family, set()).add(number)
             size = min(count, ngram_words)
             if size:
                 anchor, lead = (
-                    int(closed(rolling_at(words, np.array([first]), most), most)[0])
-                    for most in (size, min(size, LEAD_WORDS))
+                    int(finalised(rolling_sums_at(words, np.array([first]), length), length)[0])
+                    for length in (size, min(size, LEAD_WORDS))
                 )
-                sequence = _Sequence(number, compared(text), count, alone)
+                sequence = _Sequence(number, comparison_text(text), count, alone)
                 anchors.setdefault(size, {}).setdefault(anchor, []).append(sequence)
                 leads.setdefault(min(size, LEAD_WORDS), set()).add(lead)
         families = sorted(family for family, having in owners.items() if len(having) <= max_ngram_items)
-        place = {family: n for n, family in enumerate(families)}
-        specific = sorted((gram, place[family], item) for gram, (family, item) in found.items() if family in place)
-        grams, places, having = zip(*specific, strict=True) if specific else ((), (), ())
+        family_index = {family: n for n, family in enumerate(families)}
+        specific = sorted(
+            (gram, family_index[family], item)
+            for gram, (family, item) in ngram_families.items()
+            if family in family_index
+        )
+        grams, family_indices, having = zip(*specific, strict=True) if specific else ((), (), ())
         self.items, self.ngram_words = items, ngram_words
         self.shared_ngrams = len(owners) - len(families)  # families left out because several items have them
-        # The item-specific n-grams: their hashes (uint64, sorted), an item that has each, and its place in the families.
+        # The item-specific n-grams: their hashes (uint64, sorted), an item that has each, and the index of its family.
         self._grams, self._families = np.array(grams, np.uint64), np.array(families, np.uint64)
-        self._owners, self._family = np.array(having, np.int64), np.array(places, np.int64)
+        self._owners, self._family = np.array(having, np.int64), np.array(family_indices, np.int64)
         self._anchors = anchors  # number of words -> hash of a sequence's first words -> sequences
         self._anchor_hashes = {size: np.array(sorted(table), np.uint64) for size, table in anchors.items()}
         # The tables hold rolling sums, so that a scan mixes the few sums that pass them and no others.
         self._gram_marks, self._family_marks = (
-            _Marks(opened(hashes, ngram_words)) for hashes in (self._grams, self._families)
+            _HashFilter(unfinalised(hashes, ngram_words)) for hashes in (self._grams, self._families)
         )
         self._lead_marks = {
-            size: _Marks(opened(np.array(sorted(hashes), np.uint64), size)) for size, hashes in leads.items()
+            size: _HashFilter(unfinalised(np.array(sorted(hashes), np.uint64), size)) for size, hashes in leads.items()
         }
 
     @classmethod
@@ -192,84 +196,84 @@ class ItemIndex:
             for batch in in_batches(texts, len, BATCH_CHARS)
             for hit in self.scan(batch, prompts_alone=prompts_alone)
         ]
-        found = self.resolve(hits, max_ngram_documents=max_ngram_documents)
-        return [None if number is None else self.items[number].id for number in found]
+        item_numbers = self.resolve(hits, max_ngram_documents=max_ngram_documents)
+        return [None if number is None else self.items[number].id for number in item_numbers]
 
     def conversation_matches(
         self, conversations: Sequence[Sequence[Message]], *, max_ngram_documents: int = MAX_NGRAM_DOCUMENTS
     ) -> list[str | None]:
         """Like `matches`, for conversations given as messages; also finds a short prompt as a whole user message."""
-        found = self.matches(
+        item_ids = self.matches(
             ["\n".join(m.content for m in messages) for messages in conversations],
             max_ngram_documents=max_ngram_documents,
         )
         prompts: dict[str, str] = {}
         for item in self.items:
-            prompts.setdefault(compared(prompt_text(item.prompt)), item.id)
+            prompts.setdefault(comparison_text(prompt_text(item.prompt)), item.id)
         for number, messages in enumerate(conversations):
-            if found[number] is None:
-                asked = (prompts.get(compared(m.content)) for m in messages if m.role == "user")
-                found[number] = next((item for item in asked if item is not None), None)
-        return found
+            if item_ids[number] is None:
+                asked = (prompts.get(comparison_text(m.content)) for m in messages if m.role == "user")
+                item_ids[number] = next((item for item in asked if item is not None), None)
+        return item_ids
 
     def scan(self, texts: Sequence[str], tokens: Tokens | None = None, *, prompts_alone: bool) -> list[Hits]:
         """Search each text of a batch; `tokens` are `tokenise(texts)` if at hand."""
         tokens = tokenise(texts) if tokens is None else tokens
         size = self.ngram_words
-        found = []
+        matches = []
         windows = _windows(tokens, size)
         for sums, marks, known in zip(
             windows, (self._gram_marks, self._family_marks), (self._grams, self._families), strict=True
         ):
-            places, owners = _inside(marks.places(sums), size, tokens.words)
-            found.append(_by_text(owners, _find(closed(sums[places], size), known), len(texts)))
-        whole = self._whole(texts, tokens.words, prompts_alone)
-        return [Hits(*hits) for hits in zip(*found, whole, strict=True)]
+            positions, texts_of_positions = _inside(marks.candidates(sums), size, tokens.words)
+            matches.append(_by_text(texts_of_positions, _find(finalised(sums[positions], size), known), len(texts)))
+        full_match = self._full_matches(texts, tokens.words, prompts_alone)
+        return [Hits(*hits) for hits in zip(*matches, full_match, strict=True)]
 
-    def _whole(self, texts: Sequence[str], words: Words, prompts_alone: bool) -> list[int]:
-        found = [-1] * len(texts)
+    def _full_matches(self, texts: Sequence[str], words: Words, prompts_alone: bool) -> list[int]:
+        item_numbers = [-1] * len(texts)
         folded: dict[int, str] = {}
-        leads = {size: marks.places(rolling(words.hashes, size)) for size, marks in self._lead_marks.items()}
+        leads = {size: marks.candidates(rolling_sums(words.hashes, size)) for size, marks in self._lead_marks.items()}
         for size, hashes in self._anchor_hashes.items():
             starts, owners = _inside(leads[min(size, LEAD_WORDS)], size, words)
-            place = _find(closed(rolling_at(words.hashes, starts, size), size), hashes)
-            hit = np.flatnonzero(place >= 0)
-            for text, anchor in sorted(set(zip(owners[hit].tolist(), place[hit].tolist(), strict=True))):
-                for sequence in self._anchors[size][int(hashes[anchor])] if found[text] < 0 else ():
-                    inside = folded.setdefault(text, compared(texts[text]))
+            anchor_index = _find(finalised(rolling_sums_at(words.hashes, starts, size), size), hashes)
+            hit = np.flatnonzero(anchor_index >= 0)
+            for text, anchor in sorted(set(zip(owners[hit].tolist(), anchor_index[hit].tolist(), strict=True))):
+                for sequence in self._anchors[size][int(hashes[anchor])] if item_numbers[text] < 0 else ():
+                    folded_text = folded.setdefault(text, comparison_text(texts[text]))
                     enough = MIN_PROMPT_WORDS if prompts_alone else self.ngram_words
                     if sequence.prompt_alone and sequence.words < enough:
-                        same = prompts_alone and sequence.text == inside
+                        same = prompts_alone and sequence.text == folded_text
                     else:
-                        same = sequence.text in inside
+                        same = sequence.text in folded_text
                     if same:
-                        found[text] = sequence.item
+                        item_numbers[text] = sequence.item
                         break
-        return found
+        return item_numbers
 
     def resolve(self, hits: Sequence[Hits], *, max_ngram_documents: int) -> list[int | None]:
         """For each text the number of an item it contains, or None, with frequencies counted over all of `hits`."""
-        found: list[int | None] = [hit.whole if hit.whole >= 0 else None for hit in hits]
+        item_numbers: list[int | None] = [hit.full_match if hit.full_match >= 0 else None for hit in hits]
         frequency = np.zeros(len(self._families), np.int64)
         suspects = []
         for number, hit in enumerate(hits):
-            if found[number] is None:
+            if item_numbers[number] is None:
                 frequency[hit.families] += 1
                 if len(hit.ngrams):
                     suspects.append(number)
         while True:
-            guilty = []
+            newly_matched = []
             for number in suspects:
-                mine = hits[number].ngrams
-                rare = mine[frequency[self._family[mine]] <= max_ngram_documents]
+                own_ngrams = hits[number].ngrams
+                rare = own_ngrams[frequency[self._family[own_ngrams]] <= max_ngram_documents]
                 if len(rare):
-                    found[number] = int(self._owners[rare].min())
-                    guilty.append(number)
-            if not guilty:
-                return found
-            for number in guilty:
+                    item_numbers[number] = int(self._owners[rare].min())
+                    newly_matched.append(number)
+            if not newly_matched:
+                return item_numbers
+            for number in newly_matched:
                 frequency[hits[number].families] -= 1
-            suspects = [number for number in suspects if found[number] is None]
+            suspects = [number for number in suspects if item_numbers[number] is None]
 
 
 def prompt_text(prompt: Sequence[Message]) -> str:
@@ -277,7 +281,7 @@ def prompt_text(prompt: Sequence[Message]) -> str:
     return "\n".join(message.content for message in prompt if message.role != "system")
 
 
-def compared(text: str) -> str:
+def comparison_text(text: str) -> str:
     """The words and operators of a text, lower-cased, with one space on each side."""
     return " " + " ".join(_COMPARED.findall(fold(text))) + " "
 
@@ -287,32 +291,32 @@ def _windows(tokens: Tokens, size: int) -> tuple[np.ndarray, np.ndarray]:
 
     A family is the n-gram itself, or the n-gram with its only number made anonymous.
     """
-    sums = rolling(tokens.words.hashes, size)
+    sums = rolling_sums(tokens.words.hashes, size)
     numbers = np.zeros(len(sums), np.uint8)
     for step in range(size if len(sums) else 0):
         numbers += tokens.numeric[step : step + len(sums)]
-    masked = rolling(np.where(tokens.numeric, _NUMBER, tokens.words.hashes), size)
+    masked = rolling_sums(np.where(tokens.numeric, _NUMBER, tokens.words.hashes), size)
     return sums, np.where(numbers > 1, sums, masked)
 
 
-def _inside(places: np.ndarray, size: int, words: Words) -> tuple[np.ndarray, np.ndarray]:
-    """Those of ascending places from which `size` words lie inside one text, and that text of each."""
-    owners = np.searchsorted(words.offsets, places, "right") - 1
-    inside = places + size <= words.offsets[owners + 1]
-    return places[inside], owners[inside]
+def _inside(positions: np.ndarray, size: int, words: Words) -> tuple[np.ndarray, np.ndarray]:
+    """The positions (of ascending ones) from which `size` words lie inside one text, and the text of each."""
+    owners = np.searchsorted(words.offsets, positions, "right") - 1
+    inside = positions + size <= words.offsets[owners + 1]
+    return positions[inside], owners[inside]
 
 
-def _by_text(owner: np.ndarray, place: np.ndarray, texts: int) -> list[np.ndarray]:
-    """The distinct places found in each text; -1 is none."""
-    hit = np.flatnonzero(place >= 0)
-    pairs = np.unique(np.stack([owner[hit], place[hit]], axis=1), axis=0)
+def _by_text(owner: np.ndarray, index: np.ndarray, texts: int) -> list[np.ndarray]:
+    """The distinct indices found in each text; an index of -1 stands for none."""
+    hit = np.flatnonzero(index >= 0)
+    pairs = np.unique(np.stack([owner[hit], index[hit]], axis=1), axis=0)
     cuts = np.searchsorted(pairs[:, 0], np.arange(texts + 1)).tolist()
     return [pairs[cuts[text] : cuts[text + 1], 1] for text in range(texts)]
 
 
 def _find(hashes: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """int64 [hashes]: place of each in a sorted array, -1 where it is not."""
+    """int64 [hashes]: the index of each in a sorted array, -1 where it is not in it."""
     if not len(ordered) or not len(hashes):
         return np.full(len(hashes), -1, np.int64)
-    place = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
-    return np.where(ordered[place] == hashes, place, -1)
+    index = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
+    return np.where(ordered[index] == hashes, index, -1)

@@ -61,14 +61,14 @@ def fold(text: str) -> str:
     return text
 
 
-def upto(counts: np.ndarray) -> np.ndarray:
-    """int64 [counts + 1]: 0, and the sum up to each of them."""
+def prefix_sums(counts: np.ndarray) -> np.ndarray:
+    """int64 [counts + 1]: 0, then the sum of the counts up to and with each of them."""
     return np.concatenate([[0], np.cumsum(counts)])
 
 
-def stacked(parts: Iterable[np.ndarray], dtype: Any, *width: int) -> np.ndarray:
-    """Arrays one after the other, [0, *width] without any."""
-    return np.concatenate([np.zeros((0, *width), dtype), *parts])
+def concatenated(arrays: Iterable[np.ndarray], dtype: Any, *width: int) -> np.ndarray:
+    """The arrays joined along the first axis; an empty array [0, *width] if there are none."""
+    return np.concatenate([np.zeros((0, *width), dtype), *arrays])
 
 
 def mix(values: np.ndarray) -> np.ndarray:
@@ -78,7 +78,7 @@ def mix(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-def stream(seed: int, count: int) -> np.ndarray:
+def splitmix64(seed: int, count: int) -> np.ndarray:
     """`count` pseudo-random uint64 that depend on `seed` alone (SplitMix64)."""
     with np.errstate(over="ignore"):
         return mix(np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
@@ -116,7 +116,7 @@ def _class_table() -> np.ndarray:
 
 
 _CLASS = _class_table().tobytes()
-_BYTE = np.where(_class_table() == SPACE, np.uint64(0), stream(1, 256))
+_BYTE = np.where(_class_table() == SPACE, np.uint64(0), splitmix64(1, 256))
 
 
 def _classes(text: bytes, data: np.ndarray) -> np.ndarray:
@@ -178,7 +178,7 @@ def _tokenise_block(encoded: list[bytes]) -> Tokens:
     hashes = mix(sums * inverse[begins])
     offsets = np.concatenate([[0], np.searchsorted(begins, ends)])
     is_word = classes[begins] == WORD
-    word_offsets = upto(is_word)[offsets]
+    word_offsets = prefix_sums(is_word)[offsets]
     letters = np.zeros(0)
     if len(ends):
         letters = np.add.reduceat(classes == WORD, np.concatenate([[0], ends[:-1]]), dtype=np.int64)
@@ -190,9 +190,9 @@ def _tokenise_block(encoded: list[bytes]) -> Tokens:
     )
 
 
-def _joined(parts: list[Tokens]) -> Tokens:
-    if len(parts) == 1:
-        return parts[0]
+def _joined(blocks: list[Tokens]) -> Tokens:
+    if len(blocks) == 1:
+        return blocks[0]
 
     def join(words: list[Words]) -> Words:
         ends = np.cumsum([0, *(len(item.hashes) for item in words)])
@@ -200,19 +200,19 @@ def _joined(parts: list[Tokens]) -> Tokens:
         return Words(np.concatenate([item.hashes for item in words]), np.concatenate([[0], *offsets]))
 
     return Tokens(
-        words=join([part.words for part in parts]),
-        units=join([part.units for part in parts]),
-        numeric=np.concatenate([part.numeric for part in parts]),
-        mean_word_bytes=np.concatenate([part.mean_word_bytes for part in parts]),
+        words=join([block.words for block in blocks]),
+        units=join([block.units for block in blocks]),
+        numeric=np.concatenate([block.numeric for block in blocks]),
+        mean_word_bytes=np.concatenate([block.mean_word_bytes for block in blocks]),
     )
 
 
 def word_hashes(words: Sequence[str]) -> np.ndarray:
     """uint64 [words]: the hash of each single word, as `tokenise` gives it."""
-    found = tokenise(words).words
-    if not np.array_equal(found.counts, np.ones(len(words))):
+    tokenised = tokenise(words).words
+    if not np.array_equal(tokenised.counts, np.ones(len(words))):
         raise ValueError("each text must be one word")
-    return found.hashes
+    return tokenised.hashes
 
 
 def words_of(text: str) -> list[str]:
@@ -227,8 +227,8 @@ def ngrams(words: Words, size: int) -> Words:
 
 
 def _starts(words: Words, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Index of the first word of each window, `counts` windows for each text, and the windows' offsets."""
-    offsets = upto(counts)
+    """The index of each window's first word, with `counts` windows for each text, and the offsets of the windows."""
+    offsets = prefix_sums(counts)
     return np.arange(offsets[-1]) + np.repeat(words.offsets[:-1] - offsets[:-1], counts), offsets
 
 
@@ -244,10 +244,12 @@ def shingles(words: Words, size: int) -> Words:
     return Words(hashes, offsets)
 
 
-def rolling(hashes: np.ndarray, size: int) -> np.ndarray:
-    """uint64 [places]: an order-dependent sum of the `size` hashes from each place on, modulo 2^64, text ends ignored.
+def rolling_sums(hashes: np.ndarray, size: int) -> np.ndarray:
+    """uint64 [positions]: an order-dependent sum of the `size` hashes from each position on, modulo 2^64.
 
-    `closed(rolling(...), size)` are the hashes of the n-grams; `rolling_at` gives the sums of chosen places.
+    The ends of texts are ignored.
+
+    `finalised(rolling_sums(...), size)` are the hashes of the n-grams; `rolling_sums_at` gives the sums at chosen positions.
     """
     total = hashes[: max(len(hashes) - size + 1, 0)].copy()
     for step in range(1, size):
@@ -256,24 +258,24 @@ def rolling(hashes: np.ndarray, size: int) -> np.ndarray:
     return total
 
 
-def rolling_at(hashes: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
-    """uint64 [places]: `rolling(hashes, size)[places]`, for few places."""
-    total = hashes[places]
+def rolling_sums_at(hashes: np.ndarray, positions: np.ndarray, size: int) -> np.ndarray:
+    """uint64 [positions]: `rolling_sums(hashes, size)[positions]`, for few positions."""
+    total = hashes[positions]
     for step in range(1, size):
-        total = total * _STEP + hashes[places + step]
+        total = total * _STEP + hashes[positions + step]
     return total
 
 
-def closed(total: np.ndarray, size: int) -> np.ndarray:
+def finalised(total: np.ndarray, size: int) -> np.ndarray:
     """The hash of an n-gram of `size` words from its rolling sum."""
     return mix(total + np.uint64(size))
 
 
-def opened(hashes: np.ndarray, size: int) -> np.ndarray:
-    """The inverse of `closed`: what rolling sums are to be compared with to find given n-grams without mixing."""
+def unfinalised(hashes: np.ndarray, size: int) -> np.ndarray:
+    """The inverse of `finalised`: the rolling sums of given n-gram hashes, so that a search need not mix every sum."""
     return unmix(hashes) - np.uint64(size)
 
 
 def _combine(hashes: np.ndarray, starts: np.ndarray, size: int) -> np.ndarray:
     """uint64 [starts]: the hash of the `size` words from each start."""
-    return closed(rolling(hashes, size)[starts], size) if len(starts) else np.zeros(0, np.uint64)
+    return finalised(rolling_sums(hashes, size)[starts], size) if len(starts) else np.zeros(0, np.uint64)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from athanor.cleaning import dedup, minhash
-from athanor.words.words import Words, shingles, stream, tokenise
+from athanor.words.words import Words, shingles, splitmix64, tokenise
 
 
 def words_at_random(rng: random.Random, count: int) -> list[str]:
@@ -88,7 +88,7 @@ def test_many_documents_of_one_template_are_settled_quickly():
 def test_blocks_change_nothing(monkeypatch):
     rng = np.random.default_rng(1)
     sizes = [0, 1, 5, 0, 300, 2000, 3, 0, *rng.integers(0, 400, 60).tolist(), 0]
-    texts = Words(stream(5, sum(sizes)), np.concatenate([[0], np.cumsum(sizes)]))
+    texts = Words(splitmix64(5, sum(sizes)), np.concatenate([[0], np.cumsum(sizes)]))
     whole = minhash.signatures(texts)
     for block in (1, 64, 1000):
         monkeypatch.setattr(minhash, "_BLOCK_SHINGLES", block)

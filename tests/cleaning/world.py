@@ -66,7 +66,7 @@ def clean(
             Executor(workers),
             {},
         )
-        parts = [part for parts in cleaned.parts.values() for part in parts]
+        parts = [part for parts in cleaned.shard_folders.values() for part in parts]
         train, val = (
             [
                 d

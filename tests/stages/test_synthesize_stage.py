@@ -360,7 +360,9 @@ def test_a_dry_run_knows_what_is_left_and_what_it_may_cost(server, tmp_path, mon
     assert server.seen == [] and "Nothing was sent." in said
     assert "20 (questions 8" in said[1] and "MY_LLM, set" in said[0]
     assert KEY not in "".join(said) and command.dry_run(params, 2).count("<text>") == 2
-    read = sum(r.worst_input_tokens for r in command.planned(params, Path("data/clean/train"), Path("corpus/seeds")))
+    read = sum(
+        r.worst_input_tokens for r in command.plan_requests(params, Path("data/clean/train"), Path("corpus/seeds"))
+    )
     assert f"{read:,} tokens read" in said[2] and "12,000 written" in said[2]
     assert f"{(read + 5 * 12_000) / 1e6:,.2f} in money" in said[2]
     fitting = int(said[5].split("enough for ")[1].split()[0])

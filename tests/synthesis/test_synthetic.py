@@ -13,7 +13,7 @@ from athanor.synthesis import material
 from athanor.synthesis.endpoint import Answer
 from athanor.synthesis.params import SyntheticGates
 from athanor.synthesis.replies import Malformed, parse
-from athanor.synthesis.requests import categories, planned
+from athanor.synthesis.requests import categories, plan_requests
 from athanor.synthesis.sift import Row, check, measure, sift
 from athanor.text.conversations import Item, Message
 from athanor.text.documents import Document, write_shards
@@ -39,29 +39,29 @@ def corpus(tmp_path):
 
 
 def test_requests_are_the_shares_and_all_different(corpus, tmp_path):
-    made = planned(params(requests=50), corpus(80), tmp_path)
+    made = plan_requests(params(requests=50), corpus(80), tmp_path)
     shares = {"questions": 20, "explanations": 10, "instructions": 10, "dialogues": 10}
     assert Counter(r.category for r in made) == shares
     assert len({r.user for r in made}) == len({r.identity for r in made}) == 50
     assert all(r.shown.text in r.user and r.shown.document and r.shown.license == "CC0-1.0" for r in made)
     assert len({r.shown.document for r in made}) == 50  # one passage of each document before the second of any
-    assert made == planned(params(requests=50), tmp_path / "train", tmp_path)
-    assert made != planned(params(requests=50, seed=2), tmp_path / "train", tmp_path)
+    assert made == plan_requests(params(requests=50), tmp_path / "train", tmp_path)
+    assert made != plan_requests(params(requests=50, seed=2), tmp_path / "train", tmp_path)
 
 
 def test_a_longer_list_begins_with_the_shorter_one_and_a_grown_corpus_changes_few(corpus, tmp_path):
-    short, long = (planned(params(requests=n), corpus(80), tmp_path) for n in (17, 60))
+    short, long = (plan_requests(params(requests=n), corpus(80), tmp_path) for n in (17, 60))
     assert long[:17] == short
     for length in (1, 7, 33):
         assert categories(params(requests=length)) == categories(params(requests=500))[:length]
     before = {r.shown.text for r in long}
-    after = {r.shown.text for r in planned(params(requests=60), corpus(88, "grown"), tmp_path)}
+    after = {r.shown.text for r in plan_requests(params(requests=60), corpus(88, "grown"), tmp_path)}
     assert len(before - after) <= 8
 
 
 def test_what_decides_an_answer_is_in_a_requests_identity(corpus, tmp_path):
     folder = corpus(30)
-    first = planned(params(), folder, tmp_path)[0].identity
+    first = plan_requests(params(), folder, tmp_path)[0].identity
     told = (
         {"model": "n"},
         {"api": "openai"},
@@ -70,9 +70,9 @@ def test_what_decides_an_answer_is_in_a_requests_identity(corpus, tmp_path):
         {"base_url": "https://x"},
     )
     for change in told:
-        assert planned(params(**change), folder, tmp_path)[0].identity != first, change
+        assert plan_requests(params(**change), folder, tmp_path)[0].identity != first, change
     for change in ({"concurrency": 9}, {"max_tries": 2}, {"name": "b"}, {"budget": {"requests": 9}}, {"key_env": "X"}):
-        assert planned(params(**change), folder, tmp_path)[0].identity == first, change
+        assert plan_requests(params(**change), folder, tmp_path)[0].identity == first, change
 
 
 def test_an_identity_is_the_same_in_every_version(tmp_path):
@@ -80,20 +80,20 @@ def test_an_identity_is_the_same_in_every_version(tmp_path):
     (tmp_path / "mine.jsonl").write_text(seed_rows(1))
     only = {"talk": {"share": 1.0, "passage": False, "examples": 1, "pairs": 2, "task": "More of these."}}
     values = params(categories=only, requests=1, base_url="https://h/", temperature=1.0)
-    (request,) = planned(values, tmp_path / "none", tmp_path)
+    (request,) = plan_requests(values, tmp_path / "none", tmp_path)
     assert request.identity == "0886d26d1a4257c7bf95a44201587ff7"
     assert request.worst_input_tokens == len(request.system) + len(request.user) + 64
 
 
 def test_long_documents_give_several_passages_and_too_few_are_an_error(corpus, tmp_path):
     folder = corpus(4, words=600)
-    made = planned(params(passage_chars=1000, requests=12), folder, tmp_path)
+    made = plan_requests(params(passage_chars=1000, requests=12), folder, tmp_path)
     assert len({r.shown.document for r in made}) == 4 and len({r.user for r in made}) == 12
     assert all(300 <= len(r.shown.text) <= 1000 for r in made)
     with pytest.raises(InputError, match="200 requests want a passage each, and the documents have"):
-        planned(params(requests=200), folder, tmp_path)
+        plan_requests(params(requests=200), folder, tmp_path)
     with pytest.raises(InputError, match="no documents of 'web'"):
-        planned(params(sources=["web"]), folder, tmp_path)
+        plan_requests(params(sources=["web"]), folder, tmp_path)
 
 
 def test_cut_keeps_all_text_and_ends_at_the_best_place():
@@ -110,24 +110,26 @@ def seed_rows(count):
 def test_examples_alone_use_every_combination_once(tmp_path):
     (tmp_path / "mine.jsonl").write_text(seed_rows(9))
     only = {"talk": {"share": 1.0, "passage": False, "examples": 2, "pairs": 1, "task": "More of these."}}
-    made = planned(params(categories=only, requests=36), tmp_path / "none", tmp_path)
+    made = plan_requests(params(categories=only, requests=36), tmp_path / "none", tmp_path)
     assert len({r.user for r in made}) == 36 and made[0].shown is None and made[0].user.count('"messages"') == 2
     with pytest.raises(InputError, match="37 requests want 2 examples each, .* has 9"):
-        planned(params(categories=only, requests=37), tmp_path / "none", tmp_path)
+        plan_requests(params(categories=only, requests=37), tmp_path / "none", tmp_path)
 
 
 def test_two_categories_that_ask_the_same_are_an_error(tmp_path):
     (tmp_path / "mine.jsonl").write_text(seed_rows(3))
     talk = {"share": 0.5, "passage": False, "examples": 1, "pairs": 1, "task": "More of these."}
     with pytest.raises(ParamsError, match="two requests are the same"):
-        planned(params(categories={"a": talk, "b": talk}, requests=6), tmp_path / "none", tmp_path)
-    planned(params(categories={"a": talk, "b": talk | {"task": "Others."}}, requests=6), tmp_path / "none", tmp_path)
+        plan_requests(params(categories={"a": talk, "b": talk}, requests=6), tmp_path / "none", tmp_path)
+    plan_requests(
+        params(categories={"a": talk, "b": talk | {"task": "Others."}}, requests=6), tmp_path / "none", tmp_path
+    )
 
 
 def test_examples_beside_a_passage(corpus, tmp_path):
     (tmp_path / "mine.jsonl").write_text(seed_rows(3))
     both = {"talk": {"share": 1.0, "passage": True, "examples": 1, "pairs": 1, "task": "Like these."}}
-    made = planned(params(categories=both, requests=20), corpus(30), tmp_path)
+    made = plan_requests(params(categories=both, requests=20), corpus(30), tmp_path)
     assert len({r.user for r in made}) == 20 and {r.user.count('"messages"') for r in made} == {1}
     assert len({r.user.split("</text>")[0].split("<text>")[0] for r in made}) == 3
 

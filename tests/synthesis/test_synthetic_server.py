@@ -264,7 +264,7 @@ def test_no_limit_is_ever_passed(server, tmp_path, limit, usage):
     ended, ledger = run(server, tmp_path, requests(60), budget=budget)
     assert ended.limit == limit and 3 <= len(ledger.answers) < 60
     assert sum(server.answered.values()) <= budget["requests"] and server.tokens <= budget["tokens"]
-    assert ledger.spent.beyond(params(budget=budget).budget) is None
+    assert ledger.spent.exceeded(params(budget=budget).budget) is None
     seen = len(server.seen)
     again, _ = run(server, tmp_path, requests(60), budget=budget)
     assert again.limit == limit and len(server.seen) == seen  # nothing is left over, nothing is sent

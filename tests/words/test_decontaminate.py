@@ -10,7 +10,7 @@ import pytest
 from athanor.text.conversations import Item, Message
 from athanor.text.documents import in_batches
 from athanor.words import decontaminate
-from athanor.words.decontaminate import ItemIndex, compared, prompt_text
+from athanor.words.decontaminate import ItemIndex, comparison_text, prompt_text
 from athanor.words.words import Words, ngrams, tokenise, word_hashes, words_of
 
 
@@ -166,9 +166,9 @@ def test_several_turns_and_short_prompts_in_conversations():
 
 
 def test_operators_count_where_numbers_follow():
-    assert compared("What is 7 − 5?") == compared("what is 7 - 5") == " what is 7 - 5 "
-    assert compared("A well-known (fact), **bold**.") == " a well known fact bold "
-    assert compared("3 × (4+5)") == " 3 * 4 + 5 "
+    assert comparison_text("What is 7 − 5?") == comparison_text("what is 7 - 5") == " what is 7 - 5 "
+    assert comparison_text("A well-known (fact), **bold**.") == " a well known fact bold "
+    assert comparison_text("3 × (4+5)") == " 3 * 4 + 5 "
 
 
 def test_batching_loses_nothing():
@@ -227,17 +227,17 @@ def test_the_scan_finds_what_a_plain_search_finds(case, prompts_alone):
     for text, hits in zip(texts, found, strict=True):
         grams, families = plain(index, text)
         assert (set(hits.ngrams.tolist()), set(hits.families.tolist())) == (grams, families)
-        whole = set()
+        full_matches = set()
         for number, one_ in enumerate(index.items):
-            prompt, inside = prompt_text(one_.prompt), compared(text)
+            prompt, inside = prompt_text(one_.prompt), comparison_text(text)
             enough = decontaminate.MIN_PROMPT_WORDS if prompts_alone else SIZE
             if len(words_of(prompt)) >= enough:
-                whole |= {number} if compared(prompt) in inside else set()
-            elif prompts_alone and compared(prompt) == inside:
-                whole.add(number)
-            whole |= {number} if compared(f"{prompt}\n{one_.accepted[0]}") in inside else set()
-        assert (hits.whole in whole) if whole else hits.whole == -1
-    assert sum(hits.whole >= 0 for hits in found) > 50
+                full_matches |= {number} if comparison_text(prompt) in inside else set()
+            elif prompts_alone and comparison_text(prompt) == inside:
+                full_matches.add(number)
+            full_matches |= {number} if comparison_text(f"{prompt}\n{one_.accepted[0]}") in inside else set()
+        assert (hits.full_match in full_matches) if full_matches else hits.full_match == -1
+    assert sum(hits.full_match >= 0 for hits in found) > 50
 
 
 def test_the_scan_does_not_depend_on_the_batch(case):
@@ -245,7 +245,7 @@ def test_the_scan_does_not_depend_on_the_batch(case):
     together = index.scan(texts, prompts_alone=True)
     for text, hits in list(zip(texts, together, strict=True))[::7]:
         alone = index.scan([text], prompts_alone=True)[0]
-        assert alone.whole == hits.whole
+        assert alone.full_match == hits.full_match
         assert np.array_equal(alone.ngrams, hits.ngrams) and np.array_equal(alone.families, hits.families)
 
 
@@ -253,4 +253,4 @@ def test_no_texts_and_no_items(case):
     assert case[0].scan([], prompts_alone=True) == []
     empty = ItemIndex([])
     assert empty.matches(["text", ""]) == [None, None] and empty.matches([]) == []
-    assert [hits.whole for hits in empty.scan(["a b", ""], prompts_alone=True)] == [-1, -1]
+    assert [hits.full_match for hits in empty.scan(["a b", ""], prompts_alone=True)] == [-1, -1]

@@ -90,13 +90,13 @@ def test_numbers_are_words_that_begin_with_a_digit():
 
 
 def test_unmix_is_the_inverse_of_mix():
-    values = np.concatenate([words.stream(9, 2000), np.array([0, 1, 2**63, 2**64 - 1], np.uint64)])
+    values = np.concatenate([words.splitmix64(9, 2000), np.array([0, 1, 2**63, 2**64 - 1], np.uint64)])
     assert np.array_equal(words.unmix(words.mix(values)), values)
-    assert np.array_equal(words.opened(words.closed(values, 13), 13), values)
+    assert np.array_equal(words.unfinalised(words.finalised(values, 13), 13), values)
 
 
 def test_rolling_sums_at_chosen_places():
-    hashes = words.stream(3, 50)
+    hashes = words.splitmix64(3, 50)
     places = np.array([0, 7, 37])
-    assert np.array_equal(words.rolling_at(hashes, places, 13), words.rolling(hashes, 13)[places])
-    assert len(words.rolling(hashes, 51)) == 0 and len(words.rolling(hashes, 50)) == 1
+    assert np.array_equal(words.rolling_sums_at(hashes, places, 13), words.rolling_sums(hashes, 13)[places])
+    assert len(words.rolling_sums(hashes, 51)) == 0 and len(words.rolling_sums(hashes, 50)) == 1

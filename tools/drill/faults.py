@@ -300,12 +300,12 @@ def record_rows(watch: Watch) -> None:
     from athanor.sources import huggingface
 
     real_rows, real_open, real_write = huggingface.rows_of, pq.ParquetWriter.__init__, pq.ParquetWriter.write_table
-    real_look, opened = huggingface.look, []
+    real_probe, opened = huggingface.probe, []
 
-    def look(*args: Any) -> tuple[int, int]:
+    def probe(*args: Any) -> tuple[int, int]:
         opened.clear()
         try:
-            return real_look(*args)
+            return real_probe(*args)
         finally:
             opened.append(True)
 
@@ -323,5 +323,5 @@ def record_rows(watch: Watch) -> None:
         real_write(self, *args, **options)
         watch.pass_by("write", self.drilled_path)  # rows without the footer
 
-    huggingface.rows_of, huggingface.look = rows_of, look
+    huggingface.rows_of, huggingface.probe = rows_of, probe
     pq.ParquetWriter.__init__, pq.ParquetWriter.write_table = open_writer, write_table
