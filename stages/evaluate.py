@@ -73,8 +73,8 @@ def run(run: Run) -> None:
             rates[name] = model_rates(model, tokenizer, encoded, settings.threads)
             clock.lap(f"{name}_bpb_seconds")
             progress.update(1)
-            how = {"max_new_tokens": p.max_new_tokens, "batch_rows": p.batch_rows, "workers": settings.workers}
-            answers[name] = ask(name, model, tokenizer, items, **how, threads=settings.threads)
+            options = {"max_new_tokens": p.max_new_tokens, "batch_rows": p.batch_rows, "workers": settings.workers}
+            answers[name] = ask(name, model, tokenizer, items, **options, threads=settings.threads)
             seconds = clock.lap(f"{name}_battery_seconds")
             run.fact(**{f"{name}_battery_tokens_per_second": round(sum(a.tokens for a in answers[name]) / seconds)})
             progress.update(1)
@@ -88,7 +88,7 @@ def run(run: Run) -> None:
                 raise Interrupted("stopped on request; nothing is kept, the next run measures again")
             sampling = Sampling(c.temperature, top_p=c.top_p, seed=p.seed, repetition_penalty=c.repetition_penalty)
             tried[condition] = ask(
-                name, model, tokenizer, subset, **how, threads=settings.threads, sampling=sampling, gold=False
+                name, model, tokenizer, subset, **options, threads=settings.threads, sampling=sampling, gold=False
             )
         clock.lap("conditions_seconds")
 
@@ -98,15 +98,16 @@ def run(run: Run) -> None:
     dropped = [read_json(path).get("contaminated_items") for path in (CLEAN / "manifest.json", SFT_DATA)]
     facts = battery_facts(items, answers, p.seed, dropped[0] or {}, dropped[1], left_out)
     (pair,) = facts["paired"].values()
-    said = [answer for name in MODELS for answer in answers[name]]
+    all_answers = [answer for name in MODELS for answer in answers[name]]
     pages = {
         "battery.jsonl": "".join(
-            json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in answer_rows(items, said, *dropped)
+            json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n"
+            for row in answer_rows(items, all_answers, *dropped)
         ),
         "battery.md": battery_markdown(facts["battery"], pair, facts["gold"], conditions, left_out),
-        "samples.md": samples_markdown(items, said, p.samples_per_category),
+        "samples.md": samples_markdown(items, all_answers, p.samples_per_category),
     }
-    write(pages, items, said)
+    write(pages, items, all_answers)
     run.metrics({"bpb": bpb_facts(rates, tools), **facts, "conditions": conditions})
     run.plot("eval_battery", table_rows(facts["battery"]))
     for page in ("battery.md", "samples.md"):

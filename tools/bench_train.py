@@ -316,18 +316,20 @@ def spread(values: list[float], best: float | None = None) -> str:
 
 def losses(name: str, contenders: list[str], args: argparse.Namespace) -> dict[str, str]:
     """Mean loss of the last tenth of the steps, three seeds each."""
-    told = {}
+    results = {}
     for contender in [c for c in contenders if "compiled" not in c]:
         ends = []
         for seed in (1, 2, 3):
             one = Contender(contender, name, seed, args, micro_rows_of(SHAPES[name])[0])
             try:
-                found = [one.step()[1] for _ in range(LOSS_STEPS)]
+                curve = [one.step()[1] for _ in range(LOSS_STEPS)]
             finally:
                 one.stop()
-            ends.append(statistics.mean(found[-LOSS_STEPS // 10 :]))
-        told[f"loss after {LOSS_STEPS * STEP_TOKENS:,} tokens, {contender}"] = "  ".join(f"{end:.3f}" for end in ends)
-    return told
+            ends.append(statistics.mean(curve[-LOSS_STEPS // 10 :]))
+        results[f"loss after {LOSS_STEPS * STEP_TOKENS:,} tokens, {contender}"] = "  ".join(
+            f"{end:.3f}" for end in ends
+        )
+    return results
 
 
 def main() -> None:

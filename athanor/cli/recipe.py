@@ -141,58 +141,58 @@ def derive(
 
 def check(recipe: Recipe) -> list[str]:
     """What is out of line, in words that name the parameter and a value that is not; empty when nothing is."""
-    told = measures(recipe)
-    if told.steps < MIN_STEPS:  # too short for the rest to mean anything
+    measured = measures(recipe)
+    if measured.steps < MIN_STEPS:  # too short for the rest to mean anything
         return [
-            f"{told.steps} steps are few for a schedule with warmup and cooldown (fewer than {MIN_STEPS}): raise "
+            f"{measured.steps} steps are few for a schedule with warmup and cooldown (fewer than {MIN_STEPS}): raise "
             f"tokens, or lower batch_tokens to about {_count(recipe.tokens / MIN_STEPS)}"
         ]
-    found = []
+    problems = []
     low, high = half_life_range(recipe)
-    if not low <= told.beta2_half_life <= high:
+    if not low <= measured.beta2_half_life <= high:
         goal = max(math.sqrt(low * high), FEW_STEPS * recipe.batch_tokens)
         short = "short: the second moment follows the noise of a few batches"
-        found.append(
-            f"beta2 {recipe.beta2:.6g} has a half-life of {_count(told.beta2_half_life)} tokens, "
-            f"{_share(told.beta2_share)} of the run, which is {short if told.beta2_half_life < low else 'long'}. "
+        problems.append(
+            f"beta2 {recipe.beta2:.6g} has a half-life of {_count(measured.beta2_half_life)} tokens, "
+            f"{_share(measured.beta2_share)} of the run, which is {short if measured.beta2_half_life < low else 'long'}. "
             f"{_count(low)} to {_count(high)} fit, beta2 {_beta(beta_for(goal, recipe.batch_tokens))} for instance"
         )
     lowest = min_tau(recipe)
-    if recipe.weight_decay and not lowest <= told.tau_share <= MAX_TAU:
-        weak = told.tau_share > MAX_TAU
+    if recipe.weight_decay and not lowest <= measured.tau_share <= MAX_TAU:
+        weak = measured.tau_share > MAX_TAU
         fitting = recipe.batch_tokens / (recipe.lr * (MAX_TAU if weak else lowest) * recipe.tokens)
-        found.append(
+        problems.append(
             f"weight_decay {recipe.weight_decay:.3g} {'hardly acts' if weak else 'forgets most of the run'} at this "
-            f"lr and batch (timescale {told.tau_share:.2g} of the run, {lowest:.2g} to {MAX_TAU:g} fit): "
+            f"lr and batch (timescale {measured.tau_share:.2g} of the run, {lowest:.2g} to {MAX_TAU:g} fit): "
             f"{'raise' if weak else 'lower'} it to {fitting:.2g}"
         )
-    if told.warmup_share > MAX_WARMUP:
-        found.append(
-            f"warmup_tokens {_count(told.warmup)} are {_share(told.warmup_share)} of the run (more than "
+    if measured.warmup_share > MAX_WARMUP:
+        problems.append(
+            f"warmup_tokens {_count(measured.warmup)} are {_share(measured.warmup_share)} of the run (more than "
             f"{MAX_WARMUP:.0%}): lower it to {_count(MAX_WARMUP * recipe.tokens)}"
         )
-    elif told.warmup < told.beta2_half_life <= MAX_WARMUP * recipe.tokens:
-        found.append(
-            f"warmup_tokens {_count(told.warmup)} are fewer than beta2's half-life of "
-            f"{_count(told.beta2_half_life)}: the full rate comes before the second moment has settled; raise it"
+    elif measured.warmup < measured.beta2_half_life <= MAX_WARMUP * recipe.tokens:
+        problems.append(
+            f"warmup_tokens {_count(measured.warmup)} are fewer than beta2's half-life of "
+            f"{_count(measured.beta2_half_life)}: the full rate comes before the second moment has settled; raise it"
         )
-    return found
+    return problems
 
 
 def table(recipe: Recipe) -> list[str]:
     """The measures as lines of text."""
-    told = measures(recipe)
+    measured = measures(recipe)
     rows = [
-        ("steps", f"{told.steps:,}", f"{_count(recipe.batch_tokens)} tokens each"),
-        ("beta1 half-life", _count(told.beta1_half_life), _share(told.beta1_half_life / recipe.tokens)),
-        ("beta2 half-life", _count(told.beta2_half_life), _share(told.beta2_share)),
-        ("weight decay tau", _count(told.tau), _share(told.tau_share)),
-        ("warmup", _count(told.warmup), _share(told.warmup_share)),
+        ("steps", f"{measured.steps:,}", f"{_count(recipe.batch_tokens)} tokens each"),
+        ("beta1 half-life", _count(measured.beta1_half_life), _share(measured.beta1_half_life / recipe.tokens)),
+        ("beta2 half-life", _count(measured.beta2_half_life), _share(measured.beta2_share)),
+        ("weight decay tau", _count(measured.tau), _share(measured.tau_share)),
+        ("warmup", _count(measured.warmup), _share(measured.warmup_share)),
     ]
     lines = [f"{'':<18} {'tokens':>10}  share of the run"]
     lines += [f"{name:<18} {value:>10}  {more}" for name, value, more in rows]
-    if told.tokens_per_parameter is not None:
-        per = f"{told.tokens_per_parameter:.3g}"
+    if measured.tokens_per_parameter is not None:
+        per = f"{measured.tokens_per_parameter:.3g}"
         lines.append(f"{'per parameter':<18} {per:>10}  {_count(recipe.parameters)} parameters")
     return lines
 

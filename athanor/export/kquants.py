@@ -47,26 +47,29 @@ def write_quantised(
 ) -> None:
     """Make a K-quant of the f32 file `exact`; GateError if the quantiser fails. Equal files make equal bytes."""
     with tempfile.TemporaryDirectory(prefix="athanor-quantize-") as folder:
-        made = Path(folder) / "model.gguf"
+        quantised = Path(folder) / "model.gguf"
         # One thread: the result is the same for any number, the models are small and the machine is shared.
-        command = [str(quantiser), str(exact), str(made), file_type.upper(), "1"]
+        command = [str(quantiser), str(exact), str(quantised), file_type.upper(), "1"]
         environment = os.environ | {"LC_ALL": "C"}
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=timeout_seconds
             )
-            status, said = f"ended with status {done.returncode}", (done.stdout + done.stderr).decode(errors="replace")
+            status, output = (
+                f"ended with status {done.returncode}",
+                (done.stdout + done.stderr).decode(errors="replace"),
+            )
         except subprocess.TimeoutExpired:
-            status, said = f"did not end in {timeout_seconds:g} s", ""
-        if status != "ended with status 0" or not made.is_file():
-            tail = " / ".join(line.strip() for line in said.strip().splitlines()[-3:]) or "no message"
+            status, output = f"did not end in {timeout_seconds:g} s", ""
+        if status != "ended with status 0" or not quantised.is_file():
+            tail = " / ".join(line.strip() for line in output.strip().splitlines()[-3:]) or "no message"
             raise GateError(
                 "K-quants",
                 f"{quantiser} {status}: {tail}",
                 where=Path(path).name,
                 fix=f"drop {file_type} from export.gguf_types, or raise export.llama_cpp_timeout_seconds",
             )
-        stored = {t.name: (np.array(t.data), t.tensor_type) for t in GGUFReader(made).tensors}
+        stored = {t.name: (np.array(t.data), t.tensor_type) for t in GGUFReader(quantised).tensors}
     write_encoded(path, source.architecture, metadata(source, file_type), stored)
 
 

@@ -112,16 +112,16 @@ def make_probe(
     Where a small corpus has fewer of them than are asked for, it takes what is there; InputError only without any.
     """
     taken: list[str] = []
-    found: list[list[int]] = []
+    long: list[list[int]] = []
     short: list[list[int]] = []  # compared only where there are not enough others
     for document in documents:
         ids = [tokenizer.bos, *tokenizer.encode(document), tokenizer.eos][:context_tokens]
         taken.append(document[:2000])
-        (found if len(ids) >= min(16, context_tokens) else short).append(ids)
-        if len(found) == windows:
+        (long if len(ids) >= min(16, context_tokens) else short).append(ids)
+        if len(long) == windows:
             break
-    found += short[: windows - len(found)]
-    if not found:
+    long += short[: windows - len(long)]
+    if not long:
         fix = "raise download.val_fraction, or add documents"
         raise InputError("no held-out document", where="data/clean/val.parquet", fix=fix)
     usable = [list(messages) for messages in conversations if not any(has_control(m.content) for m in messages)]
@@ -141,7 +141,7 @@ def make_probe(
         texts=[*strings, *taken],
         conversations=[messages for messages, _ in chosen] + _odd_conversations(strings),
         prompts=[ids for _, ids in chosen],
-        windows=found,
+        windows=long,
     )
 
 

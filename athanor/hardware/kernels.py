@@ -77,7 +77,7 @@ def threads(count: int) -> Iterator[None]:
 def shapes(config: ModelConfig) -> Counter[tuple[int, int]]:
     """(outputs, inputs) of the model's linear layers, with how often a forward pass uses each."""
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    found: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
     for outputs, inputs, times in (
         (queries, config.dim, 1),
         (keys, config.dim, 2),
@@ -85,9 +85,9 @@ def shapes(config: ModelConfig) -> Counter[tuple[int, int]]:
         (config.ffn_dim, config.dim, 2),
         (config.dim, config.ffn_dim, 1),
     ):
-        found[outputs, inputs] += times * config.layers
-    found[config.vocab_size, config.dim] += 1
-    return found
+        counts[outputs, inputs] += times * config.layers
+    counts[config.vocab_size, config.dim] += 1
+    return counts
 
 
 def rows_for(config: ModelConfig, tokens: int, device: torch.device) -> int:
@@ -129,21 +129,21 @@ def products(
     tokens = rows_for(config, tokens, device)
     wanted = shapes(config)
     each = budget_seconds / (len(formats) * len(LAYOUTS) * len(wanted))
-    made: dict[str, Any] = {}
+    gflops: dict[str, Any] = {}
     for name in formats:
-        how = {"dtype": AUTOCAST[name] or torch.float32, "device": device}
+        tensor_options = {"dtype": AUTOCAST[name] or torch.float32, "device": device}
         flops, seconds = dict.fromkeys(LAYOUTS, 0.0), dict.fromkeys(LAYOUTS, 0.0)
         try:
             for (outputs, inputs), times in wanted.items():
                 for layout in LAYOUTS:
-                    took = fastest(product(layout, outputs, inputs, tokens, **how), device, each)
+                    took = fastest(product(layout, outputs, inputs, tokens, **tensor_options), device, each)
                     flops[layout] += 2.0 * outputs * inputs * tokens * times
                     seconds[layout] += took * times
         except RuntimeError:  # a format that this device has no products for
             continue
-        made[name] = {layout: flops[layout] / seconds[layout] / 1e9 for layout in LAYOUTS}
-        made[name]["ceiling"] = sum(flops.values()) / sum(seconds.values()) / 1e9
-    return {"tokens": tokens, "gflops": made}
+        gflops[name] = {layout: flops[layout] / seconds[layout] / 1e9 for layout in LAYOUTS}
+        gflops[name]["ceiling"] = sum(flops.values()) / sum(seconds.values()) / 1e9
+    return {"tokens": tokens, "gflops": gflops}
 
 
 def attention(

@@ -198,35 +198,39 @@ def resolve(
     found = profile or {}
     share = memory_fraction(architecture)
     free = None if free_bytes is None else int(free_bytes * share.value * _USABLE)
-    made = {"memory_fraction": share, **{name: Choice(value, "as set") for name, value in asked.by_hand().items()}}
+    decisions = {"memory_fraction": share, **{name: Choice(value, "as set") for name, value in asked.by_hand().items()}}
     side_by_side = min(asked.replicas, asked.threads)
 
-    if "precision" not in made:
+    if "precision" not in decisions:
         gflops = {name: row["ceiling"] for name, row in found.get("products", {}).get("gflops", {}).items()}
-        made["precision"] = precision(architecture, gflops, found.get("steps"), found.get("stable"))
-    number = made["precision"].value
-    if "attention" not in made:
+        decisions["precision"] = precision(architecture, gflops, found.get("steps"), found.get("stable"))
+    number = decisions["precision"].value
+    if "attention" not in decisions:
         by_hand = rows_by_hand(architecture.device, number, config.context_tokens)
         kernel = attention(architecture, found.get("attention")) if not by_hand else None
-        made["attention"] = kernel or Choice(DEFAULT, "rows so short are worked by hand on a CPU")
+        decisions["attention"] = kernel or Choice(DEFAULT, "rows so short are worked by hand on a CPU")
 
     def fits(rows: int, again: bool) -> bool:
         load = Load(rows, config.context_tokens, number, asked.replicas, side_by_side)
         return free is None or needed_bytes(config, load, again) <= free
 
-    if "checkpointing" not in made:
-        made["checkpointing"] = checkpointing(fits(1, False), fits(1, True))
-    again = made["checkpointing"].value
-    if "micro_batch_tokens" not in made:
-        made["micro_batch_tokens"] = _micro_batch(asked, architecture, config, found, lambda rows: fits(rows, again))
-    if "compile" not in made:
-        tokens = made["micro_batch_tokens"].value or MICRO_BATCH_TOKENS[architecture.device]
+    if "checkpointing" not in decisions:
+        decisions["checkpointing"] = checkpointing(fits(1, False), fits(1, True))
+    again = decisions["checkpointing"].value
+    if "micro_batch_tokens" not in decisions:
+        decisions["micro_batch_tokens"] = _micro_batch(
+            asked, architecture, config, found, lambda rows: fits(rows, again)
+        )
+    if "compile" not in decisions:
+        tokens = decisions["micro_batch_tokens"].value or MICRO_BATCH_TOKENS[architecture.device]
         rows = found.get("rows", tokens / config.context_tokens)
         blocks = config.layers * asked.batch_tokens / config.context_tokens / rows / max(1, side_by_side)
-        made["compile"] = compiled(found.get("compile"), blocks_per_step=blocks, steps=asked.steps)
+        decisions["compile"] = compiled(found.get("compile"), blocks_per_step=blocks, steps=asked.steps)
     # In the order of the fields.
-    made = {field.name: made[field.name] for field in dataclasses.fields(Choices)}
-    return Choices(**{name: one.value for name, one in made.items()}), {name: one.why for name, one in made.items()}
+    decisions = {field.name: decisions[field.name] for field in dataclasses.fields(Choices)}
+    return Choices(**{name: one.value for name, one in decisions.items()}), {
+        name: one.why for name, one in decisions.items()
+    }
 
 
 def _micro_batch(

@@ -21,30 +21,30 @@ THETA_FLOOR = ((65_536, 2.1e6), (131_072, 7.8e6), (262_144, 3.6e7), (524_288, 6.
 
 def advice(config: ModelConfig, device: str = "cuda") -> list[str]:
     """One sentence for each width or proportion that costs speed or quality on this kind of device; often none."""
-    tile, told = TILE.get(device, 64), []
+    tile, lines = TILE.get(device, 64), []
     if config.vocab_size % VOCABULARY:
-        told.append(
+        lines.append(
             f"a vocabulary of {config.vocab_size} is no multiple of {VOCABULARY}, which slows the output layer down:"
             f" {up(config.vocab_size, VOCABULARY)} costs nothing"
         )
     for name, value in (("dim", config.dim), ("ffn_dim", config.ffn_dim)):
         if value % tile:
             near = " or ".join(str(size) for size in sorted({max(tile, value // tile * tile), up(value, tile)}))
-            told.append(f"{name} {value} is no multiple of {tile} ({device}): {near}")
+            lines.append(f"{name} {value} is no multiple of {tile} ({device}): {near}")
     if config.head_dim % HEAD.get(device, 64):
         sizes = " or ".join(str(size) for size in (64, 128)) if device == "cuda" else str(up(config.head_dim, 16))
-        told.append(f"head_dim {config.head_dim} is slow in fused attention ({device}): {sizes}")
+        lines.append(f"head_dim {config.head_dim} is slow in fused attention ({device}): {sizes}")
     ratio = config.ffn_dim / config.dim
     if not FFN_RANGE[0] <= ratio <= FFN_RANGE[1]:
         best = up(round(FFN * config.dim), tile)
-        told.append(f"ffn_dim is {ratio:.2g} times dim, 8/3 is usual for a gated MLP: {best}")
+        lines.append(f"ffn_dim is {ratio:.2g} times dim, 8/3 is usual for a gated MLP: {best}")
     floor = next((theta for context, theta in THETA_FLOOR if config.context_tokens <= context), THETA_FLOOR[-1][1])
     if config.context_tokens > 32_768 and config.rope_theta < floor:
-        told.append(
+        lines.append(
             f"rope_theta {config.rope_theta:g} is too small for a context of {config.context_tokens}:"
             f" distant positions look alike below {floor:g}"
         )
-    return told
+    return lines
 
 
 def up(value: int, step: int) -> int:

@@ -60,7 +60,7 @@ def by_rows(
     config: ModelConfig, most_rows: int, precision: str, device: torch.device, budget_seconds: float
 ) -> list[dict[str, float]]:
     """Tokens per second of micro-batches of 1, 2, 4 … rows, until the budget is spent or memory is."""
-    model, rows, found = part(config, device), 1, []
+    model, rows, speeds = part(config, device), 1, []
     deadline = time.perf_counter() + budget_seconds
     while rows <= most_rows and time.perf_counter() < deadline:
         try:
@@ -68,9 +68,9 @@ def by_rows(
             took = fastest(functools.partial(step, model, data, precision), device, budget_seconds / 8)
         except torch.OutOfMemoryError:
             break
-        found.append({"rows": rows, "tokens_per_second": data.next_N.numel() / took})
+        speeds.append({"rows": rows, "tokens_per_second": data.next_N.numel() / took})
         rows *= 2
-    return found
+    return speeds
 
 
 def stable(config: ModelConfig, precision: str, device: torch.device) -> bool:
@@ -97,14 +97,14 @@ def compiling(
     config: ModelConfig, rows: int, precision: str, device: torch.device, count: int, cache: Path, limit_seconds: float
 ) -> dict[str, Any]:
     """What compiling one block costs and brings, measured in a process of its own: a compiler may hang."""
-    told = {
+    job = {
         "config": config.to_dict(), "rows": rows, "precision": precision, "device": str(device), "threads": count,
         "cache": str(cache), "seconds": limit_seconds,
     }  # fmt: skip
-    said, problem = run_apart("athanor.hardware.steps", [json.dumps(told)], limit_seconds)
+    output, problem = run_apart("athanor.hardware.steps", [json.dumps(job)], limit_seconds)
     if problem:
         return {"works": False, "why": problem}
-    return {"works": True, "why": "", **json.loads(said.strip().splitlines()[-1])}
+    return {"works": True, "why": "", **json.loads(output.strip().splitlines()[-1])}
 
 
 def _compile_and_time(told: dict[str, Any]) -> dict[str, float]:
@@ -137,16 +137,16 @@ def _compile_and_time(told: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> int:
-    told = json.loads(sys.argv[1])
-    signal.alarm(int(told["seconds"]) + 1)  # should nobody be left to end this
+    job = json.loads(sys.argv[1])
+    signal.alarm(int(job["seconds"]) + 1)  # should nobody be left to end this
     torch.set_flush_denormal(True)
-    use_cache(Path(told["cache"]))
+    use_cache(Path(job["cache"]))
     try:
-        made = _compile_and_time(told)
+        seconds = _compile_and_time(job)
     except Exception as error:  # a compiler's errors are of any type
         print(first_line(error))
         return 1
-    print(json.dumps(made))
+    print(json.dumps(seconds))
     return 0
 
 

@@ -49,17 +49,17 @@ def chosen(
     In a world of several processes the main one chooses, for all of them.
     """
     check_batch(config, batch_tokens, run.stage)
-    made = None
+    decided = None
     if world.main:
         folders = [slot.path for slot in slots if slot is not None]
         choices, why = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens)
-        made = {"choices": dataclasses.asdict(choices), "why": why}
-    made = world.share(made)
-    choices, why = Choices(**made["choices"]), made["why"]
-    told = dataclasses.asdict(choices)
+        decided = {"choices": dataclasses.asdict(choices), "why": why}
+    decided = world.share(decided)
+    choices, why = Choices(**decided["choices"]), decided["why"]
+    chosen_values = dataclasses.asdict(choices)
     if world.main and without_effect(choices.precision, prepare(machine().device, machine().threads)):
         run.note(f"precision {choices.precision}: this processor multiplies in fp32 all the same, so nothing is gained")
-    run.fact(choices=", ".join(f"{name} {value}" for name, value in told.items()), choices_why=str(why))
+    run.fact(choices=", ".join(f"{name} {value}" for name, value in chosen_values.items()), choices_why=str(why))
     return choices
 
 

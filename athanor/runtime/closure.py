@@ -47,21 +47,21 @@ def module_path(root: Path, module: str) -> Path | None:
 
 def imports(root: Path, module: str, tree: ast.AST) -> set[str]:
     """Modules of this repository that `module` imports anywhere, also inside functions."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 raise AthanorError("relative import", where=f"{module}:{node.lineno}", fix="import by full name")
             base = node.module or ""
-            found.add(base)
-            found |= {f"{base}.{alias.name}" for alias in node.names}
+            names.add(base)
+            names |= {f"{base}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("__import__", "importlib.import_module"):
             raise AthanorError(
                 "dynamic import hides a dependency", where=f"{module}:{node.lineno}", fix="import by name"
             )
-    return {name for name in found if name.split(".")[0] in PACKAGES and module_path(root, name)}
+    return {name for name in names if name.split(".")[0] in PACKAGES and module_path(root, name)}
 
 
 def closure(root: Path, module: str) -> list[str]:
@@ -151,17 +151,17 @@ def compare(root: Path, fix: bool = False) -> list[str]:
     dependencies that no stage uses which depends on the folder: an edit of it would make stages stale for nothing.
     """
     used: dict[str, set[str]] = {}
-    found = [problem for path in graphs(root) for problem in _compare(root, path, fix, used)]
+    differences = [problem for path in graphs(root) for problem in _compare(root, path, fix, used)]
     for folder, files in sorted(used.items()):
         idle = {
             file for path in (root / folder).rglob("*.py") if (file := path.relative_to(root).as_posix()) not in files
         }
-        found += [
+        differences += [
             f"{folder}: no stage that depends on it uses {file}"
             for file in sorted(idle)
             if (root / file).stat().st_size
         ]
-    return found
+    return differences
 
 
 def _compare(root: Path, path: Path, fix: bool, used: dict[str, set[str]]) -> list[str]:
@@ -256,12 +256,12 @@ def outputs(stage: Mapping[str, Any], needed: set[str]) -> Iterator[str]:
     the cache, because DVC's run-cache keeps them, and no other output may.
     """
     outs = {path: options for kind in ("outs", "metrics", "plots") for path, options in entries(stage.get(kind, []))}
-    made = dict(entries(stage.get("outs", [])))
+    options_of = dict(entries(stage.get("outs", [])))
     terminal = list((stage.get("meta") or {}).get("terminal", []))
     for path, options in outs.items():
         if options.get("persist"):
             yield f"{path} persists, so a new run would start from an old result. Fix: remove persist"
-    for path, options in made.items():
+    for path, options in options_of.items():
         if options.get("cache") is False:
             yield f"{path} is an uncached output, which switches the run-cache off. Fix: make it a metric, or cache it"
         used = any(path == dep or PurePosixPath(path) in PurePosixPath(dep).parents for dep in needed)
@@ -270,7 +270,7 @@ def outputs(stage: Mapping[str, Any], needed: set[str]) -> Iterator[str]:
         if not used and path not in terminal:
             yield f"{path} has no consumer. Fix: remove the output, or name it in meta: {{terminal: [{path}]}}"
     for path in terminal:
-        if path not in made:
+        if path not in options_of:
             yield f"{path} is declared terminal and is no output. Fix: remove it from meta.terminal"
 
 

@@ -110,10 +110,10 @@ def rates(
     if "model_gflops" not in timings:
         return {}
     achieved = timings["model_gflops"] / 1000
-    told: dict[str, Any] = {"model_tflops": achieved, "precision": precision}
+    metrics: dict[str, Any] = {"model_tflops": achieved, "precision": precision}
     bases = {"mfu": peak_tflops(name, precision, tf32=tf32), "of_ceiling": measured_tflops(measured, precision)}
-    told |= {share: achieved / base for share, base in bases.items() if base}
-    return told | ({"accelerator": name} if name else {})
+    metrics |= {share: achieved / base for share, base in bases.items() if base}
+    return metrics | ({"accelerator": name} if name else {})
 
 
 def device_name(device: Any) -> str:

@@ -82,8 +82,8 @@ def launch(stage: str, module: str) -> int | None:
         threads = max(1, local.threads // processes)
         environment = {**os.environ, FOLDER: str(folder), PIPE: str(read), "ATHANOR_THREADS": str(threads)}
         environment.setdefault("OMP_NUM_THREADS", "1")
-        told = arguments(stage, module, local.launch, processes)
-        command = [sys.executable, "-m", "athanor.runtime.launch", *told]
+        argv = arguments(stage, module, local.launch, processes)
+        command = [sys.executable, "-m", "athanor.runtime.launch", *argv]
         # In a session of its own: Ctrl-C reaches the launcher, which passes it on once.
         agent = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=[read])
         return _wait(stage, agent, folder)
@@ -151,7 +151,7 @@ def accelerators() -> int:
 def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
     """Pass signals on to the members of this node until the agent has ended; the stage's exit status."""
     asked: list[int] = []
-    told: set[str] = set()
+    signalled: set[str] = set()
     before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in stop_signals()}
     try:
         while (status := agent.poll()) is None:
@@ -159,12 +159,12 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
             if not asked:
                 continue
             members = {path.stem: int(path.read_text()) for path in folder.glob("*.pid")}
-            if not members and "agent" not in told:  # still waiting for other nodes, or importing: nothing to save
-                told.add("agent")
+            if not members and "agent" not in signalled:  # still waiting for other nodes, or importing: nothing to save
+                signalled.add("agent")
                 agent.terminate()
             # One that has told its status may be gone, and its number another process's.
-            for name in members.keys() - told - {path.stem for path in folder.glob("*.status")}:
-                told.add(name)
+            for name in members.keys() - signalled - {path.stem for path in folder.glob("*.status")}:
+                signalled.add(name)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(members[name], asked[0])
     finally:

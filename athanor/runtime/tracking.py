@@ -149,11 +149,11 @@ class Tracker:
 
     def _search(self, query: str) -> list[Run]:
         page = self.client.search_runs([self.experiment], query, max_results=1000)
-        found = list(page)
+        runs = list(page)
         while page.token:
             page = self.client.search_runs([self.experiment], query, max_results=1000, page_token=page.token)
-            found += page
-        return found
+            runs += page
+        return runs
 
     def _by_tag(self, tag: str, value: str) -> list[Run]:
         """Active runs with a tag, the oldest first. The query language cannot quote a quote, so it gets a wildcard."""
@@ -166,15 +166,15 @@ class Tracker:
 
         Two of one key are merged into the older: every shipper chooses alike.
         """
-        found = self._by_tag("athanor.key", meta["key"])
-        for other in found[1:]:
+        parents = self._by_tag("athanor.key", meta["key"])
+        for other in parents[1:]:
             for child in self._by_tag("mlflow.parentRunId", other.info.run_id):
-                self.client.set_tag(child.info.run_id, "mlflow.parentRunId", found[0].info.run_id)
+                self.client.set_tag(child.info.run_id, "mlflow.parentRunId", parents[0].info.run_id)
             self.client.delete_run(other.info.run_id)
-        if found:
-            if found[1:]:
-                self._settle(found[0].info.run_id)
-            return found[0].info.run_id
+        if parents:
+            if parents[1:]:
+                self._settle(parents[0].info.run_id)
+            return parents[0].info.run_id
         # The end tells runs of one commit with other parameters apart, and is short: the UI cuts names at 18 letters.
         name = meta["experiment"] or re.sub(r"@([^@]*)/(.{4}).*$", r"-\1-\2", meta["key"])
         tags = {"athanor.key": meta["key"], "mlflow.source.git.commit": meta["commit"], "athanor.dirty": meta["dirty"]}
@@ -190,10 +190,10 @@ class Tracker:
         with store_lock(self.uri):
             parent = self._parent(meta)
             # A crash between creating the run and noting its id must not make a second one.
-            found = self._by_tag("athanor.run", meta["run"])
-            for other in found[1:]:
+            runs = self._by_tag("athanor.run", meta["run"])
+            for other in runs[1:]:
                 self.client.delete_run(other.info.run_id)
-            run_id = found[0].info.run_id if found else self._new(meta, meta["stage"], _tags(meta, parent))
+            run_id = runs[0].info.run_id if runs else self._new(meta, meta["stage"], _tags(meta, parent))
             params = {_key(key): str(value)[:PARAM_CHARS] for key, value in meta["params"].items()}
             for each in (run_id, parent):
                 self._add_params(each, params)
@@ -252,18 +252,18 @@ class Tracker:
                     data = data[: data.rfind(b"\n") + 1] or data + file.readline()  # one line may be longer than a part
                 if not data.endswith(b"\n"):
                     return
-                part = list(rows(data))
-                told = [row for row in part if row.get("event") == "finding"]
+                chunk = list(rows(data))
+                findings = [row for row in chunk if row.get("event") == "finding"]
                 numbers = [
-                    (name, value, row["t"], row["s"]) for row in part for name, value in row.get("m", {}).items()
+                    (name, value, row["t"], row["s"]) for row in chunk for name, value in row.get("m", {}).items()
                 ]
-                numbers += [(f"health.{r['rule']}", HEALTH.index(r["level"]), r["t"], r["step"]) for r in told]
+                numbers += [(f"health.{r['rule']}", HEALTH.index(r["level"]), r["t"], r["step"]) for r in findings]
                 batch = [Metric(_key(name), float(value), *when) for name, value, *when in numbers]
                 self._send(run_id, metrics=batch)
                 offset += len(data)
-                watched = ["ok"] if told or any(row.get("event") == "training" for row in part) else [""]
+                watched = ["ok"] if findings or any(row.get("event") == "training" for row in chunk) else [""]
                 # Information is no trouble: the tag says ok, warning or critical.
-                levels = [row["level"] for row in told if row["level"] != "info"]
+                levels = [row["level"] for row in findings if row["level"] != "info"]
                 yield offset, max(watched + levels, key=HEALTH.index)
 
     def _close(self, run_id: str, meta: dict[str, Any], folder: Path) -> None:
@@ -274,8 +274,8 @@ class Tracker:
         end: dict[str, Any] = {"status": "KILLED", "ended_ms": last_ms(folder, meta["started_ms"])}
         end |= read_json(path) if path.is_file() else {}
         status = end["status"] if end["status"] in ("FINISHED", "FAILED", "KILLED") else "FAILED"
-        told = {**end.get("metrics", {}), "seconds": end.get("seconds")}
-        numbers = {name: float(value) for name, value in told.items() if type(value) in (int, float)}
+        metrics = {**end.get("metrics", {}), "seconds": end.get("seconds")}
+        numbers = {name: float(value) for name, value in metrics.items() if type(value) in (int, float)}
         stamp = end["ended_ms"]
         final = [Metric(_key(f"final.{k}"), v, stamp, 0) for k, v in numbers.items() if status == "FINISHED"]
         texts = {f"athanor.{_key(name)}": str(value)[:TAG_CHARS] for name, value in end.get("facts", {}).items()}

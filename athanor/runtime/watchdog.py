@@ -183,14 +183,14 @@ class Watch:
 
     def _files(self) -> list[tuple[str, int, int]]:
         """Sizes and times below the checkpoint folders: they change while a checkpoint is written."""
-        found = []
+        files = []
         for slot in list(self._slots):
             for folder, _, names in os.walk(slot):
                 for name in names:
                     with contextlib.suppress(OSError):
                         stat = os.stat(os.path.join(folder, name))
-                        found.append((os.path.join(folder, name), stat.st_size, stat.st_mtime_ns))
-        return sorted(found)
+                        files.append((os.path.join(folder, name), stat.st_size, stat.st_mtime_ns))
+        return sorted(files)
 
     def _raise_alarm(self, waited: float) -> None:
         place = self._folder or Path("the terminal")
@@ -215,12 +215,12 @@ class Watch:
     # -- files ------------------------------------------------------------------
 
     def _write_heartbeat(self, path: Path) -> None:
-        told = {"pid": os.getpid(), "host": platform.node(), "time_ms": now_ms(), "phase": self.phase}
-        told |= {"step": self.step_number, self.bar.unit or "done": self.bar.done, "total": self.bar.total}
+        heartbeat = {"pid": os.getpid(), "host": platform.node(), "time_ms": now_ms(), "phase": self.phase}
+        heartbeat |= {"step": self.step_number, self.bar.unit or "done": self.bar.done, "total": self.bar.total}
         temporary = path.with_name(f".{path.name}.tmp")
         with contextlib.suppress(OSError):  # a full disk is told by what matters
             # Not flushed to the disk: after a power loss nobody is alive anyway, and a flush can take seconds.
-            temporary.write_text(json.dumps(told) + "\n")
+            temporary.write_text(json.dumps(heartbeat) + "\n")
             os.replace(temporary, path)
 
     def _open_stacks(self, folder: Path) -> None:
