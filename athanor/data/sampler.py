@@ -196,13 +196,13 @@ class SftSampler(_Sampler):
         document_BS = np.full(shape, NO_DOCUMENT, dtype=np.int64)
         source_BS = np.zeros(shape, dtype=np.int64)
         for row, number in enumerate(numbers):
-            at = 0
-            for place, entry in enumerate(self._rows.numbers(row=number)):
+            start = 0
+            for index, entry in enumerate(self._rows.numbers(row=number)):
                 ids, mask = self._rows.conversation(entry)
-                end = at + len(ids)
-                tokens_BS[row, at:end], mask_BS[row, at:end], document_BS[row, at:end] = ids, mask, place
-                source_BS[row, at:end] = self._rows.source_number(entry)
-                at = end
+                end = start + len(ids)
+                tokens_BS[row, start:end], mask_BS[row, start:end], document_BS[row, start:end] = ids, mask, index
+                source_BS[row, start:end] = self._rows.source_number(entry)
+                start = end
         return SftBatch(tokens_BS, mask_BS, document_BS, source_BS, self._rows.unique_names)
 
     def document_name(self, position_tokens: int, skipped_tokens: int, document: int) -> str:

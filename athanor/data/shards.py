@@ -109,9 +109,9 @@ class TokenStream:
         done, shard = 0, int(np.searchsorted(self._bases, start, side="right")) - 1
         while done < count:
             offset = start + done - int(self._bases[shard])
-            part = self._maps[shard][offset : offset + count - done]
-            out[done : done + len(part)] = part
-            done, shard = done + len(part), shard + 1
+            chunk = self._maps[shard][offset : offset + count - done]
+            out[done : done + len(chunk)] = chunk
+            done, shard = done + len(chunk), shard + 1
         return out
 
     def document_of(self, positions: np.ndarray) -> np.ndarray:
