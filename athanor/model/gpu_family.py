@@ -59,18 +59,18 @@ AMD = {
 
 
 def nvidia(capability: tuple[int, int], shared_memory: bool = False) -> Architecture:
-    for least, name, native, fused in NVIDIA:
-        if capability >= least:
+    for min_capability, name, native, fused in NVIDIA:
+        if capability >= min_capability:
             return Architecture(f"{name} sm{capability[0]}{capability[1]}", "cuda", native, fused, shared_memory)
     return Architecture(f"sm{capability[0]}{capability[1]}", "cuda", (), False, shared_memory)
 
 
 def amd(target: str, shared_memory: bool = False) -> Architecture:
     """`target` as ROCm names it, features included: gfx90a:sramecc+:xnack-."""
-    found = [prefix for prefix in AMD if target.split(":")[0].startswith(prefix)]
-    if not found:
+    prefixes = [prefix for prefix in AMD if target.split(":")[0].startswith(prefix)]
+    if not prefixes:
         return Architecture(target, "cuda", (), False, shared_memory)
-    name, native, fused, shared = AMD[max(found, key=len)]
+    name, native, fused, shared = AMD[max(prefixes, key=len)]
     return Architecture(f"{name} {target.split(':')[0]}", "cuda", native, fused, shared or shared_memory)
 
 

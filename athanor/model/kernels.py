@@ -24,7 +24,7 @@ MAX_ROW_TOKENS = 512
 HIDDEN = -1e30  # added to a score: nothing is left of it, and it is a number, unlike what an overflow leaves
 
 
-def by_hand(x: Tensor) -> bool:
+def use_cpu_kernel(x: Tensor) -> bool:
     """Whether the functions of this module take over for an input."""
     return (
         x.device.type == "cpu"
@@ -37,7 +37,7 @@ def by_hand(x: Tensor) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension, statistics in fp32."""
-    if by_hand(x):
+    if use_cpu_kernel(x):
         return _RMSNorm.apply(x, weight, eps)
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -56,35 +56,35 @@ class _RMSNorm(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
         unit, inverse, weight = ctx.saved_tensors
         width = unit.shape[-1]
-        towards = (dy * unit).view(-1, width)
-        dweight = towards.sum(0)
-        radial = torch.mv(towards, weight).view(inverse.shape).div_(-width)
+        projected = (dy * unit).view(-1, width)
+        dweight = projected.sum(0)
+        radial = torch.mv(projected, weight).view(inverse.shape).div_(-width)
         return (dy * weight).addcmul_(unit, radial).mul_(inverse), dweight, None
 
 
-def rows_by_hand(device: str, precision: str, tokens: int) -> bool:
+def cpu_attention_fits(device: str, precision: str, tokens: int) -> bool:
     """Whether training in a format on a type of device has `attend` for its rows: short ones of whole blocks."""
     short = tokens <= MAX_ROW_TOKENS and tokens % min(tokens, BLOCK_TOKENS) == 0
     return device == "cpu" and precision != "fp16" and short  # fp16 on a CPU is autocast's
 
 
-_by_torch = 0  # blocks of `attention_by_torch` that are open, in the whole process
+_torch_attention_depth = 0  # blocks of `attention_by_torch` that are open, in the whole process
 
 
 @contextlib.contextmanager
 def attention_by_torch() -> Iterator[None]:
     """Inside, in every thread, torch's kernels work where `attend` would."""
-    global _by_torch
-    _by_torch += 1
+    global _torch_attention_depth
+    _torch_attention_depth += 1
     try:
         yield
     finally:
-        _by_torch -= 1
+        _torch_attention_depth -= 1
 
 
-def attention_by_hand(q_BTHE: Tensor) -> bool:
+def use_cpu_attention(q_BTHE: Tensor) -> bool:
     """Whether `attend` is for queries like these, here and now."""
-    return not _by_torch and by_hand(q_BTHE) and rows_by_hand("cpu", "fp32", q_BTHE.shape[1])
+    return not _torch_attention_depth and use_cpu_kernel(q_BTHE) and cpu_attention_fits("cpu", "fp32", q_BTHE.shape[1])
 
 
 def attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, table: Tensor, bias_BTT: Tensor | None) -> Tensor:
@@ -203,15 +203,15 @@ class _CrossEntropy(Function):
             rows = slice(start, start + CHUNK_ROWS)
             h, target = h_ND[rows], next_N[rows, None]
             p = torch.mm(h, head_VD.t(), out=buffer[: len(h)])
-            highest, at = p.max(-1, keepdim=True)
-            right = p.gather(1, target)
+            max_logit, index = p.max(-1, keepdim=True)
+            target_logit = p.gather(1, target)
             torch.softmax(p, -1, out=p)
             # By way of the likeliest id: the target's own probability may be too small for a float.
-            total = highest - p.gather(1, at).log_()
-            loss = total - right
+            log_normaliser = max_logit - p.gather(1, index).log_()
+            loss = log_normaliser - target_logit
             if z_loss:
-                loss = loss + z_loss * total.square()
-                p.mul_(1 + 2 * z_loss * total)
+                loss = loss + z_loss * log_normaliser.square()
+                p.mul_(1 + 2 * z_loss * log_normaliser)
             p.scatter_add_(1, target, p.new_full(target.shape, -1.0))
             losses_N[rows] = loss[:, 0]
             torch.mm(p, head_VD, out=dh[rows])

@@ -25,7 +25,7 @@ class Best:
     def __init__(self, step: int = 0, key: Sequence[float] = (), weights: Mapping[str, Tensor] | None = None) -> None:
         self.step, self.key, self.weights = step, list(key), dict(weights or {})
 
-    def offer(self, step: int, key: Sequence[float], model: Transformer, keep: bool) -> None:
+    def update(self, step: int, key: Sequence[float], model: Transformer, keep: bool) -> None:
         """Take over this moment if it ranks as high as any before; a process copies the weights if it has to `keep` them."""
         if self.step and list(key) < self.key:
             return
@@ -34,7 +34,7 @@ class Best:
             self.weights = {name: weight.detach().cpu().clone() for name, weight in model.named_parameters()}
 
     @torch.no_grad()
-    def put_into(self, model: Transformer) -> None:
+    def restore_into(self, model: Transformer) -> None:
         """Give the model the weights of the best step."""
         for name, weight in model.named_parameters():
             weight.copy_(self.weights[name])

@@ -50,7 +50,7 @@ def save(
     with new_dir(path) as temporary:
         checksum = write_tensors(temporary / TENSORS, tensors)
         _write_state(temporary, {"step": step, "pinned": pinned, "tensors_sha256": checksum, "state": dict(state)})
-    for old in [found for found in steps(folder) if step_of(found) <= step][KEEP:]:
+    for old in [path for path in steps(folder) if step_of(path) <= step][KEEP:]:
         if not _pinned(old):
             shutil.rmtree(old)
     return path
@@ -65,8 +65,8 @@ def pin(folder: Path, step: int) -> None:
 
 def steps(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first, without looking inside."""
-    found = [path for path in folder.glob("step_*") if path.is_dir() and _NAME.fullmatch(path.name)]
-    return sorted(found, key=step_of, reverse=True)
+    folders = [path for path in folder.glob("step_*") if path.is_dir() and _NAME.fullmatch(path.name)]
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
@@ -94,10 +94,10 @@ def latest(
     Damaged ones are told to `on_damaged` and put aside; what a killed writer
     left half-done is cleared. The caller must be the folder's only writer.
     """
-    folders = (folder, folder / ANCHORS)
-    for scrap in [path for place in folders for path in place.glob(".step_*.tmp")]:
-        shutil.rmtree(scrap)
-    for path in sorted((path for place in folders for path in steps(place)), key=step_of, reverse=True):
+    parents = (folder, folder / ANCHORS)
+    for leftover in [path for parent in parents for path in parent.glob(".step_*.tmp")]:
+        shutil.rmtree(leftover)
+    for path in sorted((path for parent in parents for path in steps(parent)), key=step_of, reverse=True):
         if at_most is not None and step_of(path) > at_most:
             continue
         try:
@@ -115,7 +115,7 @@ def latest(
 
 def drop(folder: Path, after: int, dead: Callable[[dict[str, Any]], bool]) -> None:
     """Remove checkpoints and anchors of steps past `after` whose state is `dead`; the pinned stay."""
-    for path in [path for place in (folder, folder / ANCHORS) for path in steps(place)]:
+    for path in [path for parent in (folder, folder / ANCHORS) for path in steps(parent)]:
         if step_of(path) <= after:
             continue
         try:

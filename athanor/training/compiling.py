@@ -49,12 +49,12 @@ class Shapes:
 
 
 @dataclass(frozen=True, eq=False)
-class _How:
+class _BlockMode:
     compiled: Callable[..., Tensor] | None = None
     rows_tokens: frozenset[tuple[int, int]] = frozenset()
-    again: bool = False  # compute activations again
+    recompute: bool = False  # compute activations again
 
-    def __deepcopy__(self, memo: object) -> _How:
+    def __deepcopy__(self, memo: object) -> _BlockMode:
         return self
 
 
@@ -65,16 +65,16 @@ class TunedBlock(Block):
     validation would have every new width compiled, at many seconds each.
     """
 
-    how: _How
+    how: _BlockMode
 
     def forward(self, x_BTD: Tensor, table: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
-        how = self.how
+        mode = self.how
         if cache is not None or not torch.is_grad_enabled():
             return Block.forward(self, x_BTD, table, mask, cache)
-        fits = how.compiled is not None and tuple(x_BTD.shape[:2]) in how.rows_tokens
-        run = how.compiled if fits else Block.forward
+        fits = mode.compiled is not None and tuple(x_BTD.shape[:2]) in mode.rows_tokens
+        run = mode.compiled if fits else Block.forward
         assert run is not None
-        if not how.again:
+        if not mode.recompute:
             return run(self, x_BTD, table, mask, None)
         from torch.utils.checkpoint import checkpoint
 
@@ -84,7 +84,7 @@ class TunedBlock(Block):
 
 def tune_blocks(models: Sequence[Transformer], **changes: Any) -> None:
     for block in (block for model in models for block in model.model.layers):
-        block.how = dataclasses.replace(getattr(block, "how", _How()), **changes)
+        block.how = dataclasses.replace(getattr(block, "how", _BlockMode()), **changes)
         block.__class__ = TunedBlock
 
 
@@ -100,7 +100,7 @@ def checkpoint_blocks(models: Sequence[Transformer]) -> None:
 
     A third more work for memory that no longer grows with what is inside a block.
     """
-    tune_blocks(models, again=True)
+    tune_blocks(models, recompute=True)
 
 
 def compile_blocks(
@@ -138,7 +138,7 @@ def compile_blocks(
     started = time.monotonic()
     key = {name: value for name, value in trial.items() if name != "seconds"}
     passed = cache / "passed" / f"{digest(key)[:16]}.json"
-    problem = "" if passed.is_file() else try_apart(trial, cache, should_stop)
+    problem = "" if passed.is_file() else try_in_subprocess(trial, cache, should_stop)
     if not problem:
         try:
             compiled = compile_block(models, shapes, precision, threads)
@@ -203,19 +203,19 @@ def _run_once(model: Transformer, ids_BT: Tensor, document_BT: Tensor | None, pr
         torch.autograd.grad(total, list(model.parameters()))
 
 
-def try_apart(trial: Mapping[str, Any], cache: Path, should_stop: Callable[[], bool] = lambda: False) -> str:
+def try_in_subprocess(trial: Mapping[str, Any], cache: Path, should_stop: Callable[[], bool] = lambda: False) -> str:
     """Compile in a process of its own, at most `trial["seconds"]`; "" or why it did not work."""
-    words = [json.dumps({**trial, "cache": str(cache)})]
-    return run_apart("athanor.training.compiling", words, trial["seconds"], should_stop)[1]
+    arguments = [json.dumps({**trial, "cache": str(cache)})]
+    return run_in_subprocess("athanor.training.compiling", arguments, trial["seconds"], should_stop)[1]
 
 
-def run_apart(
-    module: str, words: Sequence[str], seconds: float, should_stop: Callable[[], bool] = lambda: False
+def run_in_subprocess(
+    module: str, arguments: Sequence[str], seconds: float, should_stop: Callable[[], bool] = lambda: False
 ) -> tuple[str, str]:
     """What a module's process printed, and why it did not end well ("" when it did); killed after `seconds`."""
     # A session of its own: its compilers end with it.
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *words],
+        [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -225,7 +225,7 @@ def run_apart(
     deadline = time.monotonic() + seconds
     while True:
         try:
-            said, _ = process.communicate(timeout=0.2)
+            output, _ = process.communicate(timeout=0.2)
             break
         except subprocess.TimeoutExpired:
             stopping = should_stop()
@@ -235,8 +235,11 @@ def run_apart(
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             return "", "asked to stop" if stopping else f"the compiler took longer than {seconds:.0f} s"
-    last = (said.strip().splitlines() or [""])[-1]
-    return said, "" if process.returncode == 0 else last or f"the compiler ended with status {process.returncode}"
+    last_line = (output.strip().splitlines() or [""])[-1]
+    return (
+        output,
+        "" if process.returncode == 0 else last_line or f"the compiler ended with status {process.returncode}",
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -37,6 +37,6 @@ def keep_heap(expected_bytes: int) -> bool:
     with open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
             if line.rstrip().endswith("[heap]"):
-                start, end = (int(part, 16) for part in line.split()[0].split("-"))
+                start, end = (int(address, 16) for address in line.split()[0].split("-"))
                 libc.madvise(start, end - start, _MADV_HUGEPAGE)
     return True

@@ -30,7 +30,7 @@ class TrainResult:
     pairs: int
     seconds: dict[str, float]
     chosen_step: int  # of the weights; the last one where nothing was selected
-    skipped_ranges: list[dict[str, Any]] = field(default_factory=list)  # see ledger.py
+    skipped_ranges: list[dict[str, Any]] = field(default_factory=list)  # see skipped_ranges.py
     codes: list[tuple[str, int]] = field(default_factory=list)  # digests of the code, each with the step it began at
 
     def flops(self, config: ModelConfig) -> float:

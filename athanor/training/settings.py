@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from athanor.training.guard import Rules
-from athanor.training.memory import Load
+from athanor.training.memory import StepFootprint
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LoopSettings:
     spike_guard: bool = True  # refuse steps that are far out, on the device
     max_rollbacks: int = 3  # times that the run goes back and leaves data out; 0 never looks for a reason
     rules: Rules = Rules()
-    load: Load | None = (
+    footprint: StepFootprint | None = (
         None  # as memory was estimated for it: what advice begins from when memory runs out all the same
     )
 
