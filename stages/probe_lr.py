@@ -31,8 +31,8 @@ def run(run: Run) -> None:
     recipe, probe = run.params("pretrain", PretrainParams), run.params("probe_lr", ProbeLrParams)
     tokens, warmup = shortened(probe.tokens, recipe.tokens, recipe.batch_tokens, recipe.warmup_tokens)
     if tokens < MIN_STEPS * recipe.batch_tokens:
-        least = f"use {MIN_STEPS * recipe.batch_tokens} or more, here and in pretrain.tokens"
-        raise ParamsError(f"{tokens // recipe.batch_tokens} steps are too few", where="probe_lr.tokens", fix=least)
+        advice = f"use {MIN_STEPS * recipe.batch_tokens} or more, here and in pretrain.tokens"
+        raise ParamsError(f"{tokens // recipe.batch_tokens} steps are too few", where="probe_lr.tokens", fix=advice)
     quiet: dict[str, Any] = {"validation_every_tokens": 0, "sample_every_tokens": 0, "sample_prompts": ()}
     short = dataclasses.replace(recipe, tokens=tokens, warmup_tokens=warmup, **quiet)
     prepared = prepare(run, short)

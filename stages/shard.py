@@ -25,9 +25,9 @@ VAL = CLEAN / "val.parquet"
 
 def run(run: Run) -> None:
     params, mixture = run.params("shard", ShardParams), run.params("mixture", MixtureParams)
-    wanted = {TRAIN: (mixture.sources, params.train_tokens)}
+    mixtures = {TRAIN: (mixture.sources, params.train_tokens)}
     if mixture.cooldown is not None:
-        wanted[COOLDOWN] = (mixture.cooldown.sources, params.cooldown_tokens)
+        mixtures[COOLDOWN] = (mixture.cooldown.sources, params.cooldown_tokens)
     elif params.cooldown_tokens is not None:
         fix = "set it to null, or give mixture.cooldown its sources"
         raise ParamsError("there is no mixture for the cooldown", where="shard.cooldown_tokens", fix=fix)
@@ -36,12 +36,12 @@ def run(run: Run) -> None:
     # What decides the tokens, so that every mixture finds them.
     slot = run.part("tokens", "athanor.sharding.tokenise", {}, parents)
     with slot, new_dir(OUT) as folder:
-        used = {name for shares, _ in wanted.values() for name, source in shares.items() if source.share > 0}
+        used = {name for shares, _ in mixtures.values() for name, source in shares.items() if source.share > 0}
         tokens = tokenised(run, mixture, used, slot.path)
         target = build.Target(folder, tokenizer, params.shard_tokens, params.share_tolerance)
         streams = {
             stream_name: write(run, target, tokens["train"], stream_name, mixture.seed, shares, requested)
-            for stream_name, (shares, requested) in wanted.items()
+            for stream_name, (shares, requested) in mixtures.items()
         }
         facts = {stream_name: stream.facts for stream_name, stream in streams.items()}
         held_out = build.write_val(target, tokens["val"], list(facts[TRAIN]["sources"]))

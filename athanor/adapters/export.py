@@ -112,11 +112,15 @@ def check_merged(
     if not bool(torch.isfinite(merged(windows[0][:, :MAX_EXPORT_DTYPE_TOKENS])).all()):
         what = f"activations overflow {dtype}: the logits are no numbers"
         raise GateError("merged model", what, where=folder.name, fix=WIDER)
-    max_difference = max(float((one - two).abs().max()) for one, two in zip(logits, expected, strict=True))
-    max_logit = max(float(one.abs().max()) for one in expected)
-    pairs = [(one.log_softmax(-1), two.log_softmax(-1)) for one, two in zip(logits, expected, strict=True)]
-    kl = max(float((two.exp() * (two - one)).sum(-1).mean()) for one, two in pairs)
-    agreement = sum(int((one.argmax(-1) == two.argmax(-1)).sum()) for one, two in pairs) / sum(
+    max_difference = max(
+        float((actual - reference).abs().max()) for actual, reference in zip(logits, expected, strict=True)
+    )
+    max_logit = max(float(actual.abs().max()) for actual in expected)
+    pairs = [
+        (actual.log_softmax(-1), reference.log_softmax(-1)) for actual, reference in zip(logits, expected, strict=True)
+    ]
+    kl = max(float((reference.exp() * (reference - actual)).sum(-1).mean()) for actual, reference in pairs)
+    agreement = sum(int((actual.argmax(-1) == reference.argmax(-1)).sum()) for actual, reference in pairs) / sum(
         w.numel() for w in windows
     )
     limit = tolerance * max(1.0, max_logit / 10)

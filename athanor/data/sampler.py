@@ -90,7 +90,13 @@ class _Windows(_Sampler):
     """Windows of `context_tokens` + 1 over a stream, each once per epoch; `facts` name the stream's sources."""
 
     def __init__(
-        self, folder: str | Path, part: str, stream: TokenStream, facts: dict[str, Any], context_tokens: int, seed: int
+        self,
+        folder: str | Path,
+        subfolder: str,
+        stream: TokenStream,
+        facts: dict[str, Any],
+        context_tokens: int,
+        seed: int,
     ) -> None:
         self._stream = stream
         unnamed = [f"source-{number}" for number in range(int(stream.sources.max(initial=0)) + 1)]
@@ -99,7 +105,7 @@ class _Windows(_Sampler):
         if samples < 1:
             raise InputError(
                 f"{stream.tokens} tokens are fewer than one window of {context_tokens + 1}",
-                where=str(Path(folder) / part),
+                where=str(Path(folder) / subfolder),
                 fix="add text or lower the context length",
             )
         super().__init__(folder, context_tokens, seed, samples)

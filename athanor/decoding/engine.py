@@ -106,7 +106,7 @@ class Engine:
         for key, prompt, limit, sampling in answers:
             budget = min(limit, self.cache.capacity - len(prompt))
             self.rows.append(_Row(key, len(prompt), budget, sampling, random.Random(sampling.seed)))
-        return self._take(first, logits_BV)
+        return self._choose_tokens(first, logits_BV)
 
     @torch.inference_mode()
     def step(self) -> list[TokenEvent]:
@@ -121,7 +121,7 @@ class Engine:
         for row in self.rows:
             row.length += 1
         h_BTD = self.model.hidden(ids_B1, positions_BT=positions_B1, cache=view)
-        return self._take(0, F.linear(h_BTD[:, -1], self.model.head_weight))
+        return self._choose_tokens(0, F.linear(h_BTD[:, -1], self.model.head_weight))
 
     def cancel(self, key: Hashable) -> None:
         """End an answer; nothing happens if it is not under way."""
@@ -134,7 +134,7 @@ class Engine:
                         self.cache.move(len(self.rows), index)
                 return
 
-    def _take(self, first: int, logits_BV: Tensor) -> list[TokenEvent]:
+    def _choose_tokens(self, first: int, logits_BV: Tensor) -> list[TokenEvent]:
         """Choose the next ids of the rows from `first` on; those that are done leave."""
         rows = self.rows[first:]
         for index, row in enumerate(rows):

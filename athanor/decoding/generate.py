@@ -68,11 +68,11 @@ def generate(
         longest = max(len(prompts[i]) for i in chosen) + max_new_tokens
         tokens = min(longest, model.config.context_tokens)
         engine = Engine(model, rows=min(batch_rows, len(chosen)), tokens=tokens, stop_ids=stops, exempt=exempt)
-        left = [(i, prompts[i], max_new_tokens, sampling[i]) for i in chosen][::-1]
-        while left or engine.rows:
+        pending = [(i, prompts[i], max_new_tokens, sampling[i]) for i in chosen][::-1]
+        while pending or engine.rows:
             events = engine.step()
-            if left and engine.free >= REFILL_SHARE * engine.capacity:
-                events += engine.add_requests([left.pop() for _ in range(min(engine.free, len(left)))])
+            if pending and engine.free >= REFILL_SHARE * engine.capacity:
+                events += engine.add_requests([pending.pop() for _ in range(min(engine.free, len(pending)))])
             for i, token, _ in events:
                 if token in stops:
                     ends[i] = token

@@ -75,17 +75,19 @@ def penalise(logits_V: Tensor, generated: Collection[int], penalty: float) -> No
 def pick(logits_BV: Tensor, sampling: Sequence[Sampling], draws: Sequence[random.Random]) -> list[int]:
     """The next id of every row; a row that samples takes one number from its own generator."""
     tokens = logits_BV.argmax(-1).tolist()
-    hot = [row for row, setting in enumerate(sampling) if setting.temperature > 0]
-    if not hot:
+    sampled_rows = [row for row, setting in enumerate(sampling) if setting.temperature > 0]
+    if not sampled_rows:
         return tokens
-    wide_BV = logits_BV if len(hot) == len(tokens) else logits_BV[hot]
+    wide_BV = logits_BV if len(sampled_rows) == len(tokens) else logits_BV[sampled_rows]
     # Sorting a whole vocabulary took twice as long as the model; nearly always the likeliest ids decide.
     top = wide_BV.topk(min(TOP_IDS + 1, wide_BV.shape[-1]))
     device = "cpu" if logits_BV.device.type == "mps" else logits_BV.device  # the former has no fp64
-    temperature_B1 = torch.tensor([[sampling[row].temperature] for row in hot], dtype=torch.float64, device=device)
+    temperature_B1 = torch.tensor(
+        [[sampling[row].temperature] for row in sampled_rows], dtype=torch.float64, device=device
+    )
     norm_B1 = wide_BV.to(device).to(torch.float64, copy=True).div_(temperature_B1).logsumexp(-1, keepdim=True)
     probs_BK = top.values.to(device).to(torch.float64, copy=True).div_(temperature_B1).sub_(norm_B1).exp_()
-    for row, probs, ids in zip(hot, probs_BK.tolist(), top.indices.tolist(), strict=True):
+    for row, probs, ids in zip(sampled_rows, probs_BK.tolist(), top.indices.tolist(), strict=True):
         draw = draws[row].random()
         token = _among_likeliest(probs, ids, logits_BV.shape[-1], sampling[row], draw)
         tokens[row] = _sample(logits_BV[row], sampling[row], draw) if token is None else token

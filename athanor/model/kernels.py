@@ -21,7 +21,7 @@ from torch.autograd import Function
 # times as fast, forward and backward, as torch's kernel; at 1024 tokens that one is as fast.
 BLOCK_TOKENS = 64
 MAX_ROW_TOKENS = 512
-HIDDEN = -1e30  # added to a score: nothing is left of it, and it is a number, unlike what an overflow leaves
+MASKED_SCORE = -1e30  # added to a score: nothing is left of it, and it is a number, unlike what an overflow leaves
 
 
 def use_cpu_kernel(x: Tensor) -> bool:
@@ -91,7 +91,7 @@ def attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, table: Tensor, bias_B
     """Rotary positions and grouped-query attention of whole rows: [B, T, H·E].
 
     `table` is [T, 2, E/2]. Causal without a bias; `bias_BTT` is 0 where a
-    position may be seen and HIDDEN elsewhere, future included.
+    position may be seen and MASKED_SCORE elsewhere, future included.
     """
     return _Attend.apply(q_BTHE, k_BTKE, v_BTKE, table, bias_BTT)
 
@@ -111,8 +111,8 @@ class _Attend(Function):
         G, n = H // K, min(T, BLOCK_TOKENS)
         q = q_BTHE.new_empty(B * K, T // n, G * n, E)
         k, v = q_BTHE.new_empty(B * K, T, E), q_BTHE.new_empty(B * K, T, E)
-        _turn(_blocked(q_BTHE, K, n), q.view(B, K, T // n, G, n, E), _block_table(table, n), 1)
-        _turn(k_BTKE.transpose(1, 2), k.view(B, K, T, E), table, 1)
+        _rotate_into(_blocked(q_BTHE, K, n), q.view(B, K, T // n, G, n, E), _block_table(table, n), 1)
+        _rotate_into(k_BTKE.transpose(1, 2), k.view(B, K, T, E), table, 1)
         v.view(B, K, T, E).copy_(v_BTKE.transpose(1, 2))
         out = torch.empty_like(q_BTHE, memory_format=torch.contiguous_format)
         blocked = _blocked(out, K, n)
@@ -150,8 +150,8 @@ class _Attend(Function):
             torch.baddbmm(dq[:, block], ds, k[:, :end], beta=0, alpha=E**-0.5, out=dq[:, block])
             dk[:, :end].baddbmm_(ds.transpose(1, 2), q[:, block], alpha=E**-0.5)
         grads = [dout.new_empty(B, T, heads, E) for heads in (H, K)]
-        _turn(dq.view(B, K, T // n, G, n, E), _blocked(grads[0], K, n), _block_table(table, n), -1)
-        _turn(dk.view(B, K, T, E), grads[1].transpose(1, 2), table, -1)
+        _rotate_into(dq.view(B, K, T // n, G, n, E), _blocked(grads[0], K, n), _block_table(table, n), -1)
+        _rotate_into(dk.view(B, K, T, E), grads[1].transpose(1, 2), table, -1)
         return grads[0], grads[1], dv.view(B, K, T, E).transpose(1, 2), None, None
 
 
@@ -166,7 +166,7 @@ def _block_table(table: Tensor, n: int) -> Tensor:
     return table.view(-1, 1, n, *table.shape[1:])
 
 
-def _turn(x: Tensor, out: Tensor, table: Tensor, sign: int) -> None:
+def _rotate_into(x: Tensor, out: Tensor, table: Tensor, sign: int) -> None:
     """Rotate x (half rotation) by the angles of the table, forwards or backwards, into `out`."""
     cos, sin = table[..., 0, :], table[..., 1, :]
     (first, second), (out_first, out_second) = x.chunk(2, -1), out.chunk(2, -1)

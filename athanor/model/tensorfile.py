@@ -132,5 +132,5 @@ def _bytes(tensor: Tensor) -> memoryview:
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
-def _damaged(path: Path, why: str) -> InputError:
-    return InputError(f"not a whole safetensors file: {why}", where=str(path), fix="delete it and run dvc repro")
+def _damaged(path: Path, reason: str) -> InputError:
+    return InputError(f"not a whole safetensors file: {reason}", where=str(path), fix="delete it and run dvc repro")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from athanor.model.config import ModelConfig
-from athanor.model.kernels import HIDDEN, attend, rms_norm, use_cpu_attention, use_cpu_kernel
+from athanor.model.kernels import MASKED_SCORE, attend, rms_norm, use_cpu_attention, use_cpu_kernel
 
 INIT_STD = 0.02
 INIT_EXCESS_NATS = 0.05
@@ -232,7 +232,7 @@ class Transformer(nn.Module):
                 mask = block_mask(document_BT)
         x_BTD = self.model.embed_tokens(ids_BT)
         if mask is not None and cache is None and use_cpu_kernel(x_BTD):
-            mask = torch.zeros(mask.shape).masked_fill_(~mask, HIDDEN)  # once, and not in every layer
+            mask = torch.zeros(mask.shape).masked_fill_(~mask, MASKED_SCORE)  # once, and not in every layer
         for block in self.model.layers:
             x_BTD = block(x_BTD, table, mask, cache)
         return self.model.norm(x_BTD)

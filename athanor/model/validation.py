@@ -122,16 +122,16 @@ def conversation_loss(
     return MeanLoss(ratio, stderr, len(conversations), int(counts_D.sum()), int(ends), float(predicted_stops / ends))
 
 
-def ratio_and_error(parts: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
+def ratio_and_error(values: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
     """sum(parts) / sum(sizes) and its standard error over the samples, by linearisation (delta method).
 
     None for a single sample: it says nothing about spread, and 0 would claim certainty.
     """
-    n, total = len(parts), float(sizes.sum())
-    ratio = float(parts.sum()) / total
+    n, total = len(values), float(sizes.sum())
+    ratio = float(values.sum()) / total
     if n < 2:
         return ratio, None
-    residual = parts - ratio * sizes
+    residual = values - ratio * sizes
     return ratio, math.sqrt(n / (n - 1) * float((residual**2).sum())) / total
 
 
@@ -218,17 +218,17 @@ def _padded(
     """A batch of windows padded on the right, and the sequence number of each of its targets."""
     width = group[0][2] - group[0][1]
     ids_BT = np.zeros((len(group), width), dtype=np.int64)
-    where, following, owner = [], [], []
+    positions_of_rows, following, owner = [], [], []
     for row, (number, start, end, first) in enumerate(group):
         ids = sequences[number]
         ids_BT[row, : end - start] = ids[start:end]
         positions = np.arange(first, end)  # of the id that predicts
         if masks is not None:
             positions = positions[masks[number][positions + 1] != 0]
-        where.append(row * width + positions - start)
+        positions_of_rows.append(row * width + positions - start)
         following.append(ids[positions + 1].astype(np.int64))
         owner.append(np.full(len(positions), number))
-    tensors = (torch.from_numpy(np.concatenate(pieces)) for pieces in (where, following))
+    tensors = (torch.from_numpy(np.concatenate(pieces)) for pieces in (positions_of_rows, following))
     return np.concatenate(owner), Targets(torch.from_numpy(ids_BT), None, *tensors)
 
 

@@ -86,10 +86,10 @@ def load(path: Path) -> Checkpoint:
 def latest(
     folder: Path,
     on_damaged: Callable[[str], None],
-    at_most: int | None = None,
+    max_step: int | None = None,
     usable: Callable[[Checkpoint], bool] = lambda saved: True,
 ) -> Checkpoint | None:
-    """The newest whole checkpoint or anchor that is `usable` (of step `at_most` or before), or None.
+    """The newest whole checkpoint or anchor that is `usable` (of step `max_step` or before), or None.
 
     Damaged ones are told to `on_damaged` and put aside; what a killed writer
     left half-done is cleared. The caller must be the folder's only writer.
@@ -98,7 +98,7 @@ def latest(
     for leftover in [path for parent in parents for path in parent.glob(".step_*.tmp")]:
         shutil.rmtree(leftover)
     for path in sorted((path for parent in parents for path in steps(parent)), key=step_of, reverse=True):
-        if at_most is not None and step_of(path) > at_most:
+        if max_step is not None and step_of(path) > max_step:
             continue
         try:
             saved = load(path)

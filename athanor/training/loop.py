@@ -164,14 +164,14 @@ class _Training:
         self.recovery = Recovery(stepper, self.progress, sampler, hooks, self.pin_step)
         self.trained = 0
 
-    def resume(self, folder: Path, at_most: int | None = None) -> bool:
-        """Take over the newest whole checkpoint of `folder`, of step `at_most` or before; False if there is none."""
+    def resume(self, folder: Path, max_step: int | None = None) -> bool:
+        """Take over the newest whole checkpoint of `folder`, of step `max_step` or before; False if there is none."""
 
         def usable(saved: checkpoint.Checkpoint) -> bool:
-            # A longer run may have gone back to before `at_most` because of what it met later.
-            return saved.step > 0 and (at_most is None or known_at(saved.state["ledger"], at_most))
+            # A longer run may have gone back to before `max_step` because of what it met later.
+            return saved.step > 0 and (max_step is None or known_at(saved.state["ledger"], max_step))
 
-        if not resume(folder, self.stepper, self.progress, self.hooks.on_note, at_most, usable):
+        if not resume(folder, self.stepper, self.progress, self.hooks.on_note, max_step, usable):
             return False
         self.hooks.on_resume(self.progress.step * self.settings.batch_tokens)
         for number, (loss, norm, skipped) in enumerate(self.progress.history.steps(), 1):
@@ -184,11 +184,11 @@ class _Training:
         """Train to `until_step`, with checkpoints in `folder`, the last of them at that step."""
         progress, settings, hooks = self.progress, self.settings, self.hooks
         anchors = folder / checkpoint.ANCHORS
-        known = [until_step]
+        checkpointed_steps = [until_step]
         if self.world.main:
             folder.mkdir(parents=True, exist_ok=True)
-            known += [checkpoint.step_of(path) for path in checkpoint.steps(anchors)]
-        missing = progress.step < until_step and min(known) > progress.step
+            checkpointed_steps += [checkpoint.step_of(path) for path in checkpoint.steps(anchors)]
+        missing = progress.step < until_step and min(checkpointed_steps) > progress.step
         if self.world.any(self.world.main and missing)[0]:
             with self.meter.time("checkpoint"):
                 save(anchors, self.stepper, progress)
@@ -255,8 +255,8 @@ class _Training:
                     save(anchors if save_anchor else folder, self.stepper, progress, pinned=pinned)
                 saved_at = time.monotonic()
             if stop and not last:
-                at = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
-                raise Interrupted(f"{at}; the same command goes on from there (saved in {folder})")
+                progress_text = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
+                raise Interrupted(f"{progress_text}; the same command goes on from there (saved in {folder})")
         if self.world.main and progress.step == settings.steps:
             shutil.rmtree(anchors, ignore_errors=True)  # a trunk keeps them, for a longer run may go back in it
 

@@ -130,18 +130,18 @@ def measure_activations(
         unit = BLOCK_TOKENS if in_blocks else BLOCK_TOKENS + 1
     widths = dataclasses.replace(config, vocab_size=64)
     lengths = (unit, 2 * unit, 3 * unit)
-    one, two = (
+    one_layer, two_layers = (
         [_run(dataclasses.replace(widths, layers=layers), T, 1, precision, device, documents)[0] for T in lengths]
         for layers in (1, 2)
     )
-    block = _growth(unit, [b - a for a, b in zip(one, two, strict=True)])
-    rest = _growth(unit, [2 * a - b for a, b in zip(one, two, strict=True)])
+    block = _growth(unit, [b - a for a, b in zip(one_layer, two_layers, strict=True)])
+    rest = _growth(unit, [2 * a - b for a, b in zip(one_layer, two_layers, strict=True)])
     # The loss alone: of a model so narrow that nothing else counts, with two numbers of targets beyond one chunk.
     narrow = dataclasses.replace(config, layers=1, dim=8, heads=1, kv_heads=1, head_dim=8, ffn_dim=8)
     step = CHUNK_ROWS if cpu_kernels else unit
-    few, many = (_run(narrow, 64, n, precision, device, False, backward=True)[1] for n in (step, 2 * step))
-    slope = (many - few) / step
-    fixed = max(0.0, few - slope * step) + (4 * config.vocab_size * config.dim if cpu_kernels else 0)
+    peak_few, peak_many = (_run(narrow, 64, n, precision, device, False, backward=True)[1] for n in (step, 2 * step))
+    slope = (peak_many - peak_few) / step
+    fixed = max(0.0, peak_few - slope * step) + (4 * config.vocab_size * config.dim if cpu_kernels else 0)
     return SavedActivations(block, rest, Growth(fixed, slope + 3 * 4 * config.dim, 0.0))
 
 
@@ -166,10 +166,10 @@ def _run(
     with LiveBytes() as live:
         with autocast(precision, device):
             loss = training_loss(model, Targets(ids_1T, document_1T, where_N, torch.zeros_like(where_N)), 1)
-        held = live.now
+        held_bytes = live.now
         if backward:
             loss.backward()
-        return held, live.peak
+        return held_bytes, live.peak
 
 
 def _growth(unit: int, values: list[int]) -> Growth:

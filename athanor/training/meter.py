@@ -119,11 +119,11 @@ class Meter:
     def summary(self) -> dict[str, float]:
         """Seconds of this process by part; `compile`: what the first step took beyond the mean of the others."""
         self.window()
-        parts = {part: value for part, value in self.totals.items() if value}
+        seconds = {part: value for part, value in self.totals.items() if value}
         if self.steps > 1:
-            usual = (self.step_seconds - self.first_step) / (self.steps - 1)
-            parts["compile"] = max(0.0, self.first_step - usual)
-        return parts
+            mean_step_seconds = (self.step_seconds - self.first_step) / (self.steps - 1)
+            seconds["compile"] = max(0.0, self.first_step - mean_step_seconds)
+        return seconds
 
 
 def _queued_seconds() -> float:

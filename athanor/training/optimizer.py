@@ -65,19 +65,19 @@ class Optimizer:
                 )
         matrices = {name: weight for name, weight in self.weights.items() if decays(name, weight)}
         others = {name: weight for name, weight in self.weights.items() if name not in matrices}
-        self.parts: list[AdamW | Muon] = [AdamW(self.weights, settings)]
+        self.optimizers: list[AdamW | Muon] = [AdamW(self.weights, settings)]
         if settings.name == "muon":
             muon = Muon(matrices, settings.momentum, settings.weight_decay, parallel_map, sharded)
-            self.parts = [muon, AdamW(others, settings)]
+            self.optimizers = [muon, AdamW(others, settings)]
 
     def step_unless(self, skip: Tensor, lr: float) -> None:
         """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device."""
-        for part in self.parts:
-            part.step_unless(skip, lr)
+        for optimizer in self.optimizers:
+            optimizer.step_unless(skip, lr)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as `<parameter>.<key>` tensors."""
-        return {name: tensor for part in self.parts for name, tensor in part.tensors().items()}
+        return {name: tensor for optimizer in self.optimizers for name, tensor in optimizer.tensors().items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:

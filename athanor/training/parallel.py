@@ -94,12 +94,12 @@ class Replicated(Single):
                 weight.register_post_accumulate_grad_hook(self._ready)
 
     def backward(self, batches: Sequence[Targets], loss_of: LossOf) -> Tensor:
-        left = len(batches)
+        remaining = len(batches)
 
         def counted(model: Transformer, batch: Targets) -> Tensor:
-            nonlocal left
-            left -= 1
-            if left == 0:
+            nonlocal remaining
+            remaining -= 1
+            if remaining == 0:
                 self.waiting = [{id(weight) for weight in bucket} for bucket in self.buckets]
             return loss_of(model, batch)
 

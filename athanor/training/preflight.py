@@ -42,8 +42,8 @@ def preflight(model: Transformer, batch: Targets, *, fresh: bool = True) -> dict
     first = untrained_loss(probe, batch)
     check_initial_loss(first, model.config.vocab_size)
     growth = check_residual(probe)
-    left, shuffled = check_overfits(probe, narrowed(batch))
-    return {"initial_loss": first, "residual_growth": growth, "overfit_loss": left, "shuffled_loss": shuffled}
+    remaining_loss, shuffled = check_overfits(probe, narrowed(batch))
+    return {"initial_loss": first, "residual_growth": growth, "overfit_loss": remaining_loss, "shuffled_loss": shuffled}
 
 
 def check_targets(batch: Targets) -> None:
@@ -117,10 +117,10 @@ def check_accumulation(model: Transformer, batch: Targets) -> None:
         where_N = batch.where_N[mine_N] - row * T
         single_rows.append(Targets(batch.ids_BT[row : row + 1], document_1T, where_N, batch.next_N[mine_N]))
     sums = []
-    for group in ([batch], [one for one in single_rows if len(one.where_N)]):
+    for group in ([batch], [single_row for single_row in single_rows if len(single_row.where_N)]):
         model.zero_grad(set_to_none=True)
-        for one in group:
-            (token_losses(model, one).sum() / len(batch.where_N)).backward()
+        for single_row in group:
+            (token_losses(model, single_row).sum() / len(batch.where_N)).backward()
         sums.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
     size = torch.stack(torch._foreach_norm(sums[0])).norm()
     distance = float(torch.stack(torch._foreach_norm(torch._foreach_sub(*sums))).norm() / size)
@@ -165,11 +165,11 @@ def check_reach(model: Transformer, ids_BT: Tensor) -> None:
 
 def _influence(model: Transformer, ids_1T: Tensor, document_1T: Tensor | None, position: int) -> Tensor:
     """Which input positions have a gradient to the hidden state at `position`: bool [T]."""
-    seen: list[Tensor] = []
+    embeddings: list[Tensor] = []
 
     def keep(_module: object, _inputs: object, out: Tensor) -> Tensor:
-        seen.append(out.detach().requires_grad_(True))
-        return seen[0]
+        embeddings.append(out.detach().requires_grad_(True))
+        return embeddings[0]
 
     hook = model.model.embed_tokens.register_forward_hook(keep)
     try:
@@ -178,7 +178,7 @@ def _influence(model: Transformer, ids_1T: Tensor, document_1T: Tensor | None, p
         hook.remove()
     # Uneven weights: a plain sum of a normed vector could lose a direction.
     direction_D = torch.arange(1.0, h_1TD.shape[-1] + 1, device=ids_1T.device)
-    (gradient_1TD,) = torch.autograd.grad((h_1TD[0, position] * direction_D).sum(), seen[0])
+    (gradient_1TD,) = torch.autograd.grad((h_1TD[0, position] * direction_D).sum(), embeddings[0])
     return gradient_1TD[0].ne(0).any(-1)
 
 

@@ -32,11 +32,11 @@ class HeldOut:
         self.documents = {name: self._select(stream, max_bytes) for name, stream in streams.items()}
 
     def _select(self, stream: TokenStream, max_bytes: int) -> list[np.ndarray]:
-        documents, taken = [], 0
+        documents, text_bytes = [], 0
         for number in permutation(stream.documents, "validation").tolist():
             documents.append(stream.document(number))
-            taken += int(self.token_bytes[documents[-1]].sum())
-            if taken >= max_bytes:
+            text_bytes += int(self.token_bytes[documents[-1]].sum())
+            if text_bytes >= max_bytes:
                 break
         return documents
 

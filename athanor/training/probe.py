@@ -149,14 +149,14 @@ def fit(points: Sequence[Point]) -> Fit:
     tolerance = max(tolerance, residual)
     # Nothing is known beyond the rates that were tried and learned.
     ends = [math.log((best if side.bpb is None else side).lr / best.lr) for side in (left, right)]
-    at = min(max(-b / (2 * a), ends[0]), ends[1])
-    half = math.sqrt(tolerance / a)
+    log_optimum = min(max(-b / (2 * a), ends[0]), ends[1])
+    half_width = math.sqrt(tolerance / a)
     floor = best.lr if left.bpb is None else points[0].lr
     ceiling = best.lr if right.bpb is None else max(point.lr for point in points if point.bpb is not None)
     # The best point is as good as the optimum whatever the parabola makes of it.
-    low = min(max(best.lr * math.exp(at - half), floor), best.lr)
-    high = max(min(best.lr * math.exp(at + half), ceiling), best.lr)
-    return Fit(best, best.lr * math.exp(at), low, high, inside, extend, tolerance, a, b, c)
+    low = min(max(best.lr * math.exp(log_optimum - half_width), floor), best.lr)
+    high = max(min(best.lr * math.exp(log_optimum + half_width), ceiling), best.lr)
+    return Fit(best, best.lr * math.exp(log_optimum), low, high, inside, extend, tolerance, a, b, c)
 
 
 def shortened(tokens: int, run_tokens: int, batch_tokens: int, warmup_tokens: int) -> tuple[int, int]:

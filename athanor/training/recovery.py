@@ -71,9 +71,9 @@ class Recovery:
         rows = min(rows, settings.batch_tokens // self.stepper.backend.replicas.model.config.context_tokens)
         if rows <= 1 or not may_repeat:
             at_a_time = "one row" if rows <= 1 else f"{rows} rows"
-            who = f" of process {world.rank} of {world.size}" if world.size > 1 else ""
-            what = f"out of memory in step {step}{who} with {at_a_time} at a time"
-            raise InputError(what, where="model", fix=self._advice(rows))
+            of_process = f" of process {world.rank} of {world.size}" if world.size > 1 else ""
+            problem = f"out of memory in step {step}{of_process} with {at_a_time} at a time"
+            raise InputError(problem, where="model", fix=self._advice(rows))
         self.stepper.settings = dataclasses.replace(settings, micro_batch_rows=rows // 2)
         text = f"step {step} ran out of memory: micro-batches of {rows // 2} instead of {rows} rows from here on"
         self._report("out_of_memory", text, step=step, micro_batch_rows=rows // 2)
@@ -161,9 +161,9 @@ class Recovery:
 
     def nonfinite_state(self) -> forensics.Finding | None:
         """What of the weights and the optimiser's state is not finite, in any process; asked in all of them."""
-        own = forensics.nonfinite_state(self.stepper)
-        (anywhere,) = self.stepper.world.any(own is not None)
-        return own or (forensics.Finding("state", "of another process") if anywhere else None)
+        local_finding = forensics.nonfinite_state(self.stepper)
+        (anywhere,) = self.stepper.world.any(local_finding is not None)
+        return local_finding or (forensics.Finding("state", "of another process") if anywhere else None)
 
     def repair(self, folder: Path, finding: forensics.Finding) -> None:
         """Go back to sound weights and train the same data again: no batch did this."""
@@ -227,7 +227,7 @@ class Recovery:
             self.hooks.on_note,
             max_step,
             lambda saved: history.begins_with(history_of(saved)),
-            back=True,
+            rewinding=True,
         ):
             raise GateError(
                 "way back", f"no checkpoint up to step {max_step} is left", where=str(folder), fix="remove this folder"

@@ -37,10 +37,10 @@ class LoopSettings:
         return self.total_tokens // self.batch_tokens
 
     @classmethod
-    def of(cls, params: Any, machine: Any, **own: Any) -> LoopSettings:
+    def of(cls, params: Any, machine: Any, **stage_settings: Any) -> LoopSettings:
         """From a stage's parameters and the machine's settings, by their common names, and what the stage decides."""
         result = {name: getattr(params, name) for name in _OF_PARAMS}
-        return cls(**result, **{name: getattr(machine, name) for name in _OF_MACHINE}, **own)
+        return cls(**result, **{name: getattr(machine, name) for name in _OF_MACHINE}, **stage_settings)
 
 
 _OF_PARAMS = ("batch_tokens", "grad_clip", "z_loss", "spike_guard", "max_rollbacks")

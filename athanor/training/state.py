@@ -90,22 +90,22 @@ def resume(
     stepper: Stepper,
     progress: RunState,
     on_note: Callable[[str], None],
-    at_most: int | None = None,
+    max_step: int | None = None,
     usable: Callable[[Checkpoint], bool] = lambda saved: True,
     *,
-    back: bool = False,
+    rewinding: bool = False,
 ) -> bool:
-    """Take over the newest whole checkpoint of `folder`, of step `at_most` or before; False if there is none.
+    """Take over the newest whole checkpoint of `folder`, of step `max_step` or before; False if there is none.
 
     The main process reads it and sends it to the others, which need not see the folder. `usable` may refuse one;
-    `back`: the run has been further.
+    `rewinding`: the run has been further.
     """
     world = stepper.world
-    saved = checkpoint.latest(folder, on_note, at_most, usable) if world.main else None
+    saved = checkpoint.latest(folder, on_note, max_step, usable) if world.main else None
     state = world.broadcast_object(None if saved is None else saved.state)
     if state is None:
         return False
-    restore(world.tensors(None if saved is None else saved.tensors), state, stepper, progress, back=back)
+    restore(world.tensors(None if saved is None else saved.tensors), state, stepper, progress, rewinding=rewinding)
     return True
 
 
@@ -127,7 +127,12 @@ class _Prefixed(Mapping[str, Tensor]):
 
 @torch.no_grad()
 def restore(
-    tensors: Mapping[str, Tensor], state: Mapping[str, Any], stepper: Stepper, progress: RunState, *, back: bool = False
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    stepper: Stepper,
+    progress: RunState,
+    *,
+    rewinding: bool = False,
 ) -> None:
     """Put a checkpoint's content into parts built for the same configuration."""
     backend = stepper.backend
@@ -152,7 +157,7 @@ def restore(
         for number in range(min(len(states), torch.cuda.device_count())):
             torch.cuda.set_rng_state(states[str(number)], number)
     history, best = History.load(prefixed("history.")), dict(prefixed("best."))
-    (progress.go_back if back else progress.load)(dict(state), history, best if stepper.world.main else {})
+    (progress.go_back if rewinding else progress.load)(dict(state), history, best if stepper.world.main else {})
 
 
 def history_of(saved: Checkpoint) -> History:

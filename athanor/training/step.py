@@ -134,17 +134,17 @@ def own_batches(rows: Rows, world: World, micro_batch_rows: int, document_mask: 
     start, end = (count * rank // world.size for rank in (world.rank, world.rank + 1))
     mask_BS = getattr(rows, "mask_BS", None)
     source_BS = getattr(rows, "source_BS", None)
-    own = BatchSlice(
+    own_rows = BatchSlice(
         rows.tokens_BS[start:end],
         rows.document_BS[start:end],
         None if mask_BS is None else mask_BS[start:end],
         None if source_BS is None else source_BS[start:end],
     )
-    batches = micro_batches(own, micro_batch_rows, document_mask)
+    batches = micro_batches(own_rows, micro_batch_rows, document_mask)
     max_batches = -(-count // (world.size * micro_batch_rows))
-    idle = BatchSlice(rows.tokens_BS[:1], np.full_like(rows.document_BS[:1], -1), None, source_BS)
+    idle_row = BatchSlice(rows.tokens_BS[:1], np.full_like(rows.document_BS[:1], -1), None, source_BS)
     while len(batches) < max_batches:
-        batches += micro_batches(idle, 1, document_mask)
+        batches += micro_batches(idle_row, 1, document_mask)
     return batches
 
 

@@ -72,10 +72,13 @@ class Vitals:
 
     def _weights(self, step: int, tokens_BS: np.ndarray) -> dict[str, Tensor]:
         weight_VD = self.model.head_weight.detach()
-        seen = torch.from_numpy(np.unique(tokens_BS)).to(weight_VD.device)
-        norms = torch.linalg.vector_norm(weight_VD[seen], dim=-1).sort().values
-        spread = norms[int(0.99 * (len(norms) - 1))] / norms[(len(norms) - 1) // 2]
-        readings = {"embedding_spread": spread, "final_norm_gain": self.model.model.norm.weight.detach().abs().max()}
+        ids = torch.from_numpy(np.unique(tokens_BS)).to(weight_VD.device)
+        norms = torch.linalg.vector_norm(weight_VD[ids], dim=-1).sort().values
+        embedding_spread = norms[int(0.99 * (len(norms) - 1))] / norms[(len(norms) - 1) // 2]
+        readings = {
+            "embedding_spread": embedding_spread,
+            "final_norm_gain": self.model.model.norm.weight.detach().abs().max(),
+        }
         if self._before is not None and self._before[0] == step:
             slices = block_rows(self.model)
             change = torch.stack(torch._foreach_norm(torch._foreach_sub(slices, self._before[1])))

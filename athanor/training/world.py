@@ -158,12 +158,12 @@ class ProcessGroup(World):
             time.sleep(pause)
             pause = min(2 * pause, _POLL[1])
 
-    def same(self, what: str, value: str) -> None:
+    def same(self, subject: str, value: str) -> None:
         """GateError if `value` differs between processes."""
         if self.any(self.broadcast_object(value) != value)[0]:
             raise GateError(
                 "one model",
-                f"{what} is not the same in all {self.size} processes ({value} in process {self.rank})",
+                f"{subject} is not the same in all {self.size} processes ({value} in process {self.rank})",
                 fix="bring code, params.yaml and data of the nodes into step, or use a shared file system",
             )
 
@@ -198,13 +198,13 @@ class ProcessGroup(World):
 class _Sent(Mapping[str, Tensor]):
     """Tensors of the main process: a lookup is a broadcast, so every process must look up the same ones in order."""
 
-    def __init__(self, world: ProcessGroup, own: Mapping[str, Tensor] | None, kinds: dict[str, Any]) -> None:
-        self.world, self.own, self.kinds = world, own, kinds
+    def __init__(self, world: ProcessGroup, main_tensors: Mapping[str, Tensor] | None, kinds: dict[str, Any]) -> None:
+        self.world, self.main_tensors, self.kinds = world, main_tensors, kinds
 
     def __getitem__(self, name: str) -> Tensor:
         dtype, shape = self.kinds[name]
-        if self.own is not None:
-            tensor = self.own[name].cpu().contiguous()
+        if self.main_tensors is not None:
+            tensor = self.main_tensors[name].cpu().contiguous()
         else:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
         self.world.dist.broadcast(tensor, self.world.main_rank)

@@ -45,7 +45,7 @@ def test_shapes():
 
 def test_only_matrices_decay():
     model = micro.make_model()
-    groups = Optimizer(model, micro.ADAMW).parts[0].groups
+    groups = Optimizer(model, micro.ADAMW).optimizers[0].groups
     decayed = {name for name, _ in model.named_parameters() if name.endswith("_proj.weight")}
     assert [rate for _, rate in groups] == [0.1, 0.0]
     assert set(groups[0][0]) == decayed
@@ -68,7 +68,9 @@ def test_weights_and_moments_are_those_of_torch():
     ours, theirs = micro.make_model(), micro.make_model()
     mine = Optimizer(ours, micro.ADAMW)
     names = dict(theirs.named_parameters())
-    groups = [{"params": [names[name] for name in group], "weight_decay": rate} for group, rate in mine.parts[0].groups]
+    groups = [
+        {"params": [names[name] for name in group], "weight_decay": rate} for group, rate in mine.optimizers[0].groups
+    ]
     reference = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=micro.ADAMW.eps, fused=True)
     for step in range(5):
         for model in (ours, theirs):
