@@ -127,7 +127,7 @@ def run(run: Run) -> None:
 
 
 def check_ids(vocab_size: int, base: str) -> None:
-    """InputError for a token without a row of the embedding, which a device tells by ending the process."""
+    """Raise InputError for a token without a row in the embedding, because on a device it would end the process."""
     splits = [packed.PackedRows(DATA, split) for split in ("train", "val")]
     largest = max(int(s.conversation(n)[0].max()) for s in splits for n in range(s.conversation_count))
     if max(largest, splits[0].pad) >= vocab_size:

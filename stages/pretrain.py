@@ -38,7 +38,7 @@ NOT_IN_TRUNK = ("tokens", "cooldown_fraction", "final_lr_fraction")
 
 
 def prepare(run: Run, params: PretrainParams) -> Prepared:
-    """Read the inputs, and make of them and the parameters what decides the result."""
+    """Read the inputs, and build from them and the parameters everything that decides the result."""
     vocabulary = load_vocabulary(TOKENIZER)
     check_same(vocabulary, read_shards_manifest(SHARDS), str(SHARDS), "shard", template=False)
     config = run.params("model", ModelParams).config(vocabulary.size)
@@ -58,7 +58,7 @@ def prepare(run: Run, params: PretrainParams) -> Prepared:
 def execution_plan(
     run: Run, slots: tuple[Slot | None, ...], params: PretrainParams, config: ModelConfig, total: int
 ) -> ExecutionPlan:
-    """Processes, choices kept in the slots, and what follows from them; also seeds the global generators."""
+    """The processes, the choices stored in the slots, and the settings that follow; also seeds the global generators."""
     local = machine()
     world = init_world(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
     execution = choices.chosen(run, slots, config, params.precision, params.batch_tokens, total, world)

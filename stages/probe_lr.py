@@ -63,13 +63,13 @@ def run(run: Run) -> None:
 
 
 def _recipe(prepared: Prepared, params: PretrainParams) -> dict[str, Any]:
-    """What decides the result of a run with these parameters."""
+    """The parameters that decide the result of a run."""
     chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
     return {"model": prepared.config.to_dict(), "pretrain": chosen}
 
 
 def measure_lr(run: Run, params: PretrainParams, bar: Progress) -> Point:
-    """One rate's score: out of its slot, which other grids share, or trained from where the slot stands."""
+    """The score of one learning rate: read from its slot, which other grids share, or trained on from its checkpoint."""
     if run.stop_requested():
         raise Interrupted("stopped between two rates; the same command goes on from there")
     prepared = prepare(run, params)

@@ -73,7 +73,7 @@ def run(run: Run) -> None:
 
 
 def tokenised(run: Run, mixture: MixtureParams, used: Collection[str], folder: Path) -> dict[str, dict[str, Tokens]]:
-    """Split to the tokens of each source in `used`, taken from `folder` as far as they are there."""
+    """The tokens of each source in `used`, by split; those that `folder` already has are reused."""
     files = shard_files(CLEAN / "train")
     if not files:
         raise InputError("no documents", where=CLEAN / "train", fix="dvc repro clean")

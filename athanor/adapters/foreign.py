@@ -1,4 +1,4 @@
-"""A causal model of another make (Llama, Qwen2 or Qwen3 shapes of transformers) behind the face of our own.
+"""An external base: a causal model of transformers (Llama, Qwen2 or Qwen3) with the interface of our own model.
 
 The loop, the loss, checkpoints, health and validation ask a model for
 `hidden`, `head_weight`, `config` and its named parameters. Here they get those
@@ -53,7 +53,7 @@ class ForeignConfig(ModelConfig):
 
 
 def adjust_precision(choices: Choices, base: str | os.PathLike[str], *, requested: str) -> tuple[Choices, list[str]]:
-    """Choices that a foreign model can bear, and what was changed about them.
+    """Adjust the choices to what a foreign model can run with; returns them and notes on what was changed.
 
     A model that was trained in bf16 has activations beyond fp16's range: Qwen2.5 gave NaN in fp16 on cards without
     bf16, and fp32 was what helped (a report on two MI50). So `auto` never means fp16 for it.
@@ -80,7 +80,7 @@ def shape(folder: str | os.PathLike[str], settings: LoraSettings, context_tokens
 
 
 def with_fp16_storage(config: ForeignConfig, precision: str, device: torch.device) -> ForeignConfig:
-    """The same with the count of weights that this precision holds in 16 bits.
+    """The same config, with the count of weights that are stored in 16 bits in this precision.
 
     Weights that never change need no fp32 master: autocast would round the
     blocks' matrices for each product. Embeddings, norms and the LoRA stay fp32,

@@ -1,4 +1,4 @@
-"""The directory of a foreign model: what can be trained here, and the files that decide what comes of it."""
+"""The directory of a foreign model: which ones can be trained here, and which files decide the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685) on a model of another make: put on by peft, kept small, merged at the end.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) on an external base: injected by peft, stored alone, merged at the end.
 
 `y = W x + (alpha / rank) · B A dropout(x)`; W stays, A and B learn. peft does
 the arithmetic and owns the file format. Two things are ours, because a run
@@ -47,7 +47,7 @@ class LoraSettings:
 
 
 class Draws:
-    """What dropout is drawn from: a number for the step, and one for each row of the micro-batch at work."""
+    """The seeds of dropout: a number for the step, and a hash for each row of the present micro-batch."""
 
     def __init__(self) -> None:
         self.step: int | None = None  # None: no dropout

@@ -24,7 +24,7 @@ from athanor.model.config import ModelConfig
 
 
 class Decodes(Protocol):
-    """What a model must offer: a `Transformer`, or a `FusedDecoder`, which is quicker."""
+    """What the engine needs of a model: a `Transformer`, or a `FusedDecoder`, which is quicker."""
 
     @property
     def config(self) -> ModelConfig: ...

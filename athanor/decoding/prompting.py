@@ -1,4 +1,4 @@
-"""What an answer is made from: a history that fits, the ids that end it, and those no penalty may touch."""
+"""The inputs of an answer: a history that fits, the ids that end it, and those that no penalty may touch."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def pick(logits_BV: Tensor, sampling: Sequence[Sampling], draws: Sequence[random
 
 
 def _among_likeliest(probs: list[float], ids: list[int], size: int, setting: Sampling, draw: float) -> int | None:
-    """What `_sample` takes, out of the likeliest ids alone; None where the others have a say.
+    """The id that `_sample` would choose, from the likeliest ids alone; None where the others matter.
 
     `probs` descend. The last one only tells where the rest begins, unless there is no rest.
     """
@@ -129,7 +129,7 @@ def _among_likeliest(probs: list[float], ids: list[int], size: int, setting: Sam
 
 
 def _mass(ranked: list[tuple[float, int]], complete: bool) -> float:
-    """Of what is kept: of everything, where nothing is cut off or it is not known yet what is."""
+    """Probability mass of the ids that are left; 1 while it is not known which ids the filters cut off."""
     return -math.fsum(p for p, _ in ranked) if complete else 1.0
 
 

@@ -75,7 +75,7 @@ def amd(target: str, shared_memory: bool = False) -> Architecture:
 
 
 def cpu(flags: Collection[str]) -> Architecture:
-    """By the processor's feature flags, as Linux names them."""
+    """The architecture of a processor, by its feature flags as Linux names them."""
     for flag, name in (("amx_bf16", "CPU with AMX"), ("avx512_bf16", "CPU with AVX512-BF16"), ("bf16", "ARM, bf16")):
         if flag in flags:
             return Architecture(name, "cpu", ("bf16",))

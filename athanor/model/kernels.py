@@ -1,7 +1,7 @@
-"""The same arithmetic by hand, where a CPU trains in fp32: fewer passes over memory than autograd makes.
+"""Kernels for training on a CPU in fp32, with gradients written by hand: fewer passes over memory than autograd makes.
 
 At widths of 128 to 512 half of a training step is not matrix products but
-passes over activations. Each function here has a plain twin, which is what
+passes over activations. Each function here has a plain version, which is what
 runs on accelerators, under a compiler, in other precisions and without
 gradients; tests hold the two together.
 """
@@ -233,7 +233,7 @@ class _CrossEntropy(Function):
 def plain_summed_cross_entropy(
     h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
 ) -> tuple[Tensor, Tensor]:
-    """The plain twin."""
+    """The plain version of `summed_cross_entropy`."""
     losses_N = cross_entropies(h_ND, head_VD, next_N, z_loss)
     return losses_N.sum() / divisor, losses_N.detach()
 

@@ -79,9 +79,9 @@ def token_losses(model: Transformer, batch: Targets, *, z_loss: float = 0.0) -> 
 
 
 def losses_and_stops(model: Transformer, batch: Targets, stop: int) -> Tensor:
-    """Of every supervised target [N, 3], fp32: its `token_losses`; 1 where it is `stop`; 1 where the model says so, too.
+    """Three numbers for every supervised target, fp32 [N, 3].
 
-    The last two are how an answer ends: whether the end is the likeliest id where the answer given is over.
+    Its `token_losses`; 1 where the target is `stop`; 1 where it is and the model's likeliest id is `stop`, too.
     """
     h_ND = _supervised_hidden(model, batch)
     losses_N = cross_entropies(h_ND, model.head_weight, batch.next_N, 0.0)
@@ -96,7 +96,7 @@ def training_loss(
 ) -> Tensor:
     """The sum of `token_losses` divided by `divisor`, to call `backward` on; a scalar.
 
-    The sums of each source's own `token_losses` are added to `by_source_K`, for the eye only.
+    The sums of each source's own `token_losses` are added to `by_source_K`; no gradient goes through them.
     """
     h_ND = _supervised_hidden(model, batch)
     summed = summed_cross_entropy if use_cpu_kernel(h_ND) else plain_summed_cross_entropy

@@ -1,6 +1,6 @@
-"""Checkpoints that are whole or ignored: `step_00000123/` with tensors, state and checksums.
+"""Checkpoints are complete or ignored: a folder `step_00000123/` with tensors, state and checksums.
 
-`anchors/` holds more of them, from further back, for a run that has to go back.
+`anchors/` holds older ones, for a run that has to roll back.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def latest(
     max_step: int | None = None,
     usable: Callable[[Checkpoint], bool] = lambda saved: True,
 ) -> Checkpoint | None:
-    """The newest whole checkpoint or anchor that is `usable` (of step `max_step` or before), or None.
+    """The newest complete checkpoint or anchor up to `max_step` that is `usable`, or None.
 
-    Damaged ones are told to `on_damaged` and put aside; what a killed writer
-    left half-done is cleared. The caller must be the folder's only writer.
+    Damaged ones are reported to `on_damaged` and moved aside; what a killed
+    writer left unfinished is deleted. The caller must be the folder's only writer.
     """
     parents = (folder, folder / ANCHORS)
     for leftover in [path for parent in parents for path in parent.glob(".step_*.tmp")]:
@@ -141,7 +141,7 @@ def _state(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _unreadable_is_damaged(path: Path) -> Iterator[None]:
-    """InputError for a file that the disk does not give back any more: then another checkpoint must do."""
+    """Raise InputError for a file that the disk cannot read any more, so that another checkpoint is used."""
     try:
         yield
     except OSError as error:

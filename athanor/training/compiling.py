@@ -1,9 +1,9 @@
-"""Ways to run a transformer's blocks: compiled, or with their activations computed again in the backward pass.
+"""Two ways to run a transformer's blocks: compiled, or with activation recomputation in the backward pass.
 
-Both are put on a model from outside. The model file knows of neither, names
-of weights stay, and copies of the model (the CPU replicas) keep it.
+Both are applied to a model from outside: the model's file knows of neither,
+the names of weights stay, and copies of the model (the CPU replicas) keep the mode.
 
-    python -m athanor.training.compiling JSON      a trial: compile as told, say how it went, end
+    python -m athanor.training.compiling JSON      a trial: compile as the JSON says, print the error if there is one
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GRAPHS = 64  # variants of a block before torch gives up; shapes are let in by 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a block will be given: (rows, tokens) of micro-batches, with documents in a row or not."""
+    """The input shapes of a block: (rows, tokens) of the micro-batches, and whether rows hold several documents."""
 
     rows_tokens: frozenset[tuple[int, int]]
     documents: bool
@@ -59,7 +59,7 @@ class _BlockMode:
 
 
 class TunedBlock(Block):
-    """A block that runs in another way where gradients are wanted; everywhere else it is the plain one.
+    """A block that runs compiled or with recomputation where gradients are needed; everywhere else it is the plain one.
 
     Compiled code serves the shapes it was made for alone: preflight and
     validation would have every new width compiled, at many seconds each.
@@ -89,14 +89,14 @@ def tune_blocks(models: Sequence[Transformer], **changes: Any) -> None:
 
 
 def untune(models: Sequence[Transformer]) -> None:
-    """Plain blocks again."""
+    """Make the blocks plain ones again."""
     for block in (block for model in models for block in model.model.layers):
         block.__dict__.pop("how", None)
         block.__class__ = Block
 
 
 def checkpoint_blocks(models: Sequence[Transformer]) -> None:
-    """Keep only each block's input for the backward pass and compute the rest again there.
+    """Keep only each block's input for the backward pass, and recompute its activations there.
 
     A third more work for memory that no longer grows with what is inside a block.
     """

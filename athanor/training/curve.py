@@ -1,4 +1,4 @@
-"""What every step of a run gave, and the curve made of it."""
+"""The history of every step of a run, and the learning curve that is made from it."""
 
 from __future__ import annotations
 

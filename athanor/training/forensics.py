@@ -1,4 +1,4 @@
-"""Who did it: where a number that is not finite came from, and which documents a step stumbled over.
+"""Attribution of a bad step: where a number that is not finite came from, and which documents had a high loss.
 
 Everything here runs a batch once more and changes nothing: no weight, no
 optimiser state, no random number.
@@ -41,11 +41,11 @@ class Suspect(NamedTuple):
 
 @torch.no_grad()
 def nonfinite_state(stepper: Stepper) -> Finding | None:
-    """The first number of optimiser or weights that is not finite.
+    """The first tensor of the optimiser or the weights that holds a number that is not finite.
 
-    The optimiser goes first: a gradient that is not finite never gets there,
-    and a weight that is not finite makes every gradient so; but a spoilt
-    moment spoils the weight at once.
+    The optimiser is examined first. A gradient that is not finite never reaches
+    it, and a weight that is not finite makes every gradient so; but a moment
+    that is not finite makes its weight so at once.
     """
     for kind, tensors in (("optimiser state", stepper.optimizer.tensors()), ("weight", _weights(stepper.model))):
         names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
@@ -79,7 +79,7 @@ def examine(stepper: Stepper, rows: Rows) -> Finding:
 
 
 def _replay(stepper: Stepper, batch: Targets, count: int) -> Finding | None:
-    """Forward and backward of one micro-batch under watch."""
+    """Run forward and backward of one micro-batch, with hooks that look for numbers that are not finite."""
     settings, model = stepper.settings, stepper.model
     with _watched(model) as (outputs, gradients), products(settings.precision, batch.ids_BT.device):
         with autocast(settings.precision, batch.ids_BT.device):
@@ -94,7 +94,7 @@ def _replay(stepper: Stepper, batch: Targets, count: int) -> Finding | None:
 
 @contextlib.contextmanager
 def _watched(model: nn.Module) -> Iterator[tuple[list[str], list[str]]]:
-    """Two lists that fill with the places that see a number that is not finite: in forward, then in backward."""
+    """Two lists of the first modules that see a number that is not finite: one for forward, one for backward."""
     forward: list[str] = []
     backward: list[str] = []
     order: list[str] = []  # modules as their outputs come

@@ -1,4 +1,4 @@
-"""What counts as a spike: a guard on the device that refuses a step, and rules for the host over the history.
+"""Spike detection: a guard on the device that refuses single steps, and rules on the host that look at the history.
 
 The guard compares a step with the steps accepted before it, like the
 skip-step optimizer of OLMo-core (mean + 6 sigma over 128 steps): a batch that
@@ -48,7 +48,7 @@ class Rules:
 
 
 class Divergence(NamedTuple):
-    """`onset`: index of the first row that is out of order; the run must go back to before it."""
+    """A loss that does not recover. `onset` is the index of its first row; the run must go back to before it."""
 
     reason: str
     onset: int
@@ -86,7 +86,7 @@ class SpikeGuard:
         return skipped
 
     def reset(self) -> None:
-        """Begin anew, where other data begins."""
+        """Empty the window, where other data begins."""
         self.count = torch.zeros_like(self.count)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -98,9 +98,9 @@ class SpikeGuard:
 
 
 def detect_divergence(rows: Sequence[Row], rules: Rules, step: int) -> Divergence | None:
-    """What is wrong after `step`, of which `rows` ends with the row (None: nothing).
+    """The divergence that is visible after `step`, whose row is the last of `rows`; None if there is none.
 
-    At least `rules.reach` rows if the run has them. Skipped steps changed
+    `rows` has at least `rules.reach` rows if the run has as many. Skipped steps changed
     nothing, so their loss says nothing about the weights; only that many of
     them in a row do.
     """
@@ -114,7 +114,7 @@ def detect_divergence(rows: Sequence[Row], rules: Rules, step: int) -> Divergenc
 
 
 def _spike(rows: Sequence[Row], accepted: Sequence[int], rules: Rules) -> Divergence | None:
-    """Most of the last steps lie above the median of those before by a factor, and outside of their band."""
+    """A spike: most of the last steps lie above the earlier median by a factor, and outside the earlier noise."""
     recent = accepted[-rules.spike_steps :]
     before = accepted[-rules.spike_steps - rules.window : -rules.spike_steps]
     if len(before) < rules.minimum or len(recent) < rules.spike_steps:
@@ -130,7 +130,7 @@ def _spike(rows: Sequence[Row], accepted: Sequence[int], rules: Rules) -> Diverg
 
 
 def _drift(rows: Sequence[Row], accepted: Sequence[int], rules: Rules) -> Divergence | None:
-    """The last two blocks lie above the best of the blocks before: divergence without a spike."""
+    """Divergence without a spike: the last two blocks of steps lie above the best block before them."""
     recent = accepted[-rules.block * rules.blocks :]
     if len(recent) < max(rules.block * rules.blocks, rules.minimum):
         return None
@@ -146,9 +146,9 @@ def _drift(rows: Sequence[Row], accepted: Sequence[int], rules: Rules) -> Diverg
 
 
 def median_and_noise(values: Sequence[float]) -> tuple[float, float]:
-    """Median, and the spread from one value to the next as a standard deviation (robust, by the median distance).
+    """The median, and the noise from one value to the next as a standard deviation (robust: from the median distance).
 
-    Not the spread around the median: a loss that falls steeply is no noise.
+    Deviations from the median would not do: a loss that falls steeply is not noisy.
     """
     steps = [abs(later - value) for value, later in zip(values, values[1:], strict=False)]
     return _median(values), 1.4826 * _median(steps) / math.sqrt(2)

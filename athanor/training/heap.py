@@ -1,4 +1,4 @@
-"""One heap that stays: memory of activations is used again and not given back between operations.
+"""Keep the process's heap, so that the memory of activations is reused and not returned between operations.
 
 By default glibc maps a large tensor anew for each operation and unmaps it
 after; the kernel then clears every page again, in every step. With the heap

@@ -1,11 +1,11 @@
 """The one training loop, for pretraining and fine-tuning alike.
 
 Takes a model, a stateless sampler, settings and a folder for checkpoints;
-tells the outside what happens through `Hooks`. Killed at any moment and
+reports what happens through `Hooks`. Killed at any moment and
 started again it ends with the same weights, bit for bit on a CPU: the batch,
 the learning rate and the curve depend on the token position only, and a
 checkpoint holds everything else. That includes what it does about its own
-spikes and spoilt numbers (recovery.py).
+spikes and non-finite numbers (recovery.py).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sampler(Protocol):
 
 @dataclass
 class Hooks:
-    """The outside world. Nothing here may change weights or draw from a global random state.
+    """Callbacks of the training loop. None of them may change weights or draw from a global random state.
 
     After a resume `on_replay` gets every step that the checkpoint knows, and
     `on_validation` every score: a record that was lost, or that another run
@@ -68,7 +68,7 @@ class Hooks:
     on_sample: Callable[[int, Transformer], None] = lambda step, model: None
     on_rollback: Callable[[int, dict[str, Any]], None] = lambda step, facts: None
     on_event: Callable[[str, dict[str, Any]], None] = lambda name, facts: None
-    # Of a row's position in training, tokens of data skipped before it, and a document number of the batch.
+    # Names a document from the row's position in training, the tokens of data skipped before it and its number in the row.
     name_document: Callable[[int, int, int], str] = lambda position, skipped, document: (
         f"document {document} of the row at {position + skipped}"
     )
@@ -79,7 +79,7 @@ class Hooks:
 
 
 class Trunk(Protocol):
-    """Where checkpoints of the phase before the cooldown are kept: a folder, and a lock to enter before using it."""
+    """The folder for checkpoints of the phase before the cooldown, with a lock that is entered before it is used."""
 
     path: Path
 
@@ -141,7 +141,7 @@ def train(
 
 
 class _Training:
-    """A model on its way: where it stands, and how it gets from one step to a later one."""
+    """One training run: its present state, and how it advances to a later step."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class _Training:
         self.trained = 0
 
     def resume(self, folder: Path, max_step: int | None = None) -> bool:
-        """Take over the newest whole checkpoint of `folder`, of step `max_step` or before; False if there is none."""
+        """Load the newest complete checkpoint of `folder`, of step `max_step` or before; False if there is none."""
 
         def usable(saved: checkpoint.Checkpoint) -> bool:
             # A longer run may have gone back to before `max_step` because of what it met later.
@@ -261,8 +261,8 @@ class _Training:
             shutil.rmtree(anchors, ignore_errors=True)  # a trunk keeps them, for a longer run may go back in it
 
     def _rolls_back(self, folder: Path, steps: list[StepRecord], saving: bool, window: dict[str, float]) -> bool:
-        """Take in what the last steps gave; True when the run had to return to an earlier step."""
-        # What is saved must be sound, or there would be no way back.
+        """Record the last steps; True when the run had to return to an earlier step."""
+        # What is saved must be finite, or there would be nothing to go back to.
         finding = self.recovery.nonfinite_state() if saving or has_nonfinite(steps) else None
         if finding is not None:
             self.recovery.repair(folder, finding)
@@ -278,7 +278,7 @@ class _Training:
         return False
 
     def _record(self, loss: float, norm: float, skipped: float, extra: dict[str, float]) -> None:
-        """Enter one step into the history and tell the hooks, with what else is known of it."""
+        """Enter one step into the history and pass it to the hooks, with the other readings of it in `extra`."""
         progress = self.progress
         progress.skipped += int(skipped)
         progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0

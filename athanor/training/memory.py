@@ -1,4 +1,4 @@
-"""Will it fit? An estimate of the memory a training step needs, before any of it is taken.
+"""An estimate of the memory that a training step needs, made before any of it is allocated.
 
 What backward keeps is not counted by hand but measured: the real code runs on
 a few tokens of the real widths, while every storage that comes to life is
@@ -39,7 +39,7 @@ _PROBE_TOKENS = {"cpu": 32, "cuda": 128}  # kernels of GPUs pad rows to multiple
 
 @dataclass(frozen=True)
 class StepFootprint:
-    """How a machine works on a model: `replicas` hold gradients, `parallel` of them run at a time.
+    """What decides the memory of a step: `replicas` hold gradients, `parallel` of them run at a time.
 
     `accumulates`: a replica works on several micro-batches, so that gradients of
     the first are there while the next one runs. `checkpointing`: a block keeps
@@ -77,7 +77,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class SavedActivations:
-    """What backward needs: of each block, of the rest besides the loss, and of the loss at its peak."""
+    """The bytes kept for backward: by each block, by the rest of the model without the loss, and by the loss at its peak."""
 
     block: Growth
     rest: Growth
@@ -181,12 +181,12 @@ def _growth(unit: int, values: list[int]) -> Growth:
 
 
 def state_bytes(config: ModelConfig, footprint: StepFootprint) -> int:
-    """What no choice of rows or context makes smaller: weights, the optimiser's state, and every replica's gradients."""
+    """Bytes that do not depend on rows or context: weights, the optimiser's state, and every replica's gradients."""
     return _held_bytes(config, footprint) + 4 * config.trained_count() * footprint.replicas
 
 
 def _held_bytes(config: ModelConfig, footprint: StepFootprint) -> int:
-    """What is there all the time: weights, those of the best validation, and the optimiser's state."""
+    """Bytes that are held all the time: weights, those of the best validation, and the optimiser's state."""
     best = 4 * config.trained_count() if footprint.keeps_best else 0
     return config.stored_bytes() + best + moment_bytes(config, footprint.optimizer)
 
@@ -197,7 +197,7 @@ def moment_bytes(config: ModelConfig, optimizer: str) -> int:
 
 
 def _update_bytes(config: ModelConfig, footprint: StepFootprint) -> float:
-    """What Muon holds while it steps: gradient and direction of every matrix, and the matrices that it is about.
+    """Bytes that Muon holds while it steps: gradient and direction of every matrix, and those of the matrices at work.
 
     AdamW changes weights and moments where they are.
     """

@@ -1,4 +1,4 @@
-"""Where the time of training goes, and how much memory it takes.
+"""Measures where the time of training goes, and how much memory it takes.
 
 Parts are stamped as they begin and end, and stamps are compared at the log
 points only. On a CPU a stamp is the clock; on a CUDA device it is an event in

@@ -41,7 +41,7 @@ ParallelMap = Callable[[Callable[[Tensor], Tensor], Sequence[Tensor]], list[Tens
 
 
 class ShardedParams(Protocol):
-    """Where a process keeps a part of a weight only: the whole of a tensor like it, and this process's part of one."""
+    """For weights that are sharded over processes: gathers the full tensor, and cuts this process's shard out of one."""
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor: ...
     def shard_of(self, name: str, full: Tensor) -> Tensor: ...
@@ -50,11 +50,10 @@ class ShardedParams(Protocol):
 class Muon:
     """Nesterov momentum, made orthogonal, for the given matrices.
 
-    Layers of equal shape go through together; with `parallel_map` each matrix by
-    itself, side by side with others. The bits do not depend on how many cores
-    there are. With `sharded`, weights are parts of matrices: a group of them is
-    gathered at a time, and every process makes the same directions of it and
-    keeps its part.
+    Layers of equal shape are updated together; with `parallel_map` each matrix
+    alone, several at the same time. The bits do not depend on the number of
+    cores. With `sharded`, weights are shards of matrices: one group is gathered
+    at a time, every process computes the same directions and keeps its shard.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Muon:
         return torch.zeros_like(weight) if weight.grad is None else weight.grad
 
     def _directions(self, groups: list[tuple[list[str], list[Tensor]]]) -> Iterator[list[Tensor]]:
-        """The update of every gradient, a group at a time; gradients of a group have one shape when whole."""
+        """The direction of every gradient, one group at a time; the full gradients of a group have one shape."""
         if self.parallel_map is not None:
             flat = [gradient for _, gradients in groups for gradient in gradients]
             updates = iter(self.parallel_map(lambda gradient: orthogonal(gradient[None])[0], flat))

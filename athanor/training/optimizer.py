@@ -38,7 +38,7 @@ def decays(name: str, weight: Tensor) -> bool:
 
 
 class Named(Protocol):
-    """A model, or whatever has weights with names."""
+    """A model, or anything else that has named weights."""
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
@@ -147,7 +147,7 @@ def clip_gradients(
 ) -> Tensor:
     """Scale all gradients so that their joint norm is at most `max_norm`; returns the norm before, on the device.
 
-    `joint` makes the norm of everything from that of these weights, where they are not all.
+    `joint` computes the norm of all processes' gradients from that of these weights, where they are shards.
     """
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     norm = joint(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))

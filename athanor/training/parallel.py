@@ -1,4 +1,4 @@
-"""How the gradient of a step comes about: in one process, replicated (DDP), or with everything sharded (FSDP2).
+"""Gradient backends of a step: one process, replicated processes (DDP), or everything sharded (FSDP2).
 
 All three are given micro-batches and a function that runs forward and backward
 of one, and leave the gradient of the whole batch, summed over all processes,
@@ -47,15 +47,15 @@ class Single:
         return norm
 
     def model(self) -> Transformer:
-        """The model with its present weights, whole."""
+        """The full model with its present weights."""
         return self.replicas.model
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor:
-        """The whole of a tensor that belongs to parameter `name`: itself or optimiser state."""
+        """The full tensor of a shard that belongs to parameter `name`: of the weight itself or of its optimiser state."""
         return tensor
 
     def shard_of(self, name: str, full: Tensor) -> Tensor:
-        """What this process keeps of such a tensor."""
+        """This process's shard of such a full tensor."""
         return full
 
     def check_same(self) -> None:
@@ -133,7 +133,7 @@ class Replicated(Single):
         self.sent.append((flat, self.world.dist.all_reduce(flat, async_op=True)))
 
     def check_same(self) -> None:
-        """Equal sums of all weights, bit for bit: no process may have gone its own way unseen."""
+        """Compare the sums of all weights bit for bit, so that processes cannot drift apart unnoticed."""
         sums = torch.stack([weight.detach().double().sum() for weight in self.weights]).cpu()
         low, high = sums.clone(), sums.clone()
         self.world.dist.all_reduce(low, op=self.world.dist.ReduceOp.MIN)
@@ -237,13 +237,13 @@ class Sharded(Single):
         return rows[self.world.rank] if self.world.rank < len(rows) else full[:0]
 
     def _offload(self) -> None:
-        """Off the accelerator, which has no room for it."""
+        """Move the full model off the accelerator, which has no room for it."""
         if self.device.type != "cpu":
             self.plain.to("cpu")
 
 
 def gradient_backend(replicas: CpuReplicas, world: World) -> Single:
-    """What works out gradients in this world."""
+    """The backend that computes gradients in this world."""
     if not isinstance(world, ProcessGroup):
         return Single(replicas)
     return Sharded(replicas, world) if world.sharded else Replicated(replicas, world)

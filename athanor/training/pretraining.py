@@ -1,4 +1,4 @@
-"""What a pretraining run is made of, for the run itself and for short runs of the same recipe."""
+"""The components of a pretraining run, for the run itself and for short runs of the same recipe."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HeldOut:
 
 
 class Prepared(NamedTuple):
-    """A training with some parameters, apart from the machine that does it."""
+    """What a training consists of, whatever machine runs it."""
 
     config: ModelConfig
     vocabulary: Vocabulary
@@ -65,7 +65,7 @@ class Prepared(NamedTuple):
 
 
 class ExecutionPlan(NamedTuple):
-    """How this machine, or several, go about a training."""
+    """How one machine or several run a training."""
 
     world: World
     device: torch.device

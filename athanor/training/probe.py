@@ -1,4 +1,4 @@
-"""The learning rate from short runs: which rates to try, and what their losses say.
+"""Finds the learning rate from short runs: which rates to try, and what their losses say.
 
 Pure functions: a grid on a fixed lattice, a parabola through the best points
 in the logarithm of the rate, and whether the minimum lies inside the grid.

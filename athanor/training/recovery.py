@@ -1,8 +1,9 @@
-"""How a run gets over a spike, spoilt numbers, and a machine with too little memory.
+"""How a run recovers from a spike, from numbers that are not finite, and from running out of memory.
 
-What the weights become is decided by the ledger alone, and the ledger by the
-history: which checkpoint a way back begins from costs time, and changes
-nothing. Up to the first step that is to read other data both go the same way.
+The skipped ranges (the state's `ledger`) alone decide what the weights become,
+and the history decides the ranges. Which checkpoint a rollback starts from
+costs time and changes nothing: up to the first step that reads other data the
+steps are the same.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _CHANGE = "lower lr, set model.qk_norm to true, lower grad_clip, or look at the 
 
 
 class Recovery:
-    """Takes in what a run does, and takes it back where that is better."""
+    """Watches the steps of a run, and rolls it back where that is needed."""
 
     def __init__(self, stepper: Stepper, progress: RunState, sampler: Sampler, hooks: Hooks, pin_step: int) -> None:
         self.stepper, self.progress, self.sampler, self.hooks = stepper, progress, sampler, hooks
@@ -96,7 +97,7 @@ class Recovery:
         return "a machine with more memory"
 
     def _own_bytes(self, device: torch.device) -> float:
-        """Bytes that are this process's own: what is free would be more by them without it."""
+        """Bytes that this process holds, and that would be free without it."""
         return (
             torch.cuda.memory_reserved(device) if device.type == "cuda" else memory(device).get("memory.host_bytes", 0)
         )
@@ -104,7 +105,7 @@ class Recovery:
     # -- spikes -------------------------------------------------------------
 
     def next_skipped_range(self) -> dict[str, Any] | None:
-        """The ledger's next row if the history, up to its last step, asks for one."""
+        """The next range of data to skip, if the history up to its last step shows a divergence."""
         settings, progress = self.settings, self.progress
         step = len(progress.history)
         if not settings.max_rollbacks:
@@ -123,7 +124,7 @@ class Recovery:
         return skipped_ranges.entry(step, first + 1, start, end, divergence.reason)
 
     def roll_back(self, folder: Path, row: dict[str, Any]) -> None:
-        """Go back to before the range that `row` leaves out."""
+        """Restore a step from before the range of data that `row` skips."""
         progress, found_at, first = self.progress, row["found"], row["step"] - 1
         if len(progress.ledger) >= self.settings.max_rollbacks:
             tried = "; ".join(f"steps {old['step']} to {old['found']} ({old['reason']})" for old in progress.ledger)
@@ -160,13 +161,13 @@ class Recovery:
     # -- numbers that are not finite ----------------------------------------
 
     def nonfinite_state(self) -> forensics.Finding | None:
-        """What of the weights and the optimiser's state is not finite, in any process; asked in all of them."""
+        """The first weight or optimiser state of any process that is not finite; every process has to call this."""
         local_finding = forensics.nonfinite_state(self.stepper)
         (anywhere,) = self.stepper.world.any(local_finding is not None)
         return local_finding or (forensics.Finding("state", "of another process") if anywhere else None)
 
     def repair(self, folder: Path, finding: forensics.Finding) -> None:
-        """Go back to sound weights and train the same data again: no batch did this."""
+        """Go back to finite weights and train on the same data again, because no batch caused this."""
         progress, step = self.progress, self.progress.step
         progress.repairs += 1
         if progress.repairs > MAX_REPAIRS:
@@ -181,7 +182,7 @@ class Recovery:
         self._report_rollback(text, f"{finding} is not finite", step)
 
     def examine(self, step: int, loss: float, norm: float) -> None:
-        """Say where a skipped step came from: the first few of a run are worth a replay."""
+        """Report where a skipped step came from, by a replay; only for the first few of a run."""
         progress, overflows_expected = self.progress, self.settings.precision == "fp16"
         if progress.examined >= MAX_EXAMINED or (overflows_expected and progress.skipped_in_a_row < 5):
             return  # in fp16 a step that overflows now and then finds the loss scale, and is no fault
@@ -218,7 +219,7 @@ class Recovery:
         ]
 
     def _restore(self, folder: Path, max_step: int) -> None:
-        """Restore the newest checkpoint up to a step that lies on this run's own way."""
+        """Restore the newest checkpoint up to `max_step` whose history is the beginning of this run's."""
         history = self.progress.history
         if not resume(
             folder,
@@ -243,7 +244,7 @@ class Recovery:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Of an accelerator (torch.OutOfMemoryError), of torch's allocator on the CPU, or of Python."""
+    """Whether an error is one of memory: of an accelerator, of torch's allocator on the CPU, or of Python."""
     if isinstance(error, MemoryError):
         return True
     words = str(error).lower()

@@ -1,4 +1,4 @@
-"""What a training run gives back."""
+"""The result of a training run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TrainResult:
         return float(run_flops(config, self.tokens, self.pairs, self.supervised_tokens))
 
     def metrics(self, config: ModelConfig) -> dict[str, Any]:
-        """What the run was and ended with; nothing that differs between equal runs."""
+        """The run's size and its final scores, without anything that differs between equal runs."""
         return {
             "parameters": config.parameter_count(),
             "steps": self.steps,

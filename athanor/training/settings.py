@@ -1,4 +1,4 @@
-"""What the loop and its steps are told."""
+"""Settings of the training loop and its steps."""
 
 from __future__ import annotations
 

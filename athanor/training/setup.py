@@ -1,4 +1,4 @@
-"""From parameters, machine settings and choices to a prepared device, its load, and a model tuned for it."""
+"""Prepares the device, sizes the micro-batches, and tunes the model, from parameters, machine settings and choices."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def check_batch(config: ModelConfig, batch_tokens: int, section: str) -> None:
 def setup_device(
     config: ModelConfig, choices: Choices, spec: DeviceSpec, batch_tokens: int, optimizer: str, keeps_best: bool = False
 ) -> tuple[torch.device, StepFootprint]:
-    """Prepare the device and decide how much it takes on at a time; `keeps_best`: the host has a copy of weights.
+    """Prepare the device and size its micro-batches; `keeps_best`: the host holds a copy of the best weights.
 
-    Also seeds the global generators: torch starts them at random, and their
+    It also seeds the global generators: torch starts them at random, and their
     state is part of every checkpoint.
     """
     check_batch(config, batch_tokens, spec.section)

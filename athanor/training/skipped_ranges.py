@@ -1,4 +1,4 @@
-"""Which stretches of the data a run skips: rows of a checkpoint, and the way from a step to its place in the data.
+"""The ranges of data that a run skips, as a checkpoint records them, and how a step finds its position in the data.
 
 Positions of the data count tokens, skipped ones included; positions of
 training count the tokens trained on. Schedule, curve and token counts use the

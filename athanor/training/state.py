@@ -1,4 +1,4 @@
-"""What a checkpoint holds: weights, optimiser, loss scale, random states, and where the run stands."""
+"""The content of a checkpoint: weights, optimiser, loss scale, random states, and the run's progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from athanor.training.step import Stepper
 
 
 class RunState:
-    """Where a run stands: everything that a checkpoint holds besides weights and optimiser."""
+    """The progress of a run: everything that a checkpoint holds besides weights and optimiser."""
 
     def __init__(self, code: str = "") -> None:
         self.code = code  # the digest of what runs now
@@ -41,7 +41,7 @@ class RunState:
         return {**values, "best": {"step": self.best.step, "key": self.best.key}}
 
     def go_back(self, state: dict[str, Any], history: History, best: Mapping[str, Tensor]) -> None:
-        """Stand where an earlier checkpoint stood, and keep what was learned since about the data and the machine."""
+        """Return to an earlier checkpoint's state, but keep what is known since about the data and the machine."""
         carried = {name: vars(self)[name] for name in ("ledger", "repairs", "examined")}
         self.load({**state, **carried}, history, best)
 
@@ -54,7 +54,7 @@ class RunState:
 
 
 def run_tensors(stepper: Stepper, progress: RunState) -> dict[str, Tensor]:
-    """Every tensor that decides how the run goes on, whole, however many processes there are. All of them must ask.
+    """Every tensor that decides how the run continues, in full. All processes have to call this.
 
     Only the main process is given those that had to be gathered.
     """
@@ -95,7 +95,7 @@ def resume(
     *,
     rewinding: bool = False,
 ) -> bool:
-    """Take over the newest whole checkpoint of `folder`, of step `max_step` or before; False if there is none.
+    """Load the newest complete checkpoint of `folder`, of step `max_step` or before; False if there is none.
 
     The main process reads it and sends it to the others, which need not see the folder. `usable` may refuse one;
     `rewinding`: the run has been further.
@@ -110,7 +110,7 @@ def resume(
 
 
 class _Prefixed(Mapping[str, Tensor]):
-    """The tensors whose names begin with a prefix, looked up when asked for, and cut to what this process keeps."""
+    """The tensors whose names begin with a prefix, looked up on demand and cut to this process's shard."""
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str, cut: Callable[[str, Tensor], Tensor]) -> None:
         self.tensors, self.prefix, self.cut = tensors, prefix, cut

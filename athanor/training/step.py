@@ -73,7 +73,8 @@ class Stepper:
     def _step(self, rows: Rows, lr: float) -> tuple[Tensor, int]:
         settings, device = self.settings, self.device
         mask_BS = getattr(rows, "mask_BS", None)
-        # Of the whole step in all processes, not of a micro-batch; at least 1, for a batch with nothing to learn from.
+        # The targets of the whole step in all processes, not of one micro-batch. The divisor is at least 1,
+        # for a batch with nothing to learn from.
         supervised_BT = supervised(rows.document_BS, mask_BS)
         count, names = int(supervised_BT.sum()), sources_of(rows)
         counts_K = np.zeros(0)

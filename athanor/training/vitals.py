@@ -1,4 +1,4 @@
-"""Signs of a model that is about to fail, read from its weights and from one row on the way.
+"""Early signs of a model that is about to fail, read from its weights and from one row of the batch.
 
 They look at a twin that shares the weights, so hooks never touch the model
 that trains (nor make its compiled blocks compile again), change nothing and

@@ -1,4 +1,4 @@
-"""What training needs of a tokenizer: its size, its identity and the bytes behind each id.
+"""The facts about a tokenizer that training needs: its size, its digest and the bytes of each id.
 
 Read from the artifact's files, so that training runs where no tokenizer
 library is installed and does not go stale when only encoding code changes.

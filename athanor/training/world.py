@@ -46,31 +46,31 @@ class World:
             check_memory(config, footprint, device)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag, whether it is up in any process."""
+        """For each flag, whether it is true in any process."""
         return flags
 
     def broadcast_object(self, value: Any) -> Any:
-        """The main process's JSON value, in all of them. They wait for it, however long it takes."""
+        """Broadcast the main process's JSON value to all; they wait for it, however long it takes."""
         return value
 
     def barrier(self) -> None:
-        """Wait until the main process has come here, however long it takes."""
+        """Wait until the main process has reached this call, however long it takes."""
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up over the processes, in place."""
         return tensor
 
     def tensors(self, tensors: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-        """The main process's tensors, in all of them; each lookup sends that one tensor."""
+        """The main process's tensors in every process; each lookup broadcasts that one tensor."""
         assert tensors is not None
         return tensors
 
     def destroy(self) -> None:
-        """The end of working together."""
+        """End the communication between the processes."""
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Says in one line when another process was lost."""
+        """Inside, an error that says in one line that another process was lost replaces the library's own."""
         yield
 
 
@@ -78,7 +78,7 @@ SINGLE = World()
 
 
 class ProcessGroup(World):
-    """Several processes, of which each has called this."""
+    """Several processes; each of them has made one of these."""
 
     def __init__(self, strategy: str, device: str, timeout_s: float, main: bool) -> None:
         import torch.distributed as dist
@@ -241,7 +241,7 @@ def _own_device(local_rank: int, count: int) -> int:
 
 
 def init_world(strategy: str, *, device: str, timeout_s: float, main: bool) -> World:
-    """The world that the environment speaks of; call before any work on the device.
+    """Join the processes that the environment describes; call it before any work on the device.
 
     `device` is the machine setting; `main` says that this process is the one to read and write files.
     """
