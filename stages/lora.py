@@ -62,7 +62,7 @@ def run(run: Run) -> None:
     device, footprint = setup_device(
         shape, execution, device_spec, params.batch_tokens, params.optimizer, params.select == "best"
     )
-    config = foreign.with_fp16_storage(shape, execution.precision, device)
+    config = foreign.with_half_storage(shape, execution.precision, device)
     per_epoch = params.validations_per_epoch
     loop = LoopSettings.of(
         params,

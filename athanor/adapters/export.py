@@ -28,9 +28,8 @@ from athanor.model.tensorfile import read_tensors, write_tensors
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 HF_DIR = "hf"
 WIDER = "set export.dtype to bfloat16 or float32"
-MAX_EXPORT_DTYPE_TOKENS = (
-    64  # tokens of a window, for processors that are slow in 16 bits; what overflows does so at the first ones
-)
+# Tokens of a window, for processors that are slow in 16 bits; what overflows does so at the first ones.
+MAX_EXPORT_DTYPE_TOKENS = 64
 MAX_KL = 0.05  # nats; far above what rounding to 16 bits does to a model that is sure of its words
 
 

@@ -79,7 +79,7 @@ def shape(folder: str | os.PathLike[str], settings: LoraSettings, context_tokens
     return _config(causal, context_tokens, base)
 
 
-def with_fp16_storage(config: ForeignConfig, precision: str, device: torch.device) -> ForeignConfig:
+def with_half_storage(config: ForeignConfig, precision: str, device: torch.device) -> ForeignConfig:
     """The same config, with the count of weights that are stored in 16 bits in this precision.
 
     Weights that never change need no fp32 master: autocast would round the
@@ -139,11 +139,11 @@ class Foreign(nn.Module):
     @torch.no_grad()
     def block_rows(self, rows: int) -> list[Tensor]:
         """The first rows of every adapted matrix as they act: W + scale · B A."""
-        rows_of = []
+        merged_rows = []
         for layer in lora.layers(self.causal).values():
             a_RD, b_DR = (module[lora.ADAPTER].weight for module in (layer.lora_A, layer.lora_B))
-            rows_of.append(lora.merged(layer.base_layer.weight[:rows], a_RD, b_DR[:rows], self.settings.scale))
-        return rows_of
+            merged_rows.append(lora.merged(layer.base_layer.weight[:rows], a_RD, b_DR[:rows], self.settings.scale))
+        return merged_rows
 
     @contextlib.contextmanager
     def without_adapters(self) -> Iterator[None]:
@@ -176,7 +176,11 @@ def load_foreign(
     options |= {"local_files_only": True, "trust_remote_code": False, "ignore_mismatched_sizes": True}
     auto = _transformers().AutoModelForCausalLM
     causal, loading_info = auto.from_pretrained(str(folder), config=_hf_config(folder), **options)
-    for mismatch in ("missing_keys", "unexpected_keys", "mismatched_keys"):  # told, or it would be made up or left out
+    for mismatch in (
+        "missing_keys",
+        "unexpected_keys",
+        "mismatched_keys",
+    ):  # an error, or the tensor would be made up or left out
         if loading_info.get(mismatch):
             name = min(key if isinstance(key, str) else str(key[0]) for key in loading_info[mismatch])
             mismatch = mismatch.replace("_", " ")
@@ -192,7 +196,7 @@ def load_foreign(
     for _, weight in lora.named_adapters(causal):
         weight.data = weight.data.float()
     lora.initialise(causal, seed)
-    config = with_fp16_storage(_config(causal, context_tokens, base), precision, device)
+    config = with_half_storage(_config(causal, context_tokens, base), precision, device)
     return Foreign(causal, config, draws, settings).to(device).eval()
 
 

@@ -24,7 +24,7 @@ class Targets(NamedTuple):
     ids_BT int64; document_BT int64 or None (one document per row, or padding
     at the end only); where_N: flat positions in [B·T] whose next id is
     supervised; next_N: those ids; source_N: number of the source of each, or
-    None where sources are not told. Found on the host, so the output layer runs
+    None where sources are not known. Found on the host, so the output layer runs
     for supervised positions alone and the device is never asked for a count.
     """
 

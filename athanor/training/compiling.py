@@ -52,7 +52,7 @@ class Shapes:
 class _BlockMode:
     compiled: Callable[..., Tensor] | None = None
     rows_tokens: frozenset[tuple[int, int]] = frozenset()
-    recompute: bool = False  # compute activations again
+    recompute: bool = False  # activations, in the backward pass
 
     def __deepcopy__(self, memo: object) -> _BlockMode:
         return self

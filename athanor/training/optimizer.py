@@ -46,8 +46,8 @@ class Named(Protocol):
 class Optimizer:
     """The optimiser of a run: AdamW for all weights, or Muon for the matrices that decay and AdamW for the rest.
 
-    fp32 weights only: an update is far below one bf16 step. `spread` runs Muon's matrices side by side;
-    `whole` knows the matrices that the weights are parts of, if they are.
+    fp32 weights only: an update is far below one bf16 step. `parallel_map` runs Muon's matrices side by
+    side; `sharded` gathers the full matrices where the weights are shards of them.
     """
 
     def __init__(

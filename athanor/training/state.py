@@ -31,7 +31,7 @@ class RunState:
         self.history = History()
         self.validations: list[dict[str, Any]] = []
         self.ledger: list[dict[str, Any]] = []  # see skipped_ranges.py
-        self.repairs = 0  # ways back because of numbers that no batch had spoilt
+        self.repairs = 0  # rollbacks because of non-finite numbers that no batch had caused
         self.examined = 0  # skipped steps that were looked into
         self.best = Best()
 
