@@ -218,17 +218,17 @@ def _padded(
     """A batch of windows padded on the right, and the sequence number of each of its targets."""
     width = group[0][2] - group[0][1]
     ids_BT = np.zeros((len(group), width), dtype=np.int64)
-    positions_of_rows, following, owner = [], [], []
+    flat_positions, following, owner = [], [], []
     for row, (number, start, end, first) in enumerate(group):
         ids = sequences[number]
         ids_BT[row, : end - start] = ids[start:end]
         positions = np.arange(first, end)  # of the id that predicts
         if masks is not None:
             positions = positions[masks[number][positions + 1] != 0]
-        positions_of_rows.append(row * width + positions - start)
+        flat_positions.append(row * width + positions - start)
         following.append(ids[positions + 1].astype(np.int64))
         owner.append(np.full(len(positions), number))
-    tensors = (torch.from_numpy(np.concatenate(pieces)) for pieces in (positions_of_rows, following))
+    tensors = (torch.from_numpy(np.concatenate(pieces)) for pieces in (flat_positions, following))
     return np.concatenate(owner), Targets(torch.from_numpy(ids_BT), None, *tensors)
 
 

@@ -235,11 +235,8 @@ def run_in_subprocess(
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             return "", "asked to stop" if stopping else f"the compiler took longer than {seconds:.0f} s"
-    last_line = (output.strip().splitlines() or [""])[-1]
-    return (
-        output,
-        "" if process.returncode == 0 else last_line or f"the compiler ended with status {process.returncode}",
-    )
+    last = (output.strip().splitlines() or [""])[-1]
+    return output, "" if process.returncode == 0 else last or f"the compiler ended with status {process.returncode}"
 
 
 def first_line(error: BaseException) -> str:

@@ -48,7 +48,7 @@ class Rules:
 
 
 class Divergence(NamedTuple):
-    """A loss that does not recover. `onset` is the index of its first row; the run must go back to before it."""
+    """Why a run must go back, and `onset`, the index of the first row that it must go back to before."""
 
     reason: str
     onset: int
@@ -67,7 +67,7 @@ class SpikeGuard:
 
     @torch.no_grad()
     def refuses(self, loss: Tensor, norm: Tensor, nonfinite: Tensor) -> Tensor:
-        """Whether to skip this step: it is `nonfinite` (not finite), or far out. Remembers a step that is neither."""
+        """Whether to skip this step: it is `nonfinite`, or far above the steps before it. Remembers a step that is neither."""
         self.judged += 1
         if not self.active:
             return nonfinite

@@ -68,7 +68,7 @@ class Hooks:
     on_sample: Callable[[int, Transformer], None] = lambda step, model: None
     on_rollback: Callable[[int, dict[str, Any]], None] = lambda step, facts: None
     on_event: Callable[[str, dict[str, Any]], None] = lambda name, facts: None
-    # Names a document from the row's position in training, the tokens of data skipped before it and its number in the row.
+    # Names a document from the row's position in training, the tokens of data skipped before it and its number in the batch.
     name_document: Callable[[int, int, int], str] = lambda position, skipped, document: (
         f"document {document} of the row at {position + skipped}"
     )

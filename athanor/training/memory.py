@@ -204,9 +204,8 @@ def _update_bytes(config: ModelConfig, footprint: StepFootprint) -> float:
     if footprint.optimizer != "muon":
         return 0.0
     wide, narrow = max(config.dim, config.ffn_dim), min(config.dim, config.ffn_dim)
-    working = (
-        footprint.parallel if footprint.replicas > 1 else config.layers
-    )  # side by side, or all of one shape at once
+    # Matrices that are orthogonalised at a time: one in each thread, or all of one shape.
+    working = footprint.parallel if footprint.replicas > 1 else config.layers
     return 4.0 * (2 * block_weights(config) + working * (2 * wide * narrow + 2 * narrow * narrow))
 
 

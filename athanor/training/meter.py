@@ -47,9 +47,8 @@ class Meter:
         """What runs inside counts as `part`. Parts of a step do not nest, but `forward` and `backward` do in theirs."""
         subtract_queued = part == "data" and self._clock is time.perf_counter and not self._events
         begin = self._stamp()
-        queued = (
-            -_queued_seconds() if subtract_queued else 0.0
-        )  # between the stamps, or more than their distance is taken away
+        # Read between the stamps, or more than the time between them would be subtracted.
+        queued = -_queued_seconds() if subtract_queued else 0.0
         try:
             yield
         finally:
