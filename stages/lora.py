@@ -23,12 +23,12 @@ from athanor.runtime.run import Run
 from athanor.training.best import by_stops_and_loss
 from athanor.training.loop import train
 from athanor.training.optimizer import OptimizerSettings
-from athanor.training.schedule import Schedule, whole_steps
+from athanor.training.schedule import Schedule, round_down_to_steps
 from athanor.training.settings import LoopSettings
-from athanor.training.setup import Place, check_batch, place
+from athanor.training.setup import DeviceSpec, check_batch, setup_device
 from athanor.training.sft_params import SftParams
 from athanor.training.step import probe_batch
-from athanor.training.world import join
+from athanor.training.world import init_world
 
 DATA, OUT = Path("data/lora"), Path("models/lora")
 KIND, VERSION = "lora", 1
@@ -45,46 +45,48 @@ def run(run: Run) -> None:
     check_ids(shape.vocab_size, params.base)
     sampler = SftSampler(DATA, shape.context_tokens, params.seed)
     held_out, stop = packed.held_out(DATA, params.validation_max_conversations)
-    total = whole_steps(int(params.epochs * sampler.tokens_per_epoch), params.batch_tokens)
+    total = round_down_to_steps(int(params.epochs * sampler.tokens_per_epoch), params.batch_tokens)
     lowest, warm = params.lr * params.final_lr_fraction, int(total * params.warmup_fraction)
     schedule = Schedule(params.schedule, params.lr, lowest, warm, int(total * params.cooldown_fraction), total)
     parents = {"base": digest(digests), "sft": sampler.manifest}
     # Where the base lies changes nothing: what is in it does.
-    recipe = {name: value for name, value in dataclasses.asdict(params).items() if name != "base"}
-    told = {"sft": recipe, "lora": dataclasses.asdict(settings)}
-    slot = run.slot(told, parents)
-    world = join(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
-    how = choices.chosen(run, (slot,), shape, params.precision, params.batch_tokens, total, world)
-    how, notes = foreign.careful(how, params.base, asked=params.precision)
+    sft_recipe = {name: value for name, value in dataclasses.asdict(params).items() if name != "base"}
+    recipe = {"sft": sft_recipe, "lora": dataclasses.asdict(settings)}
+    slot = run.slot(recipe, parents)
+    world = init_world(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
+    execution = choices.chosen(run, (slot,), shape, params.precision, params.batch_tokens, total, world)
+    execution, notes = foreign.adjust_precision(execution, params.base, requested=params.precision)
     for note in notes:
         run.note(note)
-    where = Place(local.device, local.threads, "sft", params.seed)
-    device, load = place(shape, how, where, params.batch_tokens, params.optimizer, params.select == "best")
-    config = foreign.held_in(shape, how.precision, device)
+    device_spec = DeviceSpec(local.device, local.threads, "sft", params.seed)
+    device, footprint = setup_device(
+        shape, execution, device_spec, params.batch_tokens, params.optimizer, params.select == "best"
+    )
+    config = foreign.with_half_storage(shape, execution.precision, device)
     per_epoch = params.validations_per_epoch
     loop = LoopSettings.of(
         params,
         local,
         total_tokens=total,
-        precision=how.precision,
+        precision=execution.precision,
         document_mask=True,  # conversations that share a row must not see each other
         validation_every_tokens=max(1, int(sampler.tokens_per_epoch / per_epoch)) if per_epoch else 0,
         sample_every_tokens=0,
-        micro_batch_rows=load.micro_batch_rows,
-        load=load,
+        micro_batch_rows=footprint.micro_batch_rows,
+        footprint=footprint,
     )
     with slot, run.progress(total, "lora", "tokens") as bar:
-        run.watch_health(schedule, params.batch_tokens, config.vocab_size, precision=how.precision)
+        run.watch_health(schedule, params.batch_tokens, config.vocab_size, precision=execution.precision)
 
         def validate(model: Foreign) -> dict[str, Any]:
-            with_ = {"precision": how.precision, "threads": local.threads, "world": world}
-            return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, stop, **with_))
+            options = {"precision": execution.precision, "threads": local.threads, "world": world}
+            return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, stop, **options))
 
         def before_first_step(model: Foreign) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), True)
-            run.fact(preflight=str(foreign.preflight(model, batch.to(device), how.precision)))
+            run.fact(preflight=str(foreign.preflight(model, batch.to(device), execution.precision)))
 
-        wired = hooks(
+        loop_hooks = hooks(
             run,
             bar,
             sampler,
@@ -93,25 +95,27 @@ def run(run: Run) -> None:
             scalars=lambda score: {"val_loss": score["loss"]},
             before_first_step=before_first_step,
         )
-        world.settle(config, load, device, slot.identity, check=not slot.done)
+        world.choose_strategy(config, footprint, device, slot.identity, check=not slot.done)
         if world.sharded:
             fix = "parallel: ddp in machine.yaml, and checkpointing: on if memory is short"
             raise InputError("a LoRA is trained with the base whole in each process", where="machine.parallel", fix=fix)
-        model = foreign.load_foreign(params.base, settings, config.context_tokens, params.seed, how.precision, device)
+        model = foreign.load_foreign(
+            params.base, settings, config.context_tokens, params.seed, execution.precision, device
+        )
         adam = OptimizerSettings.of(params)
-        with foreign.tuned(model, how, load):
+        with foreign.tuned(model, execution, footprint):
             with model.without_adapters():
                 before = run.lasting("validation", validate)(model)
             selection_key = by_stops_and_loss(params.min_stop_rate) if params.select == "best" else None
             result = train(
-                model, sampler, adam, schedule, loop, slot.path, wired, world=world, selection_key=selection_key
+                model, sampler, adam, schedule, loop, slot.path, loop_hooks, world=world, selection_key=selection_key
             )
         if not world.main:
             return
         with new_dir(OUT) as folder:
             lora.save_adapter(folder, dict(model.named_parameters()), settings, params.base)
             counts = {"base": config.base_count, "adapters": config.adapters}
-            facts = {"files_of_base": digests, "template_hash": rows["template_hash"], **told}
+            facts = {"files_of_base": digests, "template_hash": rows["template_hash"], **recipe}
             facts |= {"skipped_ranges": result.skipped_ranges, **result.trained_by}
             write_manifest(folder, kind=KIND, version=VERSION, counts=counts, parents=parents, **facts)
         slot.mark_done()
@@ -119,11 +123,11 @@ def run(run: Run) -> None:
     run.metrics({**result.metrics(config), **chosen, "base_validation": before})
     run.plot("lora", result.curve)
     run.plot("lora_validation", result.validation_rows(lambda row: {name: row[name] for name in ("loss", "stop_rate")}))
-    run.fact(**result.trained_by, **with_rates(result.timings(config), device, load.precision))
+    run.fact(**result.trained_by, **with_rates(result.timings(config), device, footprint.precision))
 
 
 def check_ids(vocab_size: int, base: str) -> None:
-    """InputError for a token without a row of the embedding, which a device tells by ending the process."""
+    """Raise InputError for a token without a row in the embedding, because on a device it would end the process."""
     splits = [packed.PackedRows(DATA, split) for split in ("train", "val")]
     largest = max(int(s.conversation(n)[0].max()) for s in splits for n in range(s.conversation_count))
     if max(largest, splits[0].pad) >= vocab_size:

@@ -38,11 +38,11 @@ def run(run: Run) -> None:
     name, dtype, tolerance = (run.param(f"export.{key}") for key in ("name", "dtype", "logit_tolerance"))
     base = Path(run.param("sft.base"))
     prepare("cpu", machine().threads)
-    told, data = read_manifest(MODEL, "lora", 1), read_manifest(DATA, packed.KIND, packed.VERSION)
+    manifest, data = read_manifest(MODEL, "lora", 1), read_manifest(DATA, packed.KIND, packed.VERSION)
     tokenizer, digests = ForeignTokenizer(base), base_digests(base)
-    if digests != told["files_of_base"] or tokenizer.template_hash != told["template_hash"]:
+    if digests != manifest["files_of_base"] or tokenizer.template_hash != manifest["template_hash"]:
         raise InputError("the base is not the one that was trained on", where=str(base), fix="athanor repro")
-    settings, adapters = lora.LoraSettings(**told["lora"]), lora.read_adapter(MODEL)
+    settings, adapters = lora.LoraSettings(**manifest["lora"]), lora.read_adapter(MODEL)
     parents = {"base": digest(digests), "lora": manifest_digest(MODEL), "sft": manifest_digest(DATA)}
     if dtype == "float16" and trained_in_bf16(read_config(base)):
         what = "the base was trained in bf16, and float16 cannot hold its activations"
@@ -58,24 +58,24 @@ def run(run: Run) -> None:
         gguf_lora.check_lora(folder / GGUF, adapters, arch, config, settings.alpha)
         parity = export.check_merged(folder / HF_DIR, base, settings, adapters, windows(), dtype, tolerance)
         facts = {
-            "Base": {"directory": str(base), "model_type": arch, "parameters": told["counts"]["base"]},
-            "LoRA": {**told["lora"], "parameters": told["counts"]["adapters"]},
-            "Recipe": told["sft"],
+            "Base": {"directory": str(base), "model_type": arch, "parameters": manifest["counts"]["base"]},
+            "LoRA": {**manifest["lora"], "parameters": manifest["counts"]["adapters"]},
+            "Recipe": manifest["sft"],
             "Conversations": {**data["counts"], "context_tokens": data["context_tokens"]},
             "Result": read_json(METRICS),
             f"Merged in {dtype} against base and adapter in float32": parity,
         }
         write_text(folder / "MODEL_CARD.md", export.card(name, facts, digests))
-        write_manifest(folder, kind="lora-export", version=1, counts=told["counts"], parents=parents)
-    run.metrics({**told["counts"], "parity": parity})
+        write_manifest(folder, kind="lora-export", version=1, counts=manifest["counts"], parents=parents)
+    run.metrics({**manifest["counts"], "parity": parity})
     run.attach(OUT / "MODEL_CARD.md")
 
 
-def windows(most: int = 4) -> list[torch.Tensor]:
+def windows(max_windows: int = 4) -> list[torch.Tensor]:
     """Ids of a few held-out conversations, int64 [1, tokens]."""
     rows: Any = packed.PackedRows(DATA, "val")
-    ids = [rows.conversation(number)[0] for number in range(min(most, rows.conversation_count))]
-    return [torch.from_numpy(one[: rows.context_tokens].astype("int64"))[None] for one in ids]
+    ids = [rows.conversation(number)[0] for number in range(min(max_windows, rows.conversation_count))]
+    return [torch.from_numpy(window[: rows.context_tokens].astype("int64"))[None] for window in ids]
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ from athanor.training.model_params import ModelParams
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.preflight import preflight
 from athanor.training.pretrain_params import PretrainParams
-from athanor.training.pretraining import HeldOut, Placed, Prepared
-from athanor.training.schedule import Schedule, whole_steps
+from athanor.training.pretraining import ExecutionPlan, HeldOut, Prepared
+from athanor.training.schedule import Schedule, round_down_to_steps
 from athanor.training.setup import tuned
 from athanor.training.step import probe_batch
 from athanor.training.vocabulary import check_same, load_vocabulary
-from athanor.training.world import join
+from athanor.training.world import init_world
 
 SHARDS, TOKENIZER, OUT = Path("data/shards"), Path("models/tokenizer"), Path("models/base")
 # They shape what is shown or how long it takes, never the weights or a metric.
@@ -38,29 +38,31 @@ NOT_IN_TRUNK = ("tokens", "cooldown_fraction", "final_lr_fraction")
 
 
 def prepare(run: Run, params: PretrainParams) -> Prepared:
-    """Read the inputs, and make of them and the parameters what decides the result."""
+    """Read the inputs, and build from them and the parameters everything that decides the result."""
     vocabulary = load_vocabulary(TOKENIZER)
     check_same(vocabulary, read_shards_manifest(SHARDS), str(SHARDS), "shard", template=False)
     config = run.params("model", ModelParams).config(vocabulary.size)
-    total = whole_steps(params.tokens, params.batch_tokens)
-    lowest, cooling = params.lr * params.final_lr_fraction, int(total * params.cooldown_fraction)
-    schedule = Schedule(params.schedule, params.lr, lowest, params.warmup_tokens, cooling, total)
-    wsd, step = params.schedule == "wsd", params.batch_tokens
+    total = round_down_to_steps(params.tokens, params.batch_tokens)
+    final_lr, cooldown_tokens = params.lr * params.final_lr_fraction, int(total * params.cooldown_fraction)
+    schedule = Schedule(params.schedule, params.lr, final_lr, params.warmup_tokens, cooldown_tokens, total)
+    wsd, batch_tokens = params.schedule == "wsd", params.batch_tokens
     # Where the trunk ends: the first step that ends with a lower rate.
-    cooldown = min(schedule.cooldown_start, total - step) // step * step if wsd else None
-    sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown)
+    cooldown_start = min(schedule.cooldown_start, total - batch_tokens) // batch_tokens * batch_tokens if wsd else None
+    sampler = PretrainSampler(SHARDS, config.context_tokens, params.seed, cooldown_start)
     held_out = HeldOut(open_val(SHARDS), params.validation_max_bytes, vocabulary.token_bytes)
     adam = OptimizerSettings.of(params)
     inputs = {"tokenizer": vocabulary.digest, "shards": sampler.manifest}
     return Prepared(config, vocabulary, schedule, adam, sampler, held_out, inputs)
 
 
-def placed(run: Run, slots: tuple[Slot | None, ...], params: PretrainParams, config: ModelConfig, total: int) -> Placed:
-    """Processes, choices kept in the slots, and what follows from them; also seeds the global generators."""
+def execution_plan(
+    run: Run, slots: tuple[Slot | None, ...], params: PretrainParams, config: ModelConfig, total: int
+) -> ExecutionPlan:
+    """The processes, the choices stored in the slots, and the settings that follow; also seeds the global generators."""
     local = machine()
-    world = join(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
-    how = choices.chosen(run, slots, config, params.precision, params.batch_tokens, total, world)
-    return Placed.of(params, local, world, how, config, total)
+    world = init_world(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
+    execution = choices.chosen(run, slots, config, params.precision, params.batch_tokens, total, world)
+    return ExecutionPlan.of(params, local, world, execution, config, total)
 
 
 def run(run: Run) -> None:
@@ -74,13 +76,13 @@ def run(run: Run) -> None:
     trunk_inputs = {**inputs, "shards": sampler.trunk_manifest}
     trunk = run.trunk({"model": config.to_dict(), "pretrain": shared}, trunk_inputs) if wsd else None
     slot = run.slot({"model": config.to_dict(), "pretrain": chosen}, inputs)
-    world, device, load, settings, how = placed(run, (slot, trunk), params, config, total)
+    world, device, footprint, settings, execution = execution_plan(run, (slot, trunk), params, config, total)
     with slot, run.progress(total, "pretrain", "tokens") as bar:
         other_data = "cooldown_epochs" in sampler.epochs(total)
-        run.watch_health(schedule, params.batch_tokens, vocabulary.size, other_data, how.precision)
+        run.watch_health(schedule, params.batch_tokens, vocabulary.size, other_data, execution.precision)
 
         def validate(model: Transformer) -> dict[str, Any]:
-            return held_out.scores(model, how.precision, settings.threads, world)
+            return held_out.scores(model, execution.precision, settings.threads, world)
 
         def before_first_step(model: Transformer) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), params.document_mask)
@@ -90,7 +92,7 @@ def run(run: Run) -> None:
             texts = text_sampler(TOKENIZER, params.sample_prompts)(model) if params.sample_prompts else []
             run.journal.event("sample", step=step, texts=texts)
 
-        wired = hooks(
+        loop_hooks = hooks(
             run,
             bar,
             sampler,
@@ -100,10 +102,10 @@ def run(run: Run) -> None:
             before_first_step=before_first_step,
             on_sample=on_sample,
         )
-        world.settle(config, load, device, slot.identity, check=not slot.done)
+        world.choose_strategy(config, footprint, device, slot.identity, check=not slot.done)
         model = Transformer.fresh(config, params.seed).to(device)
-        with tuned(model, how, load, settings, wired, run.anchor / choices.COMPILED, not slot.done):
-            result = train(model, sampler, adam, schedule, settings, slot.path, wired, trunk, world)
+        with tuned(model, execution, footprint, settings, loop_hooks, run.anchor / choices.COMPILED, not slot.done):
+            result = train(model, sampler, adam, schedule, settings, slot.path, loop_hooks, trunk, world)
         if not world.main:
             return
         facts = {"tokenizer_digest": vocabulary.digest, "template_hash": vocabulary.template_hash}
@@ -121,7 +123,7 @@ def run(run: Run) -> None:
     run.plot("pretrain", result.curve)
     names = sorted(result.validations[-1]["scores"])  # a resumed run has them sorted
     run.plot("pretrain_validation", result.validation_rows(lambda scores: {n: scores[n]["bpb"] for n in names}))
-    run.fact(**result.trained_by, **with_rates(result.timings(config), device, load.precision))
+    run.fact(**result.trained_by, **with_rates(result.timings(config), device, footprint.precision))
 
 
 if __name__ == "__main__":

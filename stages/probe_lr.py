@@ -21,7 +21,7 @@ from athanor.training.pretraining import Prepared
 from athanor.training.probe import Point, diverged, fit, search, shortened
 from athanor.training.probe_params import ProbeLrParams
 from athanor.training.setup import tuned
-from stages.pretrain import NOT_IN_RESULT, placed, prepare
+from stages.pretrain import NOT_IN_RESULT, execution_plan, prepare
 
 POINT = "point.json"
 MIN_STEPS = 10
@@ -31,57 +31,57 @@ def run(run: Run) -> None:
     recipe, probe = run.params("pretrain", PretrainParams), run.params("probe_lr", ProbeLrParams)
     tokens, warmup = shortened(probe.tokens, recipe.tokens, recipe.batch_tokens, recipe.warmup_tokens)
     if tokens < MIN_STEPS * recipe.batch_tokens:
-        least = f"use {MIN_STEPS * recipe.batch_tokens} or more, here and in pretrain.tokens"
-        raise ParamsError(f"{tokens // recipe.batch_tokens} steps are too few", where="probe_lr.tokens", fix=least)
+        advice = f"use {MIN_STEPS * recipe.batch_tokens} or more, here and in pretrain.tokens"
+        raise ParamsError(f"{tokens // recipe.batch_tokens} steps are too few", where="probe_lr.tokens", fix=advice)
     quiet: dict[str, Any] = {"validation_every_tokens": 0, "sample_every_tokens": 0, "sample_prompts": ()}
     short = dataclasses.replace(recipe, tokens=tokens, warmup_tokens=warmup, **quiet)
-    ready = prepare(run, short)
-    slot = run.slot({**_told(ready, short), "probe_lr": dataclasses.asdict(probe)}, ready.inputs)
+    prepared = prepare(run, short)
+    slot = run.slot({**_recipe(prepared, short), "probe_lr": dataclasses.asdict(probe)}, prepared.inputs)
     with slot, run.progress(0.0, "probe-lr", "tokens") as bar:
         bar.expect(tokens * probe.points)
         points = search(
-            lambda lr: measured(run, dataclasses.replace(short, lr=lr), bar),
+            lambda lr: measure_lr(run, dataclasses.replace(short, lr=lr), bar),
             recipe.lr,
             probe.ratio,
             probe.points,
             probe.max_points,
         )
         slot.mark_done()
-    found = fit(points)
-    told = ("optimum", "lowest", "highest", "inside", "extend", "tolerance")
+    fitted = fit(points)
+    fields = ("optimum", "lowest", "highest", "inside", "extend", "tolerance")
     run.metrics(
         {
-            **{name: getattr(found, name) for name in told},
-            "best": {"lr": found.best.lr, "bpb": found.best.bpb},
-            "parabola": {"a": found.a, "b": found.b, "c": found.c},
+            **{name: getattr(fitted, name) for name in fields},
+            "best": {"lr": fitted.best.lr, "bpb": fitted.best.bpb},
+            "parabola": {"a": fitted.a, "b": fitted.b, "c": fitted.c},
             "points": [dataclasses.asdict(point) for point in points],
             "tokens": tokens,
         }
     )
-    rows = [(p.lr, "" if p.bpb is None else p.bpb, found.at(p.lr) if found.a else "") for p in points]
+    rows = [(p.lr, "" if p.bpb is None else p.bpb, fitted.at(p.lr) if fitted.a else "") for p in points]
     run.plot("probe_lr", [dict(zip(("lr", "bpb", "parabola"), row, strict=True)) for row in rows])
 
 
-def _told(ready: Prepared, params: PretrainParams) -> dict[str, Any]:
-    """What decides the result of a run with these parameters."""
+def _recipe(prepared: Prepared, params: PretrainParams) -> dict[str, Any]:
+    """The parameters that decide the result of a run."""
     chosen = {key: value for key, value in dataclasses.asdict(params).items() if key not in NOT_IN_RESULT}
-    return {"model": ready.config.to_dict(), "pretrain": chosen}
+    return {"model": prepared.config.to_dict(), "pretrain": chosen}
 
 
-def measured(run: Run, params: PretrainParams, bar: Progress) -> Point:
-    """One rate's score: out of its slot, which other grids share, or trained from where the slot stands."""
+def measure_lr(run: Run, params: PretrainParams, bar: Progress) -> Point:
+    """The score of one learning rate: read from its slot, which other grids share, or trained on from its checkpoint."""
     if run.stop_requested():
         raise Interrupted("stopped between two rates; the same command goes on from there")
-    ready = prepare(run, params)
+    prepared = prepare(run, params)
     if bar.done >= (bar.total or 0.0):
         bar.expect(params.tokens)
-    slot = run.part(f"lr_{params.lr:g}", "stages.probe_lr", _told(ready, params), ready.inputs)
+    slot = run.part(f"lr_{params.lr:g}", "stages.probe_lr", _recipe(prepared, params), prepared.inputs)
     with slot:
         if slot.done:
             bar.update(params.tokens)
         else:
             before = bar.done
-            point = trained(run, params, ready, slot, bar)
+            point = train_at_lr(run, params, prepared, slot, bar)
             bar.update(before + params.tokens - bar.done)  # a run that diverged may have ended early
             write_json(slot.path / POINT, dataclasses.asdict(point))
             slot.mark_done()
@@ -93,11 +93,13 @@ def measured(run: Run, params: PretrainParams, bar: Progress) -> Point:
     return point
 
 
-def trained(run: Run, params: PretrainParams, ready: Prepared, slot: Slot, bar: Progress) -> Point:
+def train_at_lr(run: Run, params: PretrainParams, prepared: Prepared, slot: Slot, bar: Progress) -> Point:
     """Train to the end of the cooldown and score. A run that breaks off is a result, too: the rate is too high."""
     # Seeds the generators, too: every run starts as if it were alone.
-    world, device, load, settings, how = placed(run, (slot,), params, ready.config, ready.schedule.total_tokens)
-    world.settle(ready.config, load, device, slot.identity, check=True)
+    world, device, footprint, settings, execution = execution_plan(
+        run, (slot,), params, prepared.config, prepared.schedule.total_tokens
+    )
+    world.choose_strategy(prepared.config, footprint, device, slot.identity, check=True)
     curve = f"loss.lr_{params.lr:g}"
 
     def on_replay(row: dict[str, float]) -> None:
@@ -108,23 +110,23 @@ def trained(run: Run, params: PretrainParams, ready: Prepared, slot: Slot, bar: 
         bar.update(params.batch_tokens, f"lr {params.lr:g}, loss {row['loss']:.3f}")
 
     hooks = Hooks(
-        validate=lambda model: ready.held_out.scores(model, how.precision, settings.threads),
+        validate=lambda model: prepared.held_out.scores(model, execution.precision, settings.threads),
         on_resume=bar.update,
         on_replay=on_replay,
         on_step=on_step,
         on_note=run.note,
         should_stop=run.stop_requested,
     )
-    model = Transformer.fresh(ready.config, params.seed).to(device)
+    model = Transformer.fresh(prepared.config, params.seed).to(device)
     try:
-        with tuned(model, how, load, settings, hooks, run.anchor / choices.COMPILED):
-            result = train(model, ready.sampler, ready.adam, ready.schedule, settings, slot.path, hooks)
+        with tuned(model, execution, footprint, settings, hooks, run.anchor / choices.COMPILED):
+            result = train(model, prepared.sampler, prepared.adam, prepared.schedule, settings, slot.path, hooks)
     except GateError as error:
         return Point(params.lr, None, error.what)
     bpb = result.validations[-1]["scores"]["all"]["bpb"]
     ends = (result.curve[0]["loss"], result.curve[-1]["loss"])
-    why = diverged(*ends, bpb, result.skipped_steps / result.steps)
-    return Point(params.lr, None if why else bpb, why)
+    reason = diverged(*ends, bpb, result.skipped_steps / result.steps)
+    return Point(params.lr, None if reason else bpb, reason)
 
 
 if __name__ == "__main__":

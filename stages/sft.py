@@ -22,13 +22,13 @@ from athanor.training.best import by_stops_and_loss
 from athanor.training.loop import train
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.preflight import preflight
-from athanor.training.schedule import Schedule, whole_steps
+from athanor.training.schedule import Schedule, round_down_to_steps
 from athanor.training.settings import LoopSettings
-from athanor.training.setup import Place, place, tuned
+from athanor.training.setup import DeviceSpec, setup_device, tuned
 from athanor.training.sft_params import SCRATCH, SftParams
 from athanor.training.step import probe_batch
 from athanor.training.vocabulary import check_same, load_vocabulary
-from athanor.training.world import join
+from athanor.training.world import init_world
 
 BASE, DATA, TOKENIZER, OUT = Path("models/base"), Path("data/sft"), Path("models/tokenizer"), Path("models/sft")
 
@@ -44,7 +44,7 @@ def run(run: Run) -> None:
     check_same(vocabulary, base_facts, str(BASE), "pretrain", template=False)
     sampler = SftSampler(DATA, config.context_tokens, params.seed)
     held_out, stop = packed.held_out(DATA, params.validation_max_conversations)
-    total = whole_steps(int(params.epochs * sampler.tokens_per_epoch), params.batch_tokens)
+    total = round_down_to_steps(int(params.epochs * sampler.tokens_per_epoch), params.batch_tokens)
     schedule = Schedule(
         params.schedule,
         params.lr,
@@ -56,33 +56,35 @@ def run(run: Run) -> None:
     per_epoch = params.validations_per_epoch
     parents = {"base": manifest_digest(BASE), "sft": sampler.manifest, "tokenizer": manifest_digest(TOKENIZER)}
     slot = run.slot(dataclasses.asdict(params), parents)
-    world = join(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
-    how = choices.chosen(run, (slot,), config, params.precision, params.batch_tokens, total, world)
-    where = Place(local.device, local.threads, "sft", params.seed)
-    device, load = place(config, how, where, params.batch_tokens, params.optimizer, params.select == "best")
+    world = init_world(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
+    execution = choices.chosen(run, (slot,), config, params.precision, params.batch_tokens, total, world)
+    device_spec = DeviceSpec(local.device, local.threads, "sft", params.seed)
+    device, footprint = setup_device(
+        config, execution, device_spec, params.batch_tokens, params.optimizer, params.select == "best"
+    )
     settings = LoopSettings.of(
         params,
         local,
         total_tokens=total,
-        precision=how.precision,
+        precision=execution.precision,
         document_mask=True,  # conversations that share a row must not see each other
         validation_every_tokens=max(1, int(sampler.tokens_per_epoch / per_epoch)) if per_epoch else 0,
         sample_every_tokens=0,
-        micro_batch_rows=load.micro_batch_rows,
-        load=load,
+        micro_batch_rows=footprint.micro_batch_rows,
+        footprint=footprint,
     )
     with slot, run.progress(total, "sft", "tokens") as bar:
-        run.watch_health(schedule, params.batch_tokens, vocabulary.size, precision=how.precision)
+        run.watch_health(schedule, params.batch_tokens, vocabulary.size, precision=execution.precision)
 
         def validate(model: Transformer) -> dict[str, Any]:
-            with_ = {"precision": how.precision, "threads": local.threads, "world": world}
-            return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, stop, **with_))
+            options = {"precision": execution.precision, "threads": local.threads, "world": world}
+            return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, stop, **options))
 
         def before_first_step(model: Transformer) -> None:
             batch = probe_batch(sampler.batch(0, params.batch_tokens), True)
             run.fact(preflight=str(preflight(model, batch.to(device), fresh=False)))
 
-        wired = hooks(
+        loop_hooks = hooks(
             run,
             bar,
             sampler,
@@ -91,13 +93,21 @@ def run(run: Run) -> None:
             scalars=lambda score: {"val_loss": score["loss"]},
             before_first_step=before_first_step,
         )
-        world.settle(config, load, device, slot.identity, check=not slot.done)
+        world.choose_strategy(config, footprint, device, slot.identity, check=not slot.done)
         model, _ = load_model(BASE, device)
         adam = OptimizerSettings.of(params)
-        with tuned(model, how, load, settings, wired, run.anchor / choices.COMPILED, not slot.done):
+        with tuned(model, execution, footprint, settings, loop_hooks, run.anchor / choices.COMPILED, not slot.done):
             selection_key = by_stops_and_loss(params.min_stop_rate) if params.select == "best" else None
             result = train(
-                model, sampler, adam, schedule, settings, slot.path, wired, world=world, selection_key=selection_key
+                model,
+                sampler,
+                adam,
+                schedule,
+                settings,
+                slot.path,
+                loop_hooks,
+                world=world,
+                selection_key=selection_key,
             )
         if not world.main:
             return
@@ -117,7 +127,7 @@ def run(run: Run) -> None:
     run.plot(
         "sft_validation", result.validation_rows(lambda score: {name: score[name] for name in ("loss", "stop_rate")})
     )
-    run.fact(**result.trained_by, **with_rates(result.timings(config), device, load.precision))
+    run.fact(**result.trained_by, **with_rates(result.timings(config), device, footprint.precision))
 
 
 if __name__ == "__main__":

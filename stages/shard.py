@@ -25,9 +25,9 @@ VAL = CLEAN / "val.parquet"
 
 def run(run: Run) -> None:
     params, mixture = run.params("shard", ShardParams), run.params("mixture", MixtureParams)
-    wanted = {TRAIN: (mixture.sources, params.train_tokens)}
+    mixtures = {TRAIN: (mixture.sources, params.train_tokens)}
     if mixture.cooldown is not None:
-        wanted[COOLDOWN] = (mixture.cooldown.sources, params.cooldown_tokens)
+        mixtures[COOLDOWN] = (mixture.cooldown.sources, params.cooldown_tokens)
     elif params.cooldown_tokens is not None:
         fix = "set it to null, or give mixture.cooldown its sources"
         raise ParamsError("there is no mixture for the cooldown", where="shard.cooldown_tokens", fix=fix)
@@ -36,14 +36,14 @@ def run(run: Run) -> None:
     # What decides the tokens, so that every mixture finds them.
     slot = run.part("tokens", "athanor.sharding.tokenise", {}, parents)
     with slot, new_dir(OUT) as folder:
-        used = {name for shares, _ in wanted.values() for name, source in shares.items() if source.share > 0}
+        used = {name for shares, _ in mixtures.values() for name, source in shares.items() if source.share > 0}
         tokens = tokenised(run, mixture, used, slot.path)
         target = build.Target(folder, tokenizer, params.shard_tokens, params.share_tolerance)
         streams = {
-            part: write(run, target, tokens["train"], part, mixture.seed, shares, asked)
-            for part, (shares, asked) in wanted.items()
+            stream_name: write(run, target, tokens["train"], stream_name, mixture.seed, shares, requested)
+            for stream_name, (shares, requested) in mixtures.items()
         }
-        facts = {part: stream.facts for part, stream in streams.items()}
+        facts = {stream_name: stream.facts for stream_name, stream in streams.items()}
         held_out = build.write_val(target, tokens["val"], list(facts[TRAIN]["sources"]))
         counts = {f"val_{key}": sum(row[key] for row in held_out.values()) for key in ("tokens", "documents")}
         if not counts["val_documents"]:
@@ -61,11 +61,11 @@ def run(run: Run) -> None:
             template_hash=template_hash(tokenizer),
             val=held_out,
             **{**facts[TRAIN], "counts": {**facts[TRAIN]["counts"], **counts}},
-            **{part: rows for part, rows in facts.items() if part != TRAIN},
+            **{stream_name: rows for stream_name, rows in facts.items() if stream_name != TRAIN},
             **run.codes(),
         )
         slot.mark_done()
-    metrics = {part: stream.metrics for part, stream in streams.items()}
+    metrics = {stream_name: stream.metrics for stream_name, stream in streams.items()}
     ids = build.id_statistics(tokenizer, streams[TRAIN].histogram)
     run.metrics({**metrics.pop(TRAIN), **counts, "val": held_out, **ids, **metrics})
     run.plot("shard_mixture", build.shares_by_source(facts))
@@ -73,57 +73,57 @@ def run(run: Run) -> None:
 
 
 def tokenised(run: Run, mixture: MixtureParams, used: Collection[str], folder: Path) -> dict[str, dict[str, Tokens]]:
-    """Split to the tokens of each source in `used`, taken from `folder` as far as they are there."""
+    """The tokens of each source in `used`, by split; those that `folder` already has are reused."""
     files = shard_files(CLEAN / "train")
     if not files:
         raise InputError("no documents", where=CLEAN / "train", fix="dvc repro clean")
     if not VAL.is_file():
         raise InputError("file not found", where=VAL, fix="dvc repro clean")
     check_sources(mixture.sources, files)
-    later = mixture.cooldown.sources if mixture.cooldown else {}
-    check_sources(later, later.keys() & files.keys())
+    cooldown_sources = mixture.cooldown.sources if mixture.cooldown else {}
+    check_sources(cooldown_sources, cooldown_sources.keys() & files.keys())
     groups = {"train": {name: paths for name, paths in files.items() if name in used}, "val": {"val": [VAL]}}
     counted = read_json(CLEAN / "manifest.json")["counts"]
     # The file of the validation split holds every source, and is tokenised whole.
     rows = {split: [r for n, r in counted[split].items() if n in used or split == "val"] for split in groups}
     sizes = {split: sum(row["bytes"] for row in rows[split]) for split in groups}
-    found = {}
+    tokens_of = {}
     for split, group in groups.items():
-        tokens = tokenise(run.map_shards, group, TOKENIZER, folder / split, f"tokenise {split}", sizes[split])
-        found[split] = {name: part for name, part in tokens.items() if name in used}
-        shard_gate.check_complete(found[split], counted[split], used, split)
-    train, val = ((part for t in found[split].values() for part in t.contents()) for split in groups)
+        source_tokens = tokenise(run.map_shards, group, TOKENIZER, folder / split, f"tokenise {split}", sizes[split])
+        tokens_of[split] = {name: tokens for name, tokens in source_tokens.items() if name in used}
+        shard_gate.check_complete(tokens_of[split], counted[split], used, split)
+    train, val = ((tokens for t in tokens_of[split].values() for tokens in t.contents()) for split in groups)
     shard_gate.check_disjoint(train, val)
-    return found
+    return tokens_of
 
 
 def write(
     run: Run,
     target: build.Target,
     tokens: Mapping[str, Tokens],
-    part: str,
+    stream_name: str,
     seed: int,
     shares: Mapping[str, SourceShare],
-    asked: int | None,
+    requested_tokens: int | None,
 ) -> build.Stream:
     """Plan, write and check one stream; its mixture is shown before anything is written."""
-    sources = mix_sources(shares, {name: found.lengths for name, found in tokens.items() if name in shares})
-    plan = plan_mixture(sources, asked, seed, backwards=part == COOLDOWN)
-    run.note(f"{part}\n{build.mixture_table(sources, plan, asked)}")
-    if asked is not None and asked > plan.allowed:
+    sources = mix_sources(shares, {name: stored.lengths for name, stored in tokens.items() if name in shares})
+    plan = plan_mixture(sources, requested_tokens, seed, backwards=stream_name == COOLDOWN)
+    run.note(f"{stream_name}\n{build.mixture_table(sources, plan, requested_tokens)}")
+    if requested_tokens is not None and requested_tokens > plan.allowed:
         run.note(
-            f"{asked:,} tokens asked; at these shares the epoch cap of source "
+            f"{requested_tokens:,} tokens asked; at these shares the epoch cap of source "
             f"'{plan.limited_by}' allows {plan.allowed:,}"
         )
-    with run.progress(plan.total / 1e6, f"write {part}", "M tokens") as bar:
+    with run.progress(plan.total / 1e6, f"write {stream_name}", "M tokens") as bar:
 
         def advance(tokens: int) -> None:
             bar.update(tokens / 1e6)
             if run.stop_requested():
                 raise Interrupted("stopped while writing shards; run again to continue (no text is tokenised twice)")
 
-        build.write_stream(target, part, sources, plan, tokens, advance)
-    return build.check_stream(target, part, sources, plan, tokens, asked)
+        build.write_stream(target, stream_name, sources, plan, tokens, advance)
+    return build.check_stream(target, stream_name, sources, plan, tokens, requested_tokens)
 
 
 if __name__ == "__main__":

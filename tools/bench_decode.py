@@ -60,7 +60,7 @@ def battery(export: Path, items_path: Path, pairs: int, sample: int, threads: in
 
     import torch
 
-    from athanor.decoding.folded import Folded
+    from athanor.decoding.folded import FusedDecoder
     from athanor.decoding.generate import generate
     from athanor.decoding.prompting import end_ids
     from athanor.serving.loading import load_export
@@ -77,7 +77,7 @@ def battery(export: Path, items_path: Path, pairs: int, sample: int, threads: in
 
     def together(count: int) -> float:
         began = time.perf_counter()
-        made = generate(Folded(model), prompts, max_new_tokens=limit, stop_ids=stops, threads=count)
+        made = generate(FusedDecoder(model), prompts, max_new_tokens=limit, stop_ids=stops, threads=count)
         return sum(len(one.ids) + 1 for one in made) / (time.perf_counter() - began)
 
     @torch.inference_mode()
@@ -141,7 +141,7 @@ def single(export: Path, pairs: int, threads: int) -> None:
     import torch
 
     from athanor.decoding.engine import Engine
-    from athanor.decoding.folded import Folded
+    from athanor.decoding.folded import FusedDecoder
     from athanor.decoding.sampling import GREEDY
     from athanor.export.gguf_writer import write_gguf
     from athanor.export.source import make_source
@@ -151,12 +151,12 @@ def single(export: Path, pairs: int, threads: int) -> None:
 
     torch.set_flush_denormal(True)
     model, tokenizer = load_export(export)
-    folded = Folded(model)
+    folded = FusedDecoder(model)
 
     def torch_speed(count: int) -> float:
         torch.set_num_threads(count)
         engine = Engine(folded, rows=1, tokens=20 + NEW_IDS, stop_ids=())
-        engine.join([(0, list(range(10, 30)), NEW_IDS, GREEDY)])
+        engine.add_requests([(0, list(range(10, 30)), NEW_IDS, GREEDY)])
         times = [time.perf_counter()]
         while engine.step():
             times.append(time.perf_counter())

@@ -78,10 +78,10 @@ def ours(config: ModelConfig, seed: int, threads: int, choices: Choices) -> Call
     from athanor.training.loop import Hooks
     from athanor.training.optimizer import OptimizerSettings
     from athanor.training.settings import LoopSettings
-    from athanor.training.setup import Place, place, tuned
+    from athanor.training.setup import DeviceSpec, setup_device, tuned
     from athanor.training.step import Stepper
 
-    _, load = place(config, choices, Place("cpu", threads, "bench", seed), STEP_TOKENS, "adamw")
+    _, load = setup_device(config, choices, DeviceSpec("cpu", threads, "bench", seed), STEP_TOKENS, "adamw")
     settings = LoopSettings(
         1, STEP_TOKENS, CLIP, 0.0, choices.precision, True, 0, 0, load.micro_batch_rows, threads, 1, 1e9
     )

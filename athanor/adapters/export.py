@@ -28,8 +28,9 @@ from athanor.model.tensorfile import read_tensors, write_tensors
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 HF_DIR = "hf"
 WIDER = "set export.dtype to bfloat16 or float32"
-MOST_OWN = 64  # tokens of a window, for processors that are slow in 16 bits; what overflows does so at the first ones
-MOST_KL = 0.05  # nats; far above what rounding to 16 bits does to a model that is sure of its words
+# Tokens of a window, for processors that are slow in 16 bits; what overflows does so at the first ones.
+MAX_EXPORT_DTYPE_TOKENS = 64
+MAX_KL = 0.05  # nats; far above what rounding to 16 bits does to a model that is sure of its words
 
 
 def write_merged(
@@ -37,20 +38,20 @@ def write_merged(
 ) -> None:
     """Write the directory. Equal inputs make equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    files, left = files_of(base), lora.pairs(adapters)
+    files, remaining = files_of(base), lora.pairs(adapters)
     size = 0
     for name in weight_files(base):
         weights = read_tensors(base / name)
         for key, weight in weights.items():
-            pair = left.pop(key.removesuffix(".weight"), None)
-            whole = weight if pair is None else lora.merged(weight, *pair, scale)
-            weights[key] = whole.to(DTYPES[dtype])
+            pair = remaining.pop(key.removesuffix(".weight"), None)
+            merged = weight if pair is None else lora.merged(weight, *pair, scale)
+            weights[key] = merged.to(DTYPES[dtype])
             if not bool(torch.isfinite(weights[key]).all()):
                 raise GateError("finite weights", f"{key} overflows {dtype}", fix=WIDER)
             size += weights[key].nbytes
         write_tensors(folder / name, weights, {"format": "pt"})
-    if left:
-        raise GateError("mapped weights", f"the base has no weight for '{min(left)}'", where=str(base))
+    if remaining:
+        raise GateError("mapped weights", f"the base has no weight for '{min(remaining)}'", where=str(base))
     if (base / INDEX).is_file():
         write_json(folder / INDEX, {**read_json(base / INDEX), "metadata": {"total_size": size}})
     for path in files:
@@ -69,8 +70,8 @@ def generation_config(base: Path, tokenizer: ForeignTokenizer) -> dict[str, Any]
     values = read_json(path) if path.is_file() else {}
     ends = values.get("eos_token_id", read_json(base / "config.json").get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    kept = {key: values[key] for key in ("bos_token_id", "pad_token_id") if key in values}
-    return {**kept, "eos_token_id": [*dict.fromkeys([tokenizer.stop, *ends])], "do_sample": False}
+    copied = {key: values[key] for key in ("bos_token_id", "pad_token_id") if key in values}
+    return {**copied, "eos_token_id": [*dict.fromkeys([tokenizer.stop, *ends])], "do_sample": False}
 
 
 def tokenizer_config(base: Path) -> dict[str, Any]:
@@ -100,26 +101,32 @@ def check_merged(
     model = load_foreign(base, settings, longest, seed=0)
     for name, weight in model.named_parameters():
         weight.copy_(adapters[name])
-    wanted = [model(window) for window in windows]
+    expected = [model(window) for window in windows]
     del model
-    nothing = LoraSettings(1, 1.0, 0.0, settings.targets)  # its B is zero
-    merged = load_foreign(folder, nothing, longest, seed=0)
-    found = [merged(window) for window in windows]
+    no_adapter = LoraSettings(1, 1.0, 0.0, settings.targets)  # its B is zero
+    merged = load_foreign(folder, no_adapter, longest, seed=0)
+    logits = [merged(window) for window in windows]
     for weight in merged.causal.parameters():
         weight.data = weight.data.to(DTYPES[dtype])
-    if not bool(torch.isfinite(merged(windows[0][:, :MOST_OWN])).all()):
+    if not bool(torch.isfinite(merged(windows[0][:, :MAX_EXPORT_DTYPE_TOKENS])).all()):
         what = f"activations overflow {dtype}: the logits are no numbers"
         raise GateError("merged model", what, where=folder.name, fix=WIDER)
-    apart = max(float((one - two).abs().max()) for one, two in zip(found, wanted, strict=True))
-    largest = max(float(one.abs().max()) for one in wanted)
-    pairs = [(one.log_softmax(-1), two.log_softmax(-1)) for one, two in zip(found, wanted, strict=True)]
-    kl = max(float((two.exp() * (two - one)).sum(-1).mean()) for one, two in pairs)
-    same = sum(int((one.argmax(-1) == two.argmax(-1)).sum()) for one, two in pairs) / sum(w.numel() for w in windows)
-    limit = tolerance * max(1.0, largest / 10)
-    if (dtype == "float32" and apart > limit) or not kl <= MOST_KL:
-        what = f"logits are apart by {apart:.3g} (limit {limit:.3g}), KL {kl:.3g} (limit {MOST_KL:g})"
+    max_difference = max(
+        float((actual - reference).abs().max()) for actual, reference in zip(logits, expected, strict=True)
+    )
+    max_logit = max(float(actual.abs().max()) for actual in expected)
+    pairs = [
+        (actual.log_softmax(-1), reference.log_softmax(-1)) for actual, reference in zip(logits, expected, strict=True)
+    ]
+    kl = max(float((reference.exp() * (reference - actual)).sum(-1).mean()) for actual, reference in pairs)
+    agreement = sum(int((actual.argmax(-1) == reference.argmax(-1)).sum()) for actual, reference in pairs) / sum(
+        w.numel() for w in windows
+    )
+    limit = tolerance * max(1.0, max_logit / 10)
+    if (dtype == "float32" and max_difference > limit) or not kl <= MAX_KL:
+        what = f"logits are apart by {max_difference:.3g} (limit {limit:.3g}), KL {kl:.3g} (limit {MAX_KL:g})"
         raise GateError("merged model", what, where=folder.name, fix="export.dtype: float32, or report it")
-    return {"max_logit_difference": apart, "kl_nats": max(0.0, kl), "same_top_token": same}
+    return {"max_logit_difference": max_difference, "kl_nats": max(0.0, kl), "same_top_token": agreement}
 
 
 def card(name: str, facts: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A causal model of another make (Llama, Qwen2 or Qwen3 shapes of transformers) behind the face of our own.
+"""An external base: a causal model of transformers (Llama, Qwen2 or Qwen3) with the interface of our own model.
 
 The loop, the loss, checkpoints, health and validation ask a model for
 `hidden`, `head_weight`, `config` and its named parameters. Here they get those
@@ -29,7 +29,7 @@ from athanor.model.precision import AUTOCAST, autocast, rounds_products
 from athanor.model.transformer import block_mask
 from athanor.training.attention import attention
 from athanor.training.heap import keep_heap
-from athanor.training.memory import Load, training_bytes
+from athanor.training.memory import StepFootprint, training_bytes
 from athanor.training.preflight import check_accumulation, check_reach, check_targets, narrowed
 from athanor.training.setup import Choices
 
@@ -52,14 +52,14 @@ class ForeignConfig(ModelConfig):
         return 4 * (self.base_count + self.adapters) - 2 * self.half_count
 
 
-def careful(choices: Choices, base: str | os.PathLike[str], *, asked: str) -> tuple[Choices, list[str]]:
-    """Choices that a foreign model can bear, and what was changed about them.
+def adjust_precision(choices: Choices, base: str | os.PathLike[str], *, requested: str) -> tuple[Choices, list[str]]:
+    """Adjust the choices to what a foreign model can run with; returns them and notes on what was changed.
 
     A model that was trained in bf16 has activations beyond fp16's range: Qwen2.5 gave NaN in fp16 on cards without
     bf16, and fp32 was what helped (a report on two MI50). So `auto` never means fp16 for it.
     """
     notes = []
-    if asked == "auto" and choices.precision == "fp16" and trained_in_bf16(read_config(base)):
+    if requested == "auto" and choices.precision == "fp16" and trained_in_bf16(read_config(base)):
         choices = dataclasses.replace(choices, precision="fp32")
         notes.append("precision fp32: the base was trained in bf16, and fp16 cannot hold its activations")
     if choices.compile:
@@ -75,12 +75,12 @@ def shape(folder: str | os.PathLike[str], settings: LoraSettings, context_tokens
     with torch.device("meta"):
         causal = _transformers().AutoModelForCausalLM.from_config(_hf_config(folder), attn_implementation="sdpa")
         base = sum(weight.numel() for weight in causal.parameters())
-        lora.put_on(causal, settings, lora.Draws())
+        lora.inject(causal, settings, lora.Draws())
     return _config(causal, context_tokens, base)
 
 
-def held_in(config: ForeignConfig, precision: str, device: torch.device) -> ForeignConfig:
-    """The same with the count of weights that this precision holds in 16 bits.
+def with_half_storage(config: ForeignConfig, precision: str, device: torch.device) -> ForeignConfig:
+    """The same config, with the count of weights that are stored in 16 bits in this precision.
 
     Weights that never change need no fp32 master: autocast would round the
     blocks' matrices for each product. Embeddings, norms and the LoRA stay fp32,
@@ -128,7 +128,7 @@ class Foreign(nn.Module):
         if T > self.config.context_tokens:
             raise ValueError(f"{T} tokens exceed the context of {self.config.context_tokens}")
         if self.draws.step is not None and torch.is_grad_enabled():
-            self.draws.see(ids_BT)
+            self.draws.set_rows(ids_BT)
         mask = None if document_BT is None else block_mask(document_BT)
         return self.model(input_ids=ids_BT, attention_mask=mask, use_cache=False).last_hidden_state
 
@@ -139,22 +139,22 @@ class Foreign(nn.Module):
     @torch.no_grad()
     def block_rows(self, rows: int) -> list[Tensor]:
         """The first rows of every adapted matrix as they act: W + scale · B A."""
-        found = []
+        merged_rows = []
         for layer in lora.layers(self.causal).values():
-            a_RD, b_DR = (part[lora.ADAPTER].weight for part in (layer.lora_A, layer.lora_B))
-            found.append(lora.merged(layer.base_layer.weight[:rows], a_RD, b_DR[:rows], self.settings.scale))
-        return found
+            a_RD, b_DR = (module[lora.ADAPTER].weight for module in (layer.lora_A, layer.lora_B))
+            merged_rows.append(lora.merged(layer.base_layer.weight[:rows], a_RD, b_DR[:rows], self.settings.scale))
+        return merged_rows
 
     @contextlib.contextmanager
     def without_adapters(self) -> Iterator[None]:
         """Inside, the model is the one that it began as."""
-        found = list(lora.layers(self.causal).values())
-        for layer in found:
+        layers = list(lora.layers(self.causal).values())
+        for layer in layers:
             layer.enable_adapters(False)
         try:
             yield
         finally:
-            for layer in found:
+            for layer in layers:
                 layer.enable_adapters(True)
             for weight in self.parameters():
                 weight.requires_grad_(True)
@@ -175,37 +175,41 @@ def load_foreign(
     options = {"dtype": "auto", "attn_implementation": "sdpa", "use_safetensors": True, "output_loading_info": True}
     options |= {"local_files_only": True, "trust_remote_code": False, "ignore_mismatched_sizes": True}
     auto = _transformers().AutoModelForCausalLM
-    causal, told = auto.from_pretrained(str(folder), config=_hf_config(folder), **options)
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):  # told, or it would be made up or left out
-        if told.get(what):
-            name = min(key if isinstance(key, str) else str(key[0]) for key in told[what])
-            what = what.replace("_", " ")
+    causal, loading_info = auto.from_pretrained(str(folder), config=_hf_config(folder), **options)
+    for mismatch in (
+        "missing_keys",
+        "unexpected_keys",
+        "mismatched_keys",
+    ):  # an error, or the tensor would be made up or left out
+        if loading_info.get(mismatch):
+            name = min(key if isinstance(key, str) else str(key[0]) for key in loading_info[mismatch])
+            mismatch = mismatch.replace("_", " ")
             fix = "fetch the checkpoint again, or save it with transformers: save_pretrained"
-            raise InputError(f"weights do not fit config.json: {what}, first {name}", where=str(folder), fix=fix)
+            raise InputError(f"weights do not fit config.json: {mismatch}, first {name}", where=str(folder), fix=fix)
     base = sum(weight.numel() for weight in causal.parameters())
     half = AUTOCAST[precision] if not rounds_products(precision, device) else None
     for name, weight in causal.named_parameters():
         in_block = ".layers." in name and weight.dim() == 2
         weight.data = weight.data.to(half if half is not None and in_block else torch.float32)
     draws = lora.Draws()
-    lora.put_on(causal, settings, draws)
+    lora.inject(causal, settings, draws)
     for _, weight in lora.named_adapters(causal):
         weight.data = weight.data.float()
     lora.initialise(causal, seed)
-    config = held_in(_config(causal, context_tokens, base), precision, device)
+    config = with_half_storage(_config(causal, context_tokens, base), precision, device)
     return Foreign(causal, config, draws, settings).to(device).eval()
 
 
 @contextlib.contextmanager
-def tuned(model: Foreign, choices: Choices, load: Load) -> Iterator[None]:
+def tuned(model: Foreign, choices: Choices, footprint: StepFootprint) -> Iterator[None]:
     """Inside, the model runs as chosen. Its blocks are not ours, so they are never compiled."""
     device = model.head_weight.device
     if device.type == "cpu":
-        keep_heap(training_bytes(model.config, load, device))
+        keep_heap(training_bytes(model.config, footprint, device))
     if choices.checkpointing:
         # Without state of random numbers: dropout is a function of the row, and there is no other.
-        again = {"use_reentrant": False, "preserve_rng_state": False}
-        model.causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
+        checkpoint_options = {"use_reentrant": False, "preserve_rng_state": False}
+        model.causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_options)
         model.train()  # what transformers makes it depend on; nothing else here does
     try:
         with attention(choices.attention, device):

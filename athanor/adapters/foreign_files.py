@@ -1,4 +1,4 @@
-"""The directory of a foreign model: what can be trained here, and the files that decide what comes of it."""
+"""The directory of a foreign model: which ones can be trained here, and which files decide the result."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def files_of(base: str | os.PathLike[str]) -> list[Path]:
     """
     names = {"config.json", "generation_config.json", "tokenizer_config.json", INDEX, *weight_files(base)}
     folder = Path(base).resolve()
-    found = sorted(path for path in folder.iterdir() if path.name in names or COPIED.fullmatch(path.name))
-    for path in found:
-        place = path.resolve()
-        blob = place.parent.name == "blobs" and place.parents[1].name.startswith("models--")
-        if not blob and folder not in place.parents:
+    paths = sorted(path for path in folder.iterdir() if path.name in names or COPIED.fullmatch(path.name))
+    for path in paths:
+        target = path.resolve()
+        blob = target.parent.name == "blobs" and target.parents[1].name.startswith("models--")
+        if not blob and folder not in target.parents:
             fix = "put the file itself there, if you trust it"
-            raise InputError(f"it is a link to {place}, outside the model", where=str(path), fix=fix)
-    return [path for path in found if path.is_file()]
+            raise InputError(f"it is a link to {target}, outside the model", where=str(path), fix=fix)
+    return [path for path in paths if path.is_file()]
 
 
 def base_digests(base: str | os.PathLike[str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 def tensors(adapters: Mapping[str, Tensor], arch: str, config: ModelConfig) -> dict[str, np.ndarray]:
     """A [rank, inputs] and B [outputs, rank] under llama.cpp's names, fp32, in file order."""
     heads = {"self_attn.q_proj": config.heads, "self_attn.k_proj": config.kv_heads}
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, (a_RD, b_DR) in lora.pairs(adapters).items():
         match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
         if arch not in ARCHITECTURES or not match or match[2] not in BLOCK:
@@ -35,9 +35,9 @@ def tensors(adapters: Mapping[str, Tensor], arch: str, config: ModelConfig) -> d
         b = b_DR.float().numpy()
         if arch == "llama" and match[2] in heads:
             b = interleave(b, heads[match[2]])
-        found[f"blk.{match[1]}.{BLOCK[match[2]]}.weight.lora_a"] = a_RD.float().numpy()
-        found[f"blk.{match[1]}.{BLOCK[match[2]]}.weight.lora_b"] = b
-    return dict(sorted(found.items(), key=lambda item: (int(item[0].split(".")[1]), item[0])))
+        arrays[f"blk.{match[1]}.{BLOCK[match[2]]}.weight.lora_a"] = a_RD.float().numpy()
+        arrays[f"blk.{match[1]}.{BLOCK[match[2]]}.weight.lora_b"] = b
+    return dict(sorted(arrays.items(), key=lambda item: (int(item[0].split(".")[1]), item[0])))
 
 
 def write_lora(
@@ -54,20 +54,20 @@ def write_lora(
 def check_lora(path: str | Path, adapters: Mapping[str, Tensor], arch: str, config: ModelConfig, alpha: float) -> None:
     """Read a file back and compare what it says with the adapter; the rotary order is undone row by row."""
     reader = GGUFReader(Path(path))
-    told = contents(reader)
+    metadata = contents(reader)
     expected = {"general.architecture": arch, "general.type": "adapter", "adapter.type": "lora"}
     for key, value in (*expected.items(), ("adapter.lora.alpha", float(np.float32(alpha)))):
-        if told.get(key) != value:
-            raise differs(path, f"key '{key}' is {told.get(key)!r}, expected {value!r}")
+        if metadata.get(key) != value:
+            raise differs(path, f"key '{key}' is {metadata.get(key)!r}, expected {value!r}")
     stored = {tensor.name: tensor for tensor in reader.tensors}
     for name, pair in lora.pairs(adapters).items():
-        _, _, number, part, kind = name.split(".")
-        for end, tensor in zip(("lora_a", "lora_b"), pair, strict=True):
-            array, key = tensor.float().numpy(), f"blk.{number}.{BLOCK[f'{part}.{kind}']}.weight.{end}"
-            if arch == "llama" and end == "lora_b" and kind in ("q_proj", "k_proj"):
+        _, _, number, module, projection = name.split(".")
+        for suffix, tensor in zip(("lora_a", "lora_b"), pair, strict=True):
+            array, key = tensor.float().numpy(), f"blk.{number}.{BLOCK[f'{module}.{projection}']}.weight.{suffix}"
+            if arch == "llama" and suffix == "lora_b" and projection in ("q_proj", "k_proj"):
                 array = array[pair_order(len(array), config.head_dim)]
-            found = stored.pop(key, None)
-            if found is None or not np.array_equal(found.data.reshape(array.shape), array):
+            written = stored.pop(key, None)
+            if written is None or not np.array_equal(written.data.reshape(array.shape), array):
                 raise differs(path, f"tensor '{key}' is not the adapter's")
     if stored:
         raise differs(path, f"tensor '{min(stored)}' is too many")

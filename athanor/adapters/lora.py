@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685) on a model of another make: put on by peft, kept small, merged at the end.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) on an external base: injected by peft, stored alone, merged at the end.
 
 `y = W x + (alpha / rank) · B A dropout(x)`; W stays, A and B learn. peft does
 the arithmetic and owns the file format. Two things are ours, because a run
@@ -47,7 +47,7 @@ class LoraSettings:
 
 
 class Draws:
-    """What dropout is drawn from: a number for the step, and one for each row of the micro-batch at work."""
+    """The seeds of dropout: a number for the step, and a hash for each row of the present micro-batch."""
 
     def __init__(self) -> None:
         self.step: int | None = None  # None: no dropout
@@ -60,7 +60,7 @@ class Draws:
         """
         self.step = int(torch.randint(2**62, (), dtype=torch.int64))
 
-    def see(self, ids_BT: Tensor) -> None:
+    def set_rows(self, ids_BT: Tensor) -> None:
         self.rows = [hashlib.sha256(row.tobytes()).digest() for row in ids_BT.cpu().numpy()]
 
 
@@ -77,13 +77,13 @@ class RowDropout(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         if not self.share or self.draws.step is None or not torch.is_grad_enabled():
             return x_BTD
-        kept = torch.empty(x_BTD.shape, dtype=torch.float32, device=x_BTD.device)
+        uniform_BTD = torch.empty(x_BTD.shape, dtype=torch.float32, device=x_BTD.device)
         generator = torch.Generator(x_BTD.device)
         for number, row in enumerate(self.draws.rows):
             text = f"{self.draws.step} {self.layer} ".encode() + row
             generator.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7]))
-            kept[number].uniform_(generator=generator)
-        return x_BTD * (kept >= self.share).to(x_BTD.dtype) / (1 - self.share)
+            uniform_BTD[number].uniform_(generator=generator)
+        return x_BTD * (uniform_BTD >= self.share).to(x_BTD.dtype) / (1 - self.share)
 
 
 def peft_config(settings: LoraSettings, base: str) -> Any:
@@ -104,7 +104,7 @@ def peft_config(settings: LoraSettings, base: str) -> Any:
     )
 
 
-def put_on(causal: nn.Module, settings: LoraSettings, draws: Draws) -> None:
+def inject(causal: nn.Module, settings: LoraSettings, draws: Draws) -> None:
     """Wrap the target layers of a transformers model; everything but A and B is frozen."""
     from peft import inject_adapter_in_model
 
@@ -113,8 +113,8 @@ def put_on(causal: nn.Module, settings: LoraSettings, draws: Draws) -> None:
         weight.requires_grad_(False)
     for number, layer in enumerate(layers(causal).values()):
         layer.lora_dropout[ADAPTER] = RowDropout(settings.dropout, number, draws)
-        for part in (layer.lora_A, layer.lora_B):
-            part[ADAPTER].weight.requires_grad_(True)
+        for matrix in (layer.lora_A, layer.lora_B):
+            matrix[ADAPTER].weight.requires_grad_(True)
 
 
 def layers(causal: nn.Module) -> dict[str, Any]:

@@ -86,11 +86,13 @@ class ForeignTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each content on its own, without the blank lines before its first line; never a control id."""
-        found = [one.ids for one in self._fast.encode_batch(list(map(content, texts)), add_special_tokens=False)]
-        for number, ids in enumerate(found):
+        encoded = [
+            encoding.ids for encoding in self._fast.encode_batch(list(map(content, texts)), add_special_tokens=False)
+        ]
+        for number, ids in enumerate(encoded):
             if self._controls.intersection(ids):
                 raise GateError("control ids", f"text {number} encodes to one", where=str(self.folder))
-        return found
+        return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._fast.decode(list(ids), skip_special_tokens=False))
@@ -110,15 +112,15 @@ class ForeignTokenizer:
         if any(text in message.content for text in self._special for message in messages):
             return
         if self.rendered(messages) != render(self, messages)[0]:
-            told = json.dumps([message.content[:40] for message in messages[:2]], ensure_ascii=False)
+            excerpt = json.dumps([message.content[:40] for message in messages[:2]], ensure_ascii=False)
             fix = "leave the conversation out, or use a base whose tokenizer adds nothing to text"
-            what = f"runtimes encode {told} otherwise in its place"
+            what = f"runtimes encode {excerpt} otherwise in its place"
             raise GateError("template", what, where=str(self.folder), fix=fix)
 
     def _derive(self) -> tuple[Layout, str]:
         missing = {kind: [text for text in kind if text not in self._special] for kind in (CHATML, LLAMA3)}
         if not missing[CHATML]:
-            start, opener, header, close, tail = self._first(), CHATML[0], "\n", CHATML[1], "\n"
+            start, opener, header, close, tail = self._bos_text(), CHATML[0], "\n", CHATML[1], "\n"
         elif not missing[LLAMA3]:
             start, opener, header, close, tail = LLAMA3[0], LLAMA3[1], f"{LLAMA3[2]}\n\n", LLAMA3[3], ""
         else:
@@ -129,17 +131,17 @@ class ForeignTokenizer:
                 fix=f"use a base with {' and '.join(CHATML)} (ChatML), or with {', '.join(LLAMA3)} (Llama 3)",
             )
         self._texts = (start, opener, header, close + tail)
-        opening = {role: self._parsed(f"{opener}{role}{header}") for role in ROLES}
-        layout = Layout(self._parsed(start), opening, self._parsed(close + tail))
+        opening = {role: self._encode_with_controls(f"{opener}{role}{header}") for role in ROLES}
+        layout = Layout(self._encode_with_controls(start), opening, self._encode_with_controls(close + tail))
         quoted = {"header": header.replace("\n", "\\n"), "close": (close + tail).replace("\n", "\\n"), "open": opener}
         return layout, _JINJA.format(start=f"{{{{ '{start}' }}}}" if start else "", **quoted)
 
-    def _first(self) -> str:
+    def _bos_text(self) -> str:
         """What the tokenizer itself puts before a text: its bos, or nothing."""
         ids = self._fast.encode("", add_special_tokens=True).ids
         return "".join(text for number in ids[:1] for text, special in self._special.items() if special == number)
 
-    def _parsed(self, text: str) -> tuple[int, ...]:
+    def _encode_with_controls(self, text: str) -> tuple[int, ...]:
         self._fast.encode_special_tokens = False
         ids = tuple(self._fast.encode(text, add_special_tokens=False).ids)
         self._fast.encode_special_tokens = True

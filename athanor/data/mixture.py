@@ -20,7 +20,7 @@ from athanor.base.errors import InputError, ParamsError
 from athanor.data.order import permutation
 
 WEIGHT_SCALE = 10**9
-PART = 1 << 12
+BLOCK_DOCUMENTS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -132,21 +132,21 @@ def plan_mixture(sources: Sequence[MixSource], target: int | None, seed: int, *,
     end = allowed if target is None else min(target, allowed)
 
     queues = [_Queue(source, seed, backwards) for source in sources]
-    taken, behind, total = [0] * len(sources), [0] * len(sources), 0
+    taken, deficits, total = [0] * len(sources), [0] * len(sources), 0
     out_sources, out_documents = array("B"), array("q")
     while total < end:
-        best = behind.index(max(behind))
-        document, length = queues[best].peek()
-        if taken[best] + length > caps[best]:
+        neediest = deficits.index(max(deficits))
+        document, length = queues[neediest].peek()
+        if taken[neediest] + length > caps[neediest]:
             break
-        queues[best].advance()
-        out_sources.append(best)
+        queues[neediest].advance()
+        out_sources.append(neediest)
         out_documents.append(document)
-        taken[best] += length
+        taken[neediest] += length
         total += length
         # How far each is behind its share, times `scale`: whole numbers of any size, so nothing is ever rounded.
-        behind = [late + w * length for late, w in zip(behind, weight, strict=True)]
-        behind[best] -= scale * length
+        deficits = [deficit + w * length for deficit, w in zip(deficits, weight, strict=True)]
+        deficits[neediest] -= scale * length
     return Plan(
         sources=np.frombuffer(out_sources, dtype=np.uint8),
         documents=np.frombuffer(out_documents, dtype=np.int64),
@@ -179,9 +179,9 @@ class _Queue:
             self._order = permutation(len(self._source.lengths), self._seed, self._source.name, self._epoch)
             if self._backwards:
                 self._order = self._order[::-1]
-        part = self._order[self._next : self._next + PART]
-        self._documents, self._lengths = part.tolist(), self._source.lengths[part].tolist()
-        self._next, self._at = self._next + len(part), 0
+        block = self._order[self._next : self._next + BLOCK_DOCUMENTS]
+        self._documents, self._lengths = block.tolist(), self._source.lengths[block].tolist()
+        self._next, self._at = self._next + len(block), 0
 
     def advance(self) -> None:
         self._at += 1

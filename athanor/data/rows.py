@@ -119,10 +119,10 @@ class PackedRows:
         return [self.conversation(number) for number in self.numbers(row)]
 
 
-def held_out(folder: str | Path, most: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
-    """(ids, mask) of held-out conversations, a fixed mixed choice of at most `most`, and the id that ends answers."""
+def held_out(folder: str | Path, max_conversations: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
+    """(ids, mask) of held-out conversations, a fixed mixed choice of at most `max_conversations`, and the id that ends answers."""
     rows = PackedRows(folder, "val")
-    numbers = permutation(rows.conversation_count, "validation")[:most].tolist()
+    numbers = permutation(rows.conversation_count, "validation")[:max_conversations].tolist()
     return [rows.conversation(number) for number in numbers], rows.stop
 
 
@@ -141,21 +141,21 @@ def pack(lengths: Sequence[int], capacity: int, seed: int) -> list[list[int]]:
         length = lengths[number]
         if length > capacity:
             raise ValueError(f"piece {number} has {length} tokens, a row holds {capacity}")
-        at = bisect.bisect_left(rooms, length)
-        if at == len(rooms):
+        index = bisect.bisect_left(rooms, length)
+        if index == len(rooms):
             row, room = len(rows), capacity
             rows.append([])
         else:
-            room = rooms[at]
+            room = rooms[index]
             row = by_room[room].pop()
             if not by_room[room]:
-                del by_room[room], rooms[at]
+                del by_room[room], rooms[index]
         rows[row].append(number)
-        left = room - length
-        if left not in by_room:
-            bisect.insort(rooms, left)
-            by_room[left] = []
-        by_room[left].append(row)
+        remaining = room - length
+        if remaining not in by_room:
+            bisect.insort(rooms, remaining)
+            by_room[remaining] = []
+        by_room[remaining].append(row)
     return rows
 
 

@@ -90,7 +90,13 @@ class _Windows(_Sampler):
     """Windows of `context_tokens` + 1 over a stream, each once per epoch; `facts` name the stream's sources."""
 
     def __init__(
-        self, folder: str | Path, part: str, stream: TokenStream, facts: dict[str, Any], context_tokens: int, seed: int
+        self,
+        folder: str | Path,
+        subfolder: str,
+        stream: TokenStream,
+        facts: dict[str, Any],
+        context_tokens: int,
+        seed: int,
     ) -> None:
         self._stream = stream
         unnamed = [f"source-{number}" for number in range(int(stream.sources.max(initial=0)) + 1)]
@@ -99,7 +105,7 @@ class _Windows(_Sampler):
         if samples < 1:
             raise InputError(
                 f"{stream.tokens} tokens are fewer than one window of {context_tokens + 1}",
-                where=str(Path(folder) / part),
+                where=str(Path(folder) / subfolder),
                 fix="add text or lower the context length",
             )
         super().__init__(folder, context_tokens, seed, samples)
@@ -196,13 +202,13 @@ class SftSampler(_Sampler):
         document_BS = np.full(shape, NO_DOCUMENT, dtype=np.int64)
         source_BS = np.zeros(shape, dtype=np.int64)
         for row, number in enumerate(numbers):
-            at = 0
-            for place, entry in enumerate(self._rows.numbers(row=number)):
+            start = 0
+            for index, entry in enumerate(self._rows.numbers(row=number)):
                 ids, mask = self._rows.conversation(entry)
-                end = at + len(ids)
-                tokens_BS[row, at:end], mask_BS[row, at:end], document_BS[row, at:end] = ids, mask, place
-                source_BS[row, at:end] = self._rows.source_number(entry)
-                at = end
+                end = start + len(ids)
+                tokens_BS[row, start:end], mask_BS[row, start:end], document_BS[row, start:end] = ids, mask, index
+                source_BS[row, start:end] = self._rows.source_number(entry)
+                start = end
         return SftBatch(tokens_BS, mask_BS, document_BS, source_BS, self._rows.unique_names)
 
     def document_name(self, position_tokens: int, skipped_tokens: int, document: int) -> str:

@@ -106,12 +106,12 @@ class TokenStream:
         if start < 0 or start + count > self.tokens:
             raise IndexError(f"tokens {start} to {start + count} of {self.tokens}")
         out = np.empty(count, dtype=np.int64)
-        done, shard = 0, int(np.searchsorted(self._bases, start, side="right")) - 1
-        while done < count:
-            offset = start + done - int(self._bases[shard])
-            part = self._maps[shard][offset : offset + count - done]
-            out[done : done + len(part)] = part
-            done, shard = done + len(part), shard + 1
+        copied, shard = 0, int(np.searchsorted(self._bases, start, side="right")) - 1
+        while copied < count:
+            offset = start + copied - int(self._bases[shard])
+            chunk = self._maps[shard][offset : offset + count - copied]
+            out[copied : copied + len(chunk)] = chunk
+            copied, shard = copied + len(chunk), shard + 1
         return out
 
     def document_of(self, positions: np.ndarray) -> np.ndarray:

@@ -45,7 +45,7 @@ class KVCache:
     def batch(self) -> int:
         return self.keys_LBKSE.shape[1]
 
-    def place(self, width: int, positions_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def reserve(self, width: int, positions_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Reserve slots for `width` new tokens per row.
 
         Returns their positions for the rotary table ([T] or [B, T], padding
@@ -85,10 +85,10 @@ class KVCache:
         """The first rows as a cache of their own that shares their memory, `length` tokens placed in the longest."""
         if not (0 < rows <= self.batch and 0 <= length <= self.capacity):
             raise ValueError(f"no {rows} rows of {length} tokens in a cache of {self.batch} rows of {self.capacity}")
-        part = copy(self)
-        part.keys_LBKSE, part.values_LBKSE = self.keys_LBKSE[:, :rows], self.values_LBKSE[:, :rows]
-        part.length = length
-        return part
+        view = copy(self)
+        view.keys_LBKSE, view.values_LBKSE = self.keys_LBKSE[:, :rows], self.values_LBKSE[:, :rows]
+        view.length = length
+        return view
 
     def move(self, source: int, target: int) -> None:
         """Put one row's tokens into the place of another."""

@@ -24,7 +24,7 @@ from athanor.model.config import ModelConfig
 
 
 class Decodes(Protocol):
-    """What a model must offer: a `Transformer`, or a `Folded` one, which is quicker."""
+    """What the engine needs of a model: a `Transformer`, or a `FusedDecoder`, which is quicker."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -35,7 +35,7 @@ class Decodes(Protocol):
     def hidden(self, ids_BT: Tensor, *, positions_BT: Tensor | None = None, cache: KVCache) -> Tensor: ...
 
 
-class Made(NamedTuple):
+class TokenEvent(NamedTuple):
     """One id of one answer; `done` says that it is the last: a stop id, or the limit or the context is reached."""
 
     key: Hashable
@@ -51,7 +51,7 @@ class _Row:
     sampling: Sampling
     draw: random.Random
     token: int = 0  # the last one made, not in the cache yet
-    said: set[int] = field(default_factory=set)
+    generated: set[int] = field(default_factory=set)
 
 
 class Engine:
@@ -83,7 +83,7 @@ class Engine:
         return self.capacity - len(self.rows)
 
     @torch.inference_mode()
-    def join(self, answers: Sequence[tuple[Hashable, Sequence[int], int, Sampling]]) -> list[Made]:
+    def add_requests(self, answers: Sequence[tuple[Hashable, Sequence[int], int, Sampling]]) -> list[TokenEvent]:
         """Begin answers, given as (key, prompt ids, most new tokens, sampling), and make the first id of each.
 
         They are read in one pass, padded to the longest. InputError, before
@@ -100,57 +100,57 @@ class Engine:
         prompts = [prompt for _, prompt, _, _ in answers]
         device, width = self.model.head_weight.device, max(map(len, prompts))
         scratch = KVCache(self.model.config, len(prompts), width, device=device, dtype=self.model.head_weight.dtype)
-        logits_BV = _read(self.model, prompts, scratch)
+        logits_BV = _prefill(self.model, prompts, scratch)
         first = len(self.rows)
         self.cache.adopt(first, scratch)
         for key, prompt, limit, sampling in answers:
             budget = min(limit, self.cache.capacity - len(prompt))
             self.rows.append(_Row(key, len(prompt), budget, sampling, random.Random(sampling.seed)))
-        return self._take(first, logits_BV)
+        return self._choose_tokens(first, logits_BV)
 
     @torch.inference_mode()
-    def step(self) -> list[Made]:
+    def step(self) -> list[TokenEvent]:
         """The next id of every answer under way."""
         if not self.rows:
             return []
         device, lengths = self.model.head_weight.device, [row.length for row in self.rows]
-        part = self.cache.head(len(lengths), max(lengths))
+        view = self.cache.head(len(lengths), max(lengths))
         even = len(set(lengths)) == 1
         positions_B1 = None if even else torch.tensor(lengths, device=device)[:, None]
         ids_B1 = torch.tensor([row.token for row in self.rows], device=device)[:, None]
         for row in self.rows:
             row.length += 1
-        h_BTD = self.model.hidden(ids_B1, positions_BT=positions_B1, cache=part)
-        return self._take(0, F.linear(h_BTD[:, -1], self.model.head_weight))
+        h_BTD = self.model.hidden(ids_B1, positions_BT=positions_B1, cache=view)
+        return self._choose_tokens(0, F.linear(h_BTD[:, -1], self.model.head_weight))
 
-    def leave(self, key: Hashable) -> None:
+    def cancel(self, key: Hashable) -> None:
         """End an answer; nothing happens if it is not under way."""
-        for place, row in enumerate(self.rows):
+        for index, row in enumerate(self.rows):
             if row.key == key:
                 last = self.rows.pop()
-                if place < len(self.rows):
-                    self.rows[place] = last
+                if index < len(self.rows):
+                    self.rows[index] = last
                     with torch.inference_mode():
-                        self.cache.move(len(self.rows), place)
+                        self.cache.move(len(self.rows), index)
                 return
 
-    def _take(self, first: int, logits_BV: Tensor) -> list[Made]:
+    def _choose_tokens(self, first: int, logits_BV: Tensor) -> list[TokenEvent]:
         """Choose the next ids of the rows from `first` on; those that are done leave."""
         rows = self.rows[first:]
-        for place, row in enumerate(rows):
-            if row.said:
-                penalise(logits_BV[place], row.said, row.sampling.repetition_penalty)
+        for index, row in enumerate(rows):
+            if row.generated:
+                penalise(logits_BV[index], row.generated, row.sampling.repetition_penalty)
         tokens = pick(logits_BV, [row.sampling for row in rows], [row.draw for row in rows])
-        made = []
+        events = []
         for row, token in zip(rows, tokens, strict=True):
             row.token, row.budget = token, row.budget - 1
             if row.sampling.repetition_penalty != 1 and token not in self.exempt:
-                row.said.add(token)
-            made.append(Made(row.key, token, token in self.stop_ids or row.budget == 0))
-        for one in made:
-            if one.done:
-                self.leave(one.key)
-        return made
+                row.generated.add(token)
+            events.append(TokenEvent(row.key, token, token in self.stop_ids or row.budget == 0))
+        for event in events:
+            if event.done:
+                self.cancel(event.key)
+        return events
 
 
 def check_prompt(prompt: Sequence[int], context: int) -> None:
@@ -162,13 +162,13 @@ def check_prompt(prompt: Sequence[int], context: int) -> None:
         )
 
 
-def _read(model: Decodes, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
+def _prefill(model: Decodes, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
     """Put the prompts into the cache; logits [B, V] after the last id of each."""
     device, width = model.head_weight.device, max(len(prompt) for prompt in prompts)
     ids_BT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
     lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    places_BT = torch.arange(width, device=device).expand(len(prompts), width)
+    index_BT = torch.arange(width, device=device).expand(len(prompts), width)
     even = all(len(prompt) == width for prompt in prompts)
-    positions_BT = None if even else places_BT.where(places_BT < lengths_B[:, None], -1)
+    positions_BT = None if even else index_BT.where(index_BT < lengths_B[:, None], -1)
     h_BTD = model.hidden(ids_BT, positions_BT=positions_BT, cache=cache)
     return F.linear(h_BTD[torch.arange(len(prompts), device=device), lengths_B - 1], model.head_weight)

@@ -39,7 +39,7 @@ class _Layer:
             self.norm_HE = torch.stack(weights) * math.sqrt(config.head_dim)
 
 
-class Folded:
+class FusedDecoder:
     """An fp32 `Transformer` in evaluation mode, for decoding with a cache.
 
     Logits agree with the plain model's to rounding. The matrices of the layers
@@ -76,7 +76,7 @@ class Folded:
 
     def _step(self, ids_B: Tensor, positions_B1: Tensor | None, cache: KVCache) -> Tensor:
         B, H, K, E = len(ids_B), self.config.heads, self.config.kv_heads, self.config.head_dim
-        positions, mask = cache.place(1, positions_B1)
+        positions, mask = cache.reserve(1, positions_B1)
         cos, sin = self.cos_T1E[positions.view(-1)], self.sin_T1E[positions.view(-1)]
         x_BD = F.embedding(ids_B, self.head_weight)
         for number, layer in enumerate(self.layers):

@@ -68,12 +68,12 @@ def generate(
         longest = max(len(prompts[i]) for i in chosen) + max_new_tokens
         tokens = min(longest, model.config.context_tokens)
         engine = Engine(model, rows=min(batch_rows, len(chosen)), tokens=tokens, stop_ids=stops, exempt=exempt)
-        left = [(i, prompts[i], max_new_tokens, sampling[i]) for i in chosen][::-1]
-        while left or engine.rows:
-            made = engine.step()
-            if left and engine.free >= REFILL_SHARE * engine.capacity:
-                made += engine.join([left.pop() for _ in range(min(engine.free, len(left)))])
-            for i, token, _ in made:
+        pending = [(i, prompts[i], max_new_tokens, sampling[i]) for i in chosen][::-1]
+        while pending or engine.rows:
+            events = engine.step()
+            if pending and engine.free >= REFILL_SHARE * engine.capacity:
+                events += engine.add_requests([pending.pop() for _ in range(min(engine.free, len(pending)))])
+            for i, token, _ in events:
                 if token in stops:
                     ends[i] = token
                 else:
@@ -83,7 +83,7 @@ def generate(
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))[::-1]
     on_cpu = model.head_weight.device.type == "cpu"
     workers, groups = (threads if on_cpu and torch.get_num_threads() == 1 else 1), (PROMPT_GROUPS if on_cpu else 1)
-    shares = [share for part in range(groups) if (share := order[part::groups])]
+    shares = [share for group in range(groups) if (share := order[group::groups])]
     with ThreadPoolExecutor(workers, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
         for _ in pool.map(decode, shares) if workers > 1 else map(decode, shares):
             pass

@@ -1,4 +1,4 @@
-"""What an answer is made from: a history that fits, the ids that end it, and those no penalty may touch."""
+"""The inputs of an answer: a history that fits, the ids that end it, and those that no penalty may touch."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def fit(
         return [*system, *turns[2 * pairs :]]
 
     # From the newest on, in growing steps and then by halves: what is far too long costs no more than what fits.
-    good, bad, stride = max(0, len(turns) - 1) // 2, -1, 1
-    tokens = size(without(good))
+    fitting, too_long, stride = max(0, len(turns) - 1) // 2, -1, 1
+    tokens = size(without(fitting))
     if tokens >= context_tokens:
         raise InputError(
             f"a prompt of {tokens} tokens does not fit into a context of {context_tokens}",
             fix="shorten the message or the system message",
         )
     if tokens + reserve_tokens > context_tokens:
-        return without(good), good
-    while good - bad > 1:
-        tried = max(bad + 1, good - stride) if bad < 0 else (good + bad) // 2
+        return without(fitting), fitting
+    while fitting - too_long > 1:
+        tried = max(too_long + 1, fitting - stride) if too_long < 0 else (fitting + too_long) // 2
         if size(without(tried)) + reserve_tokens <= context_tokens:
-            good, stride = tried, 2 * stride
+            fitting, stride = tried, 2 * stride
         else:
-            bad = tried
-    return without(good), good
+            too_long = tried
+    return without(fitting), fitting

@@ -19,7 +19,7 @@ from torch import Tensor
 from athanor.base.errors import InputError
 
 TOP_IDS = 64
-LEAST_HEAT, MOST_PENALTY = 1e-6, 100.0
+MIN_TEMPERATURE, MAX_PENALTY = 1e-6, 100.0
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,18 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        heat, penalty = self.temperature, self.repetition_penalty
-        good = self.top_k >= 0 and 0 < self.top_p <= 1 and 0 <= self.min_p <= 1
+        temperature, penalty = self.temperature, self.repetition_penalty
+        filters_valid = self.top_k >= 0 and 0 < self.top_p <= 1 and 0 <= self.min_p <= 1
         # Beyond these a logit overflows, and nothing is left to choose from.
-        if not (good and (heat == 0 or LEAST_HEAT <= heat < math.inf) and 1 / MOST_PENALTY <= penalty <= MOST_PENALTY):
+        if not (
+            filters_valid
+            and (temperature == 0 or MIN_TEMPERATURE <= temperature < math.inf)
+            and 1 / MAX_PENALTY <= penalty <= MAX_PENALTY
+        ):
             raise InputError(
                 f"impossible sampling settings {asdict(self)}",
-                fix=f"use temperature 0 or ≥ {LEAST_HEAT:g}, top_k ≥ 0, 0 < top_p ≤ 1, 0 ≤ min_p ≤ 1 and "
-                f"repetition_penalty from {1 / MOST_PENALTY:g} to {MOST_PENALTY:g}",
+                fix=f"use temperature 0 or ≥ {MIN_TEMPERATURE:g}, top_k ≥ 0, 0 < top_p ≤ 1, 0 ≤ min_p ≤ 1 and "
+                f"repetition_penalty from {1 / MAX_PENALTY:g} to {MAX_PENALTY:g}",
             )
 
     @classmethod
@@ -61,27 +65,29 @@ class Sampling:
 GREEDY = Sampling()
 
 
-def penalise(logits_V: Tensor, said: Collection[int], penalty: float) -> None:
-    """Make the ids `said` less likely, in place."""
-    ids = torch.tensor(sorted(said), device=logits_V.device)
-    found = logits_V[ids]
-    logits_V[ids] = torch.where(found > 0, found / penalty, found * penalty)
+def penalise(logits_V: Tensor, generated: Collection[int], penalty: float) -> None:
+    """Make the ids `generated` less likely, in place."""
+    ids = torch.tensor(sorted(generated), device=logits_V.device)
+    chosen_logits = logits_V[ids]
+    logits_V[ids] = torch.where(chosen_logits > 0, chosen_logits / penalty, chosen_logits * penalty)
 
 
 def pick(logits_BV: Tensor, sampling: Sequence[Sampling], draws: Sequence[random.Random]) -> list[int]:
     """The next id of every row; a row that samples takes one number from its own generator."""
     tokens = logits_BV.argmax(-1).tolist()
-    hot = [row for row, setting in enumerate(sampling) if setting.temperature > 0]
-    if not hot:
+    sampled_rows = [row for row, setting in enumerate(sampling) if setting.temperature > 0]
+    if not sampled_rows:
         return tokens
-    wide_BV = logits_BV if len(hot) == len(tokens) else logits_BV[hot]
+    wide_BV = logits_BV if len(sampled_rows) == len(tokens) else logits_BV[sampled_rows]
     # Sorting a whole vocabulary took twice as long as the model; nearly always the likeliest ids decide.
     top = wide_BV.topk(min(TOP_IDS + 1, wide_BV.shape[-1]))
-    where = "cpu" if logits_BV.device.type == "mps" else logits_BV.device  # the former has no fp64
-    heat_B1 = torch.tensor([[sampling[row].temperature] for row in hot], dtype=torch.float64, device=where)
-    norm_B1 = wide_BV.to(where).to(torch.float64, copy=True).div_(heat_B1).logsumexp(-1, keepdim=True)
-    probs_BK = top.values.to(where).to(torch.float64, copy=True).div_(heat_B1).sub_(norm_B1).exp_()
-    for row, probs, ids in zip(hot, probs_BK.tolist(), top.indices.tolist(), strict=True):
+    device = "cpu" if logits_BV.device.type == "mps" else logits_BV.device  # the former has no fp64
+    temperature_B1 = torch.tensor(
+        [[sampling[row].temperature] for row in sampled_rows], dtype=torch.float64, device=device
+    )
+    norm_B1 = wide_BV.to(device).to(torch.float64, copy=True).div_(temperature_B1).logsumexp(-1, keepdim=True)
+    probs_BK = top.values.to(device).to(torch.float64, copy=True).div_(temperature_B1).sub_(norm_B1).exp_()
+    for row, probs, ids in zip(sampled_rows, probs_BK.tolist(), top.indices.tolist(), strict=True):
         draw = draws[row].random()
         token = _among_likeliest(probs, ids, logits_BV.shape[-1], sampling[row], draw)
         tokens[row] = _sample(logits_BV[row], sampling[row], draw) if token is None else token
@@ -89,42 +95,42 @@ def pick(logits_BV: Tensor, sampling: Sequence[Sampling], draws: Sequence[random
 
 
 def _among_likeliest(probs: list[float], ids: list[int], size: int, setting: Sampling, draw: float) -> int | None:
-    """What `_sample` takes, out of the likeliest ids alone; None where the others have a say.
+    """The id that `_sample` would choose, from the likeliest ids alone; None where the others matter.
 
     `probs` descend. The last one only tells where the rest begins, unless there is no rest.
     """
-    whole = len(ids) == size
-    known = size if whole else len(ids) - 1
-    if not whole and probs[known - 1] == probs[known]:
+    complete = len(ids) == size
+    known = size if complete else len(ids) - 1
+    if not complete and probs[known - 1] == probs[known]:
         return None  # which of two equal ones came in was chance
     ranked = sorted((-p, i) for p, i in zip(probs[:known], ids[:known], strict=True))
     if setting.top_k:
-        if setting.top_k > known and not whole:
+        if setting.top_k > known and not complete:
             return None
-        ranked, whole = ranked[: setting.top_k], True
+        ranked, complete = ranked[: setting.top_k], True
     if setting.top_p < 1:
-        goal, mass = setting.top_p * _mass(ranked, whole), 0.0
-        for place, (p, _) in enumerate(ranked):
+        goal, mass = setting.top_p * _mass(ranked, complete), 0.0
+        for index, (p, _) in enumerate(ranked):
             mass -= p
             if mass >= goal:
-                ranked, whole = ranked[: place + 1], True
+                ranked, complete = ranked[: index + 1], True
                 break
-    least = setting.min_p * -ranked[0][0]
-    if -ranked[-1][0] < least:
-        ranked, whole = [pair for pair in ranked if -pair[0] >= least], True
-    if not whole and (setting.top_p < 1 or setting.min_p > 0):
+    min_prob = setting.min_p * -ranked[0][0]
+    if -ranked[-1][0] < min_prob:
+        ranked, complete = [pair for pair in ranked if -pair[0] >= min_prob], True
+    if not complete and (setting.top_p < 1 or setting.min_p > 0):
         return None  # a filter reaches beyond the likeliest ids
-    goal, mass = draw * _mass(ranked, whole), 0.0
+    goal, mass = draw * _mass(ranked, complete), 0.0
     for p, token in ranked:
         mass -= p
         if mass > goal:
             return token
-    return ranked[-1][1] if whole else None
+    return ranked[-1][1] if complete else None
 
 
-def _mass(ranked: list[tuple[float, int]], whole: bool) -> float:
-    """Of what is kept: of everything, where nothing is cut off or it is not known yet what is."""
-    return -math.fsum(p for p, _ in ranked) if whole else 1.0
+def _mass(ranked: list[tuple[float, int]], complete: bool) -> float:
+    """Probability mass of the ids that are left; 1 while it is not known which ids the filters cut off."""
+    return -math.fsum(p for p, _ in ranked) if complete else 1.0
 
 
 def filtered(logits_V: Tensor, setting: Sampling) -> tuple[Tensor, Tensor]:
@@ -145,5 +151,5 @@ def filtered(logits_V: Tensor, setting: Sampling) -> tuple[Tensor, Tensor]:
 
 def _sample(logits_V: Tensor, setting: Sampling, draw: float) -> int:
     probs_V, ids_V = filtered(logits_V, setting)
-    place = int(torch.searchsorted(probs_V.cumsum(0), torch.tensor(draw, dtype=torch.float64), right=True))
-    return int(ids_V[min(place, len(ids_V) - 1)])
+    index = int(torch.searchsorted(probs_V.cumsum(0), torch.tensor(draw, dtype=torch.float64), right=True))
+    return int(ids_V[min(index, len(ids_V) - 1)])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from athanor.base.errors import InputError
-from athanor.decoding.folded import Folded
+from athanor.decoding.folded import FusedDecoder
 from athanor.decoding.generate import generate
 from athanor.decoding.prompting import end_ids, exempt_ids
 from athanor.decoding.sampling import GREEDY, Sampling
@@ -122,7 +122,7 @@ def _speak(
                 fix="raise model.context_tokens, or leave the category out of the battery",
             )
     made = generate(
-        Folded(model),
+        FusedDecoder(model),
         prompts,
         max_new_tokens=max_new_tokens,
         stop_ids=end_ids(tokenizer),

@@ -19,7 +19,7 @@ from athanor.hardware.kernels import threads
 from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
 from athanor.model.device import micro_batch
-from athanor.model.kernels import rows_by_hand
+from athanor.model.kernels import cpu_attention_fits
 from athanor.training import checkpoint
 from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
@@ -74,7 +74,7 @@ def measure(
         found |= _formats(config, rows, device, bounds, tell)
         chosen = choose_precision(precision, device, found)
         found["precision"] = chosen
-        if not rows_by_hand(device.type, chosen, config.context_tokens):
+        if not cpu_attention_fits(device.type, chosen, config.context_tokens):
             tell("attention kernels")
             found["attention"] = kernels.attention(config, rows, chosen, device, bounds.attention)
         if replicas == 1:

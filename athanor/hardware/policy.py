@@ -16,9 +16,9 @@ from athanor.base.errors import InputError
 from athanor.model.config import ModelConfig
 from athanor.model.device import MICRO_BATCH_TOKENS
 from athanor.model.gpu_family import Architecture, memory_share
-from athanor.model.kernels import rows_by_hand
+from athanor.model.kernels import cpu_attention_fits
 from athanor.training.attention import DEFAULT
-from athanor.training.memory import Load, training_bytes
+from athanor.training.memory import StepFootprint, training_bytes
 from athanor.training.setup import Choices
 
 AUTO = "auto"
@@ -206,12 +206,12 @@ def resolve(
         decisions["precision"] = precision(architecture, gflops, found.get("steps"), found.get("stable"))
     number = decisions["precision"].value
     if "attention" not in decisions:
-        by_hand = rows_by_hand(architecture.device, number, config.context_tokens)
+        by_hand = cpu_attention_fits(architecture.device, number, config.context_tokens)
         kernel = attention(architecture, found.get("attention")) if not by_hand else None
         decisions["attention"] = kernel or Choice(DEFAULT, "rows so short are worked by hand on a CPU")
 
     def fits(rows: int, again: bool) -> bool:
-        load = Load(rows, config.context_tokens, number, asked.replicas, side_by_side)
+        load = StepFootprint(rows, config.context_tokens, number, asked.replicas, side_by_side)
         return free is None or needed_bytes(config, load, again) <= free
 
     if "checkpointing" not in decisions:
@@ -256,7 +256,7 @@ def _micro_batch(
     return Choice(rows * config.context_tokens, "more does not fit")
 
 
-def needed_bytes(config: ModelConfig, load: Load, again: bool) -> int:
+def needed_bytes(config: ModelConfig, load: StepFootprint, again: bool) -> int:
     """Peak bytes of training, where activations are computed `again` block by block: each block's input is kept."""
     if not again:
         return training_bytes(config, load)

@@ -19,7 +19,15 @@ from athanor.model.config import ModelConfig
 from athanor.model.loss import Targets, training_loss
 from athanor.model.precision import LossScale, autocast, products
 from athanor.model.transformer import Transformer
-from athanor.training.compiling import Shapes, compile_block, first_line, run_apart, tune_blocks, untune, use_cache
+from athanor.training.compiling import (
+    Shapes,
+    compile_block,
+    first_line,
+    run_in_subprocess,
+    tune_blocks,
+    untune,
+    use_cache,
+)
 
 _LAYERS = 2  # of the part that is measured
 _STABLE_STEPS = 20
@@ -101,7 +109,7 @@ def compiling(
         "config": config.to_dict(), "rows": rows, "precision": precision, "device": str(device), "threads": count,
         "cache": str(cache), "seconds": limit_seconds,
     }  # fmt: skip
-    output, problem = run_apart("athanor.hardware.steps", [json.dumps(job)], limit_seconds)
+    output, problem = run_in_subprocess("athanor.hardware.steps", [json.dumps(job)], limit_seconds)
     if problem:
         return {"works": False, "why": problem}
     return {"works": True, "why": "", **json.loads(output.strip().splitlines()[-1])}

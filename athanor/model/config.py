@@ -56,7 +56,7 @@ class ModelConfig:
         return self.adapters or self.parameter_count()
 
     def stored_bytes(self) -> int:
-        """Of all weights in memory: fp32 masters."""
+        """Bytes of all weights in memory, as fp32 masters."""
         return 4 * self.parameter_count()
 
     def to_dict(self) -> dict[str, Any]:

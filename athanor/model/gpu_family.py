@@ -59,23 +59,23 @@ AMD = {
 
 
 def nvidia(capability: tuple[int, int], shared_memory: bool = False) -> Architecture:
-    for least, name, native, fused in NVIDIA:
-        if capability >= least:
+    for min_capability, name, native, fused in NVIDIA:
+        if capability >= min_capability:
             return Architecture(f"{name} sm{capability[0]}{capability[1]}", "cuda", native, fused, shared_memory)
     return Architecture(f"sm{capability[0]}{capability[1]}", "cuda", (), False, shared_memory)
 
 
 def amd(target: str, shared_memory: bool = False) -> Architecture:
     """`target` as ROCm names it, features included: gfx90a:sramecc+:xnack-."""
-    found = [prefix for prefix in AMD if target.split(":")[0].startswith(prefix)]
-    if not found:
+    prefixes = [prefix for prefix in AMD if target.split(":")[0].startswith(prefix)]
+    if not prefixes:
         return Architecture(target, "cuda", (), False, shared_memory)
-    name, native, fused, shared = AMD[max(found, key=len)]
+    name, native, fused, shared = AMD[max(prefixes, key=len)]
     return Architecture(f"{name} {target.split(':')[0]}", "cuda", native, fused, shared or shared_memory)
 
 
 def cpu(flags: Collection[str]) -> Architecture:
-    """By the processor's feature flags, as Linux names them."""
+    """The architecture of a processor, by its feature flags as Linux names them."""
     for flag, name in (("amx_bf16", "CPU with AMX"), ("avx512_bf16", "CPU with AVX512-BF16"), ("bf16", "ARM, bf16")):
         if flag in flags:
             return Architecture(name, "cpu", ("bf16",))

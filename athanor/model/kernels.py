@@ -1,7 +1,7 @@
-"""The same arithmetic by hand, where a CPU trains in fp32: fewer passes over memory than autograd makes.
+"""Kernels for training on a CPU in fp32, with gradients written by hand: fewer passes over memory than autograd makes.
 
 At widths of 128 to 512 half of a training step is not matrix products but
-passes over activations. Each function here has a plain twin, which is what
+passes over activations. Each function here has a plain version, which is what
 runs on accelerators, under a compiler, in other precisions and without
 gradients; tests hold the two together.
 """
@@ -21,10 +21,10 @@ from torch.autograd import Function
 # times as fast, forward and backward, as torch's kernel; at 1024 tokens that one is as fast.
 BLOCK_TOKENS = 64
 MAX_ROW_TOKENS = 512
-HIDDEN = -1e30  # added to a score: nothing is left of it, and it is a number, unlike what an overflow leaves
+MASKED_SCORE = -1e30  # added to a score: nothing is left of it, and it is a number, unlike what an overflow leaves
 
 
-def by_hand(x: Tensor) -> bool:
+def use_cpu_kernel(x: Tensor) -> bool:
     """Whether the functions of this module take over for an input."""
     return (
         x.device.type == "cpu"
@@ -37,7 +37,7 @@ def by_hand(x: Tensor) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension, statistics in fp32."""
-    if by_hand(x):
+    if use_cpu_kernel(x):
         return _RMSNorm.apply(x, weight, eps)
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -56,42 +56,42 @@ class _RMSNorm(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
         unit, inverse, weight = ctx.saved_tensors
         width = unit.shape[-1]
-        towards = (dy * unit).view(-1, width)
-        dweight = towards.sum(0)
-        radial = torch.mv(towards, weight).view(inverse.shape).div_(-width)
+        projected = (dy * unit).view(-1, width)
+        dweight = projected.sum(0)
+        radial = torch.mv(projected, weight).view(inverse.shape).div_(-width)
         return (dy * weight).addcmul_(unit, radial).mul_(inverse), dweight, None
 
 
-def rows_by_hand(device: str, precision: str, tokens: int) -> bool:
+def cpu_attention_fits(device: str, precision: str, tokens: int) -> bool:
     """Whether training in a format on a type of device has `attend` for its rows: short ones of whole blocks."""
     short = tokens <= MAX_ROW_TOKENS and tokens % min(tokens, BLOCK_TOKENS) == 0
     return device == "cpu" and precision != "fp16" and short  # fp16 on a CPU is autocast's
 
 
-_by_torch = 0  # blocks of `attention_by_torch` that are open, in the whole process
+_torch_attention_depth = 0  # blocks of `attention_by_torch` that are open, in the whole process
 
 
 @contextlib.contextmanager
 def attention_by_torch() -> Iterator[None]:
     """Inside, in every thread, torch's kernels work where `attend` would."""
-    global _by_torch
-    _by_torch += 1
+    global _torch_attention_depth
+    _torch_attention_depth += 1
     try:
         yield
     finally:
-        _by_torch -= 1
+        _torch_attention_depth -= 1
 
 
-def attention_by_hand(q_BTHE: Tensor) -> bool:
+def use_cpu_attention(q_BTHE: Tensor) -> bool:
     """Whether `attend` is for queries like these, here and now."""
-    return not _by_torch and by_hand(q_BTHE) and rows_by_hand("cpu", "fp32", q_BTHE.shape[1])
+    return not _torch_attention_depth and use_cpu_kernel(q_BTHE) and cpu_attention_fits("cpu", "fp32", q_BTHE.shape[1])
 
 
 def attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, table: Tensor, bias_BTT: Tensor | None) -> Tensor:
     """Rotary positions and grouped-query attention of whole rows: [B, T, H·E].
 
     `table` is [T, 2, E/2]. Causal without a bias; `bias_BTT` is 0 where a
-    position may be seen and HIDDEN elsewhere, future included.
+    position may be seen and MASKED_SCORE elsewhere, future included.
     """
     return _Attend.apply(q_BTHE, k_BTKE, v_BTKE, table, bias_BTT)
 
@@ -111,8 +111,8 @@ class _Attend(Function):
         G, n = H // K, min(T, BLOCK_TOKENS)
         q = q_BTHE.new_empty(B * K, T // n, G * n, E)
         k, v = q_BTHE.new_empty(B * K, T, E), q_BTHE.new_empty(B * K, T, E)
-        _turn(_blocked(q_BTHE, K, n), q.view(B, K, T // n, G, n, E), _block_table(table, n), 1)
-        _turn(k_BTKE.transpose(1, 2), k.view(B, K, T, E), table, 1)
+        _rotate_into(_blocked(q_BTHE, K, n), q.view(B, K, T // n, G, n, E), _block_table(table, n), 1)
+        _rotate_into(k_BTKE.transpose(1, 2), k.view(B, K, T, E), table, 1)
         v.view(B, K, T, E).copy_(v_BTKE.transpose(1, 2))
         out = torch.empty_like(q_BTHE, memory_format=torch.contiguous_format)
         blocked = _blocked(out, K, n)
@@ -150,8 +150,8 @@ class _Attend(Function):
             torch.baddbmm(dq[:, block], ds, k[:, :end], beta=0, alpha=E**-0.5, out=dq[:, block])
             dk[:, :end].baddbmm_(ds.transpose(1, 2), q[:, block], alpha=E**-0.5)
         grads = [dout.new_empty(B, T, heads, E) for heads in (H, K)]
-        _turn(dq.view(B, K, T // n, G, n, E), _blocked(grads[0], K, n), _block_table(table, n), -1)
-        _turn(dk.view(B, K, T, E), grads[1].transpose(1, 2), table, -1)
+        _rotate_into(dq.view(B, K, T // n, G, n, E), _blocked(grads[0], K, n), _block_table(table, n), -1)
+        _rotate_into(dk.view(B, K, T, E), grads[1].transpose(1, 2), table, -1)
         return grads[0], grads[1], dv.view(B, K, T, E).transpose(1, 2), None, None
 
 
@@ -166,7 +166,7 @@ def _block_table(table: Tensor, n: int) -> Tensor:
     return table.view(-1, 1, n, *table.shape[1:])
 
 
-def _turn(x: Tensor, out: Tensor, table: Tensor, sign: int) -> None:
+def _rotate_into(x: Tensor, out: Tensor, table: Tensor, sign: int) -> None:
     """Rotate x (half rotation) by the angles of the table, forwards or backwards, into `out`."""
     cos, sin = table[..., 0, :], table[..., 1, :]
     (first, second), (out_first, out_second) = x.chunk(2, -1), out.chunk(2, -1)
@@ -203,15 +203,15 @@ class _CrossEntropy(Function):
             rows = slice(start, start + CHUNK_ROWS)
             h, target = h_ND[rows], next_N[rows, None]
             p = torch.mm(h, head_VD.t(), out=buffer[: len(h)])
-            highest, at = p.max(-1, keepdim=True)
-            right = p.gather(1, target)
+            max_logit, index = p.max(-1, keepdim=True)
+            target_logit = p.gather(1, target)
             torch.softmax(p, -1, out=p)
             # By way of the likeliest id: the target's own probability may be too small for a float.
-            total = highest - p.gather(1, at).log_()
-            loss = total - right
+            log_normaliser = max_logit - p.gather(1, index).log_()
+            loss = log_normaliser - target_logit
             if z_loss:
-                loss = loss + z_loss * total.square()
-                p.mul_(1 + 2 * z_loss * total)
+                loss = loss + z_loss * log_normaliser.square()
+                p.mul_(1 + 2 * z_loss * log_normaliser)
             p.scatter_add_(1, target, p.new_full(target.shape, -1.0))
             losses_N[rows] = loss[:, 0]
             torch.mm(p, head_VD, out=dh[rows])
@@ -233,7 +233,7 @@ class _CrossEntropy(Function):
 def plain_summed_cross_entropy(
     h_ND: Tensor, head_VD: Tensor, next_N: Tensor, divisor: int, z_loss: float
 ) -> tuple[Tensor, Tensor]:
-    """The plain twin."""
+    """The plain version of `summed_cross_entropy`."""
     losses_N = cross_entropies(h_ND, head_VD, next_N, z_loss)
     return losses_N.sum() / divisor, losses_N.detach()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from athanor.model.kernels import by_hand, cross_entropies, plain_summed_cross_entropy, summed_cross_entropy
+from athanor.model.kernels import cross_entropies, plain_summed_cross_entropy, summed_cross_entropy, use_cpu_kernel
 from athanor.model.transformer import Transformer
 
 
@@ -24,7 +24,7 @@ class Targets(NamedTuple):
     ids_BT int64; document_BT int64 or None (one document per row, or padding
     at the end only); where_N: flat positions in [B·T] whose next id is
     supervised; next_N: those ids; source_N: number of the source of each, or
-    None where sources are not told. Found on the host, so the output layer runs
+    None where sources are not known. Found on the host, so the output layer runs
     for supervised positions alone and the device is never asked for a count.
     """
 
@@ -35,7 +35,7 @@ class Targets(NamedTuple):
     source_N: Tensor | None = None
 
     def to(self, device: torch.device) -> Targets:
-        return Targets(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+        return Targets(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self))
 
 
 def supervised(document_BS: np.ndarray, mask_BS: np.ndarray | None) -> np.ndarray:
@@ -79,16 +79,16 @@ def token_losses(model: Transformer, batch: Targets, *, z_loss: float = 0.0) -> 
 
 
 def losses_and_stops(model: Transformer, batch: Targets, stop: int) -> Tensor:
-    """Of every supervised target [N, 3], fp32: its `token_losses`; 1 where it is `stop`; 1 where the model says so, too.
+    """Three numbers for every supervised target, fp32 [N, 3].
 
-    The last two are how an answer ends: whether the end is the likeliest id where the answer given is over.
+    Its `token_losses`; 1 where the target is `stop`; 1 where it is and the model's likeliest id is `stop`, too.
     """
     h_ND = _supervised_hidden(model, batch)
     losses_N = cross_entropies(h_ND, model.head_weight, batch.next_N, 0.0)
     ends_N = batch.next_N == stop
-    told_N = torch.zeros_like(ends_N)
-    told_N[ends_N] = F.linear(h_ND[ends_N], model.head_weight).argmax(-1) == stop
-    return torch.stack([losses_N, ends_N.to(losses_N.dtype), told_N.to(losses_N.dtype)], dim=1)
+    predicts_stop_N = torch.zeros_like(ends_N)
+    predicts_stop_N[ends_N] = F.linear(h_ND[ends_N], model.head_weight).argmax(-1) == stop
+    return torch.stack([losses_N, ends_N.to(losses_N.dtype), predicts_stop_N.to(losses_N.dtype)], dim=1)
 
 
 def training_loss(
@@ -96,10 +96,10 @@ def training_loss(
 ) -> Tensor:
     """The sum of `token_losses` divided by `divisor`, to call `backward` on; a scalar.
 
-    The sums of each source's own `token_losses` are added to `by_source_K`, for the eye only.
+    The sums of each source's own `token_losses` are added to `by_source_K`; no gradient goes through them.
     """
     h_ND = _supervised_hidden(model, batch)
-    summed = summed_cross_entropy if by_hand(h_ND) else plain_summed_cross_entropy
+    summed = summed_cross_entropy if use_cpu_kernel(h_ND) else plain_summed_cross_entropy
     loss, losses_N = summed(h_ND, model.head_weight, batch.next_N, divisor, z_loss)
     if by_source_K is not None and batch.source_N is not None:
         by_source_K.index_add_(0, batch.source_N, losses_N)

@@ -98,7 +98,7 @@ class LossScale:
             torch._foreach_mul_(gradients, self.scale.reciprocal())
 
     def update(self, skipped: Tensor) -> None:
-        """Adapt to what this step met."""
+        """Adapt the scale to whether this step was skipped."""
         if not self.active:
             return
         good = torch.where(skipped, 0, self.good_steps + 1)

@@ -58,9 +58,9 @@ def write_tensors(
     text += b" " * (-len(text) % 8)
     checksum = hashlib.sha256()
     with open(path, "wb") as file:
-        for part in (struct.pack("<Q", len(text)), text):
-            checksum.update(part)
-            file.write(part)
+        for chunk in (struct.pack("<Q", len(text)), text):
+            checksum.update(chunk)
+            file.write(chunk)
         for name in order:
             data = _bytes(tensors[name].detach().cpu().contiguous())
             checksum.update(data)
@@ -79,19 +79,19 @@ def read_header(path: str | os.PathLike[str]) -> tuple[dict[str, dict], dict[str
             start = file.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
             if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
-                raise _broken(path, "its header is cut off")
+                raise _damaged(path, "its header is cut off")
             header = json.loads(file.read(length))
     except FileNotFoundError:
         raise InputError("file not found", where=str(path), fix="run the stage that makes it: dvc repro") from None
     except (ValueError, RecursionError):
-        raise _broken(path, "its header is not JSON") from None
+        raise _damaged(path, "its header is not JSON") from None
     try:
         metadata = dict(header.pop("__metadata__", {}))
         offset = _checked(path, header)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise _broken(path, f"its header has another form ({type(error).__name__})") from None
+        raise _damaged(path, f"its header has another form ({type(error).__name__})") from None
     if 8 + length + offset != size:
-        raise _broken(path, f"it has {size} bytes where its header promises {8 + length + offset}")
+        raise _damaged(path, f"it has {size} bytes where its header promises {8 + length + offset}")
     return header, metadata, 8 + length
 
 
@@ -101,14 +101,14 @@ def _checked(path: Path, header: dict[str, dict]) -> int:
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
-            raise _broken(path, f"tensor {name} has unknown type {entry['dtype']}")
+            raise _damaged(path, f"tensor {name} has unknown type {entry['dtype']}")
         (begin, end), shape = entry["data_offsets"], entry["shape"]
         if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in (begin, end, *shape)):
-            raise _broken(path, f"tensor {name} has a shape or a byte range that no tensor can have")
+            raise _damaged(path, f"tensor {name} has a shape or a byte range that no tensor can have")
         if math.prod(max(1, n) for n in shape) > _MAX_ITEMS:
-            raise _broken(path, f"tensor {name} has a shape that no tensor can have")
+            raise _damaged(path, f"tensor {name} has a shape that no tensor can have")
         if begin != offset or end - begin != math.prod(shape) * dtype.itemsize:
-            raise _broken(path, f"the byte range of tensor {name} does not fit its shape")
+            raise _damaged(path, f"the byte range of tensor {name} does not fit its shape")
         offset = end
     return offset
 
@@ -123,7 +123,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             tensors[name] = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
             file.seek(start + begin)
             if end > begin and file.readinto(_bytes(tensors[name])) != end - begin:
-                raise _broken(Path(path), f"tensor {name} is cut off")
+                raise _damaged(Path(path), f"tensor {name} is cut off")
     return tensors
 
 
@@ -132,5 +132,5 @@ def _bytes(tensor: Tensor) -> memoryview:
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
-def _broken(path: Path, why: str) -> InputError:
-    return InputError(f"not a whole safetensors file: {why}", where=str(path), fix="delete it and run dvc repro")
+def _damaged(path: Path, reason: str) -> InputError:
+    return InputError(f"not a whole safetensors file: {reason}", where=str(path), fix="delete it and run dvc repro")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from athanor.model.config import ModelConfig
-from athanor.model.kernels import HIDDEN, attend, attention_by_hand, by_hand, rms_norm
+from athanor.model.kernels import MASKED_SCORE, attend, rms_norm, use_cpu_attention, use_cpu_kernel
 
 INIT_STD = 0.02
 INIT_EXCESS_NATS = 0.05
@@ -32,7 +32,7 @@ class Linear(nn.Linear):
 class Cache(Protocol):
     """What the model asks of a key-value cache; a protocol, so that training does not depend on decoding's."""
 
-    def place(self, width: int, positions_BT: Tensor | None) -> tuple[Tensor, Tensor | None]: ...
+    def reserve(self, width: int, positions_BT: Tensor | None) -> tuple[Tensor, Tensor | None]: ...
 
     def store(self, layer: int, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]: ...
 
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         v_BTKE = self.v_proj(x_BTD).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
-        if cache is None and attention_by_hand(q_BTHE):
+        if cache is None and use_cpu_attention(q_BTHE):
             bias_BTT = None if mask is None else mask[:, 0]
             return self.o_proj(attend(q_BTHE, k_BTKE, v_BTKE, table, bias_BTT))
         q = rotate(q_BTHE, table).transpose(1, 2)
@@ -220,7 +220,7 @@ class Transformer(nn.Module):
         if cache is not None:
             if document_BT is not None:
                 raise ValueError("a cache holds one document per row; document_BT is for rows without a cache")
-            positions_BT, mask = cache.place(T, positions_BT)
+            positions_BT, mask = cache.reserve(T, positions_BT)
             table = self.rotary[positions_BT]
         elif positions_BT is not None:
             raise ValueError("positions_BT needs a cache; rows without one count from 0")
@@ -231,8 +231,8 @@ class Transformer(nn.Module):
             if document_BT is not None:
                 mask = block_mask(document_BT)
         x_BTD = self.model.embed_tokens(ids_BT)
-        if mask is not None and cache is None and by_hand(x_BTD):
-            mask = torch.zeros(mask.shape).masked_fill_(~mask, HIDDEN)  # once, and not in every layer
+        if mask is not None and cache is None and use_cpu_kernel(x_BTD):
+            mask = torch.zeros(mask.shape).masked_fill_(~mask, MASKED_SCORE)  # once, and not in every layer
         for block in self.model.layers:
             x_BTD = block(x_BTD, table, mask, cache)
         return self.model.norm(x_BTD)

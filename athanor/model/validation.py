@@ -115,23 +115,23 @@ def conversation_loss(
     sums_D3, counts_D = sequence_sums(
         model, ids, masks, measure, 3, context_tokens, batch_tokens, precision, threads, world
     )
-    nats_D, (ends, told) = sums_D3[:, 0], sums_D3[:, 1:].sum(0)
+    nats_D, (ends, predicted_stops) = sums_D3[:, 0], sums_D3[:, 1:].sum(0)
     if not counts_D.sum() or not ends:
         raise InputError("no held-out supervised answer to score", where="validation", fix="add conversations")
     ratio, stderr = ratio_and_error(nats_D, counts_D.astype(np.float64))
-    return MeanLoss(ratio, stderr, len(conversations), int(counts_D.sum()), int(ends), float(told / ends))
+    return MeanLoss(ratio, stderr, len(conversations), int(counts_D.sum()), int(ends), float(predicted_stops / ends))
 
 
-def ratio_and_error(parts: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
+def ratio_and_error(values: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
     """sum(parts) / sum(sizes) and its standard error over the samples, by linearisation (delta method).
 
     None for a single sample: it says nothing about spread, and 0 would claim certainty.
     """
-    n, total = len(parts), float(sizes.sum())
-    ratio = float(parts.sum()) / total
+    n, total = len(values), float(sizes.sum())
+    ratio = float(values.sum()) / total
     if n < 2:
         return ratio, None
-    residual = parts - ratio * sizes
+    residual = values - ratio * sizes
     return ratio, math.sqrt(n / (n - 1) * float((residual**2).sum())) / total
 
 
@@ -185,11 +185,11 @@ def sequence_sums(
         for start, end, first in spans(len(ids) - 1, context_tokens)
     ]
     windows.sort(key=lambda window: window[1] - window[2])
-    groups, at = [], 0
-    while at < len(windows):
-        width = windows[at][2] - windows[at][1]
-        groups.append(windows[at : at + max(1, batch_tokens // width)])
-        at += len(groups[-1])
+    groups, index = [], 0
+    while index < len(windows):
+        width = windows[index][2] - windows[index][1]
+        groups.append(windows[index : index + max(1, batch_tokens // width)])
+        index += len(groups[-1])
     if world is not None:
         groups = groups[world.rank :: world.size]
 
@@ -218,18 +218,18 @@ def _padded(
     """A batch of windows padded on the right, and the sequence number of each of its targets."""
     width = group[0][2] - group[0][1]
     ids_BT = np.zeros((len(group), width), dtype=np.int64)
-    where, following, owner = [], [], []
+    flat_positions, following, owner = [], [], []
     for row, (number, start, end, first) in enumerate(group):
         ids = sequences[number]
         ids_BT[row, : end - start] = ids[start:end]
         positions = np.arange(first, end)  # of the id that predicts
         if masks is not None:
             positions = positions[masks[number][positions + 1] != 0]
-        where.append(row * width + positions - start)
+        flat_positions.append(row * width + positions - start)
         following.append(ids[positions + 1].astype(np.int64))
         owner.append(np.full(len(positions), number))
-    parts = (torch.from_numpy(np.concatenate(part)) for part in (where, following))
-    return np.concatenate(owner), Targets(torch.from_numpy(ids_BT), None, *parts)
+    tensors = (torch.from_numpy(np.concatenate(pieces)) for pieces in (flat_positions, following))
+    return np.concatenate(owner), Targets(torch.from_numpy(ids_BT), None, *tensors)
 
 
 def spans(inputs: int, context_tokens: int) -> Iterator[tuple[int, int, int]]:

@@ -69,9 +69,9 @@ def load_model(
 def fill(model: Transformer, tensors: Mapping[str, Tensor], where: str) -> None:
     """Give a model built on the meta device its weights; names and shapes must match exactly."""
     expected = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if expected != found:
-        odd = sorted(set(expected.items()) ^ set(found.items()))[0]
+    actual = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if expected != actual:
+        odd = sorted(set(expected.items()) ^ set(actual.items()))[0]
         raise InputError(
             f"weights do not fit the model's config, first at {odd[0]}", where=where, fix="rebuild it: dvc repro"
         )

@@ -151,7 +151,7 @@ def plan_of(facts: Mapping[str, Any]) -> Plan:
     schedule, batch = Schedule(**facts["schedule"]), facts["batch_tokens"]
     return Plan(
         PHASES[facts["phase"]],
-        rate=schedule.rate,
+        rate=schedule.lr_at,
         total_steps=schedule.total_tokens // batch,
         batch_tokens=batch,
         peak_lr=schedule.peak,

@@ -29,7 +29,7 @@ from athanor.runtime.slots import Slot
 from athanor.training.cpu_replicas import replica_count
 from athanor.training.memory import available_bytes
 from athanor.training.setup import Choices, check_batch
-from athanor.training.world import ALONE, World
+from athanor.training.world import SINGLE, World
 
 FILE = "choices.json"
 COMPILED = Path(".athanor") / "compile-cache"
@@ -42,7 +42,7 @@ def chosen(
     precision: str,
     batch_tokens: int,
     total_tokens: int,
-    world: World = ALONE,
+    world: World = SINGLE,
 ) -> Choices:
     """How this run works here; told in its facts. `slots`: its own, then the trunk's if it has one.
 
@@ -54,7 +54,7 @@ def chosen(
         folders = [slot.path for slot in slots if slot is not None]
         choices, why = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens)
         decided = {"choices": dataclasses.asdict(choices), "why": why}
-    decided = world.share(decided)
+    decided = world.broadcast_object(decided)
     choices, why = Choices(**decided["choices"]), decided["why"]
     chosen_values = dataclasses.asdict(choices)
     if world.main and without_effect(choices.precision, prepare(machine().device, machine().threads)):

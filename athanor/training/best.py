@@ -20,13 +20,13 @@ SelectionKey = Callable[[Mapping[str, Any]], Sequence[float]]
 
 
 class Best:
-    """The step whose key is highest so far (of equals the later) and a copy of its weights, on the host."""
+    """Holds the step with the highest key so far (the later of equal ones), and a copy of its weights on the host."""
 
     def __init__(self, step: int = 0, key: Sequence[float] = (), weights: Mapping[str, Tensor] | None = None) -> None:
         self.step, self.key, self.weights = step, list(key), dict(weights or {})
 
-    def offer(self, step: int, key: Sequence[float], model: Transformer, keep: bool) -> None:
-        """Take over this moment if it ranks as high as any before; a process copies the weights if it has to `keep` them."""
+    def update(self, step: int, key: Sequence[float], model: Transformer, keep: bool) -> None:
+        """Replace the best step by this one if its key is as high; a process that has to `keep` the weights copies them."""
         if self.step and list(key) < self.key:
             return
         self.step, self.key = step, list(key)
@@ -34,14 +34,14 @@ class Best:
             self.weights = {name: weight.detach().cpu().clone() for name, weight in model.named_parameters()}
 
     @torch.no_grad()
-    def put_into(self, model: Transformer) -> None:
+    def restore_into(self, model: Transformer) -> None:
         """Give the model the weights of the best step."""
         for name, weight in model.named_parameters():
             weight.copy_(self.weights[name])
 
 
 def by_stops_and_loss(min_stop_rate: float) -> SelectionKey:
-    """Enough answers that end where they should come first, then the held-out loss.
+    """A key that compares the rate of answers that stop where they should first, then the held-out loss.
 
     Below `min_stop_rate` a higher rate is better, whatever the loss: a model that does not stop is no use.
     """

@@ -1,6 +1,6 @@
-"""Checkpoints that are whole or ignored: `step_00000123/` with tensors, state and checksums.
+"""Checkpoints are complete or ignored: a folder `step_00000123/` with tensors, state and checksums.
 
-`anchors/` holds more of them, from further back, for a run that has to go back.
+`anchors/` holds older ones, for a run that has to roll back.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def save(
     with new_dir(path) as temporary:
         checksum = write_tensors(temporary / TENSORS, tensors)
         _write_state(temporary, {"step": step, "pinned": pinned, "tensors_sha256": checksum, "state": dict(state)})
-    for old in [found for found in steps(folder) if step_of(found) <= step][KEEP:]:
+    for old in [path for path in steps(folder) if step_of(path) <= step][KEEP:]:
         if not _pinned(old):
             shutil.rmtree(old)
     return path
@@ -65,8 +65,8 @@ def pin(folder: Path, step: int) -> None:
 
 def steps(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first, without looking inside."""
-    found = [path for path in folder.glob("step_*") if path.is_dir() and _NAME.fullmatch(path.name)]
-    return sorted(found, key=step_of, reverse=True)
+    folders = [path for path in folder.glob("step_*") if path.is_dir() and _NAME.fullmatch(path.name)]
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
@@ -86,19 +86,19 @@ def load(path: Path) -> Checkpoint:
 def latest(
     folder: Path,
     on_damaged: Callable[[str], None],
-    at_most: int | None = None,
+    max_step: int | None = None,
     usable: Callable[[Checkpoint], bool] = lambda saved: True,
 ) -> Checkpoint | None:
-    """The newest whole checkpoint or anchor that is `usable` (of step `at_most` or before), or None.
+    """The newest complete checkpoint or anchor up to `max_step` that is `usable`, or None.
 
-    Damaged ones are told to `on_damaged` and put aside; what a killed writer
-    left half-done is cleared. The caller must be the folder's only writer.
+    Damaged ones are reported to `on_damaged` and moved aside; what a killed
+    writer left unfinished is deleted. The caller must be the folder's only writer.
     """
-    folders = (folder, folder / ANCHORS)
-    for scrap in [path for place in folders for path in place.glob(".step_*.tmp")]:
-        shutil.rmtree(scrap)
-    for path in sorted((path for place in folders for path in steps(place)), key=step_of, reverse=True):
-        if at_most is not None and step_of(path) > at_most:
+    parents = (folder, folder / ANCHORS)
+    for leftover in [path for parent in parents for path in parent.glob(".step_*.tmp")]:
+        shutil.rmtree(leftover)
+    for path in sorted((path for parent in parents for path in steps(parent)), key=step_of, reverse=True):
+        if max_step is not None and step_of(path) > max_step:
             continue
         try:
             saved = load(path)
@@ -115,7 +115,7 @@ def latest(
 
 def drop(folder: Path, after: int, dead: Callable[[dict[str, Any]], bool]) -> None:
     """Remove checkpoints and anchors of steps past `after` whose state is `dead`; the pinned stay."""
-    for path in [path for place in (folder, folder / ANCHORS) for path in steps(place)]:
+    for path in [path for parent in (folder, folder / ANCHORS) for path in steps(parent)]:
         if step_of(path) <= after:
             continue
         try:
@@ -141,7 +141,7 @@ def _state(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _unreadable_is_damaged(path: Path) -> Iterator[None]:
-    """InputError for a file that the disk does not give back any more: then another checkpoint must do."""
+    """Raise InputError for a file that the disk cannot read any more, so that another checkpoint is used."""
     try:
         yield
     except OSError as error:

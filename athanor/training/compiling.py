@@ -1,9 +1,9 @@
-"""Ways to run a transformer's blocks: compiled, or with their activations computed again in the backward pass.
+"""Two ways to run a transformer's blocks: compiled, or with activation recomputation in the backward pass.
 
-Both are put on a model from outside. The model file knows of neither, names
-of weights stay, and copies of the model (the CPU replicas) keep it.
+Both are applied to a model from outside: the model's file knows of neither,
+the names of weights stay, and copies of the model (the CPU replicas) keep the mode.
 
-    python -m athanor.training.compiling JSON      a trial: compile as told, say how it went, end
+    python -m athanor.training.compiling JSON      a trial: compile as the JSON says, print the error if there is one
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GRAPHS = 64  # variants of a block before torch gives up; shapes are let in by 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a block will be given: (rows, tokens) of micro-batches, with documents in a row or not."""
+    """The input shapes of a block: (rows, tokens) of the micro-batches, and whether rows hold several documents."""
 
     rows_tokens: frozenset[tuple[int, int]]
     documents: bool
@@ -49,32 +49,32 @@ class Shapes:
 
 
 @dataclass(frozen=True, eq=False)
-class _How:
+class _BlockMode:
     compiled: Callable[..., Tensor] | None = None
     rows_tokens: frozenset[tuple[int, int]] = frozenset()
-    again: bool = False  # compute activations again
+    recompute: bool = False  # activations, in the backward pass
 
-    def __deepcopy__(self, memo: object) -> _How:
+    def __deepcopy__(self, memo: object) -> _BlockMode:
         return self
 
 
 class TunedBlock(Block):
-    """A block that runs in another way where gradients are wanted; everywhere else it is the plain one.
+    """A block that runs compiled or with recomputation where gradients are needed; everywhere else it is the plain one.
 
     Compiled code serves the shapes it was made for alone: preflight and
     validation would have every new width compiled, at many seconds each.
     """
 
-    how: _How
+    how: _BlockMode
 
     def forward(self, x_BTD: Tensor, table: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
-        how = self.how
+        mode = self.how
         if cache is not None or not torch.is_grad_enabled():
             return Block.forward(self, x_BTD, table, mask, cache)
-        fits = how.compiled is not None and tuple(x_BTD.shape[:2]) in how.rows_tokens
-        run = how.compiled if fits else Block.forward
+        fits = mode.compiled is not None and tuple(x_BTD.shape[:2]) in mode.rows_tokens
+        run = mode.compiled if fits else Block.forward
         assert run is not None
-        if not how.again:
+        if not mode.recompute:
             return run(self, x_BTD, table, mask, None)
         from torch.utils.checkpoint import checkpoint
 
@@ -84,23 +84,23 @@ class TunedBlock(Block):
 
 def tune_blocks(models: Sequence[Transformer], **changes: Any) -> None:
     for block in (block for model in models for block in model.model.layers):
-        block.how = dataclasses.replace(getattr(block, "how", _How()), **changes)
+        block.how = dataclasses.replace(getattr(block, "how", _BlockMode()), **changes)
         block.__class__ = TunedBlock
 
 
 def untune(models: Sequence[Transformer]) -> None:
-    """Plain blocks again."""
+    """Make the blocks plain ones again."""
     for block in (block for model in models for block in model.model.layers):
         block.__dict__.pop("how", None)
         block.__class__ = Block
 
 
 def checkpoint_blocks(models: Sequence[Transformer]) -> None:
-    """Keep only each block's input for the backward pass and compute the rest again there.
+    """Keep only each block's input for the backward pass, and recompute its activations there.
 
     A third more work for memory that no longer grows with what is inside a block.
     """
-    tune_blocks(models, again=True)
+    tune_blocks(models, recompute=True)
 
 
 def compile_blocks(
@@ -138,7 +138,7 @@ def compile_blocks(
     started = time.monotonic()
     key = {name: value for name, value in trial.items() if name != "seconds"}
     passed = cache / "passed" / f"{digest(key)[:16]}.json"
-    problem = "" if passed.is_file() else try_apart(trial, cache, should_stop)
+    problem = "" if passed.is_file() else try_in_subprocess(trial, cache, should_stop)
     if not problem:
         try:
             compiled = compile_block(models, shapes, precision, threads)
@@ -203,19 +203,19 @@ def _run_once(model: Transformer, ids_BT: Tensor, document_BT: Tensor | None, pr
         torch.autograd.grad(total, list(model.parameters()))
 
 
-def try_apart(trial: Mapping[str, Any], cache: Path, should_stop: Callable[[], bool] = lambda: False) -> str:
+def try_in_subprocess(trial: Mapping[str, Any], cache: Path, should_stop: Callable[[], bool] = lambda: False) -> str:
     """Compile in a process of its own, at most `trial["seconds"]`; "" or why it did not work."""
-    words = [json.dumps({**trial, "cache": str(cache)})]
-    return run_apart("athanor.training.compiling", words, trial["seconds"], should_stop)[1]
+    arguments = [json.dumps({**trial, "cache": str(cache)})]
+    return run_in_subprocess("athanor.training.compiling", arguments, trial["seconds"], should_stop)[1]
 
 
-def run_apart(
-    module: str, words: Sequence[str], seconds: float, should_stop: Callable[[], bool] = lambda: False
+def run_in_subprocess(
+    module: str, arguments: Sequence[str], seconds: float, should_stop: Callable[[], bool] = lambda: False
 ) -> tuple[str, str]:
     """What a module's process printed, and why it did not end well ("" when it did); killed after `seconds`."""
     # A session of its own: its compilers end with it.
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *words],
+        [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -225,7 +225,7 @@ def run_apart(
     deadline = time.monotonic() + seconds
     while True:
         try:
-            said, _ = process.communicate(timeout=0.2)
+            output, _ = process.communicate(timeout=0.2)
             break
         except subprocess.TimeoutExpired:
             stopping = should_stop()
@@ -235,8 +235,8 @@ def run_apart(
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             return "", "asked to stop" if stopping else f"the compiler took longer than {seconds:.0f} s"
-    last = (said.strip().splitlines() or [""])[-1]
-    return said, "" if process.returncode == 0 else last or f"the compiler ended with status {process.returncode}"
+    last = (output.strip().splitlines() or [""])[-1]
+    return output, "" if process.returncode == 0 else last or f"the compiler ended with status {process.returncode}"
 
 
 def first_line(error: BaseException) -> str:

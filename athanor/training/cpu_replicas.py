@@ -73,19 +73,19 @@ class CpuReplicas:
                 total = total + loss_of(self.models[index], batch)
             return total
 
-        used = min(self.count, len(batches))
-        if used <= 1:
+        active = min(self.count, len(batches))
+        if active <= 1:
             return run(0)
-        futures = [self._pool.submit(run, index) for index in range(used)]
+        futures = [self._pool.submit(run, index) for index in range(active)]
         wait(futures)  # all of them, also when one fails: a step that is tried again must find the replicas idle
         losses = [future.result() for future in futures]
         sums = [weight.grad for weight in self.model.parameters()]
-        for replica in self.models[1:used]:
+        for replica in self.models[1:active]:
             torch._foreach_add_(sums, [weight.grad for weight in replica.parameters()])
             replica.zero_grad(set_to_none=True)
         return torch.stack(losses, -1).sum(-1)
 
-    def spread(self, function: Callable[[Tensor], Tensor], items: Sequence[Tensor]) -> list[Tensor]:
+    def parallel_map(self, function: Callable[[Tensor], Tensor], items: Sequence[Tensor]) -> list[Tensor]:
         """Results of `function` for all items in order, each on one core; for replicas that run side by side."""
         return list(self._pool.map(function, items))
 

@@ -1,4 +1,4 @@
-"""What every step of a run gave, and the curve made of it."""
+"""The history of every step of a run, and the learning curve that is made from it."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ class History:
         pairs = zip(self._columns, other._columns, strict=True)
         return all(mine[: len(theirs)].tobytes() == theirs.tobytes() for mine, theirs in pairs)
 
-    def curve(self, batch_tokens: int, rate: Callable[[int], float]) -> list[dict[str, float | None]]:
+    def curve(self, batch_tokens: int, lr_at: Callable[[int], float]) -> list[dict[str, float | None]]:
         """At most 2000 rows: tokens and learning rate at a row's end, means of loss and gradient norm.
 
         Steps that were skipped in training (not finite, or far out) do not
         enter the means; a row of nothing but them holds None.
         """
         loss, norm, skipped = self._columns
-        every = max(1, math.ceil(len(loss) / MAX_ROWS))
+        steps_per_row = max(1, math.ceil(len(loss) / MAX_ROWS))
         rows: list[dict[str, float | None]] = []
-        for start in range(0, len(loss), every):
-            end = min(start + every, len(loss))
-            taken = [i for i in range(start, end) if not skipped[i]]
+        for start in range(0, len(loss), steps_per_row):
+            end = min(start + steps_per_row, len(loss))
+            accepted = [i for i in range(start, end) if not skipped[i]]
             tokens = end * batch_tokens
-            means = [sum(column[i] for i in taken) / len(taken) if taken else None for column in (loss, norm)]
-            rows.append({"tokens": tokens, "loss": means[0], "lr": rate(tokens), "grad_norm": means[1]})
+            means = [sum(column[i] for i in accepted) / len(accepted) if accepted else None for column in (loss, norm)]
+            rows.append({"tokens": tokens, "loss": means[0], "lr": lr_at(tokens), "grad_norm": means[1]})
         return rows
 
     def tensors(self) -> dict[str, Tensor]:

@@ -1,11 +1,11 @@
-"""What counts as a spike: a guard on the device that refuses a step, and rules for the host over the history.
+"""Spike detection: a guard on the device that refuses single steps, and rules on the host that look at the history.
 
 The guard compares a step with the steps accepted before it, like the
 skip-step optimizer of OLMo-core (mean + 6 sigma over 128 steps): a batch that
 is far out is not learned from. Its window is a tensor of a few numbers on the
 device, so a step never waits for the host, and part of the checkpoint.
 
-`trouble` looks at what the guard let through: a loss that went up and stays
+`detect_divergence` looks at what the guard let through: a loss that went up and stays
 up. It is a pure function of the history, so an interrupted run finds the same.
 """
 
@@ -43,12 +43,12 @@ class Rules:
 
     @property
     def reach(self) -> int:
-        """Rows that `trouble` may need to look at."""
+        """Rows that `detect_divergence` may need to look at."""
         return 2 * max(self.window + self.spike_steps, self.block * self.blocks)
 
 
-class Trouble(NamedTuple):
-    """`onset`: index of the first row that is out of order; the run must go back to before it."""
+class Divergence(NamedTuple):
+    """Why a run must go back, and `onset`, the index of the first row that it must go back to before."""
 
     reason: str
     onset: int
@@ -60,33 +60,33 @@ class SpikeGuard:
     def __init__(self, rules: Rules, device: torch.device, *, active: bool) -> None:
         self.rules, self.active = rules, active
         self.judged = 0  # calls in this process
-        self._place_W = torch.arange(rules.window, device=device)
-        self._least_2 = torch.tensor([math.log(rules.loss_factor), math.log(rules.norm_factor)], device=device)
+        self._index_W = torch.arange(rules.window, device=device)
+        self._min_excess_2 = torch.tensor([math.log(rules.loss_factor), math.log(rules.norm_factor)], device=device)
         self.seen_2W = torch.zeros(2, rules.window, device=device)  # logarithms, a ring
         self.count = torch.zeros((), dtype=torch.int64, device=device)
 
     @torch.no_grad()
-    def refuses(self, loss: Tensor, norm: Tensor, broken: Tensor) -> Tensor:
-        """Whether to skip this step: it is `broken` (not finite), or far out. Remembers a step that is neither."""
+    def refuses(self, loss: Tensor, norm: Tensor, nonfinite: Tensor) -> Tensor:
+        """Whether to skip this step: it is `nonfinite`, or far above the steps before it. Remembers a step that is neither."""
         self.judged += 1
         if not self.active:
-            return broken
+            return nonfinite
         new_2 = torch.stack((loss, norm)).float().log()
-        filled_W = self._place_W < self.count
+        filled_W = self._index_W < self.count
         number = self.count.clamp(1, self.rules.window)
         mean_2 = torch.where(filled_W, self.seen_2W, 0.0).sum(1) / number
-        spread_2 = torch.where(filled_W, self.seen_2W - mean_2[:, None], 0.0).square().sum(1).div(number).sqrt()
-        far = (new_2 > mean_2 + torch.maximum(self.rules.sigmas * spread_2, self._least_2)).any()
-        skipped = broken | (far & (self.count >= self.rules.minimum))
+        std_2 = torch.where(filled_W, self.seen_2W - mean_2[:, None], 0.0).square().sum(1).div(number).sqrt()
+        outlier = (new_2 > mean_2 + torch.maximum(self.rules.sigmas * std_2, self._min_excess_2)).any()
+        skipped = nonfinite | (outlier & (self.count >= self.rules.minimum))
         # A batch without targets has a loss and a norm of 0: nothing to compare others with.
-        keep = ~skipped & torch.isfinite(new_2).all()
-        here_W = (self._place_W == self.count % self.rules.window) & keep
-        self.seen_2W = torch.where(here_W, new_2[:, None], self.seen_2W)
-        self.count = self.count + keep
+        accepted = ~skipped & torch.isfinite(new_2).all()
+        target_W = (self._index_W == self.count % self.rules.window) & accepted
+        self.seen_2W = torch.where(target_W, new_2[:, None], self.seen_2W)
+        self.count = self.count + accepted
         return skipped
 
-    def forget(self) -> None:
-        """Begin anew, where other data begins."""
+    def reset(self) -> None:
+        """Empty the window, where other data begins."""
         self.count = torch.zeros_like(self.count)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -97,58 +97,58 @@ class SpikeGuard:
         self.count = tensors["count"].to(self.count.device)
 
 
-def trouble(rows: Sequence[Row], rules: Rules, step: int) -> Trouble | None:
-    """What is wrong after `step`, of which `rows` ends with the row (None: nothing).
+def detect_divergence(rows: Sequence[Row], rules: Rules, step: int) -> Divergence | None:
+    """The divergence that is visible after `step`, whose row is the last of `rows`; None if there is none.
 
-    At least `rules.reach` rows if the run has them. Skipped steps changed
+    `rows` has at least `rules.reach` rows if the run has as many. Skipped steps changed
     nothing, so their loss says nothing about the weights; only that many of
     them in a row do.
     """
     if len(rows) >= rules.refused and all(skipped for _, _, skipped in rows[-rules.refused :]):
-        return Trouble(f"{rules.refused} steps in a row were skipped", len(rows) - rules.refused)
+        return Divergence(f"{rules.refused} steps in a row were skipped", len(rows) - rules.refused)
     accepted = [index for index, (loss, _, skipped) in enumerate(rows) if not skipped and math.isfinite(loss)]
-    found = _spike(rows, accepted, rules)
-    if found is None and step % rules.block == 0:  # not at every step: the blocks overlap, and medians take time
-        found = _drift(rows, accepted, rules)
-    return found
+    divergence = _spike(rows, accepted, rules)
+    if divergence is None and step % rules.block == 0:  # not at every step: the blocks overlap, and medians take time
+        divergence = _drift(rows, accepted, rules)
+    return divergence
 
 
-def _spike(rows: Sequence[Row], accepted: Sequence[int], rules: Rules) -> Trouble | None:
-    """Most of the last steps lie above the median of those before by a factor, and outside of their band."""
+def _spike(rows: Sequence[Row], accepted: Sequence[int], rules: Rules) -> Divergence | None:
+    """A spike: most of the last steps lie above the earlier median by a factor, and outside the earlier noise."""
     recent = accepted[-rules.spike_steps :]
     before = accepted[-rules.spike_steps - rules.window : -rules.spike_steps]
     if len(before) < rules.minimum or len(recent) < rules.spike_steps:
         return None
-    middle, spread = band([rows[index][0] for index in before])
-    limit = max(rules.spike_factor * middle, middle + rules.sigmas * spread)
+    median, noise = median_and_noise([rows[index][0] for index in before])
+    limit = max(rules.spike_factor * median, median + rules.sigmas * noise)
     above = [index for index in recent if rows[index][0] > limit]
     if len(above) < rules.spike_hits:
         return None
-    height = band([rows[index][0] for index in above])[0]
-    reason = f"loss {height:.3g} in {len(above)} of {len(recent)} steps, {middle:.3g} before: it does not recover"
-    return Trouble(reason, above[0])
+    height = median_and_noise([rows[index][0] for index in above])[0]
+    reason = f"loss {height:.3g} in {len(above)} of {len(recent)} steps, {median:.3g} before: it does not recover"
+    return Divergence(reason, above[0])
 
 
-def _drift(rows: Sequence[Row], accepted: Sequence[int], rules: Rules) -> Trouble | None:
-    """The last two blocks lie above the best of the blocks before: divergence without a spike."""
-    whole = accepted[-rules.block * rules.blocks :]
-    if len(whole) < max(rules.block * rules.blocks, rules.minimum):
+def _drift(rows: Sequence[Row], accepted: Sequence[int], rules: Rules) -> Divergence | None:
+    """Divergence without a spike: the last two blocks of steps lie above the best block before them."""
+    recent = accepted[-rules.block * rules.blocks :]
+    if len(recent) < max(rules.block * rules.blocks, rules.minimum):
         return None
-    blocks = [whole[at : at + rules.block] for at in range(0, len(whole), rules.block)]
-    bands = [band([rows[index][0] for index in block]) for block in blocks]
-    best = min(range(len(bands) - 2), key=lambda number: bands[number][0])
-    middle, spread = bands[best]
-    limit = max(rules.drift_factor * middle, middle + rules.sigmas / 2 * spread)
-    if min(bands[-1][0], bands[-2][0]) <= limit:
+    blocks = [recent[start : start + rules.block] for start in range(0, len(recent), rules.block)]
+    levels = [median_and_noise([rows[index][0] for index in block]) for block in blocks]
+    best = min(range(len(levels) - 2), key=lambda number: levels[number][0])
+    median, noise = levels[best]
+    limit = max(rules.drift_factor * median, median + rules.sigmas / 2 * noise)
+    if min(levels[-1][0], levels[-2][0]) <= limit:
         return None
-    reason = f"loss rose from {middle:.3g} to {bands[-1][0]:.3g} without a spike and stays there"
-    return Trouble(reason, blocks[best + 1][0])
+    reason = f"loss rose from {median:.3g} to {levels[-1][0]:.3g} without a spike and stays there"
+    return Divergence(reason, blocks[best + 1][0])
 
 
-def band(values: Sequence[float]) -> tuple[float, float]:
-    """Median, and the spread from one value to the next as a standard deviation (robust, by the median distance).
+def median_and_noise(values: Sequence[float]) -> tuple[float, float]:
+    """The median, and the noise from one value to the next as a standard deviation (robust: from the median distance).
 
-    Not the spread around the median: a loss that falls steeply is no noise.
+    Deviations from the median would not do: a loss that falls steeply is not noisy.
     """
     steps = [abs(later - value) for value, later in zip(values, values[1:], strict=False)]
     return _median(values), 1.4826 * _median(steps) / math.sqrt(2)

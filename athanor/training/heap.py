@@ -1,4 +1,4 @@
-"""One heap that stays: memory of activations is used again and not given back between operations.
+"""Keep the process's heap, so that the memory of activations is reused and not returned between operations.
 
 By default glibc maps a large tensor anew for each operation and unmaps it
 after; the kernel then clears every page again, in every step. With the heap
@@ -37,6 +37,6 @@ def keep_heap(expected_bytes: int) -> bool:
     with open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
             if line.rstrip().endswith("[heap]"):
-                start, end = (int(part, 16) for part in line.split()[0].split("-"))
+                start, end = (int(address, 16) for address in line.split()[0].split("-"))
                 libc.madvise(start, end - start, _MADV_HUGEPAGE)
     return True

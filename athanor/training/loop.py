@@ -1,11 +1,11 @@
 """The one training loop, for pretraining and fine-tuning alike.
 
 Takes a model, a stateless sampler, settings and a folder for checkpoints;
-tells the outside what happens through `Hooks`. Killed at any moment and
+reports what happens through `Hooks`. Killed at any moment and
 started again it ends with the same weights, bit for bit on a CPU: the batch,
 the learning rate and the curve depend on the token position only, and a
 checkpoint holds everything else. That includes what it does about its own
-spikes and spoilt numbers (recovery.py).
+spikes and non-finite numbers (recovery.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from athanor.training.best import SelectionKey
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.meter import memory
 from athanor.training.optimizer import OptimizerSettings
-from athanor.training.recovery import Recovery, broken
+from athanor.training.recovery import Recovery, has_nonfinite
 from athanor.training.result import TrainResult
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
@@ -36,10 +36,11 @@ from athanor.training.skipped_ranges import known_at
 from athanor.training.state import RunState, json_safe, resume, save
 from athanor.training.step import Rows, Stepper, sources_of
 from athanor.training.vitals import Vitals
-from athanor.training.world import ALONE, World
+from athanor.training.world import SINGLE, World
 
 MAX_SKIPPED_IN_A_ROW = 50
-Told = tuple[float, float, float, dict[str, float]]  # of a step: loss, gradient norm, skipped, and what else is known
+# Of a step: loss, gradient norm, skipped, and what else is known.
+StepRecord = tuple[float, float, float, dict[str, float]]
 
 
 class Sampler(Protocol):
@@ -49,7 +50,7 @@ class Sampler(Protocol):
 
 @dataclass
 class Hooks:
-    """The outside world. Nothing here may change weights or draw from a global random state.
+    """Callbacks of the training loop. None of them may change weights or draw from a global random state.
 
     After a resume `on_replay` gets every step that the checkpoint knows, and
     `on_validation` every score: a record that was lost, or that another run
@@ -67,7 +68,7 @@ class Hooks:
     on_sample: Callable[[int, Transformer], None] = lambda step, model: None
     on_rollback: Callable[[int, dict[str, Any]], None] = lambda step, facts: None
     on_event: Callable[[str, dict[str, Any]], None] = lambda name, facts: None
-    # Of a row's position in training, tokens of data skipped before it, and a document number of the batch.
+    # Names a document from the row's position in training, the tokens of data skipped before it and its number in the batch.
     name_document: Callable[[int, int, int], str] = lambda position, skipped, document: (
         f"document {document} of the row at {position + skipped}"
     )
@@ -78,7 +79,7 @@ class Hooks:
 
 
 class Trunk(Protocol):
-    """Where checkpoints of the phase before the cooldown are kept: a folder, and a lock to enter before using it."""
+    """The folder for checkpoints of the phase before the cooldown, with a lock that is entered before it is used."""
 
     path: Path
 
@@ -96,7 +97,7 @@ def train(
     folder: Path,
     hooks: Hooks,
     trunk: Trunk | None = None,
-    world: World = ALONE,
+    world: World = SINGLE,
     selection_key: SelectionKey | None = None,
 ) -> TrainResult:
     """Train `model` in place, from its newest checkpoint in `folder` if there is one.
@@ -120,8 +121,8 @@ def train(
         run = _Training(
             Stepper(replicas, optimizer_settings, settings, world), sampler, schedule, settings, hooks, selection_key
         )
-        found = run.resume(folder)
-        if trunk is not None and not found:
+        resumed = run.resume(folder)
+        if trunk is not None and not resumed:
             with trunk:
                 if not run.resume(trunk.path, run.pin_step):
                     hooks.before_first_step(model)
@@ -129,18 +130,18 @@ def train(
                 # A longer run may have saved this very step on its way, when it was just another one.
                 if world.main:
                     checkpoint.pin(trunk.path, run.pin_step)
-        elif not found:
+        elif not resumed:
             hooks.before_first_step(model)
         run.advance(folder, settings.steps)
         model = run.stepper.model  # gathers the weights where they are sharded
         if selection_key is not None and world.main:
-            run.progress.best.put_into(model)
-        world.leave()
+            run.progress.best.restore_into(model)
+        world.destroy()
         return run.result(folder)
 
 
 class _Training:
-    """A model on its way: where it stands, and how it gets from one step to a later one."""
+    """One training run: its present state, and how it advances to a later step."""
 
     def __init__(
         self,
@@ -158,19 +159,19 @@ class _Training:
         # The last step that runs of other lengths share; the final one belongs to this length alone.
         before_cooldown = schedule.cooldown_start // settings.batch_tokens if schedule.shape == "wsd" else -1
         self.pin_step = min(before_cooldown, settings.steps - 1)
-        model, steps = stepper.engine.replicas.model, settings.steps
+        model, steps = stepper.backend.replicas.model, settings.steps
         self.vitals = Vitals(model, self.meter, settings.precision, settings.batch_tokens, steps)
         self.recovery = Recovery(stepper, self.progress, sampler, hooks, self.pin_step)
         self.trained = 0
 
-    def resume(self, folder: Path, at_most: int | None = None) -> bool:
-        """Take over the newest whole checkpoint of `folder`, of step `at_most` or before; False if there is none."""
+    def resume(self, folder: Path, max_step: int | None = None) -> bool:
+        """Load the newest complete checkpoint of `folder`, of step `max_step` or before; False if there is none."""
 
         def usable(saved: checkpoint.Checkpoint) -> bool:
-            # A longer run may have gone back to before `at_most` because of what it met later.
-            return saved.step > 0 and (at_most is None or known_at(saved.state["ledger"], at_most))
+            # A longer run may have gone back to before `max_step` because of what it met later.
+            return saved.step > 0 and (max_step is None or known_at(saved.state["ledger"], max_step))
 
-        if not resume(folder, self.stepper, self.progress, self.hooks.on_note, at_most, usable):
+        if not resume(folder, self.stepper, self.progress, self.hooks.on_note, max_step, usable):
             return False
         self.hooks.on_resume(self.progress.step * self.settings.batch_tokens)
         for number, (loss, norm, skipped) in enumerate(self.progress.history.steps(), 1):
@@ -183,11 +184,11 @@ class _Training:
         """Train to `until_step`, with checkpoints in `folder`, the last of them at that step."""
         progress, settings, hooks = self.progress, self.settings, self.hooks
         anchors = folder / checkpoint.ANCHORS
-        known = [until_step]
+        checkpointed_steps = [until_step]
         if self.world.main:
             folder.mkdir(parents=True, exist_ok=True)
-            known += [checkpoint.step_of(path) for path in checkpoint.steps(anchors)]
-        missing = progress.step < until_step and min(known) > progress.step
+            checkpointed_steps += [checkpoint.step_of(path) for path in checkpoint.steps(anchors)]
+        missing = progress.step < until_step and min(checkpointed_steps) > progress.step
         if self.world.any(self.world.main and missing)[0]:
             with self.meter.time("checkpoint"):
                 save(anchors, self.stepper, progress)
@@ -195,41 +196,43 @@ class _Training:
         saved_at = time.monotonic()
         while progress.step < until_step:
             if progress.step == self.pin_step:
-                self.stepper.guard.forget()
+                self.stepper.guard.reset()
             self.vitals.before(progress.step + 1)
             self.meter.begin_step()
             position = progress.step * settings.batch_tokens
-            rate = self.schedule.rate(position + settings.batch_tokens)
+            lr = self.schedule.lr_at(position + settings.batch_tokens)
             with self.meter.time("data"):
                 rows = self.recovery.batch(position)
-            scalars, count = self.recovery.step(rows, rate)
+            scalars, count = self.recovery.step(rows, lr)
             pending.append(scalars)
             progress.step += 1
             progress.supervised += count
             progress.pairs += allowed_pairs(rows.document_BS[:, :-1], document_mask=settings.document_mask)
             self.trained += settings.batch_tokens
             last = progress.step == settings.steps
-            wanted = hooks.should_save()  # asked at every step
-            due = time.monotonic() - saved_at >= settings.save_every_seconds
-            stop, wanted, due = self.world.any(hooks.should_stop(), wanted, due)
+            save_requested = hooks.should_save()  # asked at every step
+            save_due = time.monotonic() - saved_at >= settings.save_every_seconds
+            stop, save_requested, save_due = self.world.any(hooks.should_stop(), save_requested, save_due)
             validate = last or _crosses(position, settings.batch_tokens, settings.validation_every_tokens)
             pinned = progress.step == self.pin_step
-            must_save = progress.step == until_step or stop or pinned or wanted
+            must_save = progress.step == until_step or stop or pinned or save_requested
             # An anchor is as good as a checkpoint to resume from.
-            anchor = progress.step % settings.rules.anchor_every == 0 and not must_save
-            save_now = must_save or (not anchor and due)
-            look = self.vitals.due(progress.step)
-            fetch = validate or save_now or anchor or look or len(pending) >= settings.log_every_steps
+            save_anchor = progress.step % settings.rules.anchor_every == 0 and not must_save
+            save_now = must_save or (not save_anchor and save_due)
+            read_vitals = self.vitals.due(progress.step)
+            fetch = validate or save_now or save_anchor or read_vitals or len(pending) >= settings.log_every_steps
             fetched = torch.stack(pending).tolist() if fetch else []  # the only look at the device
             self.meter.end_step()
             if fetch:
-                told = self.vitals.read(progress.step, rows.tokens_BS)  # first, for its own time is in this window
-                window = self.meter.window() | told
+                readings = self.vitals.read(progress.step, rows.tokens_BS)  # first, for its own time is in this window
+                window = self.meter.window() | readings
                 pending = []
                 with self.meter.time("log"):
                     steps = [self.stepper.named(row, sources_of(rows)) for row in fetched]
-                    back = self._goes_back(folder, steps, save_now or anchor, window | memory(self.meter.device))
-                if back:
+                    rolled_back = self._rolls_back(
+                        folder, steps, save_now or save_anchor, window | memory(self.meter.device)
+                    )
+                if rolled_back:
                     saved_at = -settings.save_every_seconds  # soon, or a killed run would do it all again
                     continue
             if validate:
@@ -237,7 +240,7 @@ class _Training:
                     model = self.stepper.model
                     scores = json_safe(hooks.validate(model))
                 if self.selection_key is not None:
-                    progress.best.offer(progress.step, self.selection_key(scores), model, keep=self.world.main)
+                    progress.best.update(progress.step, self.selection_key(scores), model, keep=self.world.main)
                 tokens = progress.step * settings.batch_tokens
                 progress.validations.append({"step": progress.step, "tokens": tokens, "scores": scores})
                 hooks.on_validation(progress.step, scores)
@@ -246,42 +249,42 @@ class _Training:
                     model = self.stepper.model
                     if self.world.main:
                         hooks.on_sample(progress.step, model)
-                    self.world.meet()
-            if save_now or anchor:
+                    self.world.barrier()
+            if save_now or save_anchor:
                 with self.meter.time("checkpoint"):
-                    save(anchors if anchor else folder, self.stepper, progress, pinned=pinned)
+                    save(anchors if save_anchor else folder, self.stepper, progress, pinned=pinned)
                 saved_at = time.monotonic()
             if stop and not last:
-                at = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
-                raise Interrupted(f"{at}; the same command goes on from there (saved in {folder})")
+                progress_text = f"stopped at step {progress.step} of {settings.steps} ({progress.step * settings.batch_tokens:,} tokens)"
+                raise Interrupted(f"{progress_text}; the same command goes on from there (saved in {folder})")
         if self.world.main and progress.step == settings.steps:
             shutil.rmtree(anchors, ignore_errors=True)  # a trunk keeps them, for a longer run may go back in it
 
-    def _goes_back(self, folder: Path, steps: list[Told], saving: bool, window: dict[str, float]) -> bool:
-        """Take in what the last steps gave; True when the run had to return to an earlier step."""
-        # What is saved must be sound, or there would be no way back.
-        damage = self.recovery.damage() if saving or broken(steps) else None
-        if damage is not None:
-            self.recovery.repair(folder, damage)
+    def _rolls_back(self, folder: Path, steps: list[StepRecord], saving: bool, window: dict[str, float]) -> bool:
+        """Record the last steps; True when the run had to return to an earlier step."""
+        # What is saved must be finite, or there would be nothing to go back to.
+        finding = self.recovery.nonfinite_state() if saving or has_nonfinite(steps) else None
+        if finding is not None:
+            self.recovery.repair(folder, finding)
             return True
         speed = self.settings.batch_tokens / max(window["time.step_s"], 1e-9)
-        for number, (loss, norm, skipped, also) in enumerate(steps, 1):
-            told = {"tokens_per_second": speed} | also | (window if number == len(steps) else {})
-            self._record(loss, norm, skipped, told)
-            found = self.recovery.trouble()
-            if found is not None:
-                self.recovery.roll_back(folder, found)
+        for number, (loss, norm, skipped, readings) in enumerate(steps, 1):
+            extra = {"tokens_per_second": speed} | readings | (window if number == len(steps) else {})
+            self._record(loss, norm, skipped, extra)
+            skipped_range = self.recovery.next_skipped_range()
+            if skipped_range is not None:
+                self.recovery.roll_back(folder, skipped_range)
                 return True
         return False
 
-    def _record(self, loss: float, norm: float, skipped: float, told: dict[str, float]) -> None:
-        """Enter one step into the history and tell the hooks, with what else is known of it."""
+    def _record(self, loss: float, norm: float, skipped: float, extra: dict[str, float]) -> None:
+        """Enter one step into the history and pass it to the hooks, with the other readings of it in `extra`."""
         progress = self.progress
         progress.skipped += int(skipped)
         progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if skipped else 0
         progress.history.add(loss, norm, skipped)
         step = len(progress.history)
-        self.hooks.on_step({**self._row(step, loss, norm, skipped), **told})
+        self.hooks.on_step({**self._row(step, loss, norm, skipped), **extra})
         if skipped:
             self.recovery.examine(step, loss, norm)
         if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
@@ -294,11 +297,11 @@ class _Training:
 
     def _row(self, step: int, loss: float, norm: float, skipped: float) -> dict[str, float]:
         tokens = step * self.settings.batch_tokens
-        rate = self.schedule.rate(tokens)
-        return {"step": step, "tokens": tokens, "loss": loss, "lr": rate, "grad_norm": norm, "skipped": skipped}
+        lr = self.schedule.lr_at(tokens)
+        return {"step": step, "tokens": tokens, "loss": loss, "lr": lr, "grad_norm": norm, "skipped": skipped}
 
     def result(self, folder: Path) -> TrainResult:
-        curve = self.progress.history.curve(self.settings.batch_tokens, self.schedule.rate)
+        curve = self.progress.history.curve(self.settings.batch_tokens, self.schedule.lr_at)
         if curve[-1]["lr"] != self.schedule.final:
             raise GateError(
                 "final learning rate", f"{curve[-1]['lr']} instead of {self.schedule.final}", where=str(folder)

@@ -1,4 +1,4 @@
-"""Will it fit? An estimate of the memory a training step needs, before any of it is taken.
+"""An estimate of the memory that a training step needs, made before any of it is allocated.
 
 What backward keeps is not counted by hand but measured: the real code runs on
 a few tokens of the real widths, while every storage that comes to life is
@@ -38,8 +38,8 @@ _PROBE_TOKENS = {"cpu": 32, "cuda": 128}  # kernels of GPUs pad rows to multiple
 
 
 @dataclass(frozen=True)
-class Load:
-    """How a machine works on a model: `replicas` hold gradients, `parallel` of them run at a time.
+class StepFootprint:
+    """What decides the memory of a step: `replicas` hold gradients, `parallel` of them run at a time.
 
     `accumulates`: a replica works on several micro-batches, so that gradients of
     the first are there while the next one runs. `checkpointing`: a block keeps
@@ -76,15 +76,15 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What backward needs: of each block, of the rest besides the loss, and of the loss at its peak."""
+class SavedActivations:
+    """The bytes kept for backward: by each block, by the rest of the model without the loss, and by the loss at its peak."""
 
     block: Growth
     rest: Growth
     loss: Growth
 
 
-class Live(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Counts the bytes of all storages made inside and still alive: `now`, and at most `peak`."""
 
     def __init__(self) -> None:
@@ -117,30 +117,32 @@ class Live(TorchDispatchMode):
 
 
 @functools.lru_cache(maxsize=32)
-def kept(config: ModelConfig, precision: str, device: torch.device, documents: bool, in_blocks: bool) -> Kept:
+def measure_activations(
+    config: ModelConfig, precision: str, device: torch.device, documents: bool, in_blocks: bool
+) -> SavedActivations:
     """Measure what backward keeps of this model, on the device and in the precision that it will train in.
 
     `in_blocks`: attention of whole blocks by hand, whose rows are measured in blocks.
     """
-    by_hand = device.type == "cpu" and (precision == "fp32" or rounds_products(precision, device))
+    cpu_kernels = device.type == "cpu" and (precision == "fp32" or rounds_products(precision, device))
     unit = min(_PROBE_TOKENS.get(device.type, 32), config.context_tokens // 3)
-    if by_hand:  # or else lengths of which none is whole blocks
+    if cpu_kernels:  # or else lengths of which none is whole blocks
         unit = BLOCK_TOKENS if in_blocks else BLOCK_TOKENS + 1
     widths = dataclasses.replace(config, vocab_size=64)
     lengths = (unit, 2 * unit, 3 * unit)
-    one, two = (
+    one_layer, two_layers = (
         [_run(dataclasses.replace(widths, layers=layers), T, 1, precision, device, documents)[0] for T in lengths]
         for layers in (1, 2)
     )
-    block = _growth(unit, [b - a for a, b in zip(one, two, strict=True)])
-    rest = _growth(unit, [2 * a - b for a, b in zip(one, two, strict=True)])
+    block = _growth(unit, [b - a for a, b in zip(one_layer, two_layers, strict=True)])
+    rest = _growth(unit, [2 * a - b for a, b in zip(one_layer, two_layers, strict=True)])
     # The loss alone: of a model so narrow that nothing else counts, with two numbers of targets beyond one chunk.
     narrow = dataclasses.replace(config, layers=1, dim=8, heads=1, kv_heads=1, head_dim=8, ffn_dim=8)
-    step = CHUNK_ROWS if by_hand else unit
-    few, many = (_run(narrow, 64, n, precision, device, False, backward=True)[1] for n in (step, 2 * step))
-    slope = (many - few) / step
-    fixed = max(0.0, few - slope * step) + (4 * config.vocab_size * config.dim if by_hand else 0)
-    return Kept(block, rest, Growth(fixed, slope + 3 * 4 * config.dim, 0.0))
+    step = CHUNK_ROWS if cpu_kernels else unit
+    peak_few, peak_many = (_run(narrow, 64, n, precision, device, False, backward=True)[1] for n in (step, 2 * step))
+    slope = (peak_many - peak_few) / step
+    fixed = max(0.0, peak_few - slope * step) + (4 * config.vocab_size * config.dim if cpu_kernels else 0)
+    return SavedActivations(block, rest, Growth(fixed, slope + 3 * 4 * config.dim, 0.0))
 
 
 def _run(
@@ -161,13 +163,13 @@ def _run(
     ids_1T = torch.zeros(1, T, dtype=torch.int64, device=device)
     document_1T = torch.arange(T, device=device)[None] // (T - 1) if documents else None
     where_N = torch.arange(targets, device=device) % T
-    with Live() as live:
+    with LiveBytes() as live:
         with autocast(precision, device):
             loss = training_loss(model, Targets(ids_1T, document_1T, where_N, torch.zeros_like(where_N)), 1)
-        held = live.now
+        held_bytes = live.now
         if backward:
             loss.backward()
-        return held, live.peak
+        return held_bytes, live.peak
 
 
 def _growth(unit: int, values: list[int]) -> Growth:
@@ -178,15 +180,15 @@ def _growth(unit: int, values: list[int]) -> Growth:
     return Growth(first - token * unit - pair * unit * unit, token, pair)
 
 
-def state_bytes(config: ModelConfig, load: Load) -> int:
-    """What no choice of rows or context makes smaller: weights, the optimiser's state, and every replica's gradients."""
-    return _held_bytes(config, load) + 4 * config.trained_count() * load.replicas
+def state_bytes(config: ModelConfig, footprint: StepFootprint) -> int:
+    """Bytes that do not depend on rows or context: weights, the optimiser's state, and every replica's gradients."""
+    return _held_bytes(config, footprint) + 4 * config.trained_count() * footprint.replicas
 
 
-def _held_bytes(config: ModelConfig, load: Load) -> int:
-    """What is there all the time: weights, those of the best validation, and the optimiser's state."""
-    best = 4 * config.trained_count() if load.keeps_best else 0
-    return config.stored_bytes() + best + moment_bytes(config, load.optimizer)
+def _held_bytes(config: ModelConfig, footprint: StepFootprint) -> int:
+    """Bytes that are held all the time: weights, those of the best validation, and the optimiser's state."""
+    best = 4 * config.trained_count() if footprint.keeps_best else 0
+    return config.stored_bytes() + best + moment_bytes(config, footprint.optimizer)
 
 
 def moment_bytes(config: ModelConfig, optimizer: str) -> int:
@@ -194,20 +196,25 @@ def moment_bytes(config: ModelConfig, optimizer: str) -> int:
     return 4 * (2 * config.trained_count() - (block_weights(config) if optimizer == "muon" else 0))
 
 
-def _update_bytes(config: ModelConfig, load: Load) -> float:
-    """What Muon holds while it steps: gradient and direction of every matrix, and the matrices that it is about.
+def _update_bytes(config: ModelConfig, footprint: StepFootprint) -> float:
+    """Bytes that Muon holds while it steps: gradient and direction of every matrix, and those of the matrices at work.
 
     AdamW changes weights and moments where they are.
     """
-    if load.optimizer != "muon":
+    if footprint.optimizer != "muon":
         return 0.0
     wide, narrow = max(config.dim, config.ffn_dim), min(config.dim, config.ffn_dim)
-    working = load.parallel if load.replicas > 1 else config.layers  # side by side, or all of one shape at once
+    # Matrices that are orthogonalised at a time: one in each thread, or all of one shape.
+    working = footprint.parallel if footprint.replicas > 1 else config.layers
     return 4.0 * (2 * block_weights(config) + working * (2 * wide * narrow + 2 * narrow * narrow))
 
 
 def training_bytes(
-    config: ModelConfig, load: Load, device: torch.device = torch.device("cpu"), *, slack: float | None = None
+    config: ModelConfig,
+    footprint: StepFootprint,
+    device: torch.device = torch.device("cpu"),
+    *,
+    slack: float | None = None,
 ) -> int:
     """Peak bytes of training: weights, gradients, the optimiser's state, and what backward keeps of a micro-batch.
 
@@ -217,26 +224,28 @@ def training_bytes(
     """
     # Neither the number of blocks nor the context changes what one row of a few tokens keeps.
     alike = dataclasses.replace(config, layers=1, context_tokens=min(config.context_tokens, 3 * _PROBE_TOKENS["cuda"]))
-    whole = load.row_tokens <= MAX_ROW_TOKENS and load.row_tokens % BLOCK_TOKENS == 0
-    in_blocks = device.type == "cpu" and load.precision == "fp32" and whole
-    measured = kept(alike, load.precision, device, load.documents, in_blocks)
-    rows, T, gradient = load.micro_batch_rows, load.row_tokens, 4 * config.trained_count()
+    whole_blocks = footprint.row_tokens <= MAX_ROW_TOKENS and footprint.row_tokens % BLOCK_TOKENS == 0
+    in_blocks = device.type == "cpu" and footprint.precision == "fp32" and whole_blocks
+    measured = measure_activations(alike, footprint.precision, device, footprint.documents, in_blocks)
+    rows, T, gradient = footprint.micro_batch_rows, footprint.row_tokens, 4 * config.trained_count()
     block, rest = measured.block.bytes(rows, T), measured.rest.bytes(rows, T)
     blocks = config.layers * block
-    if load.checkpointing:
-        blocks = config.layers * 4 * config.dim * load.micro_batch_tokens + block
-    turn = blocks + rest + measured.loss.bytes(rows, T)
+    if footprint.checkpointing:
+        blocks = config.layers * 4 * config.dim * footprint.micro_batch_tokens + block
+    turning_point = blocks + rest + measured.loss.bytes(rows, T)
     # The embedding is the output matrix, too: two gradients of it meet at the end.
-    twice = 0 if config.adapters else 4 * config.vocab_size * config.dim
+    second_gradient = 0 if config.adapters else 4 * config.vocab_size * config.dim
     # A block that runs again in backward is gone before the embedding's second gradient comes.
-    end = gradient + (max(twice, block + rest) if load.checkpointing else twice + 2 * block + rest)
-    if load.accumulates:
-        turn, end = turn + gradient, end + gradient
-    waiting = gradient * (load.replicas - load.parallel)  # gradients of replicas that are done
+    end = gradient + (
+        max(second_gradient, block + rest) if footprint.checkpointing else second_gradient + 2 * block + rest
+    )
+    if footprint.accumulates:
+        turning_point, end = turning_point + gradient, end + gradient
+    idle_gradients = gradient * (footprint.replicas - footprint.parallel)  # gradients of replicas that are done
     factor = _SLACK.get(device.type, 1.15) if slack is None else slack
-    work = waiting + factor * load.parallel * max(turn, end)
-    update = gradient + factor * _update_bytes(config, load)  # one gradient: the replicas' are added up by then
-    return int(_held_bytes(config, load) + max(work, update) + _FIXED_BYTES)
+    work = idle_gradients + factor * footprint.parallel * max(turning_point, end)
+    update = gradient + factor * _update_bytes(config, footprint)  # one gradient: the replicas' are added up by then
+    return int(_held_bytes(config, footprint) + max(work, update) + _FIXED_BYTES)
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -245,31 +254,33 @@ def available_bytes(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
         return None
-    found = []
+    limits = []
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+        limits.append(int(lines["MemAvailable"].split()[0]) * 1024)
     elif hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         folder = Path("/sys/fs/cgroup") if limit == "memory.max" else Path("/sys/fs/cgroup/memory")
         texts = [(folder / name).read_text().strip() if (folder / name).is_file() else "" for name in (limit, used)]
         if all(text.isdigit() for text in texts):
-            found.append(int(texts[0]) - int(texts[1]))
-    return min(found) if found else None
+            limits.append(int(texts[0]) - int(texts[1]))
+    return min(limits) if limits else None
 
 
-def check_memory(config: ModelConfig, load: Load, device: torch.device, available: int | None = None) -> int:
+def check_memory(
+    config: ModelConfig, footprint: StepFootprint, device: torch.device, available: int | None = None
+) -> int:
     """Refuse (InputError) a model that cannot be trained here, with what to change first; returns the estimate.
 
     `available` replaces the measured free memory.
     """
-    needed = training_bytes(config, load, device)
+    needed = training_bytes(config, footprint, device)
     free = available_bytes(device) if available is None else available
     if free is None or needed <= free * _USABLE:
         return needed
-    steps = what_to_change(config, load, device, lambda size: size <= free * _USABLE)
+    steps = what_to_change(config, footprint, device, lambda size: size <= free * _USABLE)
     raise InputError(
         f"training {config.parameter_count():,} parameters needs about {needed / 2**30:.1f} GiB,"
         f" {free / 2**30:.1f} GiB are free on {device.type}",
@@ -278,7 +289,9 @@ def check_memory(config: ModelConfig, load: Load, device: torch.device, availabl
     )
 
 
-def what_to_change(config: ModelConfig, load: Load, device: torch.device, fits: Callable[[int], bool]) -> list[str]:
+def what_to_change(
+    config: ModelConfig, footprint: StepFootprint, device: torch.device, fits: Callable[[int], bool]
+) -> list[str]:
     """Changes in the order of what they cost, each on top of those before it, until the estimate fits.
 
     A machine setting that leaves the result alone comes first, the model last.
@@ -286,28 +299,28 @@ def what_to_change(config: ModelConfig, load: Load, device: torch.device, fits: 
     steps: list[str] = []
 
     def fit() -> bool:
-        return fits(training_bytes(config, load, device))
+        return fits(training_bytes(config, footprint, device))
 
-    rows = load.micro_batch_rows
-    while load.micro_batch_rows > 1 and not fit():
-        load = dataclasses.replace(load, micro_batch_rows=load.micro_batch_rows // 2, accumulates=True)
-    if load.micro_batch_rows < rows:
-        steps.append(f"micro_batch_tokens: {load.micro_batch_tokens} in machine.yaml")
-    if load.parallel > 1 and not fit():
-        load = dataclasses.replace(load, parallel=1)
+    rows = footprint.micro_batch_rows
+    while footprint.micro_batch_rows > 1 and not fit():
+        footprint = dataclasses.replace(footprint, micro_batch_rows=footprint.micro_batch_rows // 2, accumulates=True)
+    if footprint.micro_batch_rows < rows:
+        steps.append(f"micro_batch_tokens: {footprint.micro_batch_tokens} in machine.yaml")
+    if footprint.parallel > 1 and not fit():
+        footprint = dataclasses.replace(footprint, parallel=1)
         steps.append("threads: 1 in machine.yaml")
-    if not load.checkpointing and not fit():
-        load = dataclasses.replace(load, checkpointing=True)
+    if not footprint.checkpointing and not fit():
+        footprint = dataclasses.replace(footprint, checkpointing=True)
         steps.append("checkpointing: on in machine.yaml")
     # A format that the chip only emulates is slower than fp32; the driver would offer it all the same.
     native = identify(device).native if device.type == "cuda" else ()
-    if native and load.precision == "fp32" and not fit():
-        load = dataclasses.replace(load, precision=native[0])
-        steps.append(f"precision: {load.precision}")
+    if native and footprint.precision == "fp32" and not fit():
+        footprint = dataclasses.replace(footprint, precision=native[0])
+        steps.append(f"precision: {footprint.precision}")
     length = config.context_tokens
-    while config.context_tokens > 128 and not fit() and fits(state_bytes(config, load)):
+    while config.context_tokens > 128 and not fit() and fits(state_bytes(config, footprint)):
         config = dataclasses.replace(config, context_tokens=config.context_tokens // 2)
-        load = dataclasses.replace(load, row_tokens=min(load.row_tokens, config.context_tokens))
+        footprint = dataclasses.replace(footprint, row_tokens=min(footprint.row_tokens, config.context_tokens))
     if config.context_tokens < length:
         steps.append(f"model.context_tokens: {config.context_tokens}")
     layers = config.layers

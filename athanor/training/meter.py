@@ -1,4 +1,4 @@
-"""Where the time of training goes, and how much memory it takes.
+"""Measures where the time of training goes, and how much memory it takes.
 
 Parts are stamped as they begin and end, and stamps are compared at the log
 points only. On a CPU a stamp is the clock; on a CUDA device it is an event in
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 STEP_PARTS = ("data", "forward_backward", "optimizer", "other")
-APART = ("evaluation", "sample", "checkpoint", "vitals", "log")
+OUTSIDE_STEP = ("evaluation", "sample", "checkpoint", "vitals", "log")
 
 
 class Meter:
@@ -45,15 +45,16 @@ class Meter:
     @contextmanager
     def time(self, part: str) -> Iterator[None]:
         """What runs inside counts as `part`. Parts of a step do not nest, but `forward` and `backward` do in theirs."""
-        alone = part == "data" and self._clock is time.perf_counter and not self._events
+        subtract_queued = part == "data" and self._clock is time.perf_counter and not self._events
         begin = self._stamp()
-        queued = -_queued_seconds() if alone else 0.0  # between the stamps, or more than their distance is taken away
+        # Read between the stamps, or more than the time between them would be subtracted.
+        queued = -_queued_seconds() if subtract_queued else 0.0
         try:
             yield
         finally:
-            queued += _queued_seconds() if alone else 0.0
+            queued += _queued_seconds() if subtract_queued else 0.0
             end = self._stamp()
-            if alone:  # that other programs had the processor is no fault of the data
+            if subtract_queued:  # that other programs had the processor is no fault of the data
                 end -= min(end - begin, max(0.0, queued))
             self._open.append((part, begin, end))
 
@@ -112,16 +113,16 @@ class Meter:
         waited, ran = (max(0.0, now - then) for now, then in zip(self._queue, before, strict=True))
         if waited + ran > 0:
             row["cpu.wait_share"] = waited / (waited + ran)
-        return row | {f"time.{part}_s": seconds[part] / calls[part] for part in APART if calls[part]}
+        return row | {f"time.{part}_s": seconds[part] / calls[part] for part in OUTSIDE_STEP if calls[part]}
 
     def summary(self) -> dict[str, float]:
         """Seconds of this process by part; `compile`: what the first step took beyond the mean of the others."""
         self.window()
-        parts = {part: value for part, value in self.totals.items() if value}
+        seconds = {part: value for part, value in self.totals.items() if value}
         if self.steps > 1:
-            usual = (self.step_seconds - self.first_step) / (self.steps - 1)
-            parts["compile"] = max(0.0, self.first_step - usual)
-        return parts
+            mean_step_seconds = (self.step_seconds - self.first_step) / (self.steps - 1)
+            seconds["compile"] = max(0.0, self.first_step - mean_step_seconds)
+        return seconds
 
 
 def _queued_seconds() -> float:
@@ -144,13 +145,13 @@ def queue() -> tuple[float, float]:
 
 def memory(device: torch.device) -> dict[str, float]:
     """`memory.bytes`: the peak of the device so far; `memory.host_bytes`: what this process holds on the host now."""
-    told = {}
+    readings = {}
     status = Path("/proc/self/status")
     if status.is_file():
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        told = {"memory.host_bytes": 1024.0 * int(lines["VmRSS"].split()[0])}
+        readings = {"memory.host_bytes": 1024.0 * int(lines["VmRSS"].split()[0])}
         if device.type == "cpu" and "VmHWM" in lines:
-            told["memory.bytes"] = 1024.0 * int(lines["VmHWM"].split()[0])
+            readings["memory.bytes"] = 1024.0 * int(lines["VmHWM"].split()[0])
     if device.type == "cuda":
-        told["memory.bytes"] = float(torch.cuda.max_memory_allocated(device))
-    return told
+        readings["memory.bytes"] = float(torch.cuda.max_memory_allocated(device))
+    return readings

@@ -37,24 +37,23 @@ def orthogonal(x_BMN: Tensor, iterations: int = ITERATIONS) -> Tensor:
 
 
 # Applies a function to matrices, several at a time, and returns the results in order.
-Spread = Callable[[Callable[[Tensor], Tensor], Sequence[Tensor]], list[Tensor]]
+ParallelMap = Callable[[Callable[[Tensor], Tensor], Sequence[Tensor]], list[Tensor]]
 
 
-class Whole(Protocol):
-    """Where a process keeps a part of a weight only: the whole of a tensor like it, and this process's part of one."""
+class ShardedParams(Protocol):
+    """For weights that are sharded over processes: gathers the full tensor, and cuts this process's shard out of one."""
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor: ...
-    def part(self, name: str, whole: Tensor) -> Tensor: ...
+    def shard_of(self, name: str, full: Tensor) -> Tensor: ...
 
 
 class Muon:
     """Nesterov momentum, made orthogonal, for the given matrices.
 
-    Layers of equal shape go through together; with `spread` each matrix by
-    itself, side by side with others. The bits do not depend on how many cores
-    there are. With `whole`, weights are parts of matrices: a group of them is
-    gathered at a time, and every process makes the same directions of it and
-    keeps its part.
+    Layers of equal shape are updated together; with `parallel_map` each matrix
+    alone, several at the same time. The bits do not depend on the number of
+    cores. With `sharded`, weights are shards of matrices: one group is gathered
+    at a time, every process computes the same directions and keeps its shard.
     """
 
     def __init__(
@@ -62,21 +61,21 @@ class Muon:
         weights: Mapping[str, Tensor],
         momentum: float,
         weight_decay: float,
-        spread: Spread | None = None,
-        whole: Whole | None = None,
+        parallel_map: ParallelMap | None = None,
+        sharded: ShardedParams | None = None,
     ) -> None:
         self.weights, self.momentum, self.weight_decay = dict(weights), momentum, weight_decay
-        self.spread, self.whole = spread, whole
+        self.parallel_map, self.sharded = parallel_map, sharded
         self.buffers = {name: torch.zeros_like(weight.detach()) for name, weight in self.weights.items()}
         self.groups: dict[tuple[int, ...], list[str]] = {}  # by the shape of the whole: equal in every process
         for name, buffer in self.buffers.items():
-            shape = tuple(buffer.shape if whole is None else whole.gathered(name, buffer).shape)
+            shape = tuple(buffer.shape if sharded is None else sharded.gathered(name, buffer).shape)
             self.groups.setdefault(shape, []).append(name)
 
     @torch.no_grad()
-    def step_unless(self, skip: Tensor, rate: float) -> None:
-        """One update at learning rate `rate`, or nothing at all where `skip` is true; decided on the device."""
-        go = 1.0 - skip.float()
+    def step_unless(self, skip: Tensor, lr: float) -> None:
+        """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device."""
+        keep = 1.0 - skip.float()
         moving: list[tuple[tuple[int, ...], list[str], list[Tensor]]] = []
         for shape, group in self.groups.items():
             # An empty part has no gradient and yet belongs to a matrix that moves.
@@ -86,33 +85,33 @@ class Muon:
             gradients = [torch.where(skip, 0.0, self._gradient(name)) for name in names]
             buffers = [self.buffers[name] for name in names]
             # buffer + (1 - momentum)(gradient - buffer), or the buffer itself.
-            torch._foreach_lerp_(buffers, gradients, (1 - self.momentum) * go)
+            torch._foreach_lerp_(buffers, gradients, (1 - self.momentum) * keep)
             torch._foreach_lerp_(gradients, buffers, self.momentum)
             moving.append((shape, names, gradients))
         directions = self._directions([(names, gradients) for _, names, gradients in moving])
         for (shape, names, _), updates in zip(moving, directions, strict=True):
             weights = [self.weights[name] for name in names]
-            torch._foreach_mul_(weights, 1 - go * (rate * self.weight_decay))
-            torch._foreach_add_(weights, torch._foreach_mul(updates, go * (-rate * _RMS * max(shape) ** 0.5)))
+            torch._foreach_mul_(weights, 1 - keep * (lr * self.weight_decay))
+            torch._foreach_add_(weights, torch._foreach_mul(updates, keep * (-lr * _RMS * max(shape) ** 0.5)))
 
     def _gradient(self, name: str) -> Tensor:
         weight = self.weights[name]
         return torch.zeros_like(weight) if weight.grad is None else weight.grad
 
     def _directions(self, groups: list[tuple[list[str], list[Tensor]]]) -> Iterator[list[Tensor]]:
-        """The update of every gradient, a group at a time; gradients of a group have one shape when whole."""
-        if self.spread is not None:
-            flat = [one for _, gradients in groups for one in gradients]
-            ready = iter(self.spread(lambda one: orthogonal(one[None])[0], flat))
-            yield from ([next(ready) for _ in gradients] for _, gradients in groups)
+        """The direction of every gradient, one group at a time; the full gradients of a group have one shape."""
+        if self.parallel_map is not None:
+            flat = [gradient for _, gradients in groups for gradient in gradients]
+            updates = iter(self.parallel_map(lambda gradient: orthogonal(gradient[None])[0], flat))
+            yield from ([next(updates) for _ in gradients] for _, gradients in groups)
             return
         for names, gradients in groups:
-            if self.whole is None:
+            if self.sharded is None:
                 yield list(orthogonal(torch.stack(gradients)).unbind())
                 continue
-            gathered = [self.whole.gathered(name, one) for name, one in zip(names, gradients, strict=True)]
-            found = orthogonal(torch.stack(gathered)).unbind()
-            yield [self.whole.part(name, one) for name, one in zip(names, found, strict=True)]
+            gathered = [self.sharded.gathered(name, gradient) for name, gradient in zip(names, gradients, strict=True)]
+            directions = orthogonal(torch.stack(gathered)).unbind()
+            yield [self.sharded.shard_of(name, gradient) for name, gradient in zip(names, directions, strict=True)]
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as `<parameter>.momentum` tensors."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from athanor.base.errors import InputError
-from athanor.training.muon import Muon, Spread, Whole
+from athanor.training.muon import Muon, ParallelMap, ShardedParams
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def decays(name: str, weight: Tensor) -> bool:
 
 
 class Named(Protocol):
-    """A model, or whatever has weights with names."""
+    """A model, or anything else that has named weights."""
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
@@ -46,12 +46,16 @@ class Named(Protocol):
 class Optimizer:
     """The optimiser of a run: AdamW for all weights, or Muon for the matrices that decay and AdamW for the rest.
 
-    fp32 weights only: an update is far below one bf16 step. `spread` runs Muon's matrices side by side;
-    `whole` knows the matrices that the weights are parts of, if they are.
+    fp32 weights only: an update is far below one bf16 step. `parallel_map` runs Muon's matrices side by
+    side; `sharded` gathers the full matrices where the weights are shards of them.
     """
 
     def __init__(
-        self, model: Named, settings: OptimizerSettings, spread: Spread | None = None, whole: Whole | None = None
+        self,
+        model: Named,
+        settings: OptimizerSettings,
+        parallel_map: ParallelMap | None = None,
+        sharded: ShardedParams | None = None,
     ) -> None:
         self.weights = dict(model.named_parameters())
         for name, weight in self.weights.items():
@@ -61,19 +65,19 @@ class Optimizer:
                 )
         matrices = {name: weight for name, weight in self.weights.items() if decays(name, weight)}
         others = {name: weight for name, weight in self.weights.items() if name not in matrices}
-        self.parts: list[AdamW | Muon] = [AdamW(self.weights, settings)]
+        self.optimizers: list[AdamW | Muon] = [AdamW(self.weights, settings)]
         if settings.name == "muon":
-            muon = Muon(matrices, settings.momentum, settings.weight_decay, spread, whole)
-            self.parts = [muon, AdamW(others, settings)]
+            muon = Muon(matrices, settings.momentum, settings.weight_decay, parallel_map, sharded)
+            self.optimizers = [muon, AdamW(others, settings)]
 
-    def step_unless(self, skip: Tensor, rate: float) -> None:
-        """One update at learning rate `rate`, or nothing at all where `skip` is true; decided on the device."""
-        for part in self.parts:
-            part.step_unless(skip, rate)
+    def step_unless(self, skip: Tensor, lr: float) -> None:
+        """One update at learning rate `lr`, or nothing at all where `skip` is true; decided on the device."""
+        for optimizer in self.optimizers:
+            optimizer.step_unless(skip, lr)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as `<parameter>.<key>` tensors."""
-        return {name: tensor for part in self.parts for name, tensor in part.tensors().items()}
+        return {name: tensor for optimizer in self.optimizers for name, tensor in optimizer.tensors().items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -96,11 +100,13 @@ class AdamW:
         self.exp_avg_sq = {name: torch.zeros_like(weight.detach()) for name, weight in self.weights.items()}
         decayed = [name for name, weight in self.weights.items() if decays(name, weight)]
         others = [name for name in self.weights if name not in set(decayed)]
-        self.groups = [(names, rate) for names, rate in ((decayed, settings.weight_decay), (others, 0.0)) if names]
+        self.groups = [
+            (names, weight_decay) for names, weight_decay in ((decayed, settings.weight_decay), (others, 0.0)) if names
+        ]
 
     @torch.no_grad()
-    def step_unless(self, skip: Tensor, rate: float) -> None:
-        """One update at learning rate `rate`, or nothing at all where `skip` is true.
+    def step_unless(self, skip: Tensor, lr: float) -> None:
+        """One update at learning rate `lr`, or nothing at all where `skip` is true.
 
         The decision stays on the device: the fused kernel leaves weights, moments
         and step counts alone when `found_inf` is 1, as it does for a gradient scaler.
@@ -121,7 +127,7 @@ class AdamW:
                 amsgrad=False,
                 beta1=self.settings.beta1,
                 beta2=self.settings.beta2,
-                lr=rate,
+                lr=lr,
                 weight_decay=weight_decay,
                 eps=self.settings.eps,
                 maximize=False,
@@ -130,20 +136,20 @@ class AdamW:
     def tensors(self) -> dict[str, Tensor]:
         """The state as `<parameter>.<key>` tensors."""
         return {
-            f"{name}.{key}": part[name]
+            f"{name}.{key}": values[name]
             for name in self.weights
-            for key, part in (("step", self.steps), ("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq))
+            for key, values in (("step", self.steps), ("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq))
         }
 
 
 def clip_gradients(
-    weights: Iterable[Tensor], limit: float, joint: Callable[[Tensor], Tensor] = lambda norm: norm
+    weights: Iterable[Tensor], max_norm: float, joint: Callable[[Tensor], Tensor] = lambda norm: norm
 ) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `limit`; returns the norm before, on the device.
+    """Scale all gradients so that their joint norm is at most `max_norm`; returns the norm before, on the device.
 
-    `joint` makes the norm of everything from that of these weights, where they are not all.
+    `joint` computes the norm of all processes' gradients from that of these weights, where they are shards.
     """
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     norm = joint(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
-    torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+    torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm

@@ -1,4 +1,4 @@
-"""How the gradient of a step comes about: in one process, replicated (DDP), or with everything sharded (FSDP2).
+"""Gradient backends of a step: one process, replicated processes (DDP), or everything sharded (FSDP2).
 
 All three are given micro-batches and a function that runs forward and backward
 of one, and leave the gradient of the whole batch, summed over all processes,
@@ -19,7 +19,7 @@ from athanor.base.errors import GateError, InputError
 from athanor.model.loss import Targets
 from athanor.model.transformer import Transformer
 from athanor.training.cpu_replicas import CpuReplicas
-from athanor.training.world import Group, World
+from athanor.training.world import ProcessGroup, World
 
 BUCKET_BYTES = 25 << 20  # of gradients that travel together: as DDP (Li et al. 2020, arXiv:2006.15704)
 LossOf = Callable[[Transformer, Targets], Tensor]
@@ -47,16 +47,16 @@ class Single:
         return norm
 
     def model(self) -> Transformer:
-        """The model with its present weights, whole."""
+        """The full model with its present weights."""
         return self.replicas.model
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor:
-        """The whole of a tensor that belongs to parameter `name`: itself or optimiser state."""
+        """The full tensor of a shard that belongs to parameter `name`: of the weight itself or of its optimiser state."""
         return tensor
 
-    def part(self, name: str, whole: Tensor) -> Tensor:
-        """What this process keeps of such a tensor."""
-        return whole
+    def shard_of(self, name: str, full: Tensor) -> Tensor:
+        """This process's shard of such a full tensor."""
+        return full
 
     def check_same(self) -> None:
         """GateError when processes that must hold the same weights do not."""
@@ -72,7 +72,7 @@ class Replicated(Single):
     last micro-batch.
     """
 
-    def __init__(self, replicas: CpuReplicas, world: Group) -> None:
+    def __init__(self, replicas: CpuReplicas, world: ProcessGroup) -> None:
         super().__init__(replicas)
         self.world = world
         self.weights = list(replicas.model.parameters())[::-1]  # about the order in which backward comes to them
@@ -94,12 +94,12 @@ class Replicated(Single):
                 weight.register_post_accumulate_grad_hook(self._ready)
 
     def backward(self, batches: Sequence[Targets], loss_of: LossOf) -> Tensor:
-        left = len(batches)
+        remaining = len(batches)
 
         def counted(model: Transformer, batch: Targets) -> Tensor:
-            nonlocal left
-            left -= 1
-            if left == 0:
+            nonlocal remaining
+            remaining -= 1
+            if remaining == 0:
                 self.waiting = [{id(weight) for weight in bucket} for bucket in self.buckets]
             return loss_of(model, batch)
 
@@ -125,15 +125,15 @@ class Replicated(Single):
 
     @torch.no_grad()
     def _send(self) -> None:
-        parts = []
+        gradients = []
         for weight in self.buckets[len(self.sent)]:
-            parts.append(torch.zeros_like(weight).flatten() if weight.grad is None else weight.grad.flatten())
+            gradients.append(torch.zeros_like(weight).flatten() if weight.grad is None else weight.grad.flatten())
             weight.grad = None
-        flat = torch.cat(parts)
+        flat = torch.cat(gradients)
         self.sent.append((flat, self.world.dist.all_reduce(flat, async_op=True)))
 
     def check_same(self) -> None:
-        """Equal sums of all weights, bit for bit: no process may have gone its own way unseen."""
+        """Compare the sums of all weights bit for bit, so that processes cannot drift apart unnoticed."""
         sums = torch.stack([weight.detach().double().sum() for weight in self.weights]).cpu()
         low, high = sums.clone(), sums.clone()
         self.world.dist.all_reduce(low, op=self.world.dist.ReduceOp.MIN)
@@ -158,7 +158,7 @@ class Sharded(Single):
     on the device for as long as it is looked at.
     """
 
-    def __init__(self, replicas: CpuReplicas, world: Group) -> None:
+    def __init__(self, replicas: CpuReplicas, world: ProcessGroup) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -168,7 +168,7 @@ class Sharded(Single):
         with torch.no_grad():
             for weight in self.plain.parameters():
                 world.dist.broadcast(weight, world.main_rank)
-        self._put_away()
+        self._offload()
         self.mesh = init_device_mesh(self.device.type, (world.size,))
         self.working = copy.deepcopy(self.plain)
         for block in self.working.model.layers:
@@ -193,7 +193,7 @@ class Sharded(Single):
         return iter(self.shards.items())
 
     def backward(self, batches: Sequence[Targets], loss_of: LossOf) -> Tensor:
-        self._put_away()
+        self._offload()
         self.working.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, 1):
@@ -222,28 +222,28 @@ class Sharded(Single):
         like = dict(self.working.named_parameters())[name]
         if tensor.shape != self.shards[name].shape:
             # A count of steps. Where a process has no rows of the parameter, it has made none.
-            most = tensor.clone()
-            self.world.dist.all_reduce(most, op=self.world.dist.ReduceOp.MAX)
-            return most
+            max_count = tensor.clone()
+            self.world.dist.all_reduce(max_count, op=self.world.dist.ReduceOp.MAX)
+            return max_count
         return DTensor.from_local(
             tensor, self.mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         ).full_tensor()
 
-    def part(self, name: str, whole: Tensor) -> Tensor:
+    def shard_of(self, name: str, full: Tensor) -> Tensor:
         like = dict(self.working.named_parameters())[name]
-        if whole.shape != like.shape:
-            return whole
-        rows = whole.chunk(self.world.size)
-        return rows[self.world.rank] if self.world.rank < len(rows) else whole[:0]
+        if full.shape != like.shape:
+            return full
+        rows = full.chunk(self.world.size)
+        return rows[self.world.rank] if self.world.rank < len(rows) else full[:0]
 
-    def _put_away(self) -> None:
-        """Off the accelerator, which has no room for it."""
+    def _offload(self) -> None:
+        """Move the full model off the accelerator, which has no room for it."""
         if self.device.type != "cpu":
             self.plain.to("cpu")
 
 
-def engine(replicas: CpuReplicas, world: World) -> Single:
-    """What works out gradients in this world."""
-    if not isinstance(world, Group):
+def gradient_backend(replicas: CpuReplicas, world: World) -> Single:
+    """The backend that computes gradients in this world."""
+    if not isinstance(world, ProcessGroup):
         return Single(replicas)
     return Sharded(replicas, world) if world.sharded else Replicated(replicas, world)

@@ -42,8 +42,8 @@ def preflight(model: Transformer, batch: Targets, *, fresh: bool = True) -> dict
     first = untrained_loss(probe, batch)
     check_initial_loss(first, model.config.vocab_size)
     growth = check_residual(probe)
-    left, shuffled = check_overfits(probe, narrowed(batch))
-    return {"initial_loss": first, "residual_growth": growth, "overfit_loss": left, "shuffled_loss": shuffled}
+    remaining_loss, shuffled = check_overfits(probe, narrowed(batch))
+    return {"initial_loss": first, "residual_growth": growth, "overfit_loss": remaining_loss, "shuffled_loss": shuffled}
 
 
 def check_targets(batch: Targets) -> None:
@@ -110,24 +110,24 @@ def check_accumulation(model: Transformer, batch: Targets) -> None:
     rows, T = batch.ids_BT.shape
     if rows < 2 or not len(batch.where_N):
         return
-    parts = []
+    single_rows = []
     for row in range(rows):
         mine_N = batch.where_N // T == row
         document_1T = None if batch.document_BT is None else batch.document_BT[row : row + 1]
         where_N = batch.where_N[mine_N] - row * T
-        parts.append(Targets(batch.ids_BT[row : row + 1], document_1T, where_N, batch.next_N[mine_N]))
+        single_rows.append(Targets(batch.ids_BT[row : row + 1], document_1T, where_N, batch.next_N[mine_N]))
     sums = []
-    for group in ([batch], [part for part in parts if len(part.where_N)]):
+    for group in ([batch], [single_row for single_row in single_rows if len(single_row.where_N)]):
         model.zero_grad(set_to_none=True)
-        for part in group:
-            (token_losses(model, part).sum() / len(batch.where_N)).backward()
+        for single_row in group:
+            (token_losses(model, single_row).sum() / len(batch.where_N)).backward()
         sums.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
     size = torch.stack(torch._foreach_norm(sums[0])).norm()
-    apart = float(torch.stack(torch._foreach_norm(torch._foreach_sub(*sums))).norm() / size)
-    if not apart <= (1e-4 if size.device.type == "cpu" else 1e-2):  # products of 10 bits are allowed on a GPU
+    distance = float(torch.stack(torch._foreach_norm(torch._foreach_sub(*sums))).norm() / size)
+    if not distance <= (1e-4 if size.device.type == "cpu" else 1e-2):  # products of 10 bits are allowed on a GPU
         raise GateError(
             "accumulation",
-            f"gradients of single rows add up to another than that of all, relative distance {apart:.2g}",
+            f"gradients of single rows add up to another than that of all, relative distance {distance:.2g}",
             fix="divide the sum of the losses by the targets of the whole step",
         )
 
@@ -165,11 +165,11 @@ def check_reach(model: Transformer, ids_BT: Tensor) -> None:
 
 def _influence(model: Transformer, ids_1T: Tensor, document_1T: Tensor | None, position: int) -> Tensor:
     """Which input positions have a gradient to the hidden state at `position`: bool [T]."""
-    seen: list[Tensor] = []
+    embeddings: list[Tensor] = []
 
     def keep(_module: object, _inputs: object, out: Tensor) -> Tensor:
-        seen.append(out.detach().requires_grad_(True))
-        return seen[0]
+        embeddings.append(out.detach().requires_grad_(True))
+        return embeddings[0]
 
     hook = model.model.embed_tokens.register_forward_hook(keep)
     try:
@@ -178,7 +178,7 @@ def _influence(model: Transformer, ids_1T: Tensor, document_1T: Tensor | None, p
         hook.remove()
     # Uneven weights: a plain sum of a normed vector could lose a direction.
     direction_D = torch.arange(1.0, h_1TD.shape[-1] + 1, device=ids_1T.device)
-    (gradient_1TD,) = torch.autograd.grad((h_1TD[0, position] * direction_D).sum(), seen[0])
+    (gradient_1TD,) = torch.autograd.grad((h_1TD[0, position] * direction_D).sum(), embeddings[0])
     return gradient_1TD[0].ne(0).any(-1)
 
 
@@ -200,16 +200,16 @@ def check_overfits(model: Transformer, batch: Targets) -> tuple[float, float]:
     soon if not at once. Returns the loss that is left, and that one. Steps along the gradient's sign: as good as Adam here, and without its
     memory. Trains `model`, so pass a copy.
     """
-    rate = min(0.02, 0.4 / model.config.dim)  # what a step does to an output grows with the width
+    lr = min(0.02, 0.4 / model.config.dim)  # what a step does to an output grows with the width
     first = loss = shuffled = math.inf
-    other = batch._replace(ids_BT=batch.ids_BT.flatten().roll(batch.ids_BT.numel() // 3).view_as(batch.ids_BT))
-    alike = torch.equal(other.ids_BT, batch.ids_BT)
+    reordered = batch._replace(ids_BT=batch.ids_BT.flatten().roll(batch.ids_BT.numel() // 3).view_as(batch.ids_BT))
+    alike = torch.equal(reordered.ids_BT, batch.ids_BT)
     for step in range(2 * OVERFIT_STEPS):
         loss = probe_gradients(model, batch)
         first = loss if step == 0 else first
         if loss <= OVERFIT_SHARE * first:
             with torch.no_grad():
-                shuffled = float(token_losses(model, other).mean())
+                shuffled = float(token_losses(model, reordered).mean())
             if alike or shuffled >= INPUTS_MATTER * loss:
                 return loss, shuffled
         elif step >= OVERFIT_STEPS:
@@ -217,7 +217,7 @@ def check_overfits(model: Transformer, batch: Targets) -> tuple[float, float]:
         with torch.no_grad():
             for weight in model.parameters():
                 assert weight.grad is not None
-                weight.sub_(weight.grad.sign(), alpha=rate * max(0.25, 1 - step / OVERFIT_STEPS))
+                weight.sub_(weight.grad.sign(), alpha=lr * max(0.25, 1 - step / OVERFIT_STEPS))
     if loss <= OVERFIT_SHARE * first:
         raise GateError(
             "inputs matter",

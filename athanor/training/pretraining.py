@@ -1,4 +1,4 @@
-"""What a pretraining run is made of, for the run itself and for short runs of the same recipe."""
+"""The components of a pretraining run, for the run itself and for short runs of the same recipe."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from athanor.data.shards import TokenStream
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.model.validation import bits_per_byte, pooled
-from athanor.training.memory import Load
+from athanor.training.memory import StepFootprint
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.schedule import Schedule
 from athanor.training.settings import LoopSettings
-from athanor.training.setup import Choices, Place, place
+from athanor.training.setup import Choices, DeviceSpec, setup_device
 from athanor.training.vocabulary import Vocabulary
-from athanor.training.world import ALONE, World
+from athanor.training.world import SINGLE, World
 
 
 class HeldOut:
@@ -29,31 +29,31 @@ class HeldOut:
 
     def __init__(self, streams: Mapping[str, TokenStream], max_bytes: int, token_bytes: np.ndarray) -> None:
         self.token_bytes = token_bytes
-        self.documents = {name: self._chosen(stream, max_bytes) for name, stream in streams.items()}
+        self.documents = {name: self._select(stream, max_bytes) for name, stream in streams.items()}
 
-    def _chosen(self, stream: TokenStream, max_bytes: int) -> list[np.ndarray]:
-        documents, taken = [], 0
+    def _select(self, stream: TokenStream, max_bytes: int) -> list[np.ndarray]:
+        documents, text_bytes = [], 0
         for number in permutation(stream.documents, "validation").tolist():
             documents.append(stream.document(number))
-            taken += int(self.token_bytes[documents[-1]].sum())
-            if taken >= max_bytes:
+            text_bytes += int(self.token_bytes[documents[-1]].sum())
+            if text_bytes >= max_bytes:
                 break
         return documents
 
     def scores(
-        self, model: Transformer, precision: str, threads: int, world: World = ALONE
+        self, model: Transformer, precision: str, threads: int, world: World = SINGLE
     ) -> dict[str, dict[str, Any]]:
         """Bits per byte of each source, and of `all` together, as the fields of BitsPerByte."""
-        how: dict[str, Any] = {"precision": precision, "threads": threads, "world": world}
+        options: dict[str, Any] = {"precision": precision, "threads": threads, "world": world}
         scores = {
-            name: bits_per_byte(model, documents, self.token_bytes, model.config.context_tokens, **how)
+            name: bits_per_byte(model, documents, self.token_bytes, model.config.context_tokens, **options)
             for name, documents in self.documents.items()
         }
         return {name: dataclasses.asdict(score) for name, score in {**scores, "all": pooled(scores)}.items()}
 
 
 class Prepared(NamedTuple):
-    """A training with some parameters, apart from the machine that does it."""
+    """What a training consists of, whatever machine runs it."""
 
     config: ModelConfig
     vocabulary: Vocabulary
@@ -64,29 +64,31 @@ class Prepared(NamedTuple):
     inputs: dict[str, str]
 
 
-class Placed(NamedTuple):
-    """How this machine, or several, go about a training."""
+class ExecutionPlan(NamedTuple):
+    """How one machine or several run a training."""
 
     world: World
     device: torch.device
-    load: Load
+    footprint: StepFootprint
     settings: LoopSettings
-    how: Choices
+    execution: Choices
 
     @classmethod
-    def of(cls, params: Any, machine: Any, world: World, how: Choices, config: ModelConfig, total: int) -> Placed:
+    def of(
+        cls, params: Any, machine: Any, world: World, execution: Choices, config: ModelConfig, total_tokens: int
+    ) -> ExecutionPlan:
         """From the parameters of `pretrain`, the machine's settings and the choices; seeds the global generators."""
-        where = Place(machine.device, machine.threads, "pretrain", params.seed)
-        device, load = place(config, how, where, params.batch_tokens, params.optimizer)
+        spec = DeviceSpec(machine.device, machine.threads, "pretrain", params.seed)
+        device, footprint = setup_device(config, execution, spec, params.batch_tokens, params.optimizer)
         settings = LoopSettings.of(
             params,
             machine,
-            total_tokens=total,
-            precision=how.precision,
+            total_tokens=total_tokens,
+            precision=execution.precision,
             document_mask=params.document_mask,
             validation_every_tokens=params.validation_every_tokens,
             sample_every_tokens=params.sample_every_tokens,
-            micro_batch_rows=load.micro_batch_rows,
-            load=load,
+            micro_batch_rows=footprint.micro_batch_rows,
+            footprint=footprint,
         )
-        return cls(world, device, load, settings, how)
+        return cls(world, device, footprint, settings, execution)

@@ -1,4 +1,4 @@
-"""The learning rate from short runs: which rates to try, and what their losses say.
+"""Finds the learning rate from short runs: which rates to try, and what their losses say.
 
 Pure functions: a grid on a fixed lattice, a parabola through the best points
 in the logarithm of the rate, and whether the minimum lies inside the grid.
@@ -65,39 +65,39 @@ class Fit:
 
 def lattice(lr: float, ratio: float) -> float:
     """The nearest rate of 1e-3 · ratio^k to three digits: grids of neighbouring recipes share their points."""
-    return _rate(round(math.log(lr / ANCHOR) / math.log(ratio)), ratio)
+    return _lattice_lr(round(math.log(lr / ANCHOR) / math.log(ratio)), ratio)
 
 
 def grid(lr: float, ratio: float, points: int) -> list[float]:
     """`points` rates around `lr`, ascending, each `ratio` times the one before; no rate out of range."""
-    middle = round(math.log(lr / ANCHOR) / math.log(ratio))
-    first = middle - (points - 1) // 2
-    found = [_rate(number, ratio) for number in range(first, first + points)]
-    return [rate for rate in found if LOWEST <= rate <= HIGHEST]
+    center = round(math.log(lr / ANCHOR) / math.log(ratio))
+    first = center - (points - 1) // 2
+    rates = [_lattice_lr(number, ratio) for number in range(first, first + points)]
+    return [candidate for candidate in rates if LOWEST <= candidate <= HIGHEST]
 
 
 def beyond(lr: float, ratio: float, direction: str) -> float | None:
     """The next rate of the lattice, `lower` or `higher`; None where the range ends."""
     number = round(math.log(lr / ANCHOR) / math.log(ratio)) + (1 if direction == "higher" else -1)
-    rate = _rate(number, ratio)
-    return rate if LOWEST <= rate <= HIGHEST else None
+    candidate = _lattice_lr(number, ratio)
+    return candidate if LOWEST <= candidate <= HIGHEST else None
 
 
-def _rate(number: int, ratio: float) -> float:
+def _lattice_lr(number: int, ratio: float) -> float:
     return float(f"{ANCHOR * ratio**number:.3g}")
 
 
 def search(measure: Callable[[float], Point], lr: float, ratio: float, points: int, max_points: int) -> list[Point]:
     """Measure the grid, then one rate more at a time beyond the end at which the best one is; ascending."""
-    done = [measure(rate) for rate in grid(lr, ratio, points)]
-    while len(done) < max_points:
-        found = fit(done)
-        end = {"lower": done[0].lr, "higher": done[-1].lr}.get(found.extend)
-        rate = None if end is None else beyond(end, ratio, found.extend)
-        if rate is None:
+    measured = [measure(candidate) for candidate in grid(lr, ratio, points)]
+    while len(measured) < max_points:
+        fitted = fit(measured)
+        end = {"lower": measured[0].lr, "higher": measured[-1].lr}.get(fitted.extend)
+        candidate = None if end is None else beyond(end, ratio, fitted.extend)
+        if candidate is None:
             break
-        done = sorted([*done, measure(rate)], key=lambda point: point.lr)
-    return done
+        measured = sorted([*measured, measure(candidate)], key=lambda point: point.lr)
+    return measured
 
 
 def diverged(first_loss: float | None, last_loss: float | None, bpb: float | None, skipped_share: float) -> str:
@@ -121,14 +121,18 @@ def fit(points: Sequence[Point]) -> Fit:
     between those two, and on the side of one that diverged at the best point.
     """
     points = sorted(points, key=lambda point: point.lr)
-    place = min(range(len(points)), key=lambda number: (points[number].cost, number))
-    best = points[place]
+    best_index = min(range(len(points)), key=lambda number: (points[number].cost, number))
+    best = points[best_index]
     last = len(points) - 1
-    inside = 0 < place < last and best.bpb is not None
-    extend = "" if inside else "higher" if place == last and best.bpb is not None else "lower"
+    inside = 0 < best_index < last and best.bpb is not None
+    extend = "" if inside else "higher" if best_index == last and best.bpb is not None else "lower"
     tolerance = FLAT * (best.bpb or 0.0)
-    left, right = points[max(0, place - 1)], points[min(last, place + 1)]
-    near = [point for point in points[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1] if point.bpb is not None]
+    left, right = points[max(0, best_index - 1)], points[min(last, best_index + 1)]
+    near = [
+        point
+        for point in points[max(0, best_index - NEIGHBOURS) : best_index + NEIGHBOURS + 1]
+        if point.bpb is not None
+    ]
     flat = Fit(best, best.lr, left.lr, right.lr, inside, extend, tolerance)
     if not inside or len(near) < 3:
         return flat
@@ -145,14 +149,14 @@ def fit(points: Sequence[Point]) -> Fit:
     tolerance = max(tolerance, residual)
     # Nothing is known beyond the rates that were tried and learned.
     ends = [math.log((best if side.bpb is None else side).lr / best.lr) for side in (left, right)]
-    at = min(max(-b / (2 * a), ends[0]), ends[1])
-    half = math.sqrt(tolerance / a)
+    log_optimum = min(max(-b / (2 * a), ends[0]), ends[1])
+    half_width = math.sqrt(tolerance / a)
     floor = best.lr if left.bpb is None else points[0].lr
     ceiling = best.lr if right.bpb is None else max(point.lr for point in points if point.bpb is not None)
     # The best point is as good as the optimum whatever the parabola makes of it.
-    low = min(max(best.lr * math.exp(at - half), floor), best.lr)
-    high = max(min(best.lr * math.exp(at + half), ceiling), best.lr)
-    return Fit(best, best.lr * math.exp(at), low, high, inside, extend, tolerance, a, b, c)
+    low = min(max(best.lr * math.exp(log_optimum - half_width), floor), best.lr)
+    high = max(min(best.lr * math.exp(log_optimum + half_width), ceiling), best.lr)
+    return Fit(best, best.lr * math.exp(log_optimum), low, high, inside, extend, tolerance, a, b, c)
 
 
 def shortened(tokens: int, run_tokens: int, batch_tokens: int, warmup_tokens: int) -> tuple[int, int]:

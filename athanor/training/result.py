@@ -1,4 +1,4 @@
-"""What a training run gives back."""
+"""The result of a training run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TrainResult:
     pairs: int
     seconds: dict[str, float]
     chosen_step: int  # of the weights; the last one where nothing was selected
-    skipped_ranges: list[dict[str, Any]] = field(default_factory=list)  # see ledger.py
+    skipped_ranges: list[dict[str, Any]] = field(default_factory=list)  # see skipped_ranges.py
     codes: list[tuple[str, int]] = field(default_factory=list)  # digests of the code, each with the step it began at
 
     def flops(self, config: ModelConfig) -> float:
@@ -38,7 +38,7 @@ class TrainResult:
         return float(run_flops(config, self.tokens, self.pairs, self.supervised_tokens))
 
     def metrics(self, config: ModelConfig) -> dict[str, Any]:
-        """What the run was and ended with; nothing that differs between equal runs."""
+        """The run's size and its final scores, without anything that differs between equal runs."""
         return {
             "parameters": config.parameter_count(),
             "steps": self.steps,

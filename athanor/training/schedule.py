@@ -31,17 +31,17 @@ class Schedule:
         """Tokens at which the rate begins to fall: the last moment from which a longer run can continue."""
         return self.total_tokens - self.cooldown_tokens if self.shape == "wsd" else self.warmup_tokens
 
-    def rate(self, tokens: int) -> float:
+    def lr_at(self, tokens: int) -> float:
         """Learning rate of the step that ends at `tokens`."""
         if tokens <= self.warmup_tokens:
             return self.peak * tokens / self.warmup_tokens
         if tokens <= self.cooldown_start:
             return self.peak
-        done = min(1.0, (tokens - self.cooldown_start) / (self.total_tokens - self.cooldown_start))
-        left = 1 - math.sqrt(done) if self.shape == "wsd" else (1 + math.cos(math.pi * done)) / 2
-        return self.final + (self.peak - self.final) * left
+        progress = min(1.0, (tokens - self.cooldown_start) / (self.total_tokens - self.cooldown_start))
+        remaining = 1 - math.sqrt(progress) if self.shape == "wsd" else (1 + math.cos(math.pi * progress)) / 2
+        return self.final + (self.peak - self.final) * remaining
 
 
-def whole_steps(tokens: int, batch_tokens: int) -> int:
+def round_down_to_steps(tokens: int, batch_tokens: int) -> int:
     """`tokens` rounded down to whole steps, at least one."""
     return max(1, tokens // batch_tokens) * batch_tokens

@@ -1,4 +1,4 @@
-"""What the loop and its steps are told."""
+"""Settings of the training loop and its steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from athanor.training.guard import Rules
-from athanor.training.memory import Load
+from athanor.training.memory import StepFootprint
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LoopSettings:
     spike_guard: bool = True  # refuse steps that are far out, on the device
     max_rollbacks: int = 3  # times that the run goes back and leaves data out; 0 never looks for a reason
     rules: Rules = Rules()
-    load: Load | None = (
+    footprint: StepFootprint | None = (
         None  # as memory was estimated for it: what advice begins from when memory runs out all the same
     )
 
@@ -37,10 +37,10 @@ class LoopSettings:
         return self.total_tokens // self.batch_tokens
 
     @classmethod
-    def of(cls, params: Any, machine: Any, **own: Any) -> LoopSettings:
+    def of(cls, params: Any, machine: Any, **stage_settings: Any) -> LoopSettings:
         """From a stage's parameters and the machine's settings, by their common names, and what the stage decides."""
         result = {name: getattr(params, name) for name in _OF_PARAMS}
-        return cls(**result, **{name: getattr(machine, name) for name in _OF_MACHINE}, **own)
+        return cls(**result, **{name: getattr(machine, name) for name in _OF_MACHINE}, **stage_settings)
 
 
 _OF_PARAMS = ("batch_tokens", "grad_clip", "z_loss", "spike_guard", "max_rollbacks")

@@ -1,4 +1,4 @@
-"""From parameters, machine settings and choices to a prepared device, its load, and a model tuned for it."""
+"""Prepares the device, sizes the micro-batches, and tunes the model, from parameters, machine settings and choices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from athanor.training.compiling import Shapes, checkpoint_blocks, compile_blocks
 from athanor.training.cpu_replicas import replica_count
 from athanor.training.heap import keep_heap
 from athanor.training.loop import Hooks
-from athanor.training.memory import Load, training_bytes
+from athanor.training.memory import StepFootprint, training_bytes
 from athanor.training.settings import LoopSettings
 
 
@@ -39,7 +39,7 @@ class Choices:
     memory_fraction: float = 1.0
 
 
-class Place(NamedTuple):
+class DeviceSpec(NamedTuple):
     """Device and threads from the machine settings; the parameter section that trains there, and its seed."""
 
     device: str
@@ -58,26 +58,26 @@ def check_batch(config: ModelConfig, batch_tokens: int, section: str) -> None:
         )
 
 
-def place(
-    config: ModelConfig, choices: Choices, where: Place, batch_tokens: int, optimizer: str, keeps_best: bool = False
-) -> tuple[torch.device, Load]:
-    """Prepare the device and decide how much it takes on at a time; `keeps_best`: the host has a copy of weights.
+def setup_device(
+    config: ModelConfig, choices: Choices, spec: DeviceSpec, batch_tokens: int, optimizer: str, keeps_best: bool = False
+) -> tuple[torch.device, StepFootprint]:
+    """Prepare the device and size its micro-batches; `keeps_best`: the host holds a copy of the best weights.
 
-    Also seeds the global generators: torch starts them at random, and their
+    It also seeds the global generators: torch starts them at random, and their
     state is part of every checkpoint.
     """
-    check_batch(config, batch_tokens, where.section)
-    device = prepare(where.device, where.threads)
-    torch.manual_seed(where.seed)
+    check_batch(config, batch_tokens, spec.section)
+    device = prepare(spec.device, spec.threads)
+    torch.manual_seed(spec.seed)
     rows = micro_batch(device, choices.micro_batch_tokens, config.context_tokens, batch_tokens)
     micro_batches = -(-batch_tokens // (rows * config.context_tokens))
     replicas = min(replica_count(config, device), micro_batches)
-    return device, Load(
+    return device, StepFootprint(
         rows,
         config.context_tokens,
         choices.precision,
         replicas,
-        min(replicas, where.threads),
+        min(replicas, spec.threads),
         accumulates=micro_batches > replicas,
         checkpointing=choices.checkpointing,
         optimizer=optimizer,
@@ -89,7 +89,7 @@ def place(
 def tuned(
     model: Transformer,
     choices: Choices,
-    load: Load,
+    footprint: StepFootprint,
     settings: LoopSettings,
     hooks: Hooks,
     cache: Path,
@@ -106,15 +106,17 @@ def tuned(
         return
     device = model.head_weight.device
     if device.type == "cpu":
-        keep_heap(training_bytes(model.config, load, device))
+        keep_heap(training_bytes(model.config, footprint, device))
     try:
         if choices.compile:
-            shapes = Shapes.of(load.micro_batch_rows, load.row_tokens, settings.batch_tokens, settings.document_mask)
+            shapes = Shapes.of(
+                footprint.micro_batch_rows, footprint.row_tokens, settings.batch_tokens, settings.document_mask
+            )
             one_thread = replica_count(model.config, device) > 1
             compile_blocks(
                 [model],
                 shapes,
-                precision=load.precision,
+                precision=footprint.precision,
                 cache=cache,
                 one_thread=one_thread,
                 note=hooks.on_note,

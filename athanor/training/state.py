@@ -1,4 +1,4 @@
-"""What a checkpoint holds: weights, optimiser, loss scale, random states, and where the run stands."""
+"""The content of a checkpoint: weights, optimiser, loss scale, random states, and the run's progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from athanor.training.step import Stepper
 
 
 class RunState:
-    """Where a run stands: everything that a checkpoint holds besides weights and optimiser."""
+    """The progress of a run: everything that a checkpoint holds besides weights and optimiser."""
 
     def __init__(self, code: str = "") -> None:
         self.code = code  # the digest of what runs now
@@ -30,42 +30,42 @@ class RunState:
         self.pairs = 0  # of query and key, that attention was allowed
         self.history = History()
         self.validations: list[dict[str, Any]] = []
-        self.ledger: list[dict[str, Any]] = []  # see ledger.py
-        self.repairs = 0  # ways back because of numbers that no batch had spoilt
+        self.ledger: list[dict[str, Any]] = []  # see skipped_ranges.py
+        self.repairs = 0  # rollbacks because of non-finite numbers that no batch had caused
         self.examined = 0  # skipped steps that were looked into
         self.best = Best()
 
     def state(self) -> dict[str, Any]:
         """The part that goes into JSON; the history and the best weights are tensors."""
-        kept = {name: value for name, value in vars(self).items() if name not in ("history", "best", "code")}
-        return {**kept, "best": {"step": self.best.step, "key": self.best.key}}
+        values = {name: value for name, value in vars(self).items() if name not in ("history", "best", "code")}
+        return {**values, "best": {"step": self.best.step, "key": self.best.key}}
 
     def go_back(self, state: dict[str, Any], history: History, best: Mapping[str, Tensor]) -> None:
-        """Stand where an earlier checkpoint stood, and keep what was learned since about the data and the machine."""
-        kept = {name: vars(self)[name] for name in ("ledger", "repairs", "examined")}
-        self.load({**state, **kept}, history, best)
+        """Return to an earlier checkpoint's state, but keep what is known since about the data and the machine."""
+        carried = {name: vars(self)[name] for name in ("ledger", "repairs", "examined")}
+        self.load({**state, **carried}, history, best)
 
     def load(self, state: dict[str, Any], history: History, best: Mapping[str, Tensor]) -> None:
-        found = state.get("best") or {"step": 0, "key": []}
-        vars(self).update({**state, "history": history, "best": Best(found["step"], found["key"], best)})
+        best_state = state.get("best") or {"step": 0, "key": []}
+        vars(self).update({**state, "history": history, "best": Best(best_state["step"], best_state["key"], best)})
         self.codes = [(code, step) for code, step in self.codes]
         if self.codes[-1][0] != self.code:
             self.codes.append((self.code, self.step))
 
 
 def run_tensors(stepper: Stepper, progress: RunState) -> dict[str, Tensor]:
-    """Every tensor that decides how the run goes on, whole, however many processes there are. All of them must ask.
+    """Every tensor that decides how the run continues, in full. All processes have to call this.
 
     Only the main process is given those that had to be gathered.
     """
-    engine, tensors = stepper.engine, {}
-    named = {f"model.{name}": (name, weight.detach()) for name, weight in engine.named_parameters()}
+    backend, tensors = stepper.backend, {}
+    named = {f"model.{name}": (name, weight.detach()) for name, weight in backend.named_parameters()}
     for name, value in stepper.optimizer.tensors().items():
         named[f"optimizer.{name}"] = (name.rpartition(".")[0], value)
     for name, (parameter, tensor) in named.items():
-        whole = engine.gathered(parameter, tensor)
+        full = backend.gathered(parameter, tensor)
         if stepper.world.main:
-            tensors[name] = whole.cpu() if whole is not tensor else whole
+            tensors[name] = full.cpu() if full is not tensor else full
     tensors |= {f"scale.{name}": value for name, value in stepper.scale.tensors().items()}
     tensors |= {f"guard.{name}": value for name, value in stepper.guard.tensors().items()}
     tensors |= {f"history.{name}": column for name, column in progress.history.tensors().items()}
@@ -78,11 +78,11 @@ def run_tensors(stepper: Stepper, progress: RunState) -> dict[str, Tensor]:
 
 def save(folder: Path, stepper: Stepper, progress: RunState, *, pinned: bool = False) -> None:
     """A checkpoint of this moment, written by the main process while the others wait."""
-    stepper.engine.check_same()
+    stepper.backend.check_same()
     tensors = run_tensors(stepper, progress)
     if stepper.world.main:
         checkpoint.save(folder, progress.step, tensors, progress.state(), pinned=pinned)
-    stepper.world.meet()
+    stepper.world.barrier()
 
 
 def resume(
@@ -90,27 +90,27 @@ def resume(
     stepper: Stepper,
     progress: RunState,
     on_note: Callable[[str], None],
-    at_most: int | None = None,
+    max_step: int | None = None,
     usable: Callable[[Checkpoint], bool] = lambda saved: True,
     *,
-    back: bool = False,
+    rewinding: bool = False,
 ) -> bool:
-    """Take over the newest whole checkpoint of `folder`, of step `at_most` or before; False if there is none.
+    """Load the newest complete checkpoint of `folder`, of step `max_step` or before; False if there is none.
 
     The main process reads it and sends it to the others, which need not see the folder. `usable` may refuse one;
-    `back`: the run has been further.
+    `rewinding`: the run has been further.
     """
     world = stepper.world
-    saved = checkpoint.latest(folder, on_note, at_most, usable) if world.main else None
-    state = world.share(None if saved is None else saved.state)
+    saved = checkpoint.latest(folder, on_note, max_step, usable) if world.main else None
+    state = world.broadcast_object(None if saved is None else saved.state)
     if state is None:
         return False
-    restore(world.tensors(None if saved is None else saved.tensors), state, stepper, progress, back=back)
+    restore(world.tensors(None if saved is None else saved.tensors), state, stepper, progress, rewinding=rewinding)
     return True
 
 
-class _Part(Mapping[str, Tensor]):
-    """The tensors whose names begin with a prefix, looked up when asked for, and cut to what this process keeps."""
+class _Prefixed(Mapping[str, Tensor]):
+    """The tensors whose names begin with a prefix, looked up on demand and cut to this process's shard."""
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str, cut: Callable[[str, Tensor], Tensor]) -> None:
         self.tensors, self.prefix, self.cut = tensors, prefix, cut
@@ -127,36 +127,41 @@ class _Part(Mapping[str, Tensor]):
 
 @torch.no_grad()
 def restore(
-    tensors: Mapping[str, Tensor], state: Mapping[str, Any], stepper: Stepper, progress: RunState, *, back: bool = False
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    stepper: Stepper,
+    progress: RunState,
+    *,
+    rewinding: bool = False,
 ) -> None:
     """Put a checkpoint's content into parts built for the same configuration."""
-    engine = stepper.engine
+    backend = stepper.backend
 
-    def part(prefix: str) -> Mapping[str, Tensor]:
-        def cut(name: str, tensor: Tensor) -> Tensor:
+    def prefixed(prefix: str) -> Mapping[str, Tensor]:
+        def own_shard(name: str, tensor: Tensor) -> Tensor:
             if prefix == "model.":
-                return engine.part(name, tensor)
-            return engine.part(name.rpartition(".")[0], tensor) if prefix == "optimizer." else tensor
+                return backend.shard_of(name, tensor)
+            return backend.shard_of(name.rpartition(".")[0], tensor) if prefix == "optimizer." else tensor
 
-        return _Part(tensors, prefix, cut)
+        return _Prefixed(tensors, prefix, own_shard)
 
-    weights = part("model.")
-    for name, weight in engine.named_parameters():
+    weights = prefixed("model.")
+    for name, weight in backend.named_parameters():
         weight.copy_(weights[name])
-    stepper.optimizer.load(part("optimizer."))
-    stepper.scale.load(part("scale."))
-    stepper.guard.load(part("guard."))
+    stepper.optimizer.load(prefixed("optimizer."))
+    stepper.scale.load(prefixed("scale."))
+    stepper.guard.load(prefixed("guard."))
     torch.set_rng_state(tensors["rng.cpu"])
     if torch.cuda.is_available() and stepper.world.size == 1:
-        states = part("rng.cuda.")
+        states = prefixed("rng.cuda.")
         for number in range(min(len(states), torch.cuda.device_count())):
             torch.cuda.set_rng_state(states[str(number)], number)
-    history, best = History.load(part("history.")), dict(part("best."))
-    (progress.go_back if back else progress.load)(dict(state), history, best if stepper.world.main else {})
+    history, best = History.load(prefixed("history.")), dict(prefixed("best."))
+    (progress.go_back if rewinding else progress.load)(dict(state), history, best if stepper.world.main else {})
 
 
 def history_of(saved: Checkpoint) -> History:
-    return History.load(_Part(saved.tensors, "history.", lambda name, tensor: tensor))
+    return History.load(_Prefixed(saved.tensors, "history.", lambda name, tensor: tensor))
 
 
 def json_safe(value: Any) -> Any:

@@ -21,9 +21,9 @@ from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.guard import SpikeGuard
 from athanor.training.meter import Meter
 from athanor.training.optimizer import Optimizer, OptimizerSettings, clip_gradients
-from athanor.training.parallel import engine
+from athanor.training.parallel import gradient_backend
 from athanor.training.settings import LoopSettings
-from athanor.training.world import ALONE, World
+from athanor.training.world import SINGLE, World
 
 PROBE_ROWS = 2
 
@@ -43,15 +43,19 @@ class Stepper:
     """Steps of one model, with the optimiser's state and the loss scale; the same in every process of a world."""
 
     def __init__(
-        self, replicas: CpuReplicas, optimizer_settings: OptimizerSettings, settings: LoopSettings, world: World = ALONE
+        self,
+        replicas: CpuReplicas,
+        optimizer_settings: OptimizerSettings,
+        settings: LoopSettings,
+        world: World = SINGLE,
     ) -> None:
         self.settings, self.world = settings, world
         self.device = replicas.model.head_weight.device
-        self.engine = engine(replicas, world)
-        spread, whole = (
-            (None, self.engine) if world.sharded else (replicas.spread if replicas.count > 1 else None, None)
+        self.backend = gradient_backend(replicas, world)
+        parallel_map, sharded = (
+            (None, self.backend) if world.sharded else (replicas.parallel_map if replicas.count > 1 else None, None)
         )
-        self.optimizer = Optimizer(self.engine, optimizer_settings, spread, whole)
+        self.optimizer = Optimizer(self.backend, optimizer_settings, parallel_map, sharded)
         self.scale = LossScale(settings.precision, self.device)
         self.meter = Meter(self.device)
         self.guard = SpikeGuard(settings.rules, self.device, active=settings.spike_guard)
@@ -59,17 +63,18 @@ class Stepper:
     @property
     def model(self) -> Transformer:
         """The model with its present weights, whole: in a world of several, ask in all processes."""
-        return self.engine.model()
+        return self.backend.model()
 
-    def step(self, rows: Rows, rate: float) -> tuple[Tensor, int]:
+    def step(self, rows: Rows, lr: float) -> tuple[Tensor, int]:
         """One update; returns a row of numbers on the device (`named` reads it), and the count of targets."""
         with products(self.settings.precision, self.device):
-            return self._step(rows, rate)
+            return self._step(rows, lr)
 
-    def _step(self, rows: Rows, rate: float) -> tuple[Tensor, int]:
+    def _step(self, rows: Rows, lr: float) -> tuple[Tensor, int]:
         settings, device = self.settings, self.device
         mask_BS = getattr(rows, "mask_BS", None)
-        # Of the whole step in all processes, not of a micro-batch; at least 1, for a batch with nothing to learn from.
+        # The targets of the whole step in all processes, not of one micro-batch. The divisor is at least 1,
+        # for a batch with nothing to learn from.
         supervised_BT = supervised(rows.document_BS, mask_BS)
         count, names = int(supervised_BT.sum()), sources_of(rows)
         counts_K = np.zeros(0)
@@ -80,36 +85,36 @@ class Stepper:
         def loss_of(replica: Transformer, batch: Targets) -> Tensor:
             sums_K = torch.zeros(len(names), device=device)
             with self.meter.time("forward"), autocast(settings.precision, device):
-                part = training_loss(
+                batch_loss = training_loss(
                     replica, batch.to(device), max(1, count), z_loss=settings.z_loss, by_source_K=sums_K
                 )
             with self.meter.time("backward"):
-                self.scale.scaled(part).backward()
-            return torch.cat((part.detach()[None], sums_K))
+                self.scale.scaled(batch_loss).backward()
+            return torch.cat((batch_loss.detach()[None], sums_K))
 
-        if hasattr(self.engine.replicas.model, "begin_step"):  # a LoRA draws its dropout for the step
-            self.engine.replicas.model.begin_step()
+        if hasattr(self.backend.replicas.model, "begin_step"):  # a LoRA draws its dropout for the step
+            self.backend.replicas.model.begin_step()
         batches = own_batches(rows, self.world, settings.micro_batch_rows, settings.document_mask)
         with self.meter.time("forward_backward"):
-            sums = self.engine.backward(batches, loss_of)
+            sums = self.backend.backward(batches, loss_of)
             loss, sums_K = sums[0], sums[1:]
         with self.meter.time("optimizer"):
-            self.scale.unscale(self.engine.gradients())
-            weights = [weight for _, weight in self.engine.named_parameters()]
-            norm = clip_gradients(weights, settings.grad_clip, self.engine.joint_norm)
-            broken = ~(torch.isfinite(norm) & torch.isfinite(loss))
-            skipped = self.guard.refuses(loss, norm, broken)
-            self.optimizer.step_unless(skipped, rate)
+            self.scale.unscale(self.backend.gradients())
+            weights = [weight for _, weight in self.backend.named_parameters()]
+            norm = clip_gradients(weights, settings.grad_clip, self.backend.joint_norm)
+            nonfinite = ~(torch.isfinite(norm) & torch.isfinite(loss))
+            skipped = self.guard.refuses(loss, norm, nonfinite)
+            self.optimizer.step_unless(skipped, lr)
             scale = self.scale.scale
-            self.scale.update(broken)
+            self.scale.update(nonfinite)
         means_K = sums_K / torch.from_numpy(counts_K).to(device, torch.float32, non_blocking=True)
         return torch.cat((torch.stack((loss, norm, skipped.float(), scale)), means_K)), count
 
     def named(self, row: Sequence[float], names: Sequence[str]) -> tuple[float, float, float, dict[str, float]]:
         """Loss, gradient norm and skipped of a fetched row of `step`, and what else there is to tell of it."""
         loss, norm, skipped, scale, *means = row
-        also = {f"loss.{name}": mean for name, mean in zip(names, means, strict=True) if not math.isnan(mean)}
-        return loss, norm, skipped, also | ({"loss_scale": scale} if self.scale.active else {})
+        extra = {f"loss.{name}": mean for name, mean in zip(names, means, strict=True) if not math.isnan(mean)}
+        return loss, norm, skipped, extra | ({"loss_scale": scale} if self.scale.active else {})
 
 
 def sources_of(rows: Rows) -> Sequence[str]:
@@ -130,21 +135,21 @@ def own_batches(rows: Rows, world: World, micro_batch_rows: int, document_mask: 
     start, end = (count * rank // world.size for rank in (world.rank, world.rank + 1))
     mask_BS = getattr(rows, "mask_BS", None)
     source_BS = getattr(rows, "source_BS", None)
-    own = Part(
+    own_rows = BatchSlice(
         rows.tokens_BS[start:end],
         rows.document_BS[start:end],
         None if mask_BS is None else mask_BS[start:end],
         None if source_BS is None else source_BS[start:end],
     )
-    batches = micro_batches(own, micro_batch_rows, document_mask)
-    most = -(-count // (world.size * micro_batch_rows))
-    idle = Part(rows.tokens_BS[:1], np.full_like(rows.document_BS[:1], -1), None, source_BS)
-    while len(batches) < most:
-        batches += micro_batches(idle, 1, document_mask)
+    batches = micro_batches(own_rows, micro_batch_rows, document_mask)
+    max_batches = -(-count // (world.size * micro_batch_rows))
+    idle_row = BatchSlice(rows.tokens_BS[:1], np.full_like(rows.document_BS[:1], -1), None, source_BS)
+    while len(batches) < max_batches:
+        batches += micro_batches(idle_row, 1, document_mask)
     return batches
 
 
-class Part(NamedTuple):
+class BatchSlice(NamedTuple):
     """Some rows of a batch."""
 
     tokens_BS: np.ndarray
@@ -156,7 +161,7 @@ class Part(NamedTuple):
 def micro_batches(rows: Rows, micro_batch_rows: int, document_mask: bool) -> list[Targets]:
     """Cut a batch into groups of rows, in order."""
     mask_BS, source_BS = getattr(rows, "mask_BS", None), getattr(rows, "source_BS", None)
-    cuts = [slice(at, at + micro_batch_rows) for at in range(0, len(rows.tokens_BS), micro_batch_rows)]
+    cuts = [slice(start, start + micro_batch_rows) for start in range(0, len(rows.tokens_BS), micro_batch_rows)]
     return [
         targets(
             rows.tokens_BS[cut],

@@ -1,4 +1,4 @@
-"""Signs of a model that is about to fail, read from its weights and from one row on the way.
+"""Early signs of a model that is about to fail, read from its weights and from one row of the batch.
 
 They look at a twin that shares the weights, so hooks never touch the model
 that trains (nor make its compiled blocks compile again), change nothing and
@@ -72,16 +72,19 @@ class Vitals:
 
     def _weights(self, step: int, tokens_BS: np.ndarray) -> dict[str, Tensor]:
         weight_VD = self.model.head_weight.detach()
-        seen = torch.from_numpy(np.unique(tokens_BS)).to(weight_VD.device)
-        norms = torch.linalg.vector_norm(weight_VD[seen], dim=-1).sort().values
-        spread = norms[int(0.99 * (len(norms) - 1))] / norms[(len(norms) - 1) // 2]
-        told = {"embedding_spread": spread, "final_norm_gain": self.model.model.norm.weight.detach().abs().max()}
+        ids = torch.from_numpy(np.unique(tokens_BS)).to(weight_VD.device)
+        norms = torch.linalg.vector_norm(weight_VD[ids], dim=-1).sort().values
+        embedding_spread = norms[int(0.99 * (len(norms) - 1))] / norms[(len(norms) - 1) // 2]
+        readings = {
+            "embedding_spread": embedding_spread,
+            "final_norm_gain": self.model.model.norm.weight.detach().abs().max(),
+        }
         if self._before is not None and self._before[0] == step:
             slices = block_rows(self.model)
             change = torch.stack(torch._foreach_norm(torch._foreach_sub(slices, self._before[1])))
-            told["update_ratio_max"] = (change / torch.stack(torch._foreach_norm(slices))).max()
+            readings["update_ratio_max"] = (change / torch.stack(torch._foreach_norm(slices))).max()
         self._before = None
-        return told
+        return readings
 
     def _forward(self, tokens_BS: np.ndarray) -> dict[str, Tensor]:
         twin = self._twin = self._twin or twin_of(self.model)
@@ -90,8 +93,8 @@ class Vitals:
         ids_1T = torch.from_numpy(np.ascontiguousarray(tokens_BS[:1, :length])).to(device)
         with Logits() as logits, autocast(self.precision, device):
             growth = residual_growth(twin, ids_1T)
-        told = {} if growth is None else {"residual_growth": growth}
-        return told | ({"attention_logit_max": torch.stack(logits.highest).max()} if logits.highest else {})
+        readings = {} if growth is None else {"residual_growth": growth}
+        return readings | ({"attention_logit_max": torch.stack(logits.highest).max()} if logits.highest else {})
 
 
 class Logits(TorchFunctionMode):

@@ -1,4 +1,4 @@
-"""What training needs of a tokenizer: its size, its identity and the bytes behind each id.
+"""The facts about a tokenizer that training needs: its size, its digest and the bytes of each id.
 
 Read from the artifact's files, so that training runs where no tokenizer
 library is installed and does not go stale when only encoding code changes.
@@ -49,10 +49,10 @@ def check_same(vocabulary: Vocabulary, facts: Mapping[str, Any], where: str, sta
     if template:
         expected["template_hash"] = vocabulary.template_hash
     for name, value in expected.items():
-        found = facts.get(name, facts.get(f"{name}_digest"))
-        if found != value:
+        actual = facts.get(name, facts.get(f"{name}_digest"))
+        if actual != value:
             raise InputError(
-                f"made with another {name.replace('_hash', '')} ({str(found)[:12]}, now {value[:12]})",
+                f"made with another {name.replace('_hash', '')} ({str(actual)[:12]}, now {value[:12]})",
                 where=where,
                 fix=f"dvc repro {stage}",
             )

@@ -23,60 +23,62 @@ from torch import Tensor
 
 from athanor.base.errors import AthanorError, GateError, InputError
 from athanor.model.config import ModelConfig
-from athanor.training.memory import Load, available_bytes, check_memory, state_bytes, training_bytes
+from athanor.training.memory import StepFootprint, available_bytes, check_memory, state_bytes, training_bytes
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 _POLL = (0.001, 0.2)  # s, from the first look for another process to the later ones
 
 
 class World:
-    """One process. `Group` has the same methods for several, which all of them must call in the same order."""
+    """One process. `ProcessGroup` has the same methods for several, which all of them must call in the same order."""
 
     rank, size, main = 0, 1, True
     sharded = False  # weights, gradients and optimiser cut up over the processes (FSDP), or whole on each (DDP)
 
-    def settle(self, config: ModelConfig, load: Load, device: torch.device, fingerprint: str, *, check: bool) -> None:
+    def choose_strategy(
+        self, config: ModelConfig, footprint: StepFootprint, device: torch.device, fingerprint: str, *, check: bool
+    ) -> None:
         """Choose the strategy where it was left open, and (with `check`) refuse what does not fit into memory.
 
         GateError unless the `fingerprint` of what decides the result is the same in all processes.
         """
         if check:
-            check_memory(config, load, device)
+            check_memory(config, footprint, device)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag, whether it is up in any process."""
+        """For each flag, whether it is true in any process."""
         return flags
 
-    def share(self, value: Any) -> Any:
-        """The main process's JSON value, in all of them. They wait for it, however long it takes."""
+    def broadcast_object(self, value: Any) -> Any:
+        """Broadcast the main process's JSON value to all; they wait for it, however long it takes."""
         return value
 
-    def meet(self) -> None:
-        """Wait until the main process has come here, however long it takes."""
+    def barrier(self) -> None:
+        """Wait until the main process has reached this call, however long it takes."""
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up over the processes, in place."""
         return tensor
 
-    def tensors(self, found: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-        """The main process's tensors, in all of them; each lookup sends that one tensor."""
-        assert found is not None
-        return found
+    def tensors(self, tensors: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+        """The main process's tensors in every process; each lookup broadcasts that one tensor."""
+        assert tensors is not None
+        return tensors
 
-    def leave(self) -> None:
-        """The end of working together."""
+    def destroy(self) -> None:
+        """End the communication between the processes."""
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Says in one line when another process was lost."""
+        """Inside, an error that says in one line that another process was lost replaces the library's own."""
         yield
 
 
-ALONE = World()
+SINGLE = World()
 
 
-class Group(World):
-    """Several processes, of which each has called this."""
+class ProcessGroup(World):
+    """Several processes; each of them has made one of these."""
 
     def __init__(self, strategy: str, device: str, timeout_s: float, main: bool) -> None:
         import torch.distributed as dist
@@ -105,25 +107,27 @@ class Group(World):
             )
         self.main_rank = int(mains.argmax())
 
-    def settle(self, config: ModelConfig, load: Load, device: torch.device, fingerprint: str, *, check: bool) -> None:
+    def choose_strategy(
+        self, config: ModelConfig, footprint: StepFootprint, device: torch.device, fingerprint: str, *, check: bool
+    ) -> None:
         self.same("what decides the result", fingerprint)
-        check = self.share(check)
+        check = self.broadcast_object(check)
         free = available_bytes(device)
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
         if free is not None:
             free = int(free * 0.95 / neighbours)
-        short = free is not None and training_bytes(config, load) > free
+        short = free is not None and training_bytes(config, footprint) > free
         if self.strategy == "auto":
             (self.sharded,) = self.any(short)
         if not check:
             return
         if not self.sharded and self.any(short)[0]:
             fix = "parallel: fsdp in machine.yaml, or a smaller micro_batch_tokens"
-        elif self.sharded and self.any(free is not None and sharded_bytes(config, load, self.size) > free)[0]:
+        elif self.sharded and self.any(free is not None and sharded_bytes(config, footprint, self.size) > free)[0]:
             fix = "more processes, a smaller micro_batch_tokens, or a smaller model"
         else:
             return
-        needed = sharded_bytes(config, load, self.size) if self.sharded else training_bytes(config, load)
+        needed = sharded_bytes(config, footprint, self.size) if self.sharded else training_bytes(config, footprint)
         raise InputError(
             f"a process needs about {needed / 2**30:.1f} GiB, {(free or 0) / 2**30:.1f} GiB are free for it"
             f" on {device.type} of process {self.rank}",
@@ -132,18 +136,18 @@ class Group(World):
         )
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        told = torch.tensor(flags, dtype=torch.int32)
-        self.dist.all_reduce(told, op=self.dist.ReduceOp.MAX)
-        return tuple(bool(flag) for flag in told)
+        raised = torch.tensor(flags, dtype=torch.int32)
+        self.dist.all_reduce(raised, op=self.dist.ReduceOp.MAX)
+        return tuple(bool(flag) for flag in raised)
 
-    def share(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         if self.main:
             self.store.set(f"shared{self.meetings}", json.dumps(value))
         name = f"shared{self.meetings}"
-        self.meet()
+        self.barrier()
         return value if self.main else json.loads(self.store.get(name))
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         # Asked for again and again, not a collective: the main process may be writing a checkpoint, or waiting for the
         # slot's lock. Should it die, the store's connection or whoever started this process ends the wait.
         name, pause = f"met{self.meetings}", _POLL[0]
@@ -154,12 +158,12 @@ class Group(World):
             time.sleep(pause)
             pause = min(2 * pause, _POLL[1])
 
-    def same(self, what: str, value: str) -> None:
+    def same(self, subject: str, value: str) -> None:
         """GateError if `value` differs between processes."""
-        if self.any(self.share(value) != value)[0]:
+        if self.any(self.broadcast_object(value) != value)[0]:
             raise GateError(
                 "one model",
-                f"{what} is not the same in all {self.size} processes ({value} in process {self.rank})",
+                f"{subject} is not the same in all {self.size} processes ({value} in process {self.rank})",
                 fix="bring code, params.yaml and data of the nodes into step, or use a shared file system",
             )
 
@@ -167,12 +171,12 @@ class Group(World):
         self.dist.all_reduce(tensor)
         return tensor
 
-    def tensors(self, found: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-        kinds = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in (found or {}).items()}
-        return _Sent(self, found, self.share(kinds))
+    def tensors(self, tensors: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+        kinds = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in (tensors or {}).items()}
+        return _Sent(self, tensors, self.broadcast_object(kinds))
 
-    def leave(self) -> None:
-        self.meet()
+    def destroy(self) -> None:
+        self.barrier()
         self.dist.destroy_process_group()
 
     @contextlib.contextmanager
@@ -194,13 +198,13 @@ class Group(World):
 class _Sent(Mapping[str, Tensor]):
     """Tensors of the main process: a lookup is a broadcast, so every process must look up the same ones in order."""
 
-    def __init__(self, world: Group, found: Mapping[str, Tensor] | None, kinds: dict[str, Any]) -> None:
-        self.world, self.found, self.kinds = world, found, kinds
+    def __init__(self, world: ProcessGroup, main_tensors: Mapping[str, Tensor] | None, kinds: dict[str, Any]) -> None:
+        self.world, self.main_tensors, self.kinds = world, main_tensors, kinds
 
     def __getitem__(self, name: str) -> Tensor:
         dtype, shape = self.kinds[name]
-        if self.found is not None:
-            tensor = self.found[name].cpu().contiguous()
+        if self.main_tensors is not None:
+            tensor = self.main_tensors[name].cpu().contiguous()
         else:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
         self.world.dist.broadcast(tensor, self.world.main_rank)
@@ -213,14 +217,14 @@ class _Sent(Mapping[str, Tensor]):
         return len(self.kinds)
 
 
-def sharded_bytes(config: ModelConfig, load: Load, size: int) -> int:
+def sharded_bytes(config: ModelConfig, footprint: StepFootprint, size: int) -> int:
     """Peak bytes of a process under FSDP.
 
     A share of weights, gradients and the optimiser's state; whole once: gradients
     while micro-batches add up (or the weights, in validation).
     """
-    share = state_bytes(config, dataclasses.replace(load, replicas=1)) // size
-    return training_bytes(config, load) - state_bytes(config, load) + share + 4 * config.parameter_count()
+    share = state_bytes(config, dataclasses.replace(footprint, replicas=1)) // size
+    return training_bytes(config, footprint) - state_bytes(config, footprint) + share + 4 * config.parameter_count()
 
 
 def _own_device(local_rank: int, count: int) -> int:
@@ -236,11 +240,11 @@ def _own_device(local_rank: int, count: int) -> int:
     return local_rank
 
 
-def join(strategy: str, *, device: str, timeout_s: float, main: bool) -> World:
-    """The world that the environment speaks of; call before any work on the device.
+def init_world(strategy: str, *, device: str, timeout_s: float, main: bool) -> World:
+    """Join the processes that the environment describes; call it before any work on the device.
 
     `device` is the machine setting; `main` says that this process is the one to read and write files.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return ALONE
-    return Group(strategy, device, timeout_s, main)
+        return SINGLE
+    return ProcessGroup(strategy, device, timeout_s, main)

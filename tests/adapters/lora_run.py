@@ -20,10 +20,10 @@ from athanor.adapters.foreign import Foreign, load_foreign, tuned
 from athanor.adapters.lora import LoraSettings
 from athanor.model.precision import autocast
 from athanor.training.loop import Hooks, train
-from athanor.training.memory import Load
+from athanor.training.memory import StepFootprint
 from athanor.training.schedule import Schedule
 from athanor.training.setup import Choices
-from athanor.training.world import join
+from athanor.training.world import init_world
 from tests.training import micro
 
 CONTEXT, BATCH, STEPS = 16, 64, 6
@@ -69,7 +69,7 @@ def run(base: Path, folder: Path, *, world: Any = None, settings: LoraSettings =
     )
     choices = Choices(precision, checkpointing=options.pop("checkpointing", False))
     loop = dataclasses.replace(SETTINGS, precision=precision, **options)
-    with tuned(model, choices, Load(1, CONTEXT, precision)):
+    with tuned(model, choices, StepFootprint(1, CONTEXT, precision)):
         extra = {} if world is None else {"world": world}
         result = train(model, Sampler(), micro.ADAMW, SCHEDULE, loop, folder, hooks, **extra)
     return model, result, rows
@@ -83,7 +83,7 @@ def main(base: str, folder: str, told: str, kill_at: str = "0") -> None:
     world = None
     if "RANK" in os.environ:
         rank = int(os.environ["RANK"])
-        world = join("ddp", device="cpu", timeout_s=100.0, main=rank == 0)
+        world = init_world("ddp", device="cpu", timeout_s=100.0, main=rank == 0)
         told, seed = f"{told}.{rank}", 1 if rank == 0 else 9  # weights come from the main process
     else:
         seed = 1

@@ -24,7 +24,7 @@ from athanor.model.kernels import plain_summed_cross_entropy, summed_cross_entro
 from athanor.model.tensorfile import read_tensors
 from athanor.training import checkpoint
 from athanor.training.cpu_replicas import replica_count
-from athanor.training.memory import Load, state_bytes, training_bytes
+from athanor.training.memory import StepFootprint, state_bytes, training_bytes
 from athanor.training.step import Stepper, probe_batch
 from tests.adapters import lora_run, tiny
 from tests.training import micro
@@ -145,7 +145,7 @@ def test_activations_are_really_computed_again(bases):
     batch = probe_batch(lora_run.Sampler().batch(0, 64), True)
     for on, wanted in ((False, 1), (True, 2)):
         calls.clear()
-        with foreign.tuned(model, foreign.Choices("fp32", checkpointing=on), Load(1, 16, "fp32")):
+        with foreign.tuned(model, foreign.Choices("fp32", checkpointing=on), StepFootprint(1, 16, "fp32")):
             foreign.token_losses(model, batch).sum().backward()
         assert len(calls) == wanted
 
@@ -171,14 +171,14 @@ def test_dropout_is_of_the_step_the_row_and_the_layer():
     draws = lora.Draws()
     first, second = (lora.RowDropout(0.5, layer, draws) for layer in (0, 1))
     x = torch.ones(2, 8, 64)
-    draws.see(torch.tensor([[1, 2], [3, 4]]))
+    draws.set_rows(torch.tensor([[1, 2], [3, 4]]))
     assert torch.equal(first(x), x)  # before the first step: preflight
     torch.manual_seed(0)
     draws.begin_step()
     out = first(x)
     assert torch.equal(out, first(x)) and not torch.equal(out, second(x)) and not torch.equal(out[0], out[1])
     assert set(out.unique().tolist()) == {0.0, 2.0} and 0.4 < float((out > 0).float().mean()) < 0.6
-    draws.see(torch.tensor([[3, 4]]))
+    draws.set_rows(torch.tensor([[3, 4]]))
     assert torch.equal(first(x[:1])[0], out[1])  # the same row, elsewhere
     draws.begin_step()
     assert not torch.equal(first(x[:1])[0], out[1])
@@ -297,7 +297,7 @@ def test_the_shape_is_counted_without_weights(base):
     assert config.parameter_count() == sum(weight.numel() for _, weight in model.frozen_parameters())
     assert config.trained_count() == sum(weight.numel() for weight in model.parameters())
     assert replica_count(config, CPU) == 1
-    load = Load(1, 16, "fp32")
+    load = StepFootprint(1, 16, "fp32")
     assert state_bytes(config, load) == 4 * (config.base_count + 4 * config.adapters)
     whole = dataclasses.replace(config, adapters=0)
     assert training_bytes(config, load) < training_bytes(whole, load) - 3 * 4 * (

@@ -10,7 +10,7 @@ import torch
 from athanor.base.errors import InputError
 from athanor.decoding.cache import KVCache
 from athanor.decoding.engine import Engine
-from athanor.decoding.folded import Folded
+from athanor.decoding.folded import FusedDecoder
 from athanor.decoding.sampling import GREEDY, Sampling
 from tests.evaluation.test_generate import plain_greedy, prompts
 from tests.evaluation.tiny import make_model
@@ -22,20 +22,20 @@ STOPS = frozenset(range(0, 512, 31))
 def test_an_answer_is_the_same_whoever_joins_and_leaves(tokenizer, seed):
     draw, model = random.Random(seed), make_model(tokenizer, qk_norm=bool(seed % 2), context=100)
     asked = prompts(tokenizer.vocab_size, 30, 60, seed)
-    engine = Engine(Folded(model), rows=6, stop_ids=STOPS)
+    engine = Engine(FusedDecoder(model), rows=6, stop_ids=STOPS)
     waiting, said, done, left = list(range(len(asked))), {}, set(), set()
     while waiting or engine.rows:
         made = engine.step()
         count = min(engine.free, len(waiting), draw.randrange(4))
         joined = [waiting.pop() for _ in range(count)]
-        made += engine.join([(number, asked[number], 20, GREEDY) for number in joined])
+        made += engine.add_requests([(number, asked[number], 20, GREEDY) for number in joined])
         for number, token, last in made:
             said.setdefault(number, []).append(token)
             if last:
                 done.add(number)
         if engine.rows and draw.random() < 0.1:
             number = draw.choice(engine.rows).key
-            engine.leave(number)
+            engine.cancel(number)
             left.add(number)
     assert done | left == set(range(len(asked))) and len(left) > 2
     for number, prompt in enumerate(asked):
@@ -51,8 +51,8 @@ def test_a_seed_decides_an_answer_whoever_is_beside_it(tokenizer):
 
     def said(company):
         engine = Engine(model, rows=8, stop_ids=())
-        made = engine.join([(n, other, 30, GREEDY) for n, other in enumerate(company)])
-        made = engine.join([("asked", prompt, 12, hot)])
+        made = engine.add_requests([(n, other, 30, GREEDY) for n, other in enumerate(company)])
+        made = engine.add_requests([("asked", prompt, 12, hot)])
         while engine.rows:
             made += engine.step()
         return [one.token for one in made if one.key == "asked"]
@@ -62,13 +62,13 @@ def test_a_seed_decides_an_answer_whoever_is_beside_it(tokenizer):
 
 def test_a_prompt_that_does_not_fit_changes_nothing(tokenizer):
     engine = Engine(make_model(tokenizer, context=32), rows=4, stop_ids=())
-    engine.join([("first", [5, 6], 9, GREEDY)])
+    engine.add_requests([("first", [5, 6], 9, GREEDY)])
     for bad in ([], [1] * 32):
         with pytest.raises(InputError, match="leaves no room"):
-            engine.join([("good", [1, 2], 4, GREEDY), ("bad", bad, 4, GREEDY)])
+            engine.add_requests([("good", [1, 2], 4, GREEDY), ("bad", bad, 4, GREEDY)])
     assert [row.key for row in engine.rows] == ["first"]
     with pytest.raises(ValueError, match="free rows"):
-        engine.join([(n, [1], 4, GREEDY) for n in range(4)])
+        engine.add_requests([(n, [1], 4, GREEDY) for n in range(4)])
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
@@ -79,7 +79,7 @@ def test_folded_is_the_model_to_rounding(tokenizer, qk_norm):
         for weight in model.parameters():
             if weight.dim() == 1:
                 weight.uniform_(0.5, 2.0)
-    folded, ids = Folded(model), torch.randint(0, tokenizer.vocab_size, (3, 24))
+    folded, ids = FusedDecoder(model), torch.randint(0, tokenizer.vocab_size, (3, 24))
     with torch.inference_mode():
         truth, cache = model.hidden(ids), KVCache(model.config, 3, 24)
         found = [folded.hidden(ids[:, :4], cache=cache)]
@@ -89,4 +89,4 @@ def test_folded_is_the_model_to_rounding(tokenizer, qk_norm):
 
 def test_folding_refuses_what_could_overflow(tokenizer):
     with pytest.raises(ValueError, match="overflow"):
-        Folded(make_model(tokenizer).half())
+        FusedDecoder(make_model(tokenizer).half())

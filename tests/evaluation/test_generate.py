@@ -11,7 +11,7 @@ import torch
 from athanor.base.errors import InputError
 from athanor.decoding import sampling as module
 from athanor.decoding.cache import KVCache
-from athanor.decoding.folded import Folded
+from athanor.decoding.folded import FusedDecoder
 from athanor.decoding.generate import generate
 from athanor.decoding.prompting import end_ids, exempt_ids, fit
 from athanor.decoding.sampling import GREEDY, Sampling, filtered
@@ -39,7 +39,7 @@ def prompts(vocab_size, count=40, longest=90, seed=1):
 
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("batch_rows", [1, 7, 64])
-@pytest.mark.parametrize("arrange", [lambda model: model, Folded], ids=["plain", "folded"])
+@pytest.mark.parametrize("arrange", [lambda model: model, FusedDecoder], ids=["plain", "folded"])
 def test_batches_of_any_lengths_give_the_plain_greedy_ids(tokenizer, qk_norm, batch_rows, arrange):
     model = make_model(tokenizer, qk_norm=qk_norm, context=100)
     asked = prompts(tokenizer.vocab_size, longest=99)
@@ -85,7 +85,7 @@ def test_sampling_depends_on_the_seed_and_not_on_the_batch(tokenizer):
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=2.0, seed=3)], ids=["greedy", "sampled"])
 def test_neither_threads_nor_cores_change_a_result(tokenizer, sampling):
-    model, asked = Folded(make_model(tokenizer)), prompts(tokenizer.vocab_size, 90)
+    model, asked = FusedDecoder(make_model(tokenizer)), prompts(tokenizer.vocab_size, 90)
     settings = {"max_new_tokens": 12, "stop_ids": range(0, 512, 17), "sampling": sampling, "batch_rows": 8}
     assert torch.get_num_threads() == 1
     found = [generate(model, asked, **settings, threads=threads) for threads in (1, 3, 16)]

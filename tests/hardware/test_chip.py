@@ -11,7 +11,7 @@ import torch
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
 from athanor.training import memory
-from athanor.training.memory import Load
+from athanor.training.memory import StepFootprint
 from tests.runtime.view import ROOT
 
 SHAPE = ModelConfig(4096, 8, 512, 8, 8, 64, 2048, 512, 1e4, 1e-6, False)
@@ -50,7 +50,7 @@ def test_advice_for_too_little_memory_offers_no_format_that_is_emulated(monkeypa
     chip(target, capability)
     # The estimate itself needs a torch that knows CUDA.
     monkeypatch.setattr(memory, "training_bytes", lambda config, load, device: 9 if load.precision == "fp32" else 5)
-    load = Load(1, 512, "fp32", checkpointing=True)
+    load = StepFootprint(1, 512, "fp32", checkpointing=True)
     steps = memory.what_to_change(SHAPE, load, torch.device("cuda"), lambda size: size <= 7)
     assert [step for step in steps if step.startswith("precision")] == ([advice] if advice else [])
 

@@ -12,7 +12,7 @@ from athanor.hardware import policy
 from athanor.hardware.policy import Asked, needed_bytes, resolve
 from athanor.model.config import ModelConfig
 from athanor.model.gpu_family import BOTH, HALF, MPS, Architecture, amd, cpu, identify, nvidia
-from athanor.training.memory import Load, training_bytes
+from athanor.training.memory import StepFootprint, training_bytes
 from athanor.training.setup import Choices
 
 CONFIG = ModelConfig(4096, 8, 256, 8, 2, 32, 704, 256, 1e4, 1e-6, False)
@@ -155,8 +155,11 @@ def test_micro_batch():
 
 
 def test_memory_decides_micro_batch_and_checkpointing():
-    gpu, state = nvidia((9, 0)), training_bytes(CONFIG, Load(0, 256, "fp32"))
-    one, again = training_bytes(CONFIG, Load(1, 256, "fp32")), needed_bytes(CONFIG, Load(1, 256, "fp32"), True)
+    gpu, state = nvidia((9, 0)), training_bytes(CONFIG, StepFootprint(0, 256, "fp32"))
+    one, again = (
+        training_bytes(CONFIG, StepFootprint(1, 256, "fp32")),
+        needed_bytes(CONFIG, StepFootprint(1, 256, "fp32"), True),
+    )
     assert state < again < one
 
     def choose(free: float, **changes: str) -> Choices:

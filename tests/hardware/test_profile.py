@@ -89,7 +89,7 @@ def test_products_have_the_layouts_of_training():
 def test_measured_whole(here, monkeypatch):
     short = measure.measure(TINY, CPU, 1, precision="fp32", batch_tokens=256, root=here, bounds=BRIEF)
     assert "attention" not in short  # what training does not use is not measured
-    monkeypatch.setattr(measure, "rows_by_hand", lambda *_: False)
+    monkeypatch.setattr(measure, "cpu_attention_fits", lambda *_: False)
     found = measure.measure(TINY, CPU, 1, precision="fp32", batch_tokens=256, root=here, bounds=BRIEF)
     assert json.loads(json.dumps(found)) == found
     assert found["fingerprint"] == profile.fingerprint(TINY, CPU, 1)

@@ -29,7 +29,7 @@ def counted(work):
 
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), pytest.MonkeyPatch.context() as patch:
         for module in (kernels, loss, transformer):
-            patch.setattr(module, "by_hand", lambda x: False)
+            patch.setattr(module, "use_cpu_kernel", lambda x: False)
         work()
     return counter.get_total_flops()
 

@@ -9,7 +9,7 @@ import torch
 
 from athanor.model import kernels
 from athanor.model.config import ModelConfig
-from athanor.model.kernels import by_hand, plain_summed_cross_entropy, rms_norm, summed_cross_entropy
+from athanor.model.kernels import plain_summed_cross_entropy, rms_norm, summed_cross_entropy, use_cpu_kernel
 from athanor.model.loss import Targets, token_losses, training_loss
 from athanor.model.transformer import Transformer
 
@@ -22,9 +22,9 @@ def plain(monkeypatch):
 
     def run(function):
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "by_hand", lambda x: False)
-            patch.setattr("athanor.model.loss.by_hand", lambda x: False)
-            patch.setattr("athanor.model.transformer.by_hand", lambda x: False)
+            patch.setattr(kernels, "use_cpu_kernel", lambda x: False)
+            patch.setattr("athanor.model.loss.use_cpu_kernel", lambda x: False)
+            patch.setattr("athanor.model.transformer.use_cpu_kernel", lambda x: False)
             return function()
 
     return run
@@ -113,8 +113,8 @@ def test_summed_is_the_sum_of_token_losses():
 
 def test_who_takes_over():
     x = torch.zeros(1)
-    assert by_hand(x) and not by_hand(x.double())
+    assert use_cpu_kernel(x) and not use_cpu_kernel(x.double())
     with torch.no_grad():
-        assert not by_hand(x)
+        assert not use_cpu_kernel(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not by_hand(x)
+        assert not use_cpu_kernel(x)

@@ -30,7 +30,7 @@ def plan(phase: str, steps: int, cooldown_data: bool = False) -> dict[str, Any]:
 @functools.cache  # nothing changes the rows
 def healthy(steps: int, seed: int = 0, *, phase: str = "pretrain", tail: str = "gaussian", noise: float = 0.01) -> Rows:
     """A power law from ln(vocabulary) with noise of `tail`: gaussian, or student with 3 degrees of freedom."""
-    draw, rate = np.random.default_rng(seed), schedule(steps).rate
+    draw, rate = np.random.default_rng(seed), schedule(steps).lr_at
     t = np.arange(1, steps + 1)
     jitter = draw.normal(size=steps) if tail == "gaussian" else draw.standard_t(3, steps)
     jitter[0] *= 0.1  # before the first step nothing is learnt yet, and the loss is nearly exact

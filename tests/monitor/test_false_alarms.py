@@ -76,7 +76,7 @@ def test_short_history_is_silence():
 
 def test_missing_inputs_let_rules_sleep():
     assert Monitor(Plan("pretrain")).feed({"step": 1}) == []
-    assert Monitor(Plan("pretrain", rate=schedule(100).rate)).feed({"step": 1, "surprise": 1.0}) == []
+    assert Monitor(Plan("pretrain", rate=schedule(100).lr_at)).feed({"step": 1, "surprise": 1.0}) == []
     for name in healthy(30)[0]:
         rows = [{key: value for key, value in row.items() if key in ("step", name)} for row in healthy(200)]
         assert trouble(findings(rows, 200)) == [], name

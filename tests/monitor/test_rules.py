@@ -104,7 +104,7 @@ half_rate = plant("lr", lambda step, value: 0.5 * value)
 
 
 def rate_of_steps(rows: Rows, at: int) -> Rows:
-    rate = schedule(int(rows[-1]["step"])).rate
+    rate = schedule(int(rows[-1]["step"])).lr_at
     return change(rows, "lr", lambda step, value: rate(step))
 
 

@@ -83,8 +83,8 @@ def test_a_file_on_another_machine_s_disk_has_no_wal(tmp_path, monkeypatch, shar
 
 def test_every_backend_has_the_bounds_of_sampling():
     defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-    assert LEAST_HEAT == sampling.LEAST_HEAT
-    for heat, right in ((0, True), (sampling.LEAST_HEAT, True), (1e-300, False), (9e-7, False), (-1e-9, False)):
+    assert LEAST_HEAT == sampling.MIN_TEMPERATURE
+    for heat, right in ((0, True), (sampling.MIN_TEMPERATURE, True), (1e-300, False), (9e-7, False), (-1e-9, False)):
         for check in (
             lambda heat=heat: settings({"temperature": heat}, defaults),
             lambda heat=heat: sampling.Sampling(heat),
@@ -94,8 +94,8 @@ def test_every_backend_has_the_bounds_of_sampling():
             else:
                 with pytest.raises(InputError):
                     check()
-    for penalty in (1 / sampling.MOST_PENALTY, sampling.MOST_PENALTY):
+    for penalty in (1 / sampling.MAX_PENALTY, sampling.MAX_PENALTY):
         settings({"repetition_penalty": penalty}, defaults)
-    for penalty in (0, 0.9 / sampling.MOST_PENALTY, 1.1 * sampling.MOST_PENALTY):
+    for penalty in (0, 0.9 / sampling.MAX_PENALTY, 1.1 * sampling.MAX_PENALTY):
         with pytest.raises(InputError):
             settings({"repetition_penalty": penalty}, defaults)

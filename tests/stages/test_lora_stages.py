@@ -241,10 +241,10 @@ def test_sft_base_decides_which_stages_run(tmp_path):
 def test_a_bf16_checkpoint_is_never_trained_in_fp16_unasked(inputs, tmp_path):
     half = Choices("fp16", compile=True)
     for asked, wanted in (("auto", "fp32"), ("fp16", "fp16")):
-        choices, notes = foreign.careful(half, inputs / "base", asked=asked)
+        choices, notes = foreign.adjust_precision(half, inputs / "base", requested=asked)
         assert choices.precision == wanted and not choices.compile and len(notes) == 1 + (wanted == "fp32")
     other = tiny.make_base(tmp_path / "base", "qwen2", dtype="float16")
-    assert foreign.careful(half, other, asked="auto")[0].precision == "fp16"
+    assert foreign.adjust_precision(half, other, requested="auto")[0].precision == "fp16"
 
 
 # -- the graph -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from athanor.model.validation import sequence_nats
 from athanor.runtime import launch
 from athanor.training import cpu_replicas, parallel
 from athanor.training.loop import Hooks, train
-from athanor.training.world import join
+from athanor.training.world import init_world
 from tests.training import micro
 
 TIMEOUT = 300.0  # s; beside other work a process takes a minute to import torch
@@ -39,7 +39,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     # As on an accelerator: one replica, and gradients travel in several buckets while backward runs.
     cpu_replicas.replica_count = (lambda *_: 1) if job.get("overlap") else REPLICA_COUNT
     parallel.BUCKET_BYTES = 2048 if job.get("overlap") else BUCKET_BYTES
-    world = join(job["strategy"], device="cpu", timeout_s=job.get("timeout", TIMEOUT), main=main)
+    world = init_world(job["strategy"], device="cpu", timeout_s=job.get("timeout", TIMEOUT), main=main)
     # Weights come from the main process, whatever the others begin with.
     model, rows, here = micro.make_model(seed=0 if main else 7), [], job.get("at", {}).get(str(rank), {})
     steps, scored = 0, []
@@ -81,7 +81,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         error = f"{type(caught).__name__}: {caught}"
         if "planted" in error or "lost" in error:
             raise
-        world.leave()
+        world.destroy()
     else:
         told = {"curve": result.curve, "validations": result.validations, "supervised": result.supervised_tokens}
         told["chosen"] = result.chosen_step

@@ -22,7 +22,7 @@ from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.training.best import Best
 from athanor.training.cpu_replicas import CpuReplicas
-from athanor.training.memory import Load
+from athanor.training.memory import StepFootprint
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.settings import LoopSettings
 from athanor.training.step import Stepper
@@ -38,7 +38,7 @@ def status(name: str) -> int:
     return 1024 * int(lines[name].split()[0])
 
 
-def steps(config: ModelConfig, load: Load, batch_rows: int) -> None:
+def steps(config: ModelConfig, load: StepFootprint, batch_rows: int) -> None:
     model = Transformer.fresh(config, 0)
     tokens = batch_rows * load.row_tokens
     settings = LoopSettings(
@@ -57,18 +57,18 @@ def steps(config: ModelConfig, load: Load, batch_rows: int) -> None:
         best = Best()
         for number in range(2):
             stepper.step(rows, 1e-3)
-            best.offer(number + 1, [0.0], model, keep=load.keeps_best)
+            best.update(number + 1, [0.0], model, keep=load.keeps_best)
 
 
 def main() -> None:
     tiny = ModelConfig(64, 1, 16, 2, 1, 8, 32, 16, 1e4, 1e-6, False)
     for recomputes in (False, True):  # what the first use loads is no part of a later peak
-        steps(tiny, Load(1, 16, "fp32", checkpointing=recomputes), 2)
+        steps(tiny, StepFootprint(1, 16, "fp32", checkpointing=recomputes), 2)
     for asked in json.loads(sys.argv[1]):
         before = status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the highest mark so far is forgotten
         torch.set_num_threads(asked["load"]["parallel"])
-        steps(ModelConfig(**asked["config"]), Load(**asked["load"]), asked["batch_rows"])
+        steps(ModelConfig(**asked["config"]), StepFootprint(**asked["load"]), asked["batch_rows"])
         print(status("VmHWM") - before, flush=True)
 
 

@@ -54,10 +54,10 @@ def test_stopped_before_or_after_the_best_the_weights_are_the_same(tmp_path, pla
 def test_of_equals_the_later_one_is_kept():
     best = Best()
     for step, rank in ((1, [0.5, 1.0]), (2, [0.5, 1.0]), (3, [0.5, 0.9]), (4, [0.4, 9.0])):
-        best.offer(step, rank, micro.make_model(step), keep=True)
+        best.update(step, rank, micro.make_model(step), keep=True)
     assert best.step == 2
     model = micro.make_model(9)
-    best.put_into(model)
+    best.restore_into(model)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), micro.make_model(2).parameters(), strict=True))
 
 

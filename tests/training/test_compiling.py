@@ -21,7 +21,7 @@ from athanor.training.attention import attention
 from athanor.training.compiling import Shapes, TunedBlock, checkpoint_blocks, compile_blocks, untune
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.loop import Hooks, train
-from athanor.training.memory import Load
+from athanor.training.memory import StepFootprint
 from athanor.training.setup import Choices, tuned
 from tests.training import micro
 
@@ -145,7 +145,7 @@ def test_training_as_chosen_ends_with_the_same_bytes(tmp_path: Path):
     """Activations computed again, through the whole loop; and blocks are plain before and after."""
     truth = micro.outcome(*micro.run(tmp_path / "plain"))
     torch.set_flush_denormal(True)
-    model, load = micro.make_model(), Load(micro.SETTINGS.micro_batch_rows, TOKENS, "fp32")
+    model, load = micro.make_model(), StepFootprint(micro.SETTINGS.micro_batch_rows, TOKENS, "fp32")
     hooks = Hooks(validate=micro.validate)
     with tuned(model, Choices("fp32", checkpointing=True), load, micro.SETTINGS, hooks, tmp_path / "cache"):
         assert type(model.model.layers[0]) is TunedBlock

@@ -50,7 +50,7 @@ def test_sound_numbers_are_not_reproduced_and_nothing_changes(stepper, rows):
     before = {name: tensor.clone() for name, tensor in {**stepper.optimizer.tensors()}.items()}
     weights = [weight.detach().clone() for weight in stepper.model.parameters()]
     state = torch.get_rng_state()
-    assert forensics.damage(stepper) is None
+    assert forensics.nonfinite_state(stepper) is None
     assert forensics.examine(stepper, rows).kind == "not reproduced"
     assert all(torch.equal(tensor, before[name]) for name, tensor in stepper.optimizer.tensors().items())
     assert all(torch.equal(a, b) for a, b in zip(stepper.model.parameters(), weights, strict=True))
@@ -63,7 +63,7 @@ def test_sound_numbers_are_not_reproduced_and_nothing_changes(stepper, rows):
 def test_a_weight(stepper, rows, value):
     name = "model.layers.1.self_attn.k_proj.weight"
     spoil(stepper, name, value)
-    assert forensics.examine(stepper, rows) == ("weight", name) == forensics.damage(stepper)
+    assert forensics.examine(stepper, rows) == ("weight", name) == forensics.nonfinite_state(stepper)
 
 
 def test_a_moment_goes_before_the_weight_that_it_spoilt(stepper, rows):
@@ -72,7 +72,7 @@ def test_a_moment_goes_before_the_weight_that_it_spoilt(stepper, rows):
     assert forensics.examine(stepper, rows) == ("optimiser state", f"{name}.exp_avg_sq")
     stepper.step(rows, 0.01)
     assert not bool(torch.isfinite(dict(stepper.model.named_parameters())[name]).all())
-    assert forensics.damage(stepper) == ("optimiser state", f"{name}.exp_avg_sq")
+    assert forensics.nonfinite_state(stepper) == ("optimiser state", f"{name}.exp_avg_sq")
 
 
 def test_ids_that_the_model_does_not_have(stepper, rows):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from athanor.training import skipped_ranges
-from athanor.training.guard import Rules, SpikeGuard, band, trouble
+from athanor.training.guard import Rules, SpikeGuard, detect_divergence, median_and_noise
 
 RULES = Rules()
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def first_trouble(loss, skipped=None, rules=RULES):
     rows = [(float(value), 1.0, float(skipped[i]) if skipped is not None else 0.0) for i, value in enumerate(loss)]
     for step in range(1, len(rows) + 1):
         base = max(0, step - rules.reach)
-        found = trouble(rows[base:step], rules, step)
+        found = detect_divergence(rows[base:step], rules, step)
         if found:
             return step, base + found.onset, found.reason
     return None
@@ -97,9 +97,9 @@ def test_skipped_steps_are_trouble_only_in_a_row():
 
 
 def test_the_band_knows_a_slope_from_noise():
-    assert band(list(np.linspace(4, 2, 101))) == pytest.approx((3.0, 1.4826 * 0.02 / math.sqrt(2)))
+    assert median_and_noise(list(np.linspace(4, 2, 101))) == pytest.approx((3.0, 1.4826 * 0.02 / math.sqrt(2)))
     draw = np.random.Generator(np.random.PCG64(0))
-    assert band(list(3 + 0.1 * draw.standard_normal(4000)))[1] == pytest.approx(0.1, rel=0.1)
+    assert median_and_noise(list(3 + 0.1 * draw.standard_normal(4000)))[1] == pytest.approx(0.1, rel=0.1)
 
 
 def test_the_guard_refuses_what_is_far_out_and_nothing_else():
@@ -134,7 +134,7 @@ def test_the_guard_goes_on_from_its_tensors_and_can_forget():
     judged(loss[:200], norm[:200], first)
     second.load(first.tensors())
     assert judged(loss[200:], norm[200:], second) == whole[200:] and whole[290]
-    first.forget()
+    first.reset()
     assert not any(judged(loss[240:], norm[240:], first))  # too few steps since
 
 

@@ -165,7 +165,7 @@ def test_nothing_but_skipped_steps_is_an_error(tmp_path, monkeypatch):
 
 
 def test_a_final_rate_off_target_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(Schedule, "rate", lambda self, tokens: 0.0011)
+    monkeypatch.setattr(Schedule, "lr_at", lambda self, tokens: 0.0011)
     with pytest.raises(GateError, match="final learning rate"):
         micro.run(tmp_path)
 

@@ -17,7 +17,14 @@ from athanor.model.config import ModelConfig
 from athanor.model.flops import block_weights
 from athanor.model.kernels import CHUNK_ROWS
 from athanor.training import memory
-from athanor.training.memory import Load, available_bytes, check_memory, kept, training_bytes, what_to_change
+from athanor.training.memory import (
+    StepFootprint,
+    available_bytes,
+    check_memory,
+    measure_activations,
+    training_bytes,
+    what_to_change,
+)
 
 CPU = torch.device("cpu")
 PLASMA = ModelConfig(32000, 18, 1024, 16, 4, 64, 2816, 1024, 1e4, 1e-6, False)
@@ -28,16 +35,16 @@ LARGE = ModelConfig(8192, 8, 384, 6, 2, 64, 1024, 512, 1e4, 1e-6, True)
 WIDE = ModelConfig(16384, 5, 512, 8, 4, 64, 1408, 512, 1e4, 1e-6, False)
 
 SHAPES = {
-    "0.9M, 128 tokens": (SMALL, Load(16, 128, "fp32", accumulates=False, documents=False), 16),
-    "2.8M, 256 tokens, accumulation": (DEFAULT, Load(4, 256, "fp32", documents=False), 8),
-    "2.8M, two replicas at work": (DEFAULT, Load(2, 256, "fp32", 4, 2, accumulates=False), 8),
-    "5M, 1024 tokens, query norm": (DEEP, Load(1, 1024, "fp32", accumulates=False, documents=False), 1),
-    "15M, 512 tokens, documents": (LARGE, Load(1, 512, "fp32", accumulates=False), 1),
-    "2.8M, replicas, Muon": (DEFAULT, Load(2, 256, "fp32", 4, 1, accumulates=False, optimizer="muon"), 8),
-    "24M, 512 tokens, Muon": (WIDE, Load(1, 512, "fp32", accumulates=False, optimizer="muon"), 1),
-    "15M, 512 tokens, the best kept": (LARGE, Load(1, 512, "fp32", accumulates=False, keeps_best=True), 1),
-    "24M, 512 tokens, checkpointing": (WIDE, Load(1, 512, "fp32", accumulates=False, checkpointing=True), 1),
-    "5M, 1024 tokens, checkpointing": (DEEP, Load(2, 1024, "fp32", documents=False, checkpointing=True), 4),
+    "0.9M, 128 tokens": (SMALL, StepFootprint(16, 128, "fp32", accumulates=False, documents=False), 16),
+    "2.8M, 256 tokens, accumulation": (DEFAULT, StepFootprint(4, 256, "fp32", documents=False), 8),
+    "2.8M, two replicas at work": (DEFAULT, StepFootprint(2, 256, "fp32", 4, 2, accumulates=False), 8),
+    "5M, 1024 tokens, query norm": (DEEP, StepFootprint(1, 1024, "fp32", accumulates=False, documents=False), 1),
+    "15M, 512 tokens, documents": (LARGE, StepFootprint(1, 512, "fp32", accumulates=False), 1),
+    "2.8M, replicas, Muon": (DEFAULT, StepFootprint(2, 256, "fp32", 4, 1, accumulates=False, optimizer="muon"), 8),
+    "24M, 512 tokens, Muon": (WIDE, StepFootprint(1, 512, "fp32", accumulates=False, optimizer="muon"), 1),
+    "15M, 512 tokens, the best kept": (LARGE, StepFootprint(1, 512, "fp32", accumulates=False, keeps_best=True), 1),
+    "24M, 512 tokens, checkpointing": (WIDE, StepFootprint(1, 512, "fp32", accumulates=False, checkpointing=True), 1),
+    "5M, 1024 tokens, checkpointing": (DEEP, StepFootprint(2, 1024, "fp32", documents=False, checkpointing=True), 4),
 }
 
 
@@ -75,41 +82,52 @@ def test_the_estimate_is_within_a_tenth_of_the_true_peak(name, true_bytes):
 
 def test_measuring_scales_and_leaves_no_trace():
     state = torch.get_rng_state()
-    kept.cache_clear()
-    measured = kept(DEFAULT, "fp32", CPU, True, False)
+    measure_activations.cache_clear()
+    measured = measure_activations(DEFAULT, "fp32", CPU, True, False)
     assert torch.equal(torch.get_rng_state(), state) and torch.is_grad_enabled()
     # A block keeps each linear's input, queries, keys, values and what the activation needs: more than 10 widths.
     assert measured.block.token > 4 * (10 * DEFAULT.dim + 2 * DEFAULT.ffn_dim) and measured.block.pair >= 0
     chunk = 4 * CHUNK_ROWS * DEFAULT.vocab_size
     assert 0.9 * chunk <= measured.loss.fixed - 4 * DEFAULT.vocab_size * DEFAULT.dim < 2 * chunk  # logits of a chunk
     assert measured.loss.token < 4 * DEFAULT.vocab_size / 4  # and never all of them
-    assert kept(DEFAULT, "bf16", CPU, True, False) == measured  # factors of products are rounded inside them
-    narrow = kept(DEFAULT, "fp16", CPU, True, False)
+    assert (
+        measure_activations(DEFAULT, "bf16", CPU, True, False) == measured
+    )  # factors of products are rounded inside them
+    narrow = measure_activations(DEFAULT, "fp16", CPU, True, False)
     assert narrow.block.token < measured.block.token and narrow.block.fixed >= 2 * block_weights(DEFAULT) / 5  # copies
 
 
 def test_orders_of_magnitude():
-    needed = training_bytes(PLASMA, Load(4, 1024, "fp32"))
+    needed = training_bytes(PLASMA, StepFootprint(4, 1024, "fp32"))
     assert 16 * PLASMA.parameter_count() < needed < 40 * 2**30
-    assert training_bytes(PLASMA, Load(8, 1024, "fp32")) > needed > training_bytes(PLASMA, Load(2, 1024, "fp32"))
-    assert training_bytes(PLASMA, Load(4, 1024, "fp32", replicas=2, parallel=2)) > needed + 4 * PLASMA.parameter_count()
-    assert training_bytes(PLASMA, Load(4, 1024, "fp32", checkpointing=True)) < 0.7 * needed
+    assert (
+        training_bytes(PLASMA, StepFootprint(8, 1024, "fp32"))
+        > needed
+        > training_bytes(PLASMA, StepFootprint(2, 1024, "fp32"))
+    )
+    assert (
+        training_bytes(PLASMA, StepFootprint(4, 1024, "fp32", replicas=2, parallel=2))
+        > needed + 4 * PLASMA.parameter_count()
+    )
+    assert training_bytes(PLASMA, StepFootprint(4, 1024, "fp32", checkpointing=True)) < 0.7 * needed
 
 
 def test_muon_keeps_one_number_for_a_weight_of_a_matrix():
-    adamw, muon = (training_bytes(DEFAULT, Load(4, 256, "fp32", optimizer=name)) for name in ("adamw", "muon"))
+    adamw, muon = (training_bytes(DEFAULT, StepFootprint(4, 256, "fp32", optimizer=name)) for name in ("adamw", "muon"))
     assert adamw - muon == 4 * block_weights(DEFAULT)
 
 
 def test_a_copy_of_the_best_weights_is_counted():
-    last, best = (Load(1, 512, "fp32", keeps_best=kept) for kept in (False, True))
+    last, best = (
+        StepFootprint(1, 512, "fp32", keeps_best=measure_activations) for measure_activations in (False, True)
+    )
     copy = 4 * LARGE.parameter_count()
     assert training_bytes(LARGE, best) - training_bytes(LARGE, last) == copy
     assert memory.state_bytes(LARGE, best) - memory.state_bytes(LARGE, last) == copy
 
 
 def test_too_large_a_model_is_refused_with_what_to_change():
-    load = Load(16, 1024, "fp32")
+    load = StepFootprint(16, 1024, "fp32")
     assert check_memory(PLASMA, load, CPU, available=1 << 40) == training_bytes(PLASMA, load)
     with pytest.raises(InputError) as error:
         check_memory(PLASMA, load, CPU, available=9 << 30)
@@ -121,7 +139,7 @@ def test_too_large_a_model_is_refused_with_what_to_change():
 
 
 def test_changes_come_in_the_order_of_their_cost():
-    load, steps = Load(16, 1024, "fp32", 2, 2), {}
+    load, steps = StepFootprint(16, 1024, "fp32", 2, 2), {}
     sizes = [training_bytes(PLASMA, load) * share for share in (1.0, 0.5, 0.22, 0.15, 0.05, 0.01)]
     for free in sizes:
         steps[free] = what_to_change(PLASMA, load, CPU, lambda size, free=free: size <= free)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from athanor.model.flops import run_flops, training_flops
-from athanor.training.meter import APART, STEP_PARTS, Meter, memory
+from athanor.training.meter import OUTSIDE_STEP, STEP_PARTS, Meter, memory
 from tests.training import micro
 
 CPU = torch.device("cpu")
@@ -113,7 +113,7 @@ def test_the_parts_of_a_run_add_up_to_its_wall(tmp_path, monkeypatch):
     _, result = micro.run(tmp_path, SlowSampler(micro.CountingSampler(), 0.03), hooks)
     wall = time.perf_counter() - started[0]
     parts = result.seconds
-    assert sum(parts.get(part, 0.0) for part in (*STEP_PARTS, *APART)) == pytest.approx(wall, rel=0.02)
+    assert sum(parts.get(part, 0.0) for part in (*STEP_PARTS, *OUTSIDE_STEP)) == pytest.approx(wall, rel=0.02)
     assert parts["data"] >= 24 * 0.03 and parts["evaluation"] >= 5 * 0.1 and parts["checkpoint"] >= 0.2
     assert parts["forward"] + parts["backward"] == pytest.approx(parts["forward_backward"])
     step_seconds = result.timings(micro.CONFIG)["train_seconds"]

@@ -17,7 +17,7 @@ from athanor.model.loss import Targets
 from athanor.model.transformer import Transformer
 from athanor.training.cpu_replicas import MAX_REPLICAS, replica_count
 from athanor.training.preflight import preflight
-from athanor.training.setup import Choices, Place, place
+from athanor.training.setup import Choices, DeviceSpec, setup_device
 from athanor.training.step import probe_batch
 from tests.training import micro
 
@@ -157,21 +157,21 @@ def test_preflight_is_quick_at_the_default_size(batch):
 
 
 def test_placement():
-    how, where = Choices("fp32"), Place("cpu", 2, "sft", 1)
+    how, where = Choices("fp32"), DeviceSpec("cpu", 2, "sft", 1)
     with pytest.raises(ParamsError, match=r"sft.batch_tokens.*multiple of 1024"):
-        place(PLASMA, how, where, 1000, "adamw")
+        setup_device(PLASMA, how, where, 1000, "adamw")
     small = dataclasses.replace(PLASMA, layers=2, dim=64, heads=1, kv_heads=1, vocab_size=512)
     assert (replica_count(small, CPU), replica_count(PLASMA, CPU)) == (MAX_REPLICAS, 1)
     assert replica_count(small, torch.device("cuda")) == 1
     assert [micro_batch(CPU, asked, 256, 8192) for asked in (0, 100, 2048, 1 << 20)] == [4, 1, 8, 32]
     assert [micro_batch(CPU, 0, 256, batch) for batch in (256, 1024, 2048, 1 << 20)] == [1, 1, 2, 4]
     for batch_tokens, replicas in ((1024, 1), (5000 * 1024, MAX_REPLICAS)):
-        load = place(small, how, where, batch_tokens, "muon")[1]
+        load = setup_device(small, how, where, batch_tokens, "muon")[1]
         assert load.optimizer == "muon" and not load.keeps_best
-        assert place(small, how, where, batch_tokens, "muon", True)[1].keeps_best
+        assert setup_device(small, how, where, batch_tokens, "muon", True)[1].keeps_best
         state = torch.get_rng_state()
         torch.manual_seed(99)  # as at the start of a process, where torch seeds at random
-        place(small, how, where, batch_tokens, "muon")
+        setup_device(small, how, where, batch_tokens, "muon")
         assert torch.equal(torch.get_rng_state(), state)
         assert (load.replicas, load.parallel, load.micro_batch_tokens) == (replicas, min(replicas, 2), 1024)
     assert prepare("auto", 1).type in ("cpu", "cuda", "mps")

@@ -239,23 +239,23 @@ def test_out_of_memory_halves_the_micro_batch(monkeypatch, tmp_path, error):
 def test_advice_begins_from_what_is_on_already(monkeypatch, tmp_path):
     """It once took no notice of recompute, Muon and the copy of the best weights, and advised what was on."""
     from athanor.training import step
-    from athanor.training.memory import Load, training_bytes
+    from athanor.training.memory import StepFootprint, training_bytes
 
     def no_room(*_, **__):
         raise MemoryError
 
     monkeypatch.setattr(step, "training_loss", no_room)
     config, asked = healing.micro.CONFIG, []
-    load = Load(8, config.context_tokens, "fp32", checkpointing=True, optimizer="muon", keeps_best=True)
+    load = StepFootprint(8, config.context_tokens, "fp32", checkpointing=True, optimizer="muon", keeps_best=True)
     real = recovery.check_memory
     monkeypatch.setattr(
         recovery, "check_memory", lambda config, load, *rest: (asked.append(load), real(config, load, *rest))
     )
     with pytest.raises(InputError, match="with one row at a time") as told:
-        healing.micro.run(tmp_path, micro_batch_rows=1, load=load)
+        healing.micro.run(tmp_path, micro_batch_rows=1, footprint=load)
     assert "checkpointing" not in told.value.fix and "model.layers" in told.value.fix
     assert asked == [dataclasses.replace(load, micro_batch_rows=1)]
-    assert training_bytes(config, asked[0]) != training_bytes(config, Load(1, config.context_tokens, "fp32"))
+    assert training_bytes(config, asked[0]) != training_bytes(config, StepFootprint(1, config.context_tokens, "fp32"))
 
 
 def test_out_of_memory_in_one_process_of_several_is_explained(monkeypatch, tmp_path):
@@ -274,7 +274,7 @@ def test_out_of_memory_in_one_process_of_several_is_explained(monkeypatch, tmp_p
     stepper.world.size, stepper.world.rank = 2, 1
     stepper.settings = dataclasses.replace(healing.micro.SETTINGS, micro_batch_rows=8)
     stepper.guard, replicas = SimpleNamespace(judged=0), SimpleNamespace(replicas=[model], model=model, count=1)
-    stepper.engine = SimpleNamespace(replicas=replicas)
+    stepper.backend = SimpleNamespace(replicas=replicas)
     one = recovery.Recovery(stepper, SimpleNamespace(step=4), None, None, 0)
     with pytest.raises(
         InputError, match=r"out of memory in step 5 of process 1 of 2 with 8 rows.*1\. micro_batch_tokens: \d+"

@@ -14,7 +14,7 @@ from athanor.base.errors import Interrupted
 from athanor.model.weights import load_config
 from athanor.runtime.journal import live
 from athanor.training import recovery
-from athanor.training.guard import Rules, Trouble
+from athanor.training.guard import Divergence, Rules
 from athanor.training.settings import LoopSettings
 from tests.stages import test_train_stages as stages
 from tests.stages.conftest import settle
@@ -28,11 +28,11 @@ def work(tmp_path, monkeypatch):
     settle(monkeypatch, tmp_path / "work")
 
     def trouble(rows, rules, step):
-        return Trouble("planted", len(rows) - 2) if step == 9 and "9" not in found else None
+        return Divergence("planted", len(rows) - 2) if step == 9 and "9" not in found else None
 
     found = []
     real = recovery.Recovery.roll_back
-    monkeypatch.setattr(recovery, "trouble", trouble)
+    monkeypatch.setattr(recovery, "detect_divergence", trouble)
     monkeypatch.setattr(recovery.Recovery, "roll_back", lambda self, *a: (found.append("9"), real(self, *a)))
     of = LoopSettings.of.__func__
     monkeypatch.setattr(
@@ -70,8 +70,8 @@ def test_sft_names_conversations(work):
     stages.execute("pretrain")
     shutil.rmtree(work / ".athanor/slots/sft", ignore_errors=True)
     with pytest.MonkeyPatch.context() as patch:
-        always = Trouble("planted", 2)
-        patch.setattr(recovery, "trouble", lambda rows, rules, step: always if step == 3 else None)
+        always = Divergence("planted", 2)
+        patch.setattr(recovery, "detect_divergence", lambda rows, rules, step: always if step == 3 else None)
         with pytest.raises(Exception, match="3 ranges of data were left out before"):  # a rule that always speaks
             stages.execute("sft")
     journals = sorted((work / ".athanor/runs").glob("sft-*/journal.jsonl"))

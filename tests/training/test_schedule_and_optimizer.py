@@ -29,23 +29,23 @@ ENDS = [WSD, COSINE, dataclasses.replace(WSD, final=0.0), dataclasses.replace(WS
 
 @pytest.mark.parametrize("schedule", ENDS)
 def test_ends_are_exact(schedule):
-    assert schedule.rate(schedule.total_tokens) == schedule.final
-    assert schedule.rate(max(1, schedule.warmup_tokens)) == schedule.peak
-    assert schedule.rate(1) > 0
+    assert schedule.lr_at(schedule.total_tokens) == schedule.final
+    assert schedule.lr_at(max(1, schedule.warmup_tokens)) == schedule.peak
+    assert schedule.lr_at(1) > 0
 
 
 def test_shapes():
-    assert WSD.rate(500) == 0.01 and WSD.rate(1000) == WSD.rate(16000) == 0.02
-    assert WSD.rate(17000) == pytest.approx(0.001 + 0.019 * 0.5)  # 1 - sqrt(1/4)
-    assert COSINE.rate(10500) == pytest.approx(0.0105)
+    assert WSD.lr_at(500) == 0.01 and WSD.lr_at(1000) == WSD.lr_at(16000) == 0.02
+    assert WSD.lr_at(17000) == pytest.approx(0.001 + 0.019 * 0.5)  # 1 - sqrt(1/4)
+    assert COSINE.lr_at(10500) == pytest.approx(0.0105)
     for schedule in (WSD, COSINE):
-        rates = [schedule.rate(tokens) for tokens in range(1000, 20001, 50)]
+        rates = [schedule.lr_at(tokens) for tokens in range(1000, 20001, 50)]
         assert all(a >= b for a, b in zip(rates, rates[1:], strict=False))
 
 
 def test_only_matrices_decay():
     model = micro.make_model()
-    groups = Optimizer(model, micro.ADAMW).parts[0].groups
+    groups = Optimizer(model, micro.ADAMW).optimizers[0].groups
     decayed = {name for name, _ in model.named_parameters() if name.endswith("_proj.weight")}
     assert [rate for _, rate in groups] == [0.1, 0.0]
     assert set(groups[0][0]) == decayed
@@ -68,7 +68,9 @@ def test_weights_and_moments_are_those_of_torch():
     ours, theirs = micro.make_model(), micro.make_model()
     mine = Optimizer(ours, micro.ADAMW)
     names = dict(theirs.named_parameters())
-    groups = [{"params": [names[name] for name in group], "weight_decay": rate} for group, rate in mine.parts[0].groups]
+    groups = [
+        {"params": [names[name] for name in group], "weight_decay": rate} for group, rate in mine.optimizers[0].groups
+    ]
     reference = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=micro.ADAMW.eps, fused=True)
     for step in range(5):
         for model in (ours, theirs):
@@ -216,7 +218,7 @@ def test_muon_matrix_by_matrix_is_muon_for_any_number_of_threads():
         weights = matrices(micro.make_model())
         draw = torch.Generator().manual_seed(1)
         with CpuReplicas(micro.make_model(), max(1, threads)) as replicas:
-            muon = Muon(weights, 0.95, 0.1, replicas.spread if threads else None)
+            muon = Muon(weights, 0.95, 0.1, replicas.parallel_map if threads else None)
             for _ in range(4):
                 for weight in weights.values():
                     weight.grad = torch.randn(weight.shape, generator=draw)

@@ -22,7 +22,7 @@ import torch
 from athanor.base.errors import Interrupted
 from athanor.model.validation import sequence_nats
 from athanor.training import checkpoint
-from athanor.training.memory import Load, training_bytes
+from athanor.training.memory import StepFootprint, training_bytes
 from athanor.training.step import own_batches
 from athanor.training.world import World, sharded_bytes
 from tests.training import micro
@@ -273,7 +273,7 @@ def test_each_row_is_learnt_from_by_one_process(size, micro_rows):
 
 
 def test_sharding_takes_less_memory_the_more_processes_there_are():
-    load = Load(2, 16, "fp32")
+    load = StepFootprint(2, 16, "fp32")
     needed = [sharded_bytes(micro.CONFIG, load, size) for size in (2, 4, 8)]
     assert needed == sorted(needed, reverse=True)
     parameters = micro.CONFIG.parameter_count()

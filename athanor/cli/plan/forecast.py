@@ -31,7 +31,7 @@ from athanor.runtime.facts import flatten
 from athanor.runtime.journal import rows
 from athanor.runtime.schema import filled
 from athanor.runtime.slots import Code, question
-from athanor.training.schedule import Schedule, whole_steps
+from athanor.training.schedule import Schedule, round_down_to_steps
 
 NEAREST = 3
 FAR = 1.5  # runs whose work differs less say little about the slope
@@ -242,7 +242,7 @@ def training_of(step: Step, root: Path, built: Mapping[str, Any]) -> Training | 
     config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
     tokens = params.tokens if step.stage == "pretrain" else _sft_tokens(step, root, params.epochs)
     if tokens is not None:
-        tokens = whole_steps(tokens, params.batch_tokens)
+        tokens = round_down_to_steps(tokens, params.batch_tokens)
     trunk = 0
     if step.stage == "pretrain" and params.schedule == "wsd":
         cooldown = int(tokens * params.cooldown_fraction)

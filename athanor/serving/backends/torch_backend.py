@@ -14,7 +14,7 @@ import torch
 
 from athanor.base.errors import AthanorError
 from athanor.decoding.engine import Engine
-from athanor.decoding.folded import Folded
+from athanor.decoding.folded import FusedDecoder
 from athanor.decoding.prompting import end_ids, exempt_ids
 from athanor.decoding.sampling import Sampling
 from athanor.model.config import ModelConfig
@@ -58,7 +58,7 @@ class TorchBackend:
         self.ends = frozenset(end_ids(tokenizer))
         self.defaults = Sampling.from_dict(sampling_defaults(shipped))
         self.max_new_tokens = int(shipped["max_new_tokens"])
-        self.engine = Engine(Folded(model), rows=rows, stop_ids=self.ends, exempt=exempt_ids(tokenizer))
+        self.engine = Engine(FusedDecoder(model), rows=rows, stop_ids=self.ends, exempt=exempt_ids(tokenizer))
         self.info: dict[str, Any] = {
             "backend": "torch",
             "template": "athanor",
@@ -142,7 +142,7 @@ class TorchBackend:
         for answer in joining:
             self.answers[answer.request.id] = answer
             answer.start(answer.prompt)
-        self._take(self.engine.join([(a.request.id, a.prompt.ids, a.prompt.room, a.sampling) for a in joining]))
+        self._take(self.engine.add_requests([(a.request.id, a.prompt.ids, a.prompt.room, a.sampling) for a in joining]))
 
     def _take(self, made: list[Any]) -> None:
         for request_id, token, done in made:
@@ -153,14 +153,14 @@ class TorchBackend:
             answer.tokens += 1
             answer.add(answer.decoder.decode(self.tokenizer.decode_bytes([token])))
             if answer.stops.found:
-                self.engine.leave(request_id)
+                self.engine.cancel(request_id)
                 self.answers.pop(request_id).end("stop")
             elif done:
                 self.answers.pop(request_id).end("length")
 
     def _stop(self, request_id: int) -> None:
         if request_id in self.answers:
-            self.engine.leave(request_id)
+            self.engine.cancel(request_id)
             self.answers.pop(request_id).end("stopped")
             return
         with self.work:
