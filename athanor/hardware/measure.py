@@ -66,7 +66,7 @@ def measure(
         "fingerprint": profile.fingerprint(config, device, count),
         "architecture": gpu_family.identify(device).name,
         "rows": rows,
-        "replicas": replicas,
+        "lanes": replicas,
     }
     tell("matrix products")
     found["products"] = kernels.products(config, rows * config.context_tokens, device, bounds.products)

@@ -210,16 +210,16 @@ def resolve(
         kernel = attention(architecture, found.get("attention")) if not by_hand else None
         decisions["attention"] = kernel or Choice(DEFAULT, "rows so short are worked by hand on a CPU")
 
-    def fits(rows: int, again: bool) -> bool:
-        load = StepFootprint(rows, config.context_tokens, number, asked.replicas, side_by_side)
-        return free is None or needed_bytes(config, load, again) <= free
+    def fits(rows: int, recompute: bool) -> bool:
+        footprint = StepFootprint(rows, config.context_tokens, number, asked.replicas, side_by_side)
+        return free is None or needed_bytes(config, footprint, recompute) <= free
 
     if "checkpointing" not in decisions:
         decisions["checkpointing"] = checkpointing(fits(1, False), fits(1, True))
-    again = decisions["checkpointing"].value
+    recompute = decisions["checkpointing"].value
     if "micro_batch_tokens" not in decisions:
         decisions["micro_batch_tokens"] = _micro_batch(
-            asked, architecture, config, found, lambda rows: fits(rows, again)
+            asked, architecture, config, found, lambda rows: fits(rows, recompute)
         )
     if "compile" not in decisions:
         tokens = decisions["micro_batch_tokens"].value or MICRO_BATCH_TOKENS[architecture.device]
@@ -256,12 +256,12 @@ def _micro_batch(
     return Choice(rows * config.context_tokens, "more does not fit")
 
 
-def needed_bytes(config: ModelConfig, load: StepFootprint, again: bool) -> int:
-    """Peak bytes of training, where activations are computed `again` block by block: each block's input is kept."""
-    if not again:
-        return training_bytes(config, load)
-    nothing = dataclasses.replace(load, micro_batch_rows=0)
+def needed_bytes(config: ModelConfig, footprint: StepFootprint, recompute: bool) -> int:
+    """Peak bytes of training, with `recompute` each block keeps its input only and computes its activations again."""
+    if not recompute:
+        return training_bytes(config, footprint)
+    nothing = dataclasses.replace(footprint, micro_batch_rows=0)
     single = dataclasses.replace(config, layers=1)
-    inside = training_bytes(single, load) - training_bytes(single, nothing)
-    inputs = load.parallel * config.layers * config.dim * load.micro_batch_tokens * 4
+    inside = training_bytes(single, footprint) - training_bytes(single, nothing)
+    inputs = footprint.parallel * config.layers * config.dim * footprint.micro_batch_tokens * 4
     return training_bytes(config, nothing) + inside + inputs

@@ -115,10 +115,10 @@ def compiling(
     return {"works": True, "why": "", **json.loads(output.strip().splitlines()[-1])}
 
 
-def _compile_and_time(told: dict[str, Any]) -> dict[str, float]:
-    config, device, name = ModelConfig.from_dict(told["config"]), torch.device(told["device"]), told["precision"]
+def _compile_and_time(job: dict[str, Any]) -> dict[str, float]:
+    config, device, name = ModelConfig.from_dict(job["config"]), torch.device(job["device"]), job["precision"]
     model = part(config, device, layers=1)
-    x_BTD = torch.ones(told["rows"], config.context_tokens, config.dim, device=device, requires_grad=True)
+    x_BTD = torch.ones(job["rows"], config.context_tokens, config.dim, device=device, requires_grad=True)
     block = model.model.layers[0]
 
     def run() -> None:
@@ -127,10 +127,10 @@ def _compile_and_time(told: dict[str, Any]) -> dict[str, float]:
                 out = block(x_BTD, model.rotary, None, None)
             torch.autograd.grad(out.float().sum(), [x_BTD, *block.parameters()])
 
-    shapes = Shapes(frozenset({(told["rows"], config.context_tokens)}), documents=False)
-    with threads(told["threads"]):
+    shapes = Shapes(frozenset({(job["rows"], config.context_tokens)}), documents=False)
+    with threads(job["threads"]):
         started = time.perf_counter()
-        compiled = compile_block([model], shapes, name, told["threads"])
+        compiled = compile_block([model], shapes, name, job["threads"])
         cold = time.perf_counter() - started
 
         def switched(on: bool) -> None:

@@ -40,6 +40,7 @@ from athanor.text.documents import Document, ShardWriter
 from athanor.text.rows import Files
 
 PACKED = 0.4  # bytes on the disk of a byte of text; English prose takes 0.36
+HTTP_SLOT = "web"  # not the module's name: a slot under another name would fetch everything again
 # What may change without what was fetched becoming another: gates, and how often progress is saved.
 GATES = frozenset(("min_documents", "min_bytes", "checkpoint_documents", "max_malformed_fraction"))
 
@@ -64,10 +65,10 @@ class Bar(Protocol):
 
 @dataclass(frozen=True)
 class Fetcher:
-    """`progress(total, what, unit)` shows a bar; `progress_folder(module, inputs)` is a folder that
-    outlives the process.
+    """`progress(total, what, unit)` shows a bar; `progress_folder(name, module, inputs)` is a folder
+    that outlives the process.
 
-    The folder belongs to the inputs, and asks when the code of `module` is
+    The folder belongs to the name and the inputs, and asks when the code of `module` is
     another: progress is kept under any change of other sources and of the stage.
     `fact` writes down what may differ between runs that give the same.
     """
@@ -76,7 +77,7 @@ class Fetcher:
     val_fraction: float
     progress: Callable[[float | None, str, str], AbstractContextManager[Bar]]
     stop: Callable[[], bool]
-    progress_folder: Callable[[str, Facts], ProgressFolder]
+    progress_folder: Callable[[str, str, Facts], ProgressFolder]
     fact: Callable[..., None]
 
     def fetch(self, source: DocumentSource, pairs: list[docstrings.Pair] | None) -> dict[str, tuple[Tally, Facts]]:
@@ -97,10 +98,12 @@ class Fetcher:
     def probe(self, source: DocumentSource) -> float:
         """Open a source without fetching it; returns the bytes that it will take on the disk from now on."""
         if isinstance(source, HuggingFaceSource):
-            text, there = huggingface.probe(source, self.progress_folder("huggingface", self._hub_inputs(source)).path)
+            folder = self.progress_folder("huggingface", huggingface.__name__, self._hub_inputs(source))
+            text, there = huggingface.probe(source, folder.path)
             return PACKED * (2 * text - there)  # the parts it comes in, and the shards made of them
         if isinstance(source, HttpSource):
-            return (1 + PACKED) * http.probe(source, self.progress_folder("http", _http_inputs(source)).path)
+            folder = self.progress_folder(HTTP_SLOT, http.__name__, _http_inputs(source))
+            return (1 + PACKED) * http.probe(source, folder.path)
         if isinstance(source, FilesSource):
             return PACKED * sum(path.stat().st_size for _, path in rows.find(source.globs))
         return 0.0
@@ -147,7 +150,7 @@ class Fetcher:
         return tally, facts | ({"unreadable": unreadable.counts} if unreadable.errors else {})
 
     def _http(self, source: HttpSource) -> tuple[Tally, Facts]:
-        with self._locked_folder("http", _http_inputs(source)) as folder:
+        with self._locked_folder(HTTP_SLOT, http.__name__, _http_inputs(source)) as folder:
             with self.progress(None, source.name, "B") as bar:
                 files = http.fetch(source, folder, tick=bar.update, expect=bar.expect, stop=self.stop)
             with self.progress(sum(path.stat().st_size for _, path in files), f"{source.name}, reading", "B") as bar:
@@ -177,7 +180,7 @@ class Fetcher:
     def _hub(self, source: HuggingFaceSource) -> tuple[Tally, Facts]:
         inputs = self._hub_inputs(source)
         local = inputs["local"]
-        with self._locked_folder("huggingface", inputs) as folder:
+        with self._locked_folder("huggingface", huggingface.__name__, inputs) as folder:
             with self.progress(source.max_bytes, source.name, "B") as bar:
                 read = huggingface.fetch(source, folder, self.val_fraction, tick=bar.update, stop=self.stop)
             with SourceWriter(self.raw, source.name, source) as writer:
@@ -188,8 +191,8 @@ class Fetcher:
         return writer.tally, {**where, "license": source.license, "rows_read": read["rows"]}
 
     @contextmanager
-    def _locked_folder(self, module: str, inputs: Facts) -> Iterator[Path]:
-        with self.progress_folder(module, inputs) as held:
+    def _locked_folder(self, name: str, module: str, inputs: Facts) -> Iterator[Path]:
+        with self.progress_folder(name, module, inputs) as held:
             yield held.path
             held.mark_done()
 

@@ -38,7 +38,7 @@ class RunState:
     def state(self) -> dict[str, Any]:
         """The part that goes into JSON; the history and the best weights are tensors."""
         values = {name: value for name, value in vars(self).items() if name not in ("history", "best", "code")}
-        return {**values, "best": {"step": self.best.step, "key": self.best.key}}
+        return {**values, "best": {"step": self.best.step, "rank": self.best.key}}
 
     def go_back(self, state: dict[str, Any], history: History, best: Mapping[str, Tensor]) -> None:
         """Return to an earlier checkpoint's state, but keep what is known since about the data and the machine."""
@@ -46,8 +46,8 @@ class RunState:
         self.load({**state, **carried}, history, best)
 
     def load(self, state: dict[str, Any], history: History, best: Mapping[str, Tensor]) -> None:
-        best_state = state.get("best") or {"step": 0, "key": []}
-        vars(self).update({**state, "history": history, "best": Best(best_state["step"], best_state["key"], best)})
+        best_state = state.get("best") or {"step": 0, "rank": []}
+        vars(self).update({**state, "history": history, "best": Best(best_state["step"], best_state["rank"], best)})
         self.codes = [(code, step) for code, step in self.codes]
         if self.codes[-1][0] != self.code:
             self.codes.append((self.code, self.step))

@@ -238,7 +238,7 @@ def test_an_adapter_that_reaches_nothing_is_found(bases):
 
 
 def test_forensics_name_the_place_and_the_conversation(bases):
-    """What the healer asks when a step was skipped, on a model whose modules give tuples and outputs of other kinds."""
+    """What the recovery asks when a step was skipped, on a model whose modules give tuples and outputs of other kinds."""
     from athanor.training import forensics
     from athanor.training.cpu_replicas import CpuReplicas
 

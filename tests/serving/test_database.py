@@ -9,7 +9,7 @@ import pytest
 from athanor.base.errors import InputError
 from athanor.decoding import sampling
 from athanor.serving import database
-from athanor.serving.backends.base import LEAST_HEAT, settings
+from athanor.serving.backends.base import MIN_TEMPERATURE, settings
 from athanor.serving.database import on_network
 from athanor.serving.store import Store
 
@@ -83,7 +83,7 @@ def test_a_file_on_another_machine_s_disk_has_no_wal(tmp_path, monkeypatch, shar
 
 def test_every_backend_has_the_bounds_of_sampling():
     defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-    assert LEAST_HEAT == sampling.MIN_TEMPERATURE
+    assert MIN_TEMPERATURE == sampling.MIN_TEMPERATURE
     for heat, right in ((0, True), (sampling.MIN_TEMPERATURE, True), (1e-300, False), (9e-7, False), (-1e-9, False)):
         for check in (
             lambda heat=heat: settings({"temperature": heat}, defaults),

@@ -6,11 +6,11 @@ import errno
 import functools
 import gzip
 import hashlib
-import http.server
 import io
 import json
 import resource
 from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 import requests
@@ -43,7 +43,7 @@ class Behaviour:
         self.after = lambda: None  # called at the end of each answer
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def __init__(self, behaviour, *arguments):

@@ -26,7 +26,7 @@ def check(tmp_path, documents, chats=(), free=10**12, **options):
     download = build(DownloadParams, {"val_fraction": 0.1, "sources": documents}, "download")
     identity = {"type": "identity", "name": "identity", "repeats": 1, "min_rows": 1}
     instruct = build(InstructParams, {"seed": 1, "val_fraction": 0.1, "sources": [identity, *chats]}, "instruct")
-    place = lambda module, inputs: SimpleNamespace(path=tmp_path / "slots" / inputs.get("name", "web"))  # noqa: E731
+    place = lambda name, module, inputs: SimpleNamespace(path=tmp_path / "slots" / inputs.get("name", "web"))  # noqa: E731
     fetcher = Fetcher(tmp_path, 0.1, None, lambda: False, place, lambda **_: None)
     return check_sources(download, instruct, fetcher.probe, free, **options)
 

@@ -149,7 +149,7 @@ def test_what_was_downloaded_survives_an_edit_of_errors_py(place):
     def source(url):
         run = Run("download", "stages.download")
         return run, download.fetcher(run, Path("data/raw"), 0.1).progress_folder(
-            "athanor.sources.http", {"urls": [url]}
+            "web", "athanor.sources.http", {"urls": [url]}
         )
 
     with source("https://a")[1] as slot:

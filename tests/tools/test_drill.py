@@ -71,7 +71,7 @@ def test_pretrain_ends_as_if_never_killed_after_twenty_deaths(kept, tmp_path):
         pytest.param(
             "sft",
             "athanor/training/state.py",
-            '    stepper.optimizer.load(part("optimizer."))\n',
+            '    stepper.optimizer.load(prefixed("optimizer."))\n',
             "",
             r"models/sft/model.safetensors differs from byte \d+ on",
             id="optimiser not restored",

@@ -75,7 +75,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     sampler, error, told = micro.CountingSampler(job.get("masked", False)), None, {}
     try:
         optimizer = dataclasses.replace(micro.ADAMW, name=job.get("optimizer", "adamw"))
-        how = {"world": world, "rank": micro.near(job["near"]) if "near" in job else None}
+        how = {"world": world, "selection_key": micro.near(job["near"]) if "near" in job else None}
         result = train(model, sampler, optimizer, micro.SCHEDULE, settings, folder, hooks, **how)
     except AthanorError as caught:
         error = f"{type(caught).__name__}: {caught}"

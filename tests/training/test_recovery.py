@@ -273,7 +273,7 @@ def test_out_of_memory_in_one_process_of_several_is_explained(monkeypatch, tmp_p
     stepper = Short()
     stepper.world.size, stepper.world.rank = 2, 1
     stepper.settings = dataclasses.replace(healing.micro.SETTINGS, micro_batch_rows=8)
-    stepper.guard, replicas = SimpleNamespace(judged=0), SimpleNamespace(replicas=[model], model=model, count=1)
+    stepper.guard, replicas = SimpleNamespace(judged=0), SimpleNamespace(models=[model], model=model, count=1)
     stepper.backend = SimpleNamespace(replicas=replicas)
     one = recovery.Recovery(stepper, SimpleNamespace(step=4), None, None, 0)
     with pytest.raises(

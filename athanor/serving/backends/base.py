@@ -18,7 +18,7 @@ from athanor.tokenizer.tokenizer import Tokenizer
 RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest turns
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 HALF = "\ufffd"  # stands for the bytes of an unfinished character
-LEAST_HEAT = 1e-6  # as athanor.decoding.sampling has it: below it logits overflow, which can end a GPU's process
+MIN_TEMPERATURE = 1e-6  # as athanor.decoding.sampling has it: below it logits overflow, which can end a GPU's process
 RANGES = {
     "temperature": (0, 100),
     "top_k": (0, 1 << 31),
@@ -168,9 +168,9 @@ def settings(given: Mapping[str, float], defaults: Mapping[str, Any]) -> dict[st
     for name, value in chosen.items():
         low, high = RANGES[name]
         open_below = name == "top_p"
-        faint = name == "temperature" and 0 < value < LEAST_HEAT
+        faint = name == "temperature" and 0 < value < MIN_TEMPERATURE
         if not low <= value <= high or (open_below and value == low) or faint:
             fix = f"use {'more than ' if open_below else ''}{low} to {high}"
-            fix += f", if not 0 then {LEAST_HEAT:g} at least" if faint else ""
+            fix += f", if not 0 then {MIN_TEMPERATURE:g} at least" if faint else ""
             raise InputError(f"{value} is impossible", where=name, fix=fix)
     return chosen
