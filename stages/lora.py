@@ -13,21 +13,16 @@ from athanor.adapters.params import LoraParams
 from athanor.base.artifacts import digest, new_dir, read_manifest, write_manifest
 from athanor.base.errors import InputError
 from athanor.data import rows as packed
-from athanor.data.sampler import SftSampler
-from athanor.model.validation import conversation_loss
 from athanor.runtime import choices
 from athanor.runtime.hooks import hooks, with_rates
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
-from athanor.training.best import by_stops_and_loss
+from athanor.training.finetuning import FineTuning
 from athanor.training.loop import train
 from athanor.training.optimizer import OptimizerSettings
-from athanor.training.schedule import Schedule, round_down_to_steps
-from athanor.training.settings import LoopSettings
-from athanor.training.setup import DeviceSpec, check_batch, setup_device
+from athanor.training.setup import check_batch
 from athanor.training.sft_params import SftParams
-from athanor.training.step import probe_batch
 from athanor.training.world import init_world
 
 DATA, OUT = Path("data/lora"), Path("models/lora")
@@ -43,11 +38,9 @@ def run(run: Run) -> None:
     shape = foreign.shape(params.base, settings, rows["context_tokens"])
     check_batch(shape, params.batch_tokens, "sft")
     check_ids(shape.vocab_size, params.base)
-    sampler = SftSampler(DATA, shape.context_tokens, params.seed)
-    held_out, stop = packed.held_out(DATA, params.validation_max_conversations)
-    total = round_down_to_steps(int(params.epochs * sampler.tokens_per_epoch), params.batch_tokens)
-    lowest, warm = params.lr * params.final_lr_fraction, int(total * params.warmup_fraction)
-    schedule = Schedule(params.schedule, params.lr, lowest, warm, int(total * params.cooldown_fraction), total)
+    tuning = FineTuning(params, DATA, shape.context_tokens)
+    sampler, schedule = tuning.sampler, tuning.schedule
+    total = schedule.total_tokens
     parents = {"base": digest(digests), "sft": sampler.manifest}
     # Where the base lies changes nothing: what is in it does.
     sft_recipe = {name: value for name, value in dataclasses.asdict(params).items() if name != "base"}
@@ -58,33 +51,17 @@ def run(run: Run) -> None:
     execution, notes = foreign.adjust_precision(execution, params.base, requested=params.precision)
     for note in notes:
         run.note(note)
-    device_spec = DeviceSpec(local.device, local.threads, "sft", params.seed)
-    device, footprint = setup_device(
-        shape, execution, device_spec, params.batch_tokens, params.optimizer, params.select == "best"
-    )
+    plan = tuning.execution_plan(local, world, execution, shape)
+    device, footprint = plan.device, plan.footprint
     config = foreign.with_half_storage(shape, execution.precision, device)
-    per_epoch = params.validations_per_epoch
-    loop = LoopSettings.of(
-        params,
-        local,
-        total_tokens=total,
-        precision=execution.precision,
-        document_mask=True,  # conversations that share a row must not see each other
-        validation_every_tokens=max(1, int(sampler.tokens_per_epoch / per_epoch)) if per_epoch else 0,
-        sample_every_tokens=0,
-        micro_batch_rows=footprint.micro_batch_rows,
-        footprint=footprint,
-    )
     with slot, run.progress(total, "lora", "tokens") as bar:
         run.watch_health(schedule, params.batch_tokens, config.vocab_size, precision=execution.precision)
 
         def validate(model: Foreign) -> dict[str, Any]:
-            options = {"precision": execution.precision, "threads": local.threads, "world": world}
-            return dataclasses.asdict(conversation_loss(model, held_out, config.context_tokens, stop, **options))
+            return tuning.validate(model, plan)
 
         def before_first_step(model: Foreign) -> None:
-            batch = probe_batch(sampler.batch(0, params.batch_tokens), True)
-            run.fact(preflight=str(foreign.preflight(model, batch.to(device), execution.precision)))
+            run.fact(preflight=str(foreign.preflight(model, tuning.probe_batch(device), execution.precision)))
 
         loop_hooks = hooks(
             run,
@@ -106,9 +83,16 @@ def run(run: Run) -> None:
         with foreign.tuned(model, execution, footprint):
             with model.without_adapters():
                 before = run.lasting("validation", validate)(model)
-            selection_key = by_stops_and_loss(params.min_stop_rate) if params.select == "best" else None
             result = train(
-                model, sampler, adam, schedule, loop, slot.path, loop_hooks, world=world, selection_key=selection_key
+                model,
+                sampler,
+                adam,
+                schedule,
+                plan.settings,
+                slot.path,
+                loop_hooks,
+                world=world,
+                selection_key=tuning.selection_key,
             )
         if not world.main:
             return

@@ -23,9 +23,9 @@ from athanor.training.model_params import ModelParams
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.preflight import preflight
 from athanor.training.pretrain_params import PretrainParams
-from athanor.training.pretraining import ExecutionPlan, HeldOut, Prepared
+from athanor.training.pretraining import HeldOut, Prepared
 from athanor.training.schedule import Schedule, round_down_to_steps
-from athanor.training.setup import tuned
+from athanor.training.setup import ExecutionPlan, tuned
 from athanor.training.step import probe_batch
 from athanor.training.vocabulary import check_same, load_vocabulary
 from athanor.training.world import init_world
@@ -62,7 +62,18 @@ def execution_plan(
     local = machine()
     world = init_world(local.parallel, device=local.device, timeout_s=local.launch.timeout_s, main=run.main)
     execution = choices.chosen(run, slots, config, params.precision, params.batch_tokens, total, world)
-    return ExecutionPlan.of(params, local, world, execution, config, total)
+    return ExecutionPlan.of(
+        "pretrain",
+        params,
+        local,
+        world,
+        execution,
+        config,
+        total_tokens=total,
+        document_mask=params.document_mask,
+        validation_every_tokens=params.validation_every_tokens,
+        sample_every_tokens=params.sample_every_tokens,
+    )
 
 
 def run(run: Run) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from athanor.data.order import permutation
 from athanor.data.sampler import PretrainSampler
@@ -15,11 +14,8 @@ from athanor.data.shards import TokenStream
 from athanor.model.config import ModelConfig
 from athanor.model.transformer import Transformer
 from athanor.model.validation import bits_per_byte, pooled
-from athanor.training.memory import StepFootprint
 from athanor.training.optimizer import OptimizerSettings
 from athanor.training.schedule import Schedule
-from athanor.training.settings import LoopSettings
-from athanor.training.setup import Choices, DeviceSpec, setup_device
 from athanor.training.vocabulary import Vocabulary
 from athanor.training.world import SINGLE, World
 
@@ -62,33 +58,3 @@ class Prepared(NamedTuple):
     sampler: PretrainSampler
     held_out: HeldOut
     inputs: dict[str, str]
-
-
-class ExecutionPlan(NamedTuple):
-    """How one machine or several run a training."""
-
-    world: World
-    device: torch.device
-    footprint: StepFootprint
-    settings: LoopSettings
-    execution: Choices
-
-    @classmethod
-    def of(
-        cls, params: Any, machine: Any, world: World, execution: Choices, config: ModelConfig, total_tokens: int
-    ) -> ExecutionPlan:
-        """From the parameters of `pretrain`, the machine's settings and the choices; seeds the global generators."""
-        spec = DeviceSpec(machine.device, machine.threads, "pretrain", params.seed)
-        device, footprint = setup_device(config, execution, spec, params.batch_tokens, params.optimizer)
-        settings = LoopSettings.of(
-            params,
-            machine,
-            total_tokens=total_tokens,
-            precision=execution.precision,
-            document_mask=params.document_mask,
-            validation_every_tokens=params.validation_every_tokens,
-            sample_every_tokens=params.sample_every_tokens,
-            micro_batch_rows=footprint.micro_batch_rows,
-            footprint=footprint,
-        )
-        return cls(world, device, footprint, settings, execution)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,7 @@ from athanor.training.heap import keep_heap
 from athanor.training.loop import Hooks
 from athanor.training.memory import StepFootprint, training_bytes
 from athanor.training.settings import LoopSettings
+from athanor.training.world import World
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,45 @@ def setup_device(
         optimizer=optimizer,
         keeps_best=keeps_best and device.type == "cpu",  # elsewhere the host's memory is another
     )
+
+
+class ExecutionPlan(NamedTuple):
+    """How one machine or several run a training."""
+
+    world: World
+    device: torch.device
+    footprint: StepFootprint
+    settings: LoopSettings
+    execution: Choices
+
+    @classmethod
+    def of(
+        cls,
+        section: str,
+        params: Any,
+        machine: Any,
+        world: World,
+        execution: Choices,
+        config: ModelConfig,
+        *,
+        keeps_best: bool = False,
+        **loop_settings: Any,
+    ) -> ExecutionPlan:
+        """From the parameters of `section`, the machine's settings and the choices; seeds the global generators.
+
+        `loop_settings`: what of LoopSettings neither the parameters nor the machine name alike in all stages.
+        """
+        spec = DeviceSpec(machine.device, machine.threads, section, params.seed)
+        device, footprint = setup_device(config, execution, spec, params.batch_tokens, params.optimizer, keeps_best)
+        settings = LoopSettings.of(
+            params,
+            machine,
+            precision=execution.precision,
+            micro_batch_rows=footprint.micro_batch_rows,
+            footprint=footprint,
+            **loop_settings,
+        )
+        return cls(world, device, footprint, settings, execution)
 
 
 @contextlib.contextmanager
