@@ -122,16 +122,12 @@ def load(folder: Path, tokenizer: Tokenizer) -> Transformer:
 
 
 def write(pages: dict[str, str], items: list[Item], said: list[Answer]) -> None:
+    parents = {str(path): manifest_digest(path) for path in (CLEAN, BATTERY, TOKENIZER, *MODELS.values())}
+    counts = {"items": len(items), "answers": len(said)}
     with new_dir(OUT) as folder:
         for page, text in pages.items():
             write_text(folder / page, text)
-        write_manifest(
-            folder,
-            kind="eval",
-            version=1,
-            counts={"items": len(items), "answers": len(said)},
-            parents={str(path): manifest_digest(path) for path in (CLEAN, BATTERY, TOKENIZER, *MODELS.values())},
-        )
+        write_manifest(folder, kind="eval", version=1, counts=counts, parents=parents)
 
 
 class Clock:

@@ -11,6 +11,7 @@ so nothing has to be built before.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import statistics
@@ -27,14 +28,13 @@ from typing import Any
 import numpy as np
 
 from athanor.model.config import ModelConfig
+from athanor.runtime.machine import cores
 from athanor.training.setup import Choices
 
 RATE, WARMUP_STEPS, CLIP = 2e-3, 20, 1.0
 STEP_TOKENS = 4096
-MOST_STEPS, LOSS_STEPS = 80, 60
+MOST_STEPS, LOSS_STEPS, CEILING_EVERY = 80, 60, 5
 WARM_STEPS = 4  # the first compiles, and glibc's heap grows during the next
-CEILING_EVERY = 5
-
 
 SHAPES = {
     "1m": ModelConfig(2048, 4, 128, 4, 2, 32, 352, 128, 1e4, 1e-6, False),
@@ -165,7 +165,6 @@ def nanogpt(
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     torch.manual_seed(seed)
-    wanted = shape.parameter_count()
 
     def config(width: int) -> Any:
         return module.GPTConfig(
@@ -179,8 +178,8 @@ def nanogpt(
         )
 
     widths = range(shape.heads * 8, 4 * shape.dim, shape.heads * 4)
-    per_layer, fixed = 12, shape.vocab_size + shape.context_tokens
-    width = min(widths, key=lambda w: abs(per_layer * shape.layers * w * w + fixed * w - wanted))
+    fixed = shape.vocab_size + shape.context_tokens
+    width = min(widths, key=lambda w: abs(12 * shape.layers * w * w + fixed * w - shape.parameter_count()))
     model = module.GPT(config(width))
     run = torch.compile(model) if compiled else model
     return theirs(model, lambda ids, following: run(ids, following)[1], micro_rows)
@@ -220,17 +219,15 @@ class Contender:
         )
 
     def step(self) -> tuple[float, float]:
-        """Seconds and loss of the next step; Failed when there is none."""
+        """Seconds and loss of the next step; RuntimeError when there is none."""
         assert self.child.stdin is not None and self.child.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self.child.stdin.write("\n")
             self.child.stdin.flush()
-        except BrokenPipeError:
-            pass
         line = self.child.stdout.readline()
         if not line:
             self.errors.seek(0)
-            raise Failed(f"{self.name}: {(self.errors.read().strip().splitlines() or ['ended'])[-1]}")
+            raise RuntimeError(f"{self.name}: {(self.errors.read().strip().splitlines() or ['ended'])[-1]}")
         seconds, loss = json.loads(line)
         return seconds, loss
 
@@ -238,10 +235,6 @@ class Contender:
         self.child.kill()
         self.child.wait()
         self.errors.close()
-
-
-class Failed(Exception):
-    """A contender does not run here."""
 
 
 def micro_rows_of(shape: ModelConfig) -> tuple[int, ...]:
@@ -258,7 +251,7 @@ def entered(names: list[str], shape: str, args: argparse.Namespace) -> list[Cont
             one = Contender(name, shape, 1, args, rows)
             try:
                 tried.append((min(one.step()[0] for _ in range(WARM_STEPS)), one))
-            except Failed as error:
+            except RuntimeError as error:
                 print(error, file=sys.stderr)
                 one.stop()
         tried.sort(key=lambda pair: pair[0])
@@ -326,9 +319,8 @@ def losses(name: str, contenders: list[str], args: argparse.Namespace) -> dict[s
             finally:
                 one.stop()
             ends.append(statistics.mean(curve[-LOSS_STEPS // 10 :]))
-        results[f"loss after {LOSS_STEPS * STEP_TOKENS:,} tokens, {contender}"] = "  ".join(
-            f"{end:.3f}" for end in ends
-        )
+        key = f"loss after {LOSS_STEPS * STEP_TOKENS:,} tokens, {contender}"
+        results[key] = "  ".join(f"{end:.3f}" for end in ends)
     return results
 
 
@@ -339,22 +331,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="steps of each contender")
     parser.add_argument("--losses", action="store_true", help="compare the loss after equal tokens, too")
     parser.add_argument("--nanogpt", default="", help="path of nanoGPT's model.py")
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=cores())
     for hidden, kind in (("--work", str), ("--seed", int), ("--micro-rows", int)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if not args.threads:
-        from athanor.runtime.machine import cores
-
-        args.threads = cores()
     if args.work:
         work(args.work, SHAPES[args.shapes], args.seed, args.threads, args.micro_rows, args.nanogpt)
         return
     contenders = [c for c in args.contenders.split(",") if args.nanogpt or not c.startswith("nanogpt")]
     for name in args.shapes.split(","):
         told = compare(name, contenders, args) | (losses(name, contenders, args) if args.losses else {})
-        shape = SHAPES[name]
-        print(f"\n{name}: {shape.parameter_count():,} parameters, {shape.context_tokens} tokens a row")
+        print(f"\n{name}: {SHAPES[name].parameter_count():,} parameters, {SHAPES[name].context_tokens} tokens a row")
         for key, text in told.items():
             print(f"  {key:<40} {text}", flush=True)
 

@@ -161,7 +161,7 @@ class _File:
         target = urljoin(reply.url, reply.headers.get("Location", "")) if reply.is_redirect else reply.url
         if reply.url.startswith("https:") and not target.lower().startswith("https:"):
             what = (
-                f"the server leads from https to {without_query(target)}, where anyone on the way can change the file"
+                f"the server leads from https to {without_query(target)}, where anyone can change the file on its way"
             )
             raise InputError(what, where=self.name, fix="fetch the file by hand and use a source of type files")
 
@@ -244,11 +244,8 @@ class _File:
         """Append the bytes of a reply to the part, or start over if the server sends the whole file."""
         if reply.status_code == 206:
             match = re.match(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18}|\*)$", reply.headers.get("Content-Range", ""))
-            if (
-                match is None
-                or int(match[1]) != start
-                or validator(reply.headers) not in (None, self._known_validator())
-            ):
+            same = validator(reply.headers) in (None, self._known_validator())
+            if match is None or int(match[1]) != start or not same:
                 self._restart()
                 raise RetryableError("the server sent another range than was asked for", 0.0)
             total = None if match[2] == "*" else int(match[2])
@@ -287,9 +284,7 @@ class _File:
         disk, received = shutil.disk_usage(self.part.parent), self.reported
         if disk.free < min(RESERVE_BYTES, disk.total // 20):
             self._restart()  # nobody knows how much was to come, so it would not be whole next time either
-            what = (
-                f"{received:,} bytes came without their number being announced, and {disk.free:,} are free on the disk"
-            )
+            what = f"{received:,} bytes came, their number was not announced, and {disk.free:,} are free on the disk"
             raise InputError(what, where=self.name, fix="see what the server sends, and free some space")
 
     def _announce(self, total: int | None, start: int) -> None:
@@ -349,11 +344,9 @@ def count(value: str | None) -> int | None:
 
 def retry_after(value: str | None) -> float | None:
     """Seconds that a server asks to wait: a number or a date."""
-    if value is None:
-        return None
-    if (seconds := count(value)) is not None:
-        return float(seconds)
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+        if (seconds := count(value)) is not None:
+            return float(seconds)
+        return max(0.0, email.utils.parsedate_to_datetime(value or "").timestamp() - time.time())
     except (TypeError, ValueError):
         return None
