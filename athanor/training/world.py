@@ -157,6 +157,8 @@ class ProcessGroup(World):
         while not self.main and not self.store.check([name]):
             time.sleep(pause)
             pause = min(2 * pause, _POLL[1])
+        # The store ends with the main process, which therefore goes on only when every process has seen the name.
+        self.any(True)
 
     def same(self, subject: str, value: str) -> None:
         """GateError if `value` differs between processes."""

@@ -176,7 +176,7 @@ def test_memory_decides_micro_batch_and_checkpointing():
     assert not resolve(AUTO, gpu, CONFIG, None, shared)[0].checkpointing
 
 
-def test_lanes_keep_the_fixed_rule():
+def test_replicas_keep_the_fixed_rule():
     measured = {"micro_batch": [{"rows": 1, "tokens_per_second": 1.0}, {"rows": 2, "tokens_per_second": 2.0}]}
     assert resolve(AUTO, cpu(()), CONFIG, measured, None)[0].micro_batch_tokens == 512
     assert resolve(dataclasses.replace(AUTO, replicas=8), cpu(()), CONFIG, measured, None)[0].micro_batch_tokens == 0

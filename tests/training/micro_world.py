@@ -8,6 +8,7 @@ Jobs are done one after the other by the same processes, each in a new group: st
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -23,12 +24,13 @@ from athanor.model.transformer import Transformer
 from athanor.model.validation import sequence_nats
 from athanor.runtime import launch
 from athanor.training import cpu_replicas, parallel
+from athanor.training import world as worlds
 from athanor.training.loop import Hooks, train
 from athanor.training.world import init_world
 from tests.training import micro
 
 TIMEOUT = 300.0  # s; beside other work a process takes a minute to import torch
-REPLICA_COUNT, BUCKET_BYTES = cpu_replicas.replica_count, parallel.BUCKET_BYTES
+REPLICA_COUNT, BUCKET_BYTES, POLL = cpu_replicas.replica_count, parallel.BUCKET_BYTES, worlds._POLL
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -39,6 +41,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     # As on an accelerator: one replica, and gradients travel in several buckets while backward runs.
     cpu_replicas.replica_count = (lambda *_: 1) if job.get("overlap") else REPLICA_COUNT
     parallel.BUCKET_BYTES = 2048 if job.get("overlap") else BUCKET_BYTES
+    # Seconds between a process's looks for the main one, which is long gone by the second look.
+    worlds._POLL = (job["poll"],) * 2 if "poll" in job else POLL
     world = init_world(job["strategy"], device="cpu", timeout_s=job.get("timeout", TIMEOUT), main=main)
     # Weights come from the main process, whatever the others begin with.
     model, rows, here = micro.make_model(seed=0 if main else 7), [], job.get("at", {}).get(str(rank), {})
@@ -96,6 +100,7 @@ if __name__ == "__main__":
     try:
         for number, job in enumerate(jobs):
             Path(sys.argv[1]).with_name(f"told-{number}-{os.environ['RANK']}.json").write_text(json.dumps(work(job)))
+            gc.collect()  # the job's group ends here, as it does with a stage's process
     except AthanorError as lost:
         print(lost, file=sys.stderr)
         launch.end(1)  # as a stage does
