@@ -91,9 +91,7 @@ def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -
     with run.progress(None, "opening the sources", "sources") as bar:
         needed = check_sources(download, instruct, probe, free, tick=bar.update, stop=run.stop_requested)
     if needed > 1e8:
-        run.note(
-            f"all sources can be read; about {needed / 1e9:,.1f} GB are to come, the disk has {free / 1e9:,.1f} GB free"
-        )
+        run.note(f"all sources can be read; about {needed / 1e9:,.1f} GB are to come, {free / 1e9:,.1f} GB are free")
 
 
 def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
