@@ -12,7 +12,7 @@ from athanor.base.errors import GateError
 from athanor.training import forensics
 from athanor.training.cpu_replicas import CpuReplicas
 from athanor.training.step import Stepper
-from tests.training import healing, micro
+from tests.training import micro, spiked
 
 
 @pytest.fixture
@@ -134,9 +134,9 @@ def test_documents_are_ordered_by_loss(stepper, rows):
 def test_a_batch_that_is_not_finite_is_examined_in_the_run(tmp_path, monkeypatch, precision):
     """A module gives NaN when it meets one id, which lies in one document of three batches of the data."""
     marked, known = (9, 14, 19), 63
-    real = healing.micro.make_model
+    real = spiked.micro.make_model
 
-    class Marked(healing.Garbage):
+    class Marked(spiked.Garbage):
         def batch(self, position, tokens, skipped=0):
             rows = super().batch(position, tokens, skipped)
             ids = np.minimum(rows.tokens_BS, known - 1)
@@ -152,11 +152,11 @@ def test_a_batch_that_is_not_finite_is_examined_in_the_run(tmp_path, monkeypatch
         norm.register_forward_hook(lambda module, inputs, out: out.masked_fill(met[-1], math.nan))
         return made
 
-    monkeypatch.setattr(healing.micro, "make_model", model)
+    monkeypatch.setattr(spiked.micro, "make_model", model)
     monkeypatch.setattr("athanor.training.cpu_replicas.MAX_REPLICAS", 1)  # the hook's memory is of one replica
     events, notes = [], []
     hooks = {"on_event": lambda name, facts: events.append((name, facts)), "on_note": notes.append}
-    _, result = healing.run(tmp_path, Marked(()), hooks, precision=precision, rules=healing.Rules())
+    _, result = spiked.run(tmp_path, Marked(()), hooks, precision=precision, rules=spiked.Rules())
     assert result.skipped_steps >= 3 and not result.skipped_ranges
     if precision == "fp16":
         return  # steps that overflow now and then find the loss scale
@@ -186,6 +186,6 @@ def test_only_the_first_few_events_are_examined(tmp_path, monkeypatch):
     monkeypatch.setattr("athanor.training.loop.MAX_SKIPPED_IN_A_ROW", 8)
     hooks = {"on_event": lambda name, facts: events.append(facts)}
     with pytest.raises(GateError, match="8 steps in a row"):
-        healing.run(tmp_path, hooks=hooks, max_rollbacks=0)
+        spiked.run(tmp_path, hooks=hooks, max_rollbacks=0)
     assert [facts["step"] for facts in events] == [6, 7, 8]
     assert {facts["kind"] for facts in events} == {"not reproduced"}

@@ -17,7 +17,7 @@ from athanor.base.errors import GateError, InputError
 from athanor.training import checkpoint, recovery
 from athanor.training.schedule import Schedule
 from athanor.training.world import World
-from tests.training import healing, micro
+from tests.training import micro, spiked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,9 +48,9 @@ def healed(tmp_path_factory):
     """The run with garbage in its data, left alone."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    told, sampler = Told(), healing.Garbage()
-    model, result = healing.run(tmp_path_factory.mktemp("healed"), sampler, told.hooks)
-    return healing.micro.outcome(model, result), result, told, sampler
+    told, sampler = Told(), spiked.Garbage()
+    model, result = spiked.run(tmp_path_factory.mktemp("healed"), sampler, told.hooks)
+    return spiked.micro.outcome(model, result), result, told, sampler
 
 
 def test_a_spike_is_undone_and_its_data_left_out(healed, tmp_path):
@@ -63,8 +63,8 @@ def test_a_spike_is_undone_and_its_data_left_out(healed, tmp_path):
     assert sampler.read[-30:] == [*range(23, 53)] and sorted(told.rows) == list(range(1, 49))
     losses = [point["loss"] for point in result.curve]
     assert len(losses) == 48 and result.tokens == 48 * 128
-    _, ill = healing.run(tmp_path / "ill", max_rollbacks=0)
-    _, well = healing.run(tmp_path / "well", healing.Garbage(()))
+    _, ill = spiked.run(tmp_path / "ill", max_rollbacks=0)
+    _, well = spiked.run(tmp_path / "well", spiked.Garbage(()))
     assert not ill.skipped_ranges and not well.skipped_ranges
     assert abs(losses[-1] - well.curve[-1]["loss"]) < abs(ill.curve[-1]["loss"] - well.curve[-1]["loss"]) / 2
 
@@ -80,20 +80,20 @@ def test_the_documents_of_garbage_are_named_first(healed):
 
 @pytest.mark.parametrize("changes", [{"log_every_steps": 7}, {"save_every_seconds": 0.0, "log_every_steps": 3}])
 def test_when_the_device_is_looked_at_and_saved_does_not_matter(healed, tmp_path, changes):
-    model, result = healing.run(tmp_path, **changes)
-    assert healing.micro.outcome(model, result) == healed[0]
+    model, result = spiked.run(tmp_path, **changes)
+    assert spiked.micro.outcome(model, result) == healed[0]
     assert result.skipped_ranges == healed[1].skipped_ranges
 
 
 @pytest.mark.parametrize("when", ["resume", "drop", "20"])
 def test_killed_on_the_way_back_or_after_it_the_bytes_are_the_same(healed, tmp_path, when):
-    command = [sys.executable, str(ROOT / "tests/training/healing.py"), str(tmp_path), when]
+    command = [sys.executable, str(ROOT / "tests/training/spiked.py"), str(tmp_path), when]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, timeout=300, capture_output=True)
     assert done.returncode == -9, done.stderr.decode()
     told = Told()
-    model, result = healing.run(tmp_path, hooks=told.hooks)
-    assert healing.micro.outcome(model, result) == healed[0]
+    model, result = spiked.run(tmp_path, hooks=told.hooks)
+    assert spiked.micro.outcome(model, result) == healed[0]
     assert result.skipped_ranges == healed[1].skipped_ranges
     # A kill before the first checkpoint of the new way goes the old one again, one after it does not.
     assert len(told.back) == (0 if when.isdigit() else 1)
@@ -102,7 +102,7 @@ def test_killed_on_the_way_back_or_after_it_the_bytes_are_the_same(healed, tmp_p
 
 def test_a_pocket_longer_than_the_rule_waits_is_left_behind_in_two_goes(tmp_path):
     told = Told()
-    _, result = healing.run(tmp_path, healing.Garbage(range(20, 27)), told.hooks)
+    _, result = spiked.run(tmp_path, spiked.Garbage(range(20, 27)), told.hooks)
     assert 1 <= len(result.skipped_ranges) <= 3
     left_out = {n for row in result.skipped_ranges for n in range(row["from"] // 128, row["to"] // 128)}
     assert len(set(range(20, 27)) - left_out) <= 2 and result.curve[-1]["loss"] < 1.2
@@ -111,13 +111,13 @@ def test_a_pocket_longer_than_the_rule_waits_is_left_behind_in_two_goes(tmp_path
 def test_going_back_is_bounded_and_the_error_says_what_was_tried(tmp_path):
     told = r"2 ranges of data were left out before: steps \d+ to \d+ .*lower lr.*qk_norm.*grad_clip"
     with pytest.raises(GateError, match=told):
-        healing.run(tmp_path, healing.Garbage(range(20, 1000)), max_rollbacks=2)
+        spiked.run(tmp_path, spiked.Garbage(range(20, 1000)), max_rollbacks=2)
 
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_no_false_alarm_in_20_healthy_runs(monkeypatch, tmp_path, guarded):
     """Half with the guard's short window, half with the rules of the host alone; weights and data differ."""
-    micro = healing.micro
+    micro = spiked.micro
     real = micro.make_model
     for seed in range(guarded, 20, 2):
         sampler = micro.CountingSampler(masked=seed % 4 == 0)
@@ -125,14 +125,14 @@ def test_no_false_alarm_in_20_healthy_runs(monkeypatch, tmp_path, guarded):
         monkeypatch.setattr(micro, "make_model", lambda s=seed: real(s))
         told = Told()
         rules = dataclasses.replace(healing.RULES, anchor_every=256)
-        _, result = healing.run(tmp_path / str(seed), shifted, told.hooks, spike_guard=guarded, rules=rules)
+        _, result = spiked.run(tmp_path / str(seed), shifted, told.hooks, spike_guard=guarded, rules=rules)
         assert result.skipped_steps == 0 and not result.skipped_ranges and not told.back and not told.events, seed
 
 
 def test_the_guard_refuses_a_batch_far_out_and_names_its_documents(healed, tmp_path):
     """A batch at the end, where garbage is five times the loss; the weights are as if there had been no such step."""
     told = Told()
-    model, result = healing.run(tmp_path, healing.Garbage((38,)), told.hooks, spike_guard=True)
+    model, result = spiked.run(tmp_path, spiked.Garbage((38,)), told.hooks, spike_guard=True)
     assert result.skipped_steps == 1 and told.rows[39]["skipped"] == 1 and not told.back
     ((name, facts),) = told.events
     assert name == "refused_step" and facts["step"] == 39 and "step 39 was refused" in told.notes[-1]
@@ -142,14 +142,14 @@ def test_the_guard_refuses_a_batch_far_out_and_names_its_documents(healed, tmp_p
     assert result.curve[38]["loss"] is None
     stops = iter([False] * 39 + [True] + [False] * 100)
     with pytest.raises(Exception, match="stopped at step 40"):
-        healing.run(tmp_path / "b", healing.Garbage((38,)), {"should_stop": lambda: next(stops)}, spike_guard=True)
-    again = healing.run(tmp_path / "b", healing.Garbage((38,)), spike_guard=True)
-    assert healing.micro.outcome(*again) == healing.micro.outcome(model, result)
+        spiked.run(tmp_path / "b", spiked.Garbage((38,)), {"should_stop": lambda: next(stops)}, spike_guard=True)
+    again = spiked.run(tmp_path / "b", spiked.Garbage((38,)), spike_guard=True)
+    assert spiked.micro.outcome(*again) == spiked.micro.outcome(model, result)
 
 
 def test_a_pocket_that_the_guard_refuses_ends_in_a_way_back(tmp_path):
     told = Told()
-    _, result = healing.run(tmp_path, healing.Garbage(range(34, 39)), told.hooks, spike_guard=True)
+    _, result = spiked.run(tmp_path, spiked.Garbage(range(34, 39)), told.hooks, spike_guard=True)
     (row,) = result.skipped_ranges
     assert row["reason"] == "4 steps in a row were skipped" and row["found"] == 38 and row["step"] == 33
     assert result.skipped_steps <= 1
@@ -185,10 +185,10 @@ def test_nan_in_a_weight_or_the_optimiser_is_undone_with_the_same_data(monkeypat
             tensor.view(-1)[3] = float("nan")
 
     told = Told()
-    clean = healing.run(tmp_path / "a", healing.Garbage(()))
+    clean = spiked.run(tmp_path / "a", spiked.Garbage(()))
     hooks = {**told.hooks, "on_step": plant(14, spoil)}
-    done = healing.run(tmp_path / "b", healing.Garbage(()), hooks, log_every_steps=every)
-    assert healing.micro.outcome(*done) == healing.micro.outcome(*clean)
+    done = spiked.run(tmp_path / "b", spiked.Garbage(()), hooks, log_every_steps=every)
+    assert spiked.micro.outcome(*done) == spiked.micro.outcome(*clean)
     assert [step for step, _ in told.back] == [8] and not done[1].skipped_ranges
     where = f"{name}.exp_avg" if place == "optimiser state" else name
     assert f"{place}: {where}" in told.back[0][1]["reason"]
@@ -198,8 +198,8 @@ def test_nan_in_a_weight_or_the_optimiser_is_undone_with_the_same_data(monkeypat
 
 def test_numbers_that_spoil_again_and_again_end_the_run(monkeypatch, tmp_path):
     models = []
-    real = healing.micro.make_model
-    monkeypatch.setattr(healing.micro, "make_model", lambda: models.append(real()) or models[-1])
+    real = spiked.micro.make_model
+    monkeypatch.setattr(spiked.micro, "make_model", lambda: models.append(real()) or models[-1])
 
     def on_step(row):
         if row["step"] == 14:
@@ -207,7 +207,7 @@ def test_numbers_that_spoil_again_and_again_end_the_run(monkeypatch, tmp_path):
                 models[-1].head_weight[0, 0] = float("inf")
 
     with pytest.raises(GateError, match="weight: .*is not finite, for the 4th time.*test the memory"):
-        healing.run(tmp_path, healing.Garbage(()), {"on_step": on_step})
+        spiked.run(tmp_path, spiked.Garbage(()), {"on_step": on_step})
 
 
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("not enough memory")]
@@ -224,7 +224,7 @@ def test_out_of_memory_halves_the_micro_batch(monkeypatch, tmp_path, error):
             raise error
         return real(model, batch, *divisor, **how)
 
-    micro, told = healing.micro, Told()
+    micro, told = spiked.micro, Told()
     expected = micro.outcome(*micro.run(tmp_path / "a", micro_batch_rows=2))
     monkeypatch.setattr(step, "training_loss", tight)
     done = micro.run(tmp_path / "b", micro_batch_rows=8, hooks=told.hooks, threads=2)
@@ -245,14 +245,14 @@ def test_advice_begins_from_what_is_on_already(monkeypatch, tmp_path):
         raise MemoryError
 
     monkeypatch.setattr(step, "training_loss", no_room)
-    config, asked = healing.micro.CONFIG, []
+    config, asked = spiked.micro.CONFIG, []
     load = StepFootprint(8, config.context_tokens, "fp32", checkpointing=True, optimizer="muon", keeps_best=True)
     real = recovery.check_memory
     monkeypatch.setattr(
         recovery, "check_memory", lambda config, load, *rest: (asked.append(load), real(config, load, *rest))
     )
     with pytest.raises(InputError, match="with one row at a time") as told:
-        healing.micro.run(tmp_path, micro_batch_rows=1, footprint=load)
+        spiked.micro.run(tmp_path, micro_batch_rows=1, footprint=load)
     assert "checkpointing" not in told.value.fix and "model.layers" in told.value.fix
     assert asked == [dataclasses.replace(load, micro_batch_rows=1)]
     assert training_bytes(config, asked[0]) != training_bytes(config, StepFootprint(1, config.context_tokens, "fp32"))
@@ -269,10 +269,10 @@ def test_out_of_memory_in_one_process_of_several_is_explained(monkeypatch, tmp_p
         def step(self, rows, rate):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    model = healing.micro.make_model()
+    model = spiked.micro.make_model()
     stepper = Short()
     stepper.world.size, stepper.world.rank = 2, 1
-    stepper.settings = dataclasses.replace(healing.micro.SETTINGS, micro_batch_rows=8)
+    stepper.settings = dataclasses.replace(spiked.micro.SETTINGS, micro_batch_rows=8)
     stepper.guard, replicas = SimpleNamespace(judged=0), SimpleNamespace(models=[model], model=model, count=1)
     stepper.backend = SimpleNamespace(replicas=replicas)
     one = recovery.Recovery(stepper, SimpleNamespace(step=4), None, None, 0)
@@ -290,7 +290,7 @@ def test_other_errors_pass_through(monkeypatch, tmp_path):
 
     monkeypatch.setattr(step, "training_loss", wrong)
     with pytest.raises(RuntimeError, match="shapes"):
-        healing.micro.run(tmp_path)
+        spiked.micro.run(tmp_path)
 
 
 def lengths(steps):
@@ -299,40 +299,40 @@ def lengths(steps):
 
 def test_runs_of_all_lengths_share_a_trunk_that_went_back(tmp_path):
     """One trunk ends before the garbage is met, one between meeting and finding it, one after; in both orders."""
-    outcome = healing.micro.outcome
-    plain = {steps: outcome(*healing.run(tmp_path / f"{steps}", schedule=lengths(steps))) for steps in (27, 30, 40)}
+    outcome = spiked.micro.outcome
+    plain = {steps: outcome(*spiked.run(tmp_path / f"{steps}", schedule=lengths(steps))) for steps in (27, 30, 40)}
     for order in ((40, 30, 27), (27, 30, 40)):
         trunk = micro.Trunk(tmp_path / f"trunk{order}")
         for steps in order:
             folder, save = tmp_path / f"run{order}{steps}", 0.0 if steps == 30 else 1e9
-            done = healing.run(folder, schedule=lengths(steps), trunk=trunk, save_every_seconds=save)
+            done = spiked.run(folder, schedule=lengths(steps), trunk=trunk, save_every_seconds=save)
             assert outcome(*done) == plain[steps], (order, steps)
 
 
 def test_a_spike_in_the_cooldown_never_goes_back_into_the_trunk(tmp_path):
     trunk, told = micro.Trunk(tmp_path / "trunk"), Told()
     schedule = Schedule("wsd", 0.01, 0.001, 256, 26 * 128, 48 * 128)  # the cooldown begins at step 22
-    garbage = healing.Garbage(range(34, 38))
-    _, result = done = healing.run(tmp_path / "a", garbage, told.hooks, schedule=schedule, trunk=trunk)
+    garbage = spiked.Garbage(range(34, 38))
+    _, result = done = spiked.run(tmp_path / "a", garbage, told.hooks, schedule=schedule, trunk=trunk)
     (row,) = result.skipped_ranges
     assert 22 < row["step"] <= 34 and told.back[0][0] >= 22
     assert not any(path.name > "step_00000022" for path in checkpoint.steps(trunk.path))
-    apart = healing.run(tmp_path / "b", healing.Garbage(range(34, 38)), schedule=schedule)
-    assert healing.micro.outcome(*done) == healing.micro.outcome(*apart)
+    apart = spiked.run(tmp_path / "b", spiked.Garbage(range(34, 38)), schedule=schedule)
+    assert spiked.micro.outcome(*done) == spiked.micro.outcome(*apart)
     # Without its history, nothing is found in the first steps of a cooldown.
-    early = healing.run(tmp_path / "c", healing.Garbage(range(22, 24)), schedule=schedule)
+    early = spiked.run(tmp_path / "c", spiked.Garbage(range(22, 24)), schedule=schedule)
     assert not early[1].skipped_ranges
 
 
 def test_no_way_back_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(checkpoint, "latest", lambda *_: None)
     with pytest.raises(GateError, match="no checkpoint up to step"):
-        healing.run(tmp_path)
+        spiked.run(tmp_path)
 
 
 def test_a_checkpoint_of_another_way_is_no_way_back(healed, tmp_path):
     """Anchors that a run with other data left in the folder are passed over."""
-    healing.run(tmp_path / "other", healing.micro.CountingSampler(masked=True))
+    spiked.run(tmp_path / "other", spiked.micro.CountingSampler(masked=True))
     (tmp_path / "run").mkdir()
     told = Told()
 
@@ -342,8 +342,8 @@ def test_a_checkpoint_of_another_way_is_no_way_back(healed, tmp_path):
             history = {name: tensor[:17] if "history" in name else tensor for name, tensor in source.tensors.items()}
             checkpoint.save(tmp_path / "run" / "anchors", 17, history, {**source.state, "step": 17})
 
-    model, result = healing.run(tmp_path / "run", hooks={**told.hooks, "on_step": on_step})
-    assert told.back[0][0] == 16 and healing.micro.outcome(model, result) == healed[0]
+    model, result = spiked.run(tmp_path / "run", hooks={**told.hooks, "on_step": on_step})
+    assert told.back[0][0] == 16 and spiked.micro.outcome(model, result) == healed[0]
 
 
 def test_anchors_go_when_nothing_can_need_them(tmp_path):
@@ -352,6 +352,6 @@ def test_anchors_go_when_nothing_can_need_them(tmp_path):
     def on_step(row):
         seen.append([checkpoint.step_of(path) for path in checkpoint.steps(tmp_path / "anchors")])
 
-    healing.run(tmp_path, healing.Garbage(()), {"on_step": on_step})
+    spiked.run(tmp_path, spiked.Garbage(()), {"on_step": on_step})
     assert seen[0] == [0] and seen[9] == [8, 0] and seen[30] == [24, 16]
     assert np.array_equal(checkpoint.steps(tmp_path / "anchors"), [])

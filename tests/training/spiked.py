@@ -1,6 +1,6 @@
 """Runs that go wrong on purpose. As a program it is the victim of the kill tests:
 
-    python tests/training/healing.py FOLDER resume|drop|STEP
+    python tests/training/spiked.py FOLDER resume|drop|STEP
 
 kills itself on the way back (before anything is restored, at the first
 checkpoint that goes), or at a step after it.
