@@ -124,7 +124,7 @@ def test_no_false_alarm_in_20_healthy_runs(monkeypatch, tmp_path, guarded):
         shifted = SimpleNamespace(batch=lambda at, n, s=seed, real=sampler: real.batch(at + s * 10**6 * 128, n))
         monkeypatch.setattr(micro, "make_model", lambda s=seed: real(s))
         told = Told()
-        rules = dataclasses.replace(healing.RULES, anchor_every=256)
+        rules = dataclasses.replace(spiked.RULES, anchor_every=256)
         _, result = spiked.run(tmp_path / str(seed), shifted, told.hooks, spike_guard=guarded, rules=rules)
         assert result.skipped_steps == 0 and not result.skipped_ranges and not told.back and not told.events, seed
 
