@@ -391,7 +391,7 @@ def test_a_body_of_unknown_length_leaves_room_on_the_disk(server, tmp_path, monk
     server.chunked = True
     monkeypatch.setattr(http, "LOOK_BYTES", 100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**10, 10**10, 10**8))
-    with pytest.raises(InputError, match=r"data.jsonl: 1\d\d,\d{3} bytes came without .*, and 100,000,000 are free"):
+    with pytest.raises(InputError, match=r"data.jsonl: 1\d\d,\d{3} bytes came, .*, and 100,000,000 are free"):
         fetch(source(server), tmp_path)
     assert not list(tmp_path.glob("*.part"))
     monkeypatch.undo()
