@@ -23,6 +23,13 @@ def test_there_is_no_more_of_it(name: str, folders: tuple[str, ...]) -> None:
     )
 
 
+def test_files_have_at_most_350_lines_and_stages_150() -> None:
+    limits = {"athanor/**/*.py": 350, "tools/**/*.py": 350, "stages/*.py": 150}
+    files = [(path, limit) for pattern, limit in limits.items() for path in ROOT.glob(pattern)]
+    assert len(files) > 200
+    assert not [str(path) for path, limit in files if len(path.read_text(encoding="utf-8").splitlines()) > limit]
+
+
 def test_layout_comments_and_docstrings_do_not_count() -> None:
     plain = 'def f(a, b):\n    return "x" + a[b]\n'
     dressed = '"""Words."""\n\n\ndef f(\n    a,\n    b,  # why\n):\n    """More\n    words."""\n    # a comment\n    return "x" + a[b]\n'

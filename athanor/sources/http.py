@@ -292,8 +292,7 @@ class _File:
             return
         if self.total is None:
             self.expect(total)
-        self.total = total
-        free = shutil.disk_usage(self.part.parent).free
+        self.total, free = total, shutil.disk_usage(self.part.parent).free
         if total - start > free:
             what = f"{total - start:,} bytes are to come, the disk has room for {free:,}"
             raise InputError(what, where=self.name, fix="free some space, then run dvc repro again")
@@ -344,9 +343,8 @@ def count(value: str | None) -> int | None:
 
 def retry_after(value: str | None) -> float | None:
     """Seconds that a server asks to wait: a number or a date."""
-    try:
-        if (seconds := count(value)) is not None:
-            return float(seconds)
+    if (seconds := count(value)) is not None:
+        return float(seconds)
+    with contextlib.suppress(TypeError, ValueError):
         return max(0.0, email.utils.parsedate_to_datetime(value or "").timestamp() - time.time())
-    except (TypeError, ValueError):
-        return None
+    return None

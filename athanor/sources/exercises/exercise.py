@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from athanor.base.errors import InputError
 from athanor.text.conversations import Item, Message, Messages
 from athanor.text.recipes import recipe
 
@@ -62,6 +63,9 @@ def only_asked(generator: Generator) -> Generator:
 
 def wording(rng: random.Random, name: str, /, **values: object) -> str:
     """One of the wordings of this name, filled in."""
+    if name not in TEXTS["wordings"]:
+        fix = f"add '{name}' with a list of wordings under wordings:"
+        raise InputError(f"'{name}' has no wordings", where="recipes/python/exercises.yaml", fix=fix)
     return rng.choice(TEXTS["wordings"][name]).format(**values)
 
 
