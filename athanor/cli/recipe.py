@@ -122,21 +122,21 @@ def derive(
     lr = recipe.lr * math.sqrt(batch / recipe.batch_tokens) * (length / recipe.tokens) ** LR_TOKENS
     if parameters and recipe.parameters:
         lr *= (parameters / recipe.parameters) ** LR_PARAMETERS
-    now = measures(recipe)
-    new = dataclasses.replace(
+    measured = measures(recipe)
+    derived = dataclasses.replace(
         recipe,
         tokens=length,
         batch_tokens=batch,
         lr=lr,
-        weight_decay=batch / (lr * now.tau_share * length) if math.isfinite(now.tau_share) else 0.0,
+        weight_decay=batch / (lr * measured.tau_share * length) if math.isfinite(measured.tau_share) else 0.0,
         warmup_tokens=round(recipe.warmup_tokens * length / recipe.tokens),
         parameters=parameters or recipe.parameters,
     )
-    memory = now.beta2_half_life
+    half_life_tokens = measured.beta2_half_life
     if length != recipe.tokens:
-        low, high = half_life_range(new)
-        memory = min(max(memory, low), high)
-    return dataclasses.replace(new, beta2=beta_for(memory, batch))
+        low, high = half_life_range(derived)
+        half_life_tokens = min(max(half_life_tokens, low), high)
+    return dataclasses.replace(derived, beta2=beta_for(half_life_tokens, batch))
 
 
 def check(recipe: Recipe) -> list[str]:
@@ -150,21 +150,21 @@ def check(recipe: Recipe) -> list[str]:
     problems = []
     low, high = half_life_range(recipe)
     if not low <= measured.beta2_half_life <= high:
-        goal = max(math.sqrt(low * high), FEW_STEPS * recipe.batch_tokens)
+        target = max(math.sqrt(low * high), FEW_STEPS * recipe.batch_tokens)
         short = "short: the second moment follows the noise of a few batches"
         problems.append(
             f"beta2 {recipe.beta2:.6g} has a half-life of {_count(measured.beta2_half_life)} tokens, "
             f"{_share(measured.beta2_share)} of the run, which is {short if measured.beta2_half_life < low else 'long'}. "
-            f"{_count(low)} to {_count(high)} fit, beta2 {_beta(beta_for(goal, recipe.batch_tokens))} for instance"
+            f"{_count(low)} to {_count(high)} fit, beta2 {_beta(beta_for(target, recipe.batch_tokens))} for instance"
         )
     lowest = min_tau(recipe)
     if recipe.weight_decay and not lowest <= measured.tau_share <= MAX_TAU:
-        weak = measured.tau_share > MAX_TAU
-        fitting = recipe.batch_tokens / (recipe.lr * (MAX_TAU if weak else lowest) * recipe.tokens)
+        too_weak = measured.tau_share > MAX_TAU
+        fitting = recipe.batch_tokens / (recipe.lr * (MAX_TAU if too_weak else lowest) * recipe.tokens)
         problems.append(
-            f"weight_decay {recipe.weight_decay:.3g} {'hardly acts' if weak else 'forgets most of the run'} at this "
+            f"weight_decay {recipe.weight_decay:.3g} {'hardly acts' if too_weak else 'forgets most of the run'} at this "
             f"lr and batch (timescale {measured.tau_share:.2g} of the run, {lowest:.2g} to {MAX_TAU:g} fit): "
-            f"{'raise' if weak else 'lower'} it to {fitting:.2g}"
+            f"{'raise' if too_weak else 'lower'} it to {fitting:.2g}"
         )
     if measured.warmup_share > MAX_WARMUP:
         problems.append(
@@ -190,7 +190,7 @@ def table(recipe: Recipe) -> list[str]:
         ("warmup", _count(measured.warmup), _share(measured.warmup_share)),
     ]
     lines = [f"{'':<18} {'tokens':>10}  share of the run"]
-    lines += [f"{name:<18} {value:>10}  {more}" for name, value, more in rows]
+    lines += [f"{name:<18} {value:>10}  {note}" for name, value, note in rows]
     if measured.tokens_per_parameter is not None:
         per = f"{measured.tokens_per_parameter:.3g}"
         lines.append(f"{'per parameter':<18} {per:>10}  {_count(recipe.parameters)} parameters")

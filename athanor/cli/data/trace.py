@@ -83,7 +83,7 @@ def by_id(corpus: Corpus, start: str) -> list[Place]:
         for found in set(both):
             if found.startswith(start):
                 hits.setdefault(found, []).append(place)
-            elif not hits and (same := render.common(found, start)) >= max(near.values(), default=1):
+            elif not hits and (same := render.common_prefix_length(found, start)) >= max(near.values(), default=1):
                 near = {**(near if same == max(near.values(), default=1) else {}), found: same}
     if start in hits:  # whole ids win over beginnings
         hits = {start: hits[start]}

@@ -29,7 +29,7 @@ from athanor.base.errors import AthanorError, InputError
 from athanor.cli.cli import positive
 from athanor.cli.evaluate import history
 from athanor.cli.evaluate.job import BACKENDS, CHECKPOINT, Job, apart, kind_of
-from athanor.cli.slots import Found, choose, find
+from athanor.cli.slots import SlotInfo, choose, find
 from athanor.runtime.evaluations import Evaluations
 from athanor.runtime.machine import anchor, machine
 
@@ -164,14 +164,14 @@ def follow(args: argparse.Namespace, recorder: Recorder, place: Path) -> int:
         time.sleep(args.poll)
 
 
-def _slots(place: Path, args: argparse.Namespace) -> list[Found]:
+def _slots(place: Path, args: argparse.Namespace) -> list[SlotInfo]:
     slots = [slot for slot in find(place) if slot.stage in STAGES and slot.facts]
     if args.slot:
         return [choose(slots, args.slot)]
     return [slot for slot in slots if slot.state == "working"]
 
 
-def _checkpoints(slot: Found, args: argparse.Namespace) -> list[Path]:
+def _checkpoints(slot: SlotInfo, args: argparse.Namespace) -> list[Path]:
     """In order of steps, as curves are drawn; while watching only the newest, so that slow scores do not fall behind."""
     from athanor.training import checkpoint
 

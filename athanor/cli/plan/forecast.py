@@ -297,7 +297,7 @@ def _code(step: Step, root: Path) -> Code:
     return Code(module, file_digests(root, module))
 
 
-def _fitting(step: Step, anchor: Path) -> list[slots.Found]:
+def _fitting(step: Step, anchor: Path) -> list[slots.SlotInfo]:
     """The slots of the planned run's parameters and inputs, whatever code worked in them."""
     found = [slot for slot in slots.find(anchor) if slot.stage == step.stage]
     digests = next((slot.facts.get("inputs") for slot in found if _read_the_same(slot, step, anchor)), None)
@@ -306,7 +306,7 @@ def _fitting(step: Step, anchor: Path) -> list[slots.Found]:
     return same if digests is not None else []
 
 
-def _read_the_same(slot: slots.Found, step: Step, anchor: Path) -> bool:
+def _read_the_same(slot: slots.SlotInfo, step: Step, anchor: Path) -> bool:
     try:
         run = read_json(slot.path / "run.json")["run"]
         inputs = read_json(anchor / ".athanor" / "runs" / run / "meta.json")["inputs"]
