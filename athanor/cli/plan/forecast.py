@@ -146,7 +146,7 @@ def _seconds(journal: Path, meta: Mapping[str, Any], end: Mapping[str, Any]) -> 
 def estimate(
     work: float | None, params: Mapping[str, Any], past: Sequence[PastRun], share: float = 1.0
 ) -> float | None:
-    """Seconds for `share` of `work`. Of runs of equal work, those with the fewest other parameters count, then the last."""
+    """Seconds for `share` of `work`; of runs of equal work those with the fewest other parameters, then the last."""
     if not past:
         return None
 
