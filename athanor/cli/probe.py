@@ -68,12 +68,10 @@ def _current(root: Path) -> bool:
     locked = dvc_lock.stages(root / side.LOCK).get(STAGE, {})
     probed = dict(flatten(locked.get("params", {}).get(PARAMS.name, {})))
     values = read_yaml(root / PARAMS)
-    values_now = dict(flatten({section: values.get(section) for section in ("model", "pretrain", "probe_lr")}))
+    current = dict(flatten({section: values.get(section) for section in ("model", "pretrain", "probe_lr")}))
     skipped = tuple(f"pretrain.{name}" for name in NOT_PROBED)
     if any(
-        probed.get(name) != values_now.get(name)
-        for name in probed.keys() | values_now.keys()
-        if not name.startswith(skipped)
+        probed.get(name) != current.get(name) for name in probed.keys() | current.keys() if not name.startswith(skipped)
     ):
         return False
     outputs = dvc_lock.outputs(root / dvc_lock.LOCK)
@@ -95,11 +93,9 @@ def lr(args: argparse.Namespace) -> int:
     return 0
 
 
-def report(probed: Mapping[str, Any], learning_rate: float, run_tokens: int) -> str:
+def report(probed: Mapping[str, Any], run_lr: float, run_tokens: int) -> str:
     """The points, the optimum and what to do about it."""
-    return fill_template(
-        "probe.txt.j2", found=probed, rate=learning_rate, run_tokens=run_tokens, chart=CHART.as_posix()
-    )
+    return fill_template("probe.txt.j2", found=probed, rate=run_lr, run_tokens=run_tokens, chart=CHART.as_posix())
 
 
 def recipe(args: argparse.Namespace) -> int:
@@ -141,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     return int(args.act(args))
 
 
-def chart(probed: Mapping[str, Any], learning_rate: float) -> str:
+def chart(probed: Mapping[str, Any], run_lr: float) -> str:
     """`found` is metrics/probe_lr.json; `rate` is marked as pretrain.lr. Diverged rates are crosses at the top."""
     rates = [point["lr"] for point in probed["points"]]
     scores = [point["bpb"] for point in probed["points"] if point["bpb"] is not None] or [0.0, 1.0]
@@ -161,17 +157,9 @@ def chart(probed: Mapping[str, Any], learning_rate: float) -> str:
         value = fit["a"] * log_ratio * log_ratio + fit["b"] * log_ratio + fit["c"]
         if value <= high + margin:
             curve.append((x(lr), y(value)))
-    rate_is_inside = log_min - pad <= math.log(learning_rate) <= log_max + pad
+    inside = log_min - pad <= math.log(run_lr) <= log_max + pad
     grid = [low + (high - low) * line / 4 for line in range(5)]
     return (
-        fill_template(
-            "probe.svg.j2",
-            found=probed,
-            rate=learning_rate if rate_is_inside else None,
-            x=x,
-            y=y,
-            curve=curve,
-            grid=grid,
-        )
+        fill_template("probe.svg.j2", found=probed, rate=run_lr if inside else None, x=x, y=y, curve=curve, grid=grid)
         + "\n"
     )

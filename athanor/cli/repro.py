@@ -48,7 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="athanor repro", add_help=False, allow_abbrev=False)
     parser.add_argument("--max-minutes", type=float)
     parser.add_argument("--supervise", action="store_true")
-    args, dvc_arguments = parser.parse_known_args()
+    args, arguments = parser.parse_known_args()
     root = Path.cwd()
     # A moment and not an amount: the stages of one repro share what is left.
     deadline_env = {} if args.max_minutes is None else {UNTIL: f"{time.time() + 60 * args.max_minutes:.1f}"}
@@ -60,15 +60,10 @@ def main() -> int:
     stages = ("download", *FOREIGN_STAGES) if foreign else None
     since_ms, before = int(time.time() * 1000), summary.runs(root, stages)
     signals: list[int] = []
-    run_command, command = (
-        side.command_runner(signals),
-        [*side.DVC, *(graph_targets(dvc_arguments) if foreign else dvc_arguments)],
-    )
+    call, command = (side.command_runner(signals), [*side.DVC, *(graph_targets(arguments) if foreign else arguments)])
     with foreign_graph(root, base) if foreign else contextlib.nullcontext():
         restarts = RESTARTS if args.supervise else 0
-        status, deaths = supervise(
-            root, lambda: run_command(command, env={**os.environ, **deadline_env}), signals, restarts
-        )
+        status, deaths = supervise(root, lambda: call(command, env={**os.environ, **deadline_env}), signals, restarts)
     data_page = None if status or foreign else report.refresh(root)
     unshipped = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
     lines = [summary.text(root, before, since_ms, stages).rstrip("\n")]
@@ -141,9 +136,7 @@ def supervise(root: Path, call: Callable[[], int], signals: list[int], restarts:
         before = oom_kills()
         status = call()
         dvc_lock.keep(root)
-        deaths = [
-            death_report(stage, message, oom_kills() > before) for stage, message in lifetime.deaths(root).items()
-        ]
+        deaths = [death_text(stage, message, oom_kills() > before) for stage, message in lifetime.deaths(root).items()]
         if status < 0:
             deaths.append(f"dvc itself was killed (signal {-status}, {signal.strsignal(-status)})")
         all_deaths += deaths
@@ -153,7 +146,7 @@ def supervise(root: Path, call: Callable[[], int], signals: list[int], restarts:
         say(f"\n{'; '.join(deaths)}\nathanor repro --supervise: starts it again, {restarted} of {restarts}\n")
 
 
-def death_report(stage: str, message: str, oom_killed: bool) -> str:
+def death_text(stage: str, message: str, oom_killed: bool) -> str:
     """How a stage died, in words, and what to do about it."""
     if message:
         return f"{stage} died: {message.splitlines()[0]}"

@@ -31,20 +31,18 @@ OTHER_CONNECTIONS = (
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    explanation = (
-        "an export, experiment, GGUF file or Hugging Face directory; may be repeated (default: all that are here)"
-    )
-    add("--model", action="append", default=[], help=explanation)
+    text = "an export, experiment, GGUF file or Hugging Face directory; may be repeated (default: all that are here)"
+    add("--model", action="append", default=[], help=text)
     add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
-    explanation = "a name by which clients reach this server; may be repeated. Without a key no other name is answered"
-    add("--allow-host", action="append", default=[], metavar="NAME", help=explanation)
+    text = "a name by which clients reach this server; may be repeated. Without a key no other name is answered"
+    add("--allow-host", action="append", default=[], metavar="NAME", help=text)
     add("--port", type=int, default=8080, help="default 8080; 0 for any that is free")
     add("--api-key-file", help=f"file with the key that clients must send (or the variable {KEY_VARIABLE})")
     add("--memory", type=float, help="GiB that all loaded models may take (default: half of what is free)")
     add("--rows", type=int, default=64, help="answers that a model makes side by side (default 64)")
     add("--cache", type=float, default=1.0, help="GiB of keys and values that a model may take (default 1)")
-    explanation = "answers under way before clients are asked to come again (default 256)"
-    add("--max-requests", type=int, default=256, help=explanation)
+    text = "answers under way before clients are asked to come again (default 256)"
+    add("--max-requests", type=int, default=256, help=text)
     add("--history", default=HISTORY, help=f"file of the page's chats (default {HISTORY})")
 
 
@@ -64,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     root, settings = anchor(), machine()
     key = read_key(args.api_key_file)
-    discovered = discover(root, args.model)
+    served = discover(root, args.model)
     spec = {
         "device": settings.device,
         "threads": settings.threads,
@@ -83,17 +81,15 @@ def run(args: argparse.Namespace) -> int:
     store = Store(root / args.history)
 
     def app() -> object:  # inside the event loop, to which the models belong
-        models = Models(discovered, memory_bytes=memory, root=root, spec=spec)
+        models = Models(served, memory_bytes=memory, root=root, spec=spec)
         return build_app(models, store, key=key, hosts=hosts, addresses=not local, most_waiting=args.max_requests)
 
     lines = [
         f"  {entry.id:<24} {entry.label}{f'  (cannot be served: {entry.problem})' if entry.problem else ''}"
-        for entry in discovered
+        for entry in served
     ]
     print(
-        "\n".join(
-            ["models:", *lines] if discovered else ["no model yet: make repro makes one, or name one with --model"]
-        )
+        "\n".join(["models:", *lines] if served else ["no model yet: make repro makes one, or name one with --model"])
     )
     if lacking := unexported(root) if not args.model else []:
         print(f"experiments without an export of their own, not served: {', '.join(lacking)}")

@@ -87,10 +87,8 @@ def row_lines(tokenizer: Tokenizer, rows: PackedRows, row: int, style: Style) ->
     numbers, capacity = rows.numbers(row), rows.context_tokens + 1
     entries = [rows.conversation(number) for number in numbers]
     used = sum(len(ids) for ids, _ in entries)
-    supervised = sum(int(mask.sum()) for _, mask in entries)
-    title = (
-        f"row {row}: {used} of {capacity} tokens used, {capacity - used} padding, {supervised / used:.0%} supervised"
-    )
+    learned = sum(int(mask.sum()) for _, mask in entries)
+    title = f"row {row}: {used} of {capacity} tokens used, {capacity - used} padding, {learned / used:.0%} supervised"
     yield title.join(style.heading)
     for number, (ids, mask) in zip(numbers, entries, strict=True):
         title = f"{rows.name(number)}: {len(ids)} tokens, {mask.mean():.0%} supervised"

@@ -140,22 +140,18 @@ def busy(path: Path) -> bool:
 
 def differing_facts(slots: list[SlotInfo]) -> dict[Path, str]:
     """For each slot of one stage, the facts in which it differs from the others."""
-    flat_facts = {
-        slot.path: {name.removeprefix("params."): value for name, value in flatten(slot.facts)} for slot in slots
-    }
+    flat = {slot.path: {name.removeprefix("params."): value for name, value in flatten(slot.facts)} for slot in slots}
     values: dict[str, set[str]] = {}  # a trunk has no token budget; that it lacks one is no difference worth telling
-    for name, value in (pair for facts in flat_facts.values() for pair in facts.items() if pair[0] != "part"):
+    for name, value in (pair for facts in flat.values() for pair in facts.items() if pair[0] != "part"):
         values.setdefault(name, set()).add(str(value))
-    differing = [name for name, distinct in values.items() if len(distinct) > 1]
+    differ = [name for name, distinct in values.items() if len(distinct) > 1]
     return {
-        path: ", ".join(
-            f"{name.removeprefix('inputs.')} {_short_value(facts[name])}" for name in differing if name in facts
-        )
-        for path, facts in flat_facts.items()
+        path: ", ".join(f"{name.removeprefix('inputs.')} {_short(facts[name])}" for name in differ if name in facts)
+        for path, facts in flat.items()
     }
 
 
-def _short_value(value: Any) -> str:
+def _short(value: Any) -> str:
     return value[:8] if isinstance(value, str) and len(value) == 64 else str(value)
 
 
@@ -199,12 +195,8 @@ def prunable(
 def remove(slot: SlotInfo) -> bool:
     """Delete a slot under its lock; False when a process took it, or worked in it, in the meantime."""
     with try_lock(slot.path / "lock") as free:
-        current = _inspect(slot.path, locked_by_us=True) if free else None
-        if current is None or (current.state, current.changed, current.pinned) != (
-            slot.state,
-            slot.changed,
-            slot.pinned,
-        ):
+        fresh = _inspect(slot.path, locked_by_us=True) if free else None
+        if fresh is None or (fresh.state, fresh.changed, fresh.pinned) != (slot.state, slot.changed, slot.pinned):
             return False
         # Renamed first: a kill half-way must not leave a slot that looks whole.
         trash = tempfile.mkdtemp(prefix=f".{slot.path.name}.", suffix=".tmp", dir=slot.path.parent)
@@ -236,15 +228,13 @@ def waits(slot: SlotInfo) -> bool:
 
 def waiting_slot(slots: list[SlotInfo], start: str) -> SlotInfo:
     """The slot that waits for an answer: the one whose id begins with `start`, or the only one."""
-    candidates = [slot for slot in slots if waits(slot)]
+    waiting = [slot for slot in slots if waits(slot)]
     if start:
         return choose(slots, start)
-    if len(candidates) != 1:
-        fix = (
-            f"name one of: {', '.join(slot.id for slot in candidates)}" if candidates else "a stage asks when it has to"
-        )
-        raise InputError(f"{len(candidates)} slots wait for an answer", where="athanor slots", fix=fix)
-    return candidates[0]
+    if len(waiting) != 1:
+        fix = f"name one of: {', '.join(slot.id for slot in waiting)}" if waiting else "a stage asks when it has to"
+        raise InputError(f"{len(waiting)} slots wait for an answer", where="athanor slots", fix=fix)
+    return waiting[0]
 
 
 def adopt(slots: list[SlotInfo], start: str) -> list[SlotInfo]:
@@ -267,9 +257,7 @@ def adopt(slots: list[SlotInfo], start: str) -> list[SlotInfo]:
 
 def _same_work(slot: SlotInfo, other: SlotInfo) -> bool:
     """Whether another slot holds a part of the same stage's work, begun by the same code."""
-    are_parts = [
-        candidate.facts.get("part", "trunk") != "trunk" and candidate.code is not None for candidate in (slot, other)
-    ]
+    are_parts = [each.facts.get("part", "trunk") != "trunk" and each.code is not None for each in (slot, other)]
     return all(are_parts) and other != slot and other.stage == slot.stage and other.code.code == slot.code.code
 
 

@@ -42,7 +42,7 @@ def stop(root: Path, wait: float) -> int:
         time.sleep(POLL)
         for folder in [folder for folder in waiting if not alive(folder)]:
             waiting.remove(folder)
-            print(f"{_stage_label(folder)}: {_end_text(folder)}")
+            print(f"{_label(folder)}: {_end_text(folder)}")
         if requests < len(stages) and waiting and not file.exists():
             requests += 1
             write_text(file, "")
@@ -58,13 +58,11 @@ def save(root: Path, wait: float) -> int:
     while time.monotonic() < deadline:
         time.sleep(POLL)
         if not file.exists():
-            print(f"saved by {_stage_labels(stages)}; it goes on")
+            print(f"saved by {_labels(stages)}; it goes on")
             return 0
         if not any(alive(folder) for folder in stages):
             file.unlink(missing_ok=True)
-            raise InputError(
-                f"{_stage_labels(stages)} ended before it came to save", fix="see what runs: athanor slots"
-            )
+            raise InputError(f"{_labels(stages)} ended before it came to save", fix="see what runs: athanor slots")
     return _report_timeout(stages, file, wait)
 
 
@@ -76,19 +74,21 @@ def _stages(root: Path) -> list[Path]:
 
 
 def _report_timeout(waiting: list[Path], file: Path, wait: float) -> int:
-    text = f"{_stage_labels(waiting)} has not answered in {duration(wait)}: only training saves on request, and a step, a shard"
+    text = (
+        f"{_labels(waiting)} has not answered in {duration(wait)}: only training saves on request, and a step, a shard"
+    )
     text += f" or a validation may take longer. The request stays; take it back with rm {file}"
     print(text, file=sys.stderr)
     return 1
 
 
-def _stage_label(folder: Path) -> str:
+def _label(folder: Path) -> str:
     meta = read_json(folder / "meta.json")
     return f"{meta['stage']} (process {meta['pid']})"
 
 
-def _stage_labels(folders: list[Path]) -> str:
-    return ", ".join(_stage_label(folder) for folder in folders)
+def _labels(folders: list[Path]) -> str:
+    return ", ".join(_label(folder) for folder in folders)
 
 
 def _end_text(folder: Path) -> str:

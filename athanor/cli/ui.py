@@ -48,12 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if _is_listening(args.port):
         problem = f"something listens on port {args.port} already"
         raise InputError(problem, where="athanor ui", fix=f"athanor ui --port {args.port + 1}, or stop it")
-    for signal_number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # SIGINT, too: a shell's background job ignores it
-        signal.signal(signal_number, signal.default_int_handler)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT, too: a shell's background job ignores it
+        signal.signal(signum, signal.default_int_handler)
     # A session of its own: at Ctrl-C its processes would each print a traceback.
     server = subprocess.Popen(command, env=environment, cwd=root, start_new_session=True)
     try:

@@ -72,8 +72,8 @@ def verify(path: str | Path, *, data: bool = False) -> list[Check]:
     return [*checks, *_lineage(claims[0], data), *_code(claims[0]), *map(_check_rewritten, claims)]
 
 
-def _compared(same: bool, subject: str, if_same: str, if_different: str) -> Check:
-    return Check(MATCHES, subject, if_same) if same else Check(DIFFERS, subject, if_different)
+def _compared(same: bool, subject: str, if_same: str, if_not: str) -> Check:
+    return Check(MATCHES, subject, if_same) if same else Check(DIFFERS, subject, if_not)
 
 
 def _mapping(path: Path, *required: str) -> dict[str, Any]:
@@ -108,8 +108,8 @@ def _folder(path: Path, checks: list[Check]) -> list[Claims]:
     if not claims:
         raise InputError("no file with a lineage is left in it", where=str(path), fix=FIX)
     parents = {name: value for name, value in claims[0].lineage.items() if name in MANIFESTS}
-    if_same, if_different = "the same parents as the files name", f"other parents than {claims[0].name} names"
-    checks.append(_compared(manifest["parents"] == parents, MANIFEST, if_same, if_different))
+    if_same, if_not = "the same parents as the files name", f"other parents than {claims[0].name} names"
+    checks.append(_compared(manifest["parents"] == parents, MANIFEST, if_same, if_not))
     return claims
 
 
@@ -131,8 +131,8 @@ def _gguf(path: Path, checks: list[Check]) -> Claims:
         raise InputError(f"not a whole GGUF file ({error})", where=str(path), fix=FIX) from None
     if "athanor.file" not in keys:
         raise InputError("a GGUF file without a lineage", where=str(path), fix="name one that the export stage wrote")
-    if_same, if_different = "under its own name", f"renamed: it was written as {keys['athanor.file']}"
-    checks.append(_compared(keys["athanor.file"] == path.name, path.name, if_same, if_different))
+    if_same, if_not = "under its own name", f"renamed: it was written as {keys['athanor.file']}"
+    checks.append(_compared(keys["athanor.file"] == path.name, path.name, if_same, if_not))
     types = {int(number): name for name, (_, number) in FILE_TYPES.items()}
     types |= {int(number): name for name, number in K_TYPES.items()}
     facts = {"name": keys.get("general.name", "")}
@@ -202,13 +202,11 @@ def _code(claims: Claims) -> Iterator[Check]:
         yield Check(UNCHECKED, "chat template", "needs the tokenizer")
         return
     tokenizer = Tokenizer(path.read_bytes(), str(path))
-    if_different = f"{path} is another tokenizer ({tokenizer.digest[:12]})"
+    if_not = f"{path} is another tokenizer ({tokenizer.digest[:12]})"
+    yield _compared(tokenizer.digest == claims.tokenizer_digest, "tokenizer", claims.tokenizer_digest[:12], if_not)
+    if_not = "this code renders chats in another layout, or with other control ids"
     yield _compared(
-        tokenizer.digest == claims.tokenizer_digest, "tokenizer", claims.tokenizer_digest[:12], if_different
-    )
-    if_different = "this code renders chats in another layout, or with other control ids"
-    yield _compared(
-        template_hash(tokenizer) == claims.template_hash, "chat template", claims.template_hash[:12], if_different
+        template_hash(tokenizer) == claims.template_hash, "chat template", claims.template_hash[:12], if_not
     )
 
 

@@ -17,13 +17,8 @@ COMMANDS = {"peek": peek, "report": report, "trace": trace}
 def options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="peek | report | trace", required=True)
     for name, module in COMMANDS.items():
-        summary, _, epilog = (module.__doc__ or "").partition("\n\n")
-        texts = {
-            "help": summary,
-            "description": summary,
-            "epilog": epilog,
-            "formatter_class": parser.formatter_class,
-        }
+        about, _, epilog = (module.__doc__ or "").partition("\n\n")
+        texts = {"help": about, "description": about, "epilog": epilog, "formatter_class": parser.formatter_class}
         module.options(commands.add_parser(name, **texts))
 
 

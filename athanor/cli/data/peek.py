@@ -210,9 +210,8 @@ class Clusters:
             for row, (own_id, twin) in enumerate(zip(batch["id"].to_pylist(), batch["twin"].to_pylist(), strict=True)):
                 if twin is not None:
                     pairs.append((first + row, own_id, twin))
-                    if (
-                        own_id != twin
-                    ):  # an exact copy has the same id; the one that stayed may be a near copy of a third
+                    # An exact copy has the same id; the one that stayed may be a near copy of a third.
+                    if own_id != twin:
                         twins[own_id] = twin
 
         def root(document_id: str) -> str:

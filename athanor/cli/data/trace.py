@@ -193,11 +193,7 @@ def _changed(entry: Entry, raw: tuple[RowRef, str] | None, params: CleanParams |
         return {"note": "data/raw is not here, so what changed cannot be told: dvc checkout data/raw"}
     normal, redacted, counts = prepared(raw[1], entry.kind, params)
     final = entry.text if entry.fate == KEPT else redacted
-    changes = {
-        "normalised": differences(raw[1], normal),
-        "redacted": differences(normal, final),
-        "redactions": counts,
-    }
+    changes = {"normalised": differences(raw[1], normal), "redacted": differences(normal, final), "redactions": counts}
     if final != redacted:
         changes |= {"redactions": {}, "note": "other code or parameters than those here redacted this text"}
     return changes

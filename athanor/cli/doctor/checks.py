@@ -22,7 +22,7 @@ from athanor.base.artifacts import read_json, write_text
 from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import read_yaml
 from athanor.cli import slots
-from athanor.cli.doctor.main import FIX, Checkout, Finding, lock_author_state, slot_holder
+from athanor.cli.doctor.main import FIX, Checkout, Finding, lock_author_state, lock_pid
 from athanor.hardware import profile as profiles
 from athanor.runtime import dvc_lock, ship
 from athanor.runtime.facts import Graph, git
@@ -38,9 +38,7 @@ BENCH = "python -m athanor bench hardware"
 
 def unseen(checkout: Checkout) -> Iterator[Finding]:
     for slot in checkout.unseen:
-        what = (
-            f"process {slot_holder(slot) or 'unknown'} works in this slot but is not visible here (another container?)"
-        )
+        what = f"process {lock_pid(slot) or 'unknown'} works in this slot but is not visible here (another container?)"
         where = slot.relative_to(checkout.root).as_posix()
         yield Finding("unseen", where, f"{what}; nothing that it may own is repaired", "ask there", note=True)
 
@@ -111,12 +109,10 @@ def _rwlock_findings(checkout: Checkout, path: Path) -> Iterator[Finding]:
         # DVC drops an ended process's entry when it meets it, and a read lock it meets only where it wants to write.
         modes = {mode for mode, _, entry in entries if entry["pid"] == pid}
         harmless = state == "ended" and modes == {"read"}
-        holder_text = (
-            "which has ended" if state == "ended" else "which is no DVC process now; DVC would wait for its end"
-        )
-        holder_text += "; a read lock without a process stops nothing" if harmless else ""
+        clause = "which has ended" if state == "ended" else "which is no DVC process now; DVC would wait for its end"
+        clause += "; a read lock without a process stops nothing" if harmless else ""
         repair = (lambda pid=pid: _release_entries(path, pid)) if checkout.trusted else None
-        what = f"{', '.join(paths[:3])}{' ...' if len(paths) > 3 else ''} locked by process {pid}, {holder_text}"
+        what = f"{', '.join(paths[:3])}{' ...' if len(paths) > 3 else ''} locked by process {pid}, {clause}"
         command = FIX if repair else f"when no DVC runs anywhere: rm {where}"
         yield Finding("lock", where, what, command, repair, note=harmless)
 

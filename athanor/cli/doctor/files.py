@@ -23,22 +23,17 @@ from athanor.runtime.facts import git
 
 WRITTEN_FOLDERS = ("data", "models", "metrics", "plots", ".athanor")
 # DVC removes these refs when an experiment ends. EXEC_HEAD it leaves; queued experiments have refs of their own.
-EXPERIMENT_REFS = (
-    "refs/exps/exec/EXEC_BASELINE",
-    "refs/exps/exec/EXEC_MERGE",
-    "refs/exps/exec/EXEC_BRANCH",
-    "refs/exps/stash",
-)
+REFS = ("refs/exps/exec/EXEC_BASELINE", "refs/exps/exec/EXEC_MERGE", "refs/exps/exec/EXEC_BRANCH", "refs/exps/stash")
 
 
 def unpublished_writes(root: Path) -> list[Path]:
     """Temporary files of atomic writes (athanor.base.artifacts) that never got their final name."""
-    found = [path for path in root.glob(".*.tmp") if path.is_file()]
+    paths = [path for path in root.glob(".*.tmp") if path.is_file()]
     for top in WRITTEN_FOLDERS:
         for folder, folders, names in os.walk(root / top):
-            found += [Path(folder, name) for name in (*folders, *names) if _is_temporary(name)]
+            paths += [Path(folder, name) for name in (*folders, *names) if _is_temporary(name)]
             folders[:] = [name for name in folders if not _is_temporary(name)]
-    return found
+    return paths
 
 
 def _is_temporary(name: str) -> bool:
@@ -80,7 +75,7 @@ def _remove(path: Path, size: str) -> str:
 def experiment(checkout: Checkout) -> Iterator[Finding]:
     """A detached HEAD and refs that a killed `dvc exp run` left in Git. Git commands put them right, not we."""
     listed = git(checkout.root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
-    refs = [name for name in listed if name in EXPERIMENT_REFS or name.startswith("refs/exps/temp/")]
+    refs = [name for name in listed if name in REFS or name.startswith("refs/exps/temp/")]
     if checkout.dvc or not refs:
         return
     commands = [f"git update-ref -d {name}" for name in refs]
@@ -137,19 +132,15 @@ def damaged(checkout: Checkout) -> Iterator[Finding]:
 
 def _damaged_copies(file: Path, cached: Path, md5: str, recorded_at: float, known: Hashes) -> list[Path]:
     """Which of the cache's object and the workspace's file, that dvc.lock calls `md5`, are damaged."""
-    damaged_paths = [cached] if cached.is_file() and _md5(cached, known) != md5.removesuffix(".dir") else []
+    copies = [cached] if cached.is_file() and _md5(cached, known) != md5.removesuffix(".dir") else []
     if file.is_dir():  # where the cache has no list of its files, the manifest has one
-        return (
-            damaged_paths
-            if cached.is_file()
-            else [listed_file.path for listed_file, _ in intact.problems(intact.listed(file))]
-        )
+        return copies if cached.is_file() else [entry.path for entry, _ in intact.problems(intact.listed(file))]
     if file.is_file() and _md5(file, known) != md5:
         entry = next((entry for entry in intact.listed(file) if entry.path == file), None)
         unseen = bool(entry.problem()) if entry else file.stat().st_mtime < recorded_at
-        if unseen or (damaged_paths and file.samefile(cached)):
-            damaged_paths.append(file)
-    return damaged_paths
+        if unseen or (copies and file.samefile(cached)):
+            copies.append(file)
+    return copies
 
 
 def _damage_finding(root: Path, file: Path, cached: Path, damaged_paths: list[Path], stage: str, safe: bool) -> Finding:

@@ -217,10 +217,10 @@ def inspect_checkout(root: Path) -> Checkout:
             workers.append(process)
     pids = {process.pid for process in workers}
     slots = [path for path in (root / ".athanor" / "slots").glob("*/[!.]*") if path.is_dir() and busy(path)]
-    return Checkout(root, tuple(workers), tuple(path for path in slots if slot_holder(path) not in pids))
+    return Checkout(root, tuple(workers), tuple(path for path in slots if lock_pid(path) not in pids))
 
 
-def slot_holder(slot: Path) -> int:
+def lock_pid(slot: Path) -> int:
     """The process that a slot's lock names, 0 when it names none."""
     text = (slot / "lock").read_text(errors="replace").strip()
     return int(text) if text.isdigit() else 0

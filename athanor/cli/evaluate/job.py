@@ -222,9 +222,9 @@ def _open_model(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokeni
         weights = sorted(path.glob("*.safetensors"))
         if not weights:
             raise InputError("no .safetensors file in it", where=job.model, fix="dvc repro export")
-        export_facts = read_json(path / "athanor.json") if (path / "athanor.json").is_file() else {}
-        digest = export_facts.get("tokenizer_digest") or sha256_file(path / "tokenizer.json")
-        facts = _facts(sha256_file(weights[0]), digest, export_facts.get("template_hash"))
+        export = read_json(path / "athanor.json") if (path / "athanor.json").is_file() else {}
+        digest = export.get("tokenizer_digest") or sha256_file(path / "tokenizer.json")
+        facts = _facts(sha256_file(weights[0]), digest, export.get("template_hash"))
         if backend == "torch":
             from athanor.serving.loading import load_export
 
@@ -233,9 +233,7 @@ def _open_model(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokeni
             return Ours(model, tokenizer, dtype=dtype), facts, tokenizer
         if backend == "llama.cpp":
             raise InputError(f"{backend} does not read this directory", where=job.model, fix="name the .gguf file")
-        tokenizer = (
-            Tokenizer((path / MODEL_FILE).read_bytes()) if export_facts and (path / MODEL_FILE).is_file() else None
-        )
+        tokenizer = Tokenizer((path / MODEL_FILE).read_bytes()) if export and (path / MODEL_FILE).is_file() else None
         return HuggingFace(path), facts, tokenizer
     if job.kind == ARTIFACT:
         source, digest = load_source(path, job.tokenizer, "evaluated", {}), sha256_file(path / WEIGHTS)

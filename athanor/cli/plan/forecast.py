@@ -273,7 +273,7 @@ def resume_step(step: Step, root: Path, anchor: Path, training: Training) -> int
     code = _code(step, root)
     steps = [
         number
-        for slot in _matching_slots(step, anchor)
+        for slot in _matching(step, anchor)
         if slot.code is not None and slot.code.code.files == code.files
         for number in _steps(slot.path)
         if number <= (training.trunk_steps if slot.state == "trunk" or slot.facts.get("part") else training.steps)
@@ -285,11 +285,8 @@ def code_questions(step: Step, root: Path, anchor: Path) -> list[str]:
     """What the stage will ask about its slots instead of going on, because its code has changed."""
     if step.stage not in STAGES or not step.command:
         return []
-    code, fitting = (
-        _code(step, root),
-        [slot for slot in _matching_slots(step, anchor) if slot.code and slot.code.code.files],
-    )
-    slot_questions = [(slot.id, question(slot.path, code, "part" in slot.facts)) for slot in fitting]
+    code, matches = _code(step, root), [slot for slot in _matching(step, anchor) if slot.code and slot.code.code.files]
+    slot_questions = [(slot.id, question(slot.path, code, "part" in slot.facts)) for slot in matches]
     return [
         f"{step.stage} will stop and ask: slot {name} {text} (athanor slots adopt, drop)"
         for name, text in slot_questions
@@ -302,7 +299,7 @@ def _code(step: Step, root: Path) -> Code:
     return Code(module, file_digests(root, module))
 
 
-def _matching_slots(step: Step, anchor: Path) -> list[slots.SlotInfo]:
+def _matching(step: Step, anchor: Path) -> list[slots.SlotInfo]:
     """The slots of the planned run's parameters and inputs, whatever code worked in them."""
     stage_slots = [slot for slot in slots.find(anchor) if slot.stage == step.stage]
     digests = next((slot.facts.get("inputs") for slot in stage_slots if _same_inputs(slot, step, anchor)), None)

@@ -83,10 +83,8 @@ class Plan:
 def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
     """ParamsError or GateError for a params.yaml that the stages would refuse, InputError where DVC cannot read the graph."""
     # First, because it names the line of a slip, which DVC does not.
-    is_this_pipeline = (root / "dvc.yaml").is_file() and "python -m stages." in (root / "dvc.yaml").read_text(
-        encoding="utf-8"
-    )
-    built: Mapping[str, Any] = check_file(root / "params.yaml") if is_this_pipeline else {}
+    is_ours = (root / "dvc.yaml").is_file() and "python -m stages." in (root / "dvc.yaml").read_text(encoding="utf-8")
+    built: Mapping[str, Any] = check_file(root / "params.yaml") if is_ours else {}
     dvc_lock.stages(root / dvc_lock.LOCK)  # for its message, should a kill have torn the file
     if built and built["sft"].base == SCRATCH:
         check_battery(root, built["battery"])

@@ -147,12 +147,10 @@ class View:
     ) -> tuple[str, str]:
         """The action and a note; enters what the stage will make into `made`."""
         if stage.frozen:
-            changed_outputs = [change.name for change in changes if change.kind == "output"]
+            outs = [change.name for change in changes if change.kind == "output"]
             return (
                 KEEP,
-                f"frozen, but output {changed_outputs[0]} is not as recorded: dvc repro stops there"
-                if changed_outputs
-                else "frozen",
+                f"frozen, but output {outs[0]} is not as recorded: dvc repro stops there" if outs else "frozen",
             )
         if not changes and not pending_inputs:
             return KEEP, ""
