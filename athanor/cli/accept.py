@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import AthanorError, InputError
-from athanor.cli.plan.simulate import Change, View
+from athanor.cli.plan.simulate import Change, WorkspaceView
 from athanor.cli.summary import leaf
 from athanor.runtime import dvc_view
 from athanor.runtime.closure import closure, code_digest, is_code, stage_module
@@ -64,7 +64,7 @@ def _verdict_of(repo: Any, root: Path, stage: Any, *, named: bool) -> Verdict | 
     if stage.frozen or not any(out.hash_info for out in stage.outs):
         refusal = "it is frozen" if stage.frozen else "it has not run yet: dvc repro"
         return Verdict(stage.addressing, (), refusal) if named else None
-    view = View(repo)
+    view = WorkspaceView(repo)
     files_now = {dep.def_path: view.future(dep) for dep in stage.deps if dep not in stage.params}
     changes = list(view.changes(stage, files_now))
     files = tuple(change.name for change in changes if change.kind == "file" and is_code(change.name))

@@ -14,9 +14,9 @@ from athanor.sources.exercises.build import battery_items
 
 
 def check_battery(root: Path, battery: BatteryParams) -> None:
-    """GateError for such a category, ParamsError for one that holds too few items.
+    """Raise GateError for a category that such answers pass, ParamsError for one that holds too few items.
 
-    Some seconds, so not for the items that download recorded: those were judged before it ran.
+    It takes some seconds, so the items that download recorded are not checked again: they were before it ran.
     """
     if "download" in Graph(root).stages and not _checked_before(root, battery):
         check_floors(battery_items(battery))

@@ -52,7 +52,7 @@ under sft_data.sources:
 def _row_options(commands: Any) -> None:
     list_command = commands.add_parser("list", help="corrections that wait to be accepted")
     list_command.add_argument("--all", action="store_true", help="also the accepted and the rejected ones")
-    list_command.set_defaults(run=show)
+    list_command.set_defaults(run=list_corrections)
     for name, status, what in (
         ("accept", "accepted", "take corrections for training"),
         ("reject", "rejected", "do not take corrections"),
@@ -66,24 +66,24 @@ def _row_options(commands: Any) -> None:
         command.set_defaults(run=set_status, status=status)
     export = commands.add_parser("export", help="write the accepted corrections as rows for instruction tuning")
     export.add_argument("out", type=Path, metavar="OUT.jsonl", help="best in corpus/, which DVC watches")
-    export.set_defaults(run=write)
+    export.set_defaults(run=export_rows)
 
 
-def show(store: Store, args: argparse.Namespace) -> int:
+def list_corrections(store: Store, args: argparse.Namespace) -> int:
     corrections = store.corrections(None if args.all else "candidate")
     for row in corrections:
-        print(f'{row["id"]}  {row["status"]}, {row["model"]}, in "{short(row["chat_title"])}"')
+        print(f'{row["id"]}  {row["status"]}, {row["model"]}, in "{shortened(row["chat_title"])}"')
         turns = sum(message["role"] == "user" for message in row["prompt"])
         after = f" (question {turns} of its chat)" if turns > 1 else ""
-        print(f"    asked      {short(row['prompt'][-1]['content'])}{after}")
-        print(f"    answered   {short(row['answer'])}")
-        print(f"    corrected  {short(row['correction'])}")
+        print(f"    asked      {shortened(row['prompt'][-1]['content'])}{after}")
+        print(f"    answered   {shortened(row['answer'])}")
+        print(f"    corrected  {shortened(row['correction'])}")
     suffix = "" if args.all else " that wait; --all shows those settled, too"
     print(f"{len(corrections)} corrections{suffix}")
     return 0
 
 
-def short(text: str) -> str:
+def shortened(text: str) -> str:
     """The beginning of a text on one line, with nothing in it that steers a terminal."""
     line = " ".join(text.split())
     line = line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"
@@ -102,7 +102,7 @@ def set_status(store: Store, args: argparse.Namespace) -> int:
     return 0
 
 
-def write(store: Store, args: argparse.Namespace) -> int:
+def export_rows(store: Store, args: argparse.Namespace) -> int:
     """Write all accepted corrections, in the order of their messages, each conversation once."""
     out: Path = args.out
     if out.suffix != ".jsonl":
@@ -165,10 +165,10 @@ def _item_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--reject", action="append", default=[], metavar="TEXT", help="one more wrong answer")
     command.add_argument("--check", action="append", default=[], metavar="CHECK", help='for kind format: "max_words 5"')
     command.add_argument("--out", type=Path, default=Path(OUT), help=f"file of items to add to (default {OUT})")
-    command.set_defaults(run=add)
+    command.set_defaults(run=add_item)
 
 
-def add(store: Store, args: argparse.Namespace) -> int:
+def add_item(store: Store, args: argparse.Namespace) -> int:
     """Append the item if the reader of such files and the battery's gate take it; else nothing changes."""
     row = item_row(store.correction(args.id), args)
     out: Path = args.out

@@ -41,17 +41,17 @@ def choose(root: Path, name: str) -> Path:
     if len(matches) == 1:
         return matches[0]
     if not matches:
-        fix = "run dvc repro, or name the folder of a journal" if name in ("", *PHASES) else _known(folders)
+        fix = "run dvc repro, or name the folder of a journal" if name in ("", *PHASES) else _known_runs(folders)
         what = f"there is no run '{name}'" if name else "no training ran here"
         raise InputError(what, where="athanor health", fix=fix)
-    raise InputError(f"{len(matches)} runs begin with '{name}'", where="athanor health", fix=_known(matches))
+    raise InputError(f"{len(matches)} runs begin with '{name}'", where="athanor health", fix=_known_runs(matches))
 
 
 def _stage(folder: Path) -> str:
     return str(read_json(folder / "meta.json").get("stage", ""))
 
 
-def _known(folders: list[Path]) -> str:
+def _known_runs(folders: list[Path]) -> str:
     names = [folder.name for folder in folders if _stage(folder) in PHASES]
     return f"one of {', '.join(names[-5:])}" if names else "no training ran here; run dvc repro"
 

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("only local tasks can be compared", where="--check", fix="--tasks local")
     program()  # before anything is read
     model, tokenizer = load_export(args.model)
-    out = _folder(args.out)
+    out = _result_folder(args.out)
     include = [folder.resolve() for folder in args.include]
     if local:
         texts = (document.text for document in read_documents(TEXTS))
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(agreement.agrees for agreement in agreements.values()) else 1
 
 
-def _folder(requested: Path | None) -> Path:
+def _result_folder(requested: Path | None) -> Path:
     if requested is None:
         parent = anchor() / ".athanor" / "lm_eval"
         parent.mkdir(parents=True, exist_ok=True)
@@ -322,11 +322,11 @@ def compare(
     agreement.items = len(rows)
     harness_metrics = {key.partition(",")[0]: value for key, value in results[task].items()}
     if task == TEXT:
-        own = [rolling_logprob(model, tokenizer, row["doc"]["text"], threads=threads) for row in rows]
+        own_scores = [rolling_logprob(model, tokenizer, row["doc"]["text"], threads=threads) for row in rows]
         logged = [float(row["filtered_resps"][0]) for row in rows]
-        differences = [abs(a - b) / abs(b) for (a, _), b in zip(own, logged, strict=True)]
+        differences = [abs(a - b) / abs(b) for (a, _), b in zip(own_scores, logged, strict=True)]
         agreement.worst, agreement.score_mismatches = max(differences), sum(d > TOLERANCE for d in differences)
-        bits = rate([-nats / math.log(2) for nats, _ in own], [size for _, size in own]).bpb
+        bits = rate([-nats / math.log(2) for nats, _ in own_scores], [size for _, size in own_scores]).bpb
         agreement.metrics["bits_per_byte"] = bits, harness_metrics["bits_per_byte"]
         return agreement
     correct_counts = {"acc": 0, "acc_norm": 0}

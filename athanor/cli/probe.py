@@ -107,8 +107,8 @@ def recipe(args: argparse.Namespace) -> int:
     changes = {name: getattr(args, name) for name in ("batch_tokens", "tokens", "parameters") if getattr(args, name)}
     if changes:
         derived = derive(current, **changes)
-        asked_for = ", ".join(f"{name} {value:,}" for name, value in changes.items())
-        print(f"\nFor {asked_for}, with what the optimiser remembers kept (a start for athanor probe lr):")
+        changes_text = ", ".join(f"{name} {value:,}" for name, value in changes.items())
+        print(f"\nFor {changes_text}, with what the optimiser remembers kept (a start for athanor probe lr):")
         for field in ("tokens", "batch_tokens", "lr", "beta2", "weight_decay", "warmup_tokens"):
             old, new = _format_number(getattr(current, field)), _format_number(getattr(derived, field))
             print(f"  {field:<14} {old:>16}  {'as it is' if old == new else f'->  {new}'}")

@@ -48,7 +48,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Measures:
-    """In tokens, or a share of the run where the name says so. Infinite for no forgetting at all."""
+    """A recipe in tokens, or as a share of the run where the name says so; infinite where nothing is forgotten."""
 
     steps: int
     tokens_per_parameter: float | None
@@ -198,7 +198,7 @@ def table(recipe: Recipe) -> list[str]:
 
 
 def _count(tokens: float) -> str:
-    """1.25 M: three digits and a unit."""
+    """A number of tokens as text with three digits and a unit, such as 1.25 M."""
     if not math.isfinite(tokens):
         return "never"
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -214,5 +214,5 @@ def _share(value: float) -> str:
 
 
 def _beta(beta: float) -> str:
-    """With as many nines as it needs."""
+    """A beta as text, with enough digits to tell it from 1."""
     return f"{beta:.{max(2, 1 - math.floor(math.log10(1 - beta)))}f}"

@@ -74,7 +74,7 @@ def cut(text: str, chars: int) -> tuple[str, str]:
 
 
 def differences(old: str, new: str, max_lines: int = 20) -> list[str]:
-    """What differs between two texts: lines marked -, + and @ (where), at most `most`, with what was left out said."""
+    """What differs between two texts: lines marked -, + and @ (where), at most `max_lines`, then what was left out."""
     if old == new:
         return []
     a, b = old.split("\n"), new.split("\n")

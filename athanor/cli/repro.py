@@ -58,7 +58,7 @@ def main() -> int:
         check_battery(root, built["battery"])
     foreign = base != SCRATCH
     stages = ("download", *FOREIGN_STAGES) if foreign else None
-    since_ms, before = int(time.time() * 1000), summary.runs(root, stages)
+    since_ms, runs_before = int(time.time() * 1000), summary.runs(root, stages)
     signals: list[int] = []
     call, command = (side.command_runner(signals), [*side.DVC, *(graph_targets(arguments) if foreign else arguments)])
     with foreign_graph(root, base) if foreign else contextlib.nullcontext():
@@ -66,7 +66,7 @@ def main() -> int:
         status, deaths = supervise(root, lambda: call(command, env={**os.environ, **deadline_env}), signals, restarts)
     data_page = None if status or foreign else report.refresh(root)
     unshipped = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
-    lines = [summary.text(root, before, since_ms, stages).rstrip("\n")]
+    lines = [summary.text(root, runs_before, since_ms, stages).rstrip("\n")]
     if data_page:
         lines.append(f"Data      {data_page.relative_to(root)}  (what was kept and why; athanor data report --open)")
     if unshipped:
@@ -133,10 +133,12 @@ def supervise(root: Path, call: Callable[[], int], signals: list[int], restarts:
     lifetime.deaths(root)  # of earlier commands
     while True:
         side.repair_dvc_files(root)
-        before = oom_kills()
+        kills_before = oom_kills()
         status = call()
         dvc_lock.keep(root)
-        deaths = [death_text(stage, message, oom_kills() > before) for stage, message in lifetime.deaths(root).items()]
+        deaths = [
+            death_text(stage, message, oom_kills() > kills_before) for stage, message in lifetime.deaths(root).items()
+        ]
         if status < 0:
             deaths.append(f"dvc itself was killed (signal {-status}, {signal.strsignal(-status)})")
         all_deaths += deaths

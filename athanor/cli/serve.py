@@ -91,9 +91,9 @@ def run(args: argparse.Namespace) -> int:
     print(
         "\n".join(["models:", *lines] if served else ["no model yet: make repro makes one, or name one with --model"])
     )
-    if lacking := unexported(root) if not args.model else []:
-        print(f"experiments without an export of their own, not served: {', '.join(lacking)}")
-        print(f"  to serve one: dvc exp apply {lacking[0]}, then dvc repro export")
+    if missing_exports := unexported(root) if not args.model else []:
+        print(f"experiments without an export of their own, not served: {', '.join(missing_exports)}")
+        print(f"  to serve one: dvc exp apply {missing_exports[0]}, then dvc repro export")
     if not local and not key:
         print(f"anyone who reaches {args.host} can use this server: set {KEY_VARIABLE}", file=sys.stderr)
     address = f"http://{url_host(args.host)}:{listener.getsockname()[1]}"
@@ -109,14 +109,14 @@ def run(args: argparse.Namespace) -> int:
 
 def read_key(path: str | None) -> str:
     """The API key from a file, else from the environment, else none. InputError for an empty, missing or odd one."""
-    key = _key(path)
+    key = _key_text(path)
     if key and not re.fullmatch("[!-~]+", key):  # all that every client sends alike in a header
         origin = KEY_VARIABLE if path is None else path
         raise InputError("a key has ASCII letters, digits and signs, no blanks", where=origin, fix="take another key")
     return key
 
 
-def _key(path: str | None) -> str:
+def _key_text(path: str | None) -> str:
     if path is None:
         return os.environ.get(KEY_VARIABLE, "").strip()
     file = Path(path)

@@ -40,10 +40,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("exists", where=str(args.out), fix="name a directory that does not exist")
     source = Path(args.source)
     if not source.is_dir():
-        source = newest(slots.choose(slots.find(anchor()), args.source).path)
-    step, before, after = shrink(source, args.out, args.dtype)
-    result = f"{slots.size(after)} in {args.out} ({after / before:.0%})"
-    print(f"step {step:,}: {slots.size(before)} with optimiser state, {result}")
+        source = newest_checkpoint(slots.choose(slots.find(anchor()), args.source).path)
+    step, bytes_before, bytes_after = shrink(source, args.out, args.dtype)
+    result = f"{slots.size(bytes_after)} in {args.out} ({bytes_after / bytes_before:.0%})"
+    print(f"step {step:,}: {slots.size(bytes_before)} with optimiser state, {result}")
     return 0
 
 
@@ -53,7 +53,7 @@ BASE = Path("models/base")
 _WEIGHTS = "model."  # of the names in a checkpoint; the rest is optimiser, history, guard and random states
 
 
-def newest(slot: Path) -> Path:
+def newest_checkpoint(slot: Path) -> Path:
     """The newest checkpoint of a slot; it is not read."""
     checkpoints = checkpoint.steps(slot)
     if not checkpoints:

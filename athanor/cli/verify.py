@@ -69,10 +69,10 @@ def verify(path: str | Path, *, data: bool = False) -> list[Check]:
             if getattr(other, field) != getattr(claims[0], field):
                 detail = f"names another {field.replace('_', ' ')} than {claims[0].name}"
                 checks.append(Check(DIFFERS, other.name, detail))
-    return [*checks, *_lineage(claims[0], data), *_code(claims[0]), *map(_check_rewritten, claims)]
+    return [*checks, *_lineage_checks(claims[0], data), *_code_checks(claims[0]), *map(_check_rewritten, claims)]
 
 
-def _compared(same: bool, subject: str, if_same: str, if_not: str) -> Check:
+def _comparison(same: bool, subject: str, if_same: str, if_not: str) -> Check:
     return Check(MATCHES, subject, if_same) if same else Check(DIFFERS, subject, if_not)
 
 
@@ -87,7 +87,7 @@ def _mapping(path: Path, *required: str) -> dict[str, Any]:
 # -- what a file says, and whether it was changed since -----------------------
 
 
-def _files(folder: Path, listed: Mapping[str, str], listing: str, prefix: str = "") -> Iterator[Check]:
+def _file_checks(folder: Path, listed: Mapping[str, str], listing: str, prefix: str = "") -> Iterator[Check]:
     """A line for each file of a folder, or that its listing (name -> SHA-256) names."""
     present = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()} - {listing}
     for name in sorted(present | set(listed)):
@@ -97,25 +97,27 @@ def _files(folder: Path, listed: Mapping[str, str], listing: str, prefix: str = 
             yield Check(DIFFERS, prefix + name, f"missing: {listing} lists it")
         else:
             same = sha256_file(folder / name) == listed[name]
-            yield _compared(same, prefix + name, f"the hash in {listing}", f"not the hash in {listing}: changed since")
+            yield _comparison(
+                same, prefix + name, f"the hash in {listing}", f"not the hash in {listing}: changed since"
+            )
 
 
 def _folder(path: Path, checks: list[Check]) -> list[Claims]:
     manifest = _mapping(path / MANIFEST, "files", "parents")
-    checks += _files(path, {name: facts["sha256"] for name, facts in manifest["files"].items()}, MANIFEST)
+    checks += _file_checks(path, {name: facts["sha256"] for name, facts in manifest["files"].items()}, MANIFEST)
     claims = [_huggingface(path / "hf", checks)] if (path / "hf" / METADATA).is_file() else []
     claims += [_gguf(file, checks) for file in sorted(path.glob("*.gguf"))]
     if not claims:
         raise InputError("no file with a lineage is left in it", where=str(path), fix=FIX)
     parents = {name: value for name, value in claims[0].lineage.items() if name in MANIFESTS}
     if_same, if_not = "the same parents as the files name", f"other parents than {claims[0].name} names"
-    checks.append(_compared(manifest["parents"] == parents, MANIFEST, if_same, if_not))
+    checks.append(_comparison(manifest["parents"] == parents, MANIFEST, if_same, if_not))
     return claims
 
 
 def _huggingface(path: Path, checks: list[Check]) -> Claims:
     facts = _mapping(path / METADATA, "files")
-    checks += _files(path, facts["files"], METADATA, f"{path.name}/")
+    checks += _file_checks(path, facts["files"], METADATA, f"{path.name}/")
     return _claims(path.name, path, facts, facts.get("dtype"))
 
 
@@ -132,7 +134,7 @@ def _gguf(path: Path, checks: list[Check]) -> Claims:
     if "athanor.file" not in keys:
         raise InputError("a GGUF file without a lineage", where=str(path), fix="name one that the export stage wrote")
     if_same, if_not = "under its own name", f"renamed: it was written as {keys['athanor.file']}"
-    checks.append(_compared(keys["athanor.file"] == path.name, path.name, if_same, if_not))
+    checks.append(_comparison(keys["athanor.file"] == path.name, path.name, if_same, if_not))
     types = {int(number): name for name, (_, number) in FILE_TYPES.items()}
     types |= {int(number): name for name, number in K_TYPES.items()}
     facts = {"name": keys.get("general.name", "")}
@@ -157,7 +159,7 @@ def _claims(name: str, path: Path, facts: Mapping[str, Any], dtype: str | None) 
 # -- the checkout --------------------------------------------------------------
 
 
-def _lineage(claims: Claims, data: bool) -> Iterator[Check]:
+def _lineage_checks(claims: Claims, data: bool) -> Iterator[Check]:
     if not claims.lineage:
         yield Check(UNCHECKED, "lineage", "the file names no inputs")
     for name, expected in claims.lineage.items():
@@ -175,11 +177,11 @@ def _lineage(claims: Claims, data: bool) -> Iterator[Check]:
         elif not (data or path.parts[0] == "models"):
             yield Check(MATCHES, str(path), f"{expected[:12]} (--data also hashes the files it lists)")
         else:
-            yield _listed(path.parent, expected)
+            yield _check_listed_files(path.parent, expected)
 
 
-def _listed(folder: Path, expected: str) -> Check:
-    """A matching manifest: are the files that it lists still what it says?"""
+def _check_listed_files(folder: Path, expected: str) -> Check:
+    """Check the files that a matching manifest lists."""
     files = read_json(folder / MANIFEST)["files"]
     if not any((folder / name).exists() for name in files):
         return Check(MATCHES, str(folder / MANIFEST), f"{expected[:12]}; the files that it lists are not here")
@@ -190,7 +192,7 @@ def _listed(folder: Path, expected: str) -> Check:
     return Check(MATCHES, str(folder / MANIFEST), f"{expected[:12]}, and its {len(files)} files")
 
 
-def _code(claims: Claims) -> Iterator[Check]:
+def _code_checks(claims: Claims) -> Iterator[Check]:
     """Compare the tokenizer and the chat template with those of this code and these files."""
     from athanor.tokenizer.chat import template_hash
     from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
@@ -203,9 +205,9 @@ def _code(claims: Claims) -> Iterator[Check]:
         return
     tokenizer = Tokenizer(path.read_bytes(), str(path))
     if_not = f"{path} is another tokenizer ({tokenizer.digest[:12]})"
-    yield _compared(tokenizer.digest == claims.tokenizer_digest, "tokenizer", claims.tokenizer_digest[:12], if_not)
+    yield _comparison(tokenizer.digest == claims.tokenizer_digest, "tokenizer", claims.tokenizer_digest[:12], if_not)
     if_not = "this code renders chats in another layout, or with other control ids"
-    yield _compared(
+    yield _comparison(
         template_hash(tokenizer) == claims.template_hash, "chat template", claims.template_hash[:12], if_not
     )
 

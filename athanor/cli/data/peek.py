@@ -198,7 +198,7 @@ def twins_of(corpus: Corpus, entries: Sequence[Entry]) -> dict[str, Entry]:
 
 
 class Clusters:
-    """Which dropped duplicates belong together: each to the document that its twin, and that one's twin, end in.
+    """Clusters of dropped duplicates: each belongs to the document at which the chain of its twins ends.
 
     Memory: some 300 bytes for each duplicate that was dropped.
     """

@@ -172,7 +172,7 @@ def gather(corpus: Corpus) -> dict[str, Any]:
     """Everything that the template of the report shows."""
     root = corpus.root
     sources = {name: Source(name) for name in corpus.sources}
-    rules = _funnel(corpus, sources)
+    rule_names = _funnel(corpus, sources)
     draws: dict[tuple[str, str], Draw] = {}
     for file in [*corpus.kept_files(), corpus.dropped]:
         _count(corpus, file, sources, draws)
@@ -187,7 +187,7 @@ def gather(corpus: Corpus) -> dict[str, Any]:
         "sources": sources,
         "held_out": sum(row["documents"] for row in corpus.manifest["counts"]["val"].values()),
         "digests": _digests(root),  # which data the page is about: folder or section of params.yaml, our digest, DVC's
-        "rule_colours": {rule: f"var(--c{min(number, COLOURS)})" for number, rule in enumerate(rules)},
+        "rule_colours": {rule: f"var(--c{min(number, COLOURS)})" for number, rule in enumerate(rule_names)},
         "licences": _licences(corpus, sources),
         # (source, rule, or "" for kept) -> documents
         "examples": {key: [next(remaining_entries) for _ in draw.refs] for key, draw in sorted(draws.items())},
@@ -214,7 +214,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _funnel(corpus: Corpus, sources: dict[str, Source]) -> list[str]:
-    """Fill in what came, went and stayed; returns the rules, the one that took most documents first."""
+    """Fill in what came in, was dropped and stayed; returns the rules, that with the most documents first."""
     totals: Counter[str] = Counter()
     for row in corpus.manifest["funnel"]:
         source, step = sources[row["source"]], row["step"]
@@ -259,10 +259,10 @@ def _licences(corpus: Corpus, sources: dict[str, Source]) -> dict[str, Sizes]:
     """Order the licences of each source and add its rules; returns the licences of all sources."""
     params, totals = clean_params(corpus.root), {}
     for source in sources.values():
-        rules = getattr(params.rules, source.kind, None) if params else None
-        if rules is not None:
-            source.limits = {score: getattr(rules, name) for score, name in LIMITS.items()}
-            source.english_only = rules.english_only
+        rule_params = getattr(params.rules, source.kind, None) if params else None
+        if rule_params is not None:
+            source.limits = {score: getattr(rule_params, name) for score, name in LIMITS.items()}
+            source.english_only = rule_params.english_only
         source.licences = _most_bytes_first(source.licences)
         for licence, row in source.licences.items():
             totals[licence] = [a + b for a, b in zip(totals.get(licence, (0, 0)), row, strict=True)]

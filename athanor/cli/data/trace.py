@@ -91,9 +91,13 @@ def by_id(corpus: Corpus, start: str) -> list[RowRef]:
         hits = {start: hits[start]}
     if len(hits) > 1:
         what = f"{len(hits):,} documents have an id that begins with '{start}'"
-        raise InputError(what, where="trace", fix=f"one of {_first(sorted(hits))}")
+        raise InputError(what, where="trace", fix=f"one of {_name_list(sorted(hits))}")
     if not hits:
-        fix = f"the nearest are: {_first(sorted(near))}" if near else "athanor data peek shows documents with their ids"
+        fix = (
+            f"the nearest are: {_name_list(sorted(near))}"
+            if near
+            else "athanor data peek shows documents with their ids"
+        )
         raise InputError(f"no document has an id that begins with '{start}'", where="trace", fix=fix)
     ((_, refs),) = hits.items()
     # And those of further documents that had the same text when they came.
@@ -119,12 +123,12 @@ def by_text(corpus: Corpus, piece: str) -> list[RowRef]:
     if not matches:
         raise InputError("no document holds this text", where="--text", fix="give a shorter piece, within one line")
     if len(matches) > 1:
-        names = _first([f"{document_id[:12]} ({location})" for document_id, location in matches.items()])
+        names = _name_list([f"{document_id[:12]} ({location})" for document_id, location in matches.items()])
         raise InputError(f"{len(matches):,} documents hold this text", where="--text", fix=f"trace one of: {names}")
     return by_id(corpus, next(iter(matches)))
 
 
-def _first(names: list[str]) -> str:
+def _name_list(names: list[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + (" …" if len(names) > MAX_NAMES else "")
 
 
@@ -146,7 +150,7 @@ def trace(corpus: Corpus, entry: Entry) -> dict[str, Any]:
             "bytes": None if raw is None else len(raw[1].encode()),
             "source_facts": sources.get(entry.source, {}),
         },
-        "changed": _changed(entry, raw, params),
+        "changed": _changes(entry, raw, params),
         "scores": entry.scores,
         "weak_labels": weak_labels(corpus.root),
         "fate": entry.fate,
@@ -180,14 +184,14 @@ def raw_text(corpus: Corpus, entry: Entry) -> tuple[RowRef, str] | None:
 
 def prepared(text: str, kind: str, params: CleanParams | None) -> tuple[str, str, dict[str, int]]:
     """A raw text normalised, that text redacted, and the redactions counted by kind (none without params)."""
-    normal = normalise(text, kind)
+    normalised = normalise(text, kind)
     if params is None:
-        return normal, normal, {}
-    redacted, counts = pii.redact(normal, getattr(params.pii, kind))
-    return normal, redacted, dict(sorted(counts.items()))
+        return normalised, normalised, {}
+    redacted, counts = pii.redact(normalised, getattr(params.pii, kind))
+    return normalised, redacted, dict(sorted(counts.items()))
 
 
-def _changed(entry: Entry, raw: tuple[RowRef, str] | None, params: CleanParams | None) -> dict[str, Any]:
+def _changes(entry: Entry, raw: tuple[RowRef, str] | None, params: CleanParams | None) -> dict[str, Any]:
     """What normalisation and redaction changed in the text, or would change in a dropped one."""
     if raw is None:
         return {"note": "data/raw is not here, so what changed cannot be told: dvc checkout data/raw"}

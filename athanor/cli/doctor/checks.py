@@ -57,7 +57,7 @@ def locks(checkout: Checkout) -> Iterator[Finding]:
             yield Finding("lock", where, "held by hard link, and no DVC process lives on this machine", f"rm {where}")
     folder = checkout.root / (git(checkout.root, "rev-parse", "--git-dir") or ".git")
     for path in (folder / "index.lock", folder / "HEAD.lock"):
-        if path.is_file() and not checkout.owned(path):
+        if path.is_file() and not checkout.may_be_owned(path):
             what = "left by a killed git or dvc; Git refuses to work"
             yield Finding("lock", str(path), what, FIX, lambda path=path: _remove_file(path))
 
@@ -208,8 +208,8 @@ def untracked(checkout: Checkout) -> Iterator[Finding]:
     for name in filter(None, listed.split("\0")):
         path = Path(name)
         code = path.suffix == ".py" and path.parts[0] in ("stages", "athanor")
-        inside = name in deps or any(str(parent) in deps for parent in path.parents)
-        if (code or inside) and "__pycache__" not in path.parts:
+        is_dependency = name in deps or any(str(parent) in deps for parent in path.parents)
+        if (code or is_dependency) and "__pycache__" not in path.parts:
             what = "not known to Git: experiments with --temp or --queue, and clones, do without it"
             yield Finding("untracked", name, what, f"git add {name}")
 
@@ -223,12 +223,12 @@ def space(checkout: Checkout) -> Iterator[Finding]:
         what = f"{len(done)} finished slots that made nothing in the workspace, {size}"
         yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune --days 0", note=True)
     sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in recorded_stages(checkout).values()]
-    need = max((slot.bytes for slot in all_slots), default=0) + max(sizes, default=0)
+    needed_bytes = max((slot.bytes for slot in all_slots), default=0) + max(sizes, default=0)
     for path in {os.stat(folder).st_dev: folder for folder in (cache_folder(checkout.root), checkout.root)}.values():
         disk = os.statvfs(path)
         free = disk.f_bavail * disk.f_frsize
-        if free < need:
-            what = f"{slots.size(free)} free, but the largest slot and output need {slots.size(need)}"
+        if free < needed_bytes:
+            what = f"{slots.size(free)} free, but the largest slot and output need {slots.size(needed_bytes)}"
             yield Finding("disk", str(path), what, "python -m athanor slots prune, dvc gc, or a larger disk")
         if disk.f_files and disk.f_favail < FEW_INODES:
             yield Finding("disk", str(path), f"only {disk.f_favail} inodes free", "remove small files")

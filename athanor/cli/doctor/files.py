@@ -29,8 +29,8 @@ REFS = ("refs/exps/exec/EXEC_BASELINE", "refs/exps/exec/EXEC_MERGE", "refs/exps/
 def unpublished_writes(root: Path) -> list[Path]:
     """Temporary files of atomic writes (athanor.base.artifacts) that never got their final name."""
     paths = [path for path in root.glob(".*.tmp") if path.is_file()]
-    for top in WRITTEN_FOLDERS:
-        for folder, folders, names in os.walk(root / top):
+    for top_folder in WRITTEN_FOLDERS:
+        for folder, folders, names in os.walk(root / top_folder):
             paths += [Path(folder, name) for name in (*folders, *names) if _is_temporary(name)]
             folders[:] = [name for name in folders if not _is_temporary(name)]
     return paths
@@ -43,7 +43,7 @@ def _is_temporary(name: str) -> bool:
 def leftovers(checkout: Checkout, paths: list[Path]) -> Iterator[Finding]:
     for path in paths:
         with contextlib.suppress(FileNotFoundError):  # finished in the meantime
-            if not checkout.owned(path):
+            if not checkout.may_be_owned(path):
                 size = slots.size(slots.bytes_of(path))
                 where = path.relative_to(checkout.root).as_posix()
                 what, repair = f"{size} of an unfinished write; its process has ended", _remove
@@ -93,8 +93,8 @@ def temp_dirs(checkout: Checkout) -> Iterator[Finding]:
     exps = checkout.root / ".dvc" / "tmp" / "exps"
     for folder in sorted((*exps.glob("tmp*"), *(exps / "standalone").glob("tmp*"))):
         # While DVC prepares one or collects from it, its own process stands elsewhere.
-        setting_up = checkout.dvc and checkout.owned(folder)
-        if not folder.is_dir() or not checkout.trusted or checkout.below(folder) or setting_up:
+        setting_up = checkout.dvc and checkout.may_be_owned(folder)
+        if not folder.is_dir() or not checkout.trusted or checkout.processes_below(folder) or setting_up:
             continue
         size = slots.size(slots.bytes_of(folder))
         what = f"checkout of a killed experiment, {size}; its slot is kept elsewhere"
@@ -116,13 +116,13 @@ Hashes = dict[tuple[int, int], str]  # MD5 by device and inode: hard links are r
 
 def damaged(checkout: Checkout) -> Iterator[Finding]:
     """Files of dvc.lock whose bytes changed without DVC's knowledge; a newer version of an output is not damaged."""
-    root, cache, known = checkout.root, cache_folder(checkout.root) / "files" / "md5", Hashes()
+    root, cache, hashes = checkout.root, cache_folder(checkout.root) / "files" / "md5", Hashes()
     locks = [path.stat().st_mtime for path in dvc_lock.files(root) if path.is_file()]
     for stage, row in recorded_stages(checkout).items():
         for out in row.get("outs", ()):
             for name, md5 in _objects(cache, out["path"], out.get("md5", "")):
                 file, cached = root / name, cache / md5[:2] / md5[2:]
-                damaged_paths = _damaged_copies(file, cached, md5, max(locks), known)
+                damaged_paths = _damaged_copies(file, cached, md5, max(locks), hashes)
                 # What was written since may be somebody's edit, through a hard link; a list of files has no twin.
                 repairable = checkout.trusted and not checkout.dvc and not md5.endswith(".dir")
                 safe = repairable and all(path.stat().st_mtime < max(locks) for path in damaged_paths)
@@ -130,12 +130,12 @@ def damaged(checkout: Checkout) -> Iterator[Finding]:
                     yield _damage_finding(root, file, cached, damaged_paths, stage, safe)
 
 
-def _damaged_copies(file: Path, cached: Path, md5: str, recorded_at: float, known: Hashes) -> list[Path]:
+def _damaged_copies(file: Path, cached: Path, md5: str, recorded_at: float, hashes: Hashes) -> list[Path]:
     """Which of the cache's object and the workspace's file, that dvc.lock calls `md5`, are damaged."""
-    copies = [cached] if cached.is_file() and _md5(cached, known) != md5.removesuffix(".dir") else []
+    copies = [cached] if cached.is_file() and _md5(cached, hashes) != md5.removesuffix(".dir") else []
     if file.is_dir():  # where the cache has no list of its files, the manifest has one
         return copies if cached.is_file() else [entry.path for entry, _ in intact.problems(intact.listed(file))]
-    if file.is_file() and _md5(file, known) != md5:
+    if file.is_file() and _md5(file, hashes) != md5:
         entry = next((entry for entry in intact.listed(file) if entry.path == file), None)
         unseen = bool(entry.problem()) if entry else file.stat().st_mtime < recorded_at
         if unseen or (copies and file.samefile(cached)):
@@ -174,14 +174,14 @@ def _objects(folder: Path, name: str, md5: str) -> Iterator[tuple[str, str]]:
             yield from ((f"{name}/{row['relpath']}", row["md5"]) for row in json.loads(path.read_bytes()))
 
 
-def _md5(path: Path, known: Hashes) -> str:
+def _md5(path: Path, hashes: Hashes) -> str:
     """MD5 of a file; a text that is no hash when the file cannot be read."""
     stat = path.stat()
     key = (stat.st_dev, stat.st_ino)
-    if key not in known:
+    if key not in hashes:
         try:
             with open(path, "rb") as file:
-                known[key] = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+                hashes[key] = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         except OSError as error:
-            known[key] = f"cannot be read ({error.strerror})"
-    return known[key]
+            hashes[key] = f"cannot be read ({error.strerror})"
+    return hashes[key]

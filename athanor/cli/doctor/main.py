@@ -59,7 +59,8 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
     """Every finding in the checkout at `root`; a check that cannot be made is a finding, too."""
     from athanor.cli.doctor import checks, files
 
-    unpublished = files.unpublished_writes(root)  # before the processes: what has no living owner then never gets one
+    # Before the processes are listed: what has no living owner by then never gets one.
+    unpublished = files.unpublished_writes(root)
     checkout = inspect_checkout(root)
     rules: dict[str, Callable[[Checkout], Iterable[Finding]]] = {
         "process": checks.unseen,
@@ -186,10 +187,10 @@ class Checkout:
     def trusted(self) -> bool:
         return not self.unseen
 
-    def below(self, folder: Path) -> list[Process]:
+    def processes_below(self, folder: Path) -> list[Process]:
         return [process for process in self.workers if process.is_below(folder)]
 
-    def owned(self, path: Path) -> bool:
+    def may_be_owned(self, path: Path) -> bool:
         """Whether a living process may have made this: one that was there when it was last written."""
         stat = path.lstat()
         written = max(stat.st_mtime, stat.st_ctime)

@@ -75,7 +75,7 @@ def job_of(args: argparse.Namespace, model: Path, kind: str, **extra: Any) -> Jo
 
 
 class Recorder:
-    """Where rows go: the history, the plots, the tracking UI, the terminal."""
+    """Writes rows to the history, the plots, the tracking UI and the terminal."""
 
     def __init__(self, root: Path, project: Path) -> None:
         self.root, self.path = root, project / ".athanor" / history.FILE

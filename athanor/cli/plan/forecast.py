@@ -99,7 +99,7 @@ class RunHistory:
         return PastRun(meta["started_ms"], seconds, work, slope, meta["params"], meta["inputs"], metrics)
 
     def bytes(self, inputs: Mapping[str, str | None], root: Path | None = None) -> float | None:
-        """Bytes of these inputs: by hash from the cache, else (with `root`) as they lie in the workspace."""
+        """The size of these inputs in the cache, or (with `root`) in the workspace where the cache lacks one."""
         sizes = []
         for path, value in inputs.items():
             size = self._size(value) if value else None
@@ -132,7 +132,7 @@ def _finished_runs(anchor: Path) -> Any:
 
 
 def _seconds(journal: Path, meta: Mapping[str, Any], end: Mapping[str, Any]) -> float:
-    """Time of all processes of a run; `end` knows the last one's, the journal when the others wrote."""
+    """The time of all processes of a run: the last one's from `end`, that of the others from the journal."""
     total = 0
     begin = last = meta["started_ms"]
     if meta["resumed"] and journal.is_file():
@@ -181,7 +181,7 @@ def backtest(past: Sequence[PastRun]) -> float | None:
 
 
 def forecast(step: Step, history: RunHistory, root: Path, training: Training | None) -> Forecast:
-    """`training`: what a stage that trains will do; None for the others."""
+    """How long a stage will take and what it will use; `training` is None for a stage that does not train."""
     params = dict(flatten(step.params))
     past = history.runs_of(step.stage)
     copies = 1 if set(history.repo.cache.local.cache_types) - {"copy"} else 2  # links cost nothing
@@ -204,7 +204,7 @@ def forecast(step: Step, history: RunHistory, root: Path, training: Training | N
 
 
 def _work_as_before(step: Step, past: Sequence[PastRun], training: Training) -> float | None:
-    """Operations for the tokens of the last run's epoch, by this model and for as many epochs as planned."""
+    """Operations of this model for the planned epochs, when an epoch has as many tokens as in the last run."""
     if not past or not past[-1].metrics.get("tokens"):
         return None
     name = f"{step.stage}.epochs"
@@ -219,7 +219,7 @@ STAGES = ("pretrain", "sft")
 
 @dataclass(frozen=True)
 class Training:
-    """`trunk_steps` is how far a run shares its way with runs of another length. Tokens are None when not known."""
+    """What a stage will train; `trunk_steps` are shared with runs of another length, `tokens` None when not known."""
 
     tokens: int | None
     batch_tokens: int
@@ -255,7 +255,7 @@ def training_of(step: Step, root: Path, built: Mapping[str, Any]) -> Training | 
 
 
 def _sft_tokens(step: Step, root: Path, epochs: float) -> int | None:
-    """From the packed rows in the workspace; None when they will be others."""
+    """The training tokens of the packed rows in the workspace; None when these rows will change."""
     path = root / "data" / "sft" / "manifest.json"
     if step.inputs.get("data/sft") is None or not path.is_file():
         return None

@@ -81,7 +81,7 @@ class Plan:
 
 
 def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
-    """ParamsError or GateError for a params.yaml that the stages would refuse, InputError where DVC cannot read the graph."""
+    """The plan. Raises ParamsError or GateError when the stages would refuse params.yaml, InputError for a broken graph."""
     # First, because it names the line of a slip, which DVC does not.
     is_ours = (root / "dvc.yaml").is_file() and "python -m stages." in (root / "dvc.yaml").read_text(encoding="utf-8")
     built: Mapping[str, Any] = check_file(root / "params.yaml") if is_ours else {}

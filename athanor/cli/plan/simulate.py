@@ -101,12 +101,12 @@ def simulate(repo: Any, targets: Sequence[str] = ()) -> list[Step]:
     Data tracked by .dvc files has a step only when something happens to it.
     """
     with dvc_view.one_line_errors():
-        view = View(repo)
+        view = WorkspaceView(repo)
         steps = [(stage, view.step(stage)) for stage in dvc_view.in_order(repo, targets)]
     return [step for stage, step in steps if stage.cmd or step.action != KEEP]
 
 
-class View:
+class WorkspaceView:
     """The workspace as the stages looked at so far would leave it."""
 
     def __init__(self, repo: Any) -> None:
@@ -145,7 +145,7 @@ class View:
     def _action(
         self, stage: Any, changes: Sequence[Change], future: dict[str, Any], pending_inputs: Sequence[Any]
     ) -> tuple[str, str]:
-        """The action and a note; enters what the stage will make into `made`."""
+        """The action and a note; enters what the stage will make into `pending_outputs`."""
         if stage.frozen:
             outs = [change.name for change in changes if change.kind == "output"]
             return (
@@ -206,7 +206,7 @@ class View:
     def _edited_files(self, stage: Any, folder: Any) -> list[str]:
         """The files of a folder of code that differ from those of the run that made the outputs, as far as it is known.
 
-        None where only comments differ, or files that the stage does not use.
+        Empty where only comments differ, or files that the stage does not use.
         """
         facts = leaf(self.root, stage.addressing)
         try:
@@ -251,7 +251,7 @@ class View:
 
 
 def param_changes(dep: Any) -> Iterator[Change]:
-    """Leaves of one parameters file that differ from the lock; by DVC's rule, so 1 and 1.0 are equal."""
+    """The parameters of one file that differ from the lock, by DVC's rule: 1 and 1.0 are equal."""
     status = dep.workspace_status()
     if not status:
         return
