@@ -159,12 +159,12 @@ def check(recipe: Recipe) -> list[str]:
         )
     lowest = min_tau(recipe)
     if recipe.weight_decay and not lowest <= measured.tau_share <= MAX_TAU:
-        too_weak = measured.tau_share > MAX_TAU
-        fitting = recipe.batch_tokens / (recipe.lr * (MAX_TAU if too_weak else lowest) * recipe.tokens)
+        weak = measured.tau_share > MAX_TAU
+        fitting = recipe.batch_tokens / (recipe.lr * (MAX_TAU if weak else lowest) * recipe.tokens)
         problems.append(
-            f"weight_decay {recipe.weight_decay:.3g} {'hardly acts' if too_weak else 'forgets most of the run'} at this "
+            f"weight_decay {recipe.weight_decay:.3g} {'hardly acts' if weak else 'forgets most of the run'} at this "
             f"lr and batch (timescale {measured.tau_share:.2g} of the run, {lowest:.2g} to {MAX_TAU:g} fit): "
-            f"{'raise' if too_weak else 'lower'} it to {fitting:.2g}"
+            f"{'raise' if weak else 'lower'} it to {fitting:.2g}"
         )
     if measured.warmup_share > MAX_WARMUP:
         problems.append(

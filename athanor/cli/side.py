@@ -37,7 +37,7 @@ def repro(root: Path, file: Path, stage: str, force: bool) -> int:
 
 
 def repair_dvc_files(root: Path) -> None:
-    """Repair the files of DVC that a kill may leave torn (dvc.lock and rwlock), because DVC does not start with them."""
+    """Repair the files of DVC that a kill may leave torn (dvc.lock and rwlock): DVC does not start with them."""
     for text in dvc_lock.mend(root):
         print(text, file=sys.stderr)
 

@@ -54,7 +54,7 @@ def outcome(stage: str, before: dict[str, str], after: dict[str, str], since_ms:
 def text(
     root: Path, before: dict[str, str] | None = None, since_ms: int = 0, stages: Iterable[str] | None = None
 ) -> str:
-    """The summary. `before`: run ids before this repro. `stages`: those of a foreign base's graph, not the main graph's."""
+    """The summary. `before`: run ids before this repro. `stages`: those of a foreign base's graph, if it ran."""
     after, rows, seconds_run = runs(root, stages), [], 0.0
     for stage in stages or Graph(root).stages:
         facts = leaf(root, stage)

@@ -81,7 +81,7 @@ class Plan:
 
 
 def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
-    """The plan. Raises ParamsError or GateError when the stages would refuse params.yaml, InputError for a broken graph."""
+    """The plan; ParamsError or GateError when the stages would refuse params.yaml, InputError for a broken graph."""
     # First, because it names the line of a slip, which DVC does not.
     is_ours = (root / "dvc.yaml").is_file() and "python -m stages." in (root / "dvc.yaml").read_text(encoding="utf-8")
     built: Mapping[str, Any] = check_file(root / "params.yaml") if is_ours else {}
@@ -116,10 +116,10 @@ def _pipeline_notes(root: Path, steps: Sequence[Step], built: Mapping[str, Any])
     actions = {step.stage: step.action for step in steps}
     if actions.get("download") == KEEP and any(source.type == "python" for source in built["download"].sources):
         # The standard library is an input that DVC does not see.
-        old_version, version = (leaf(root, "download") or {}).get("python"), platform.python_version()
-        if old_version not in (None, version):
+        before, now = (leaf(root, "download") or {}).get("python"), platform.python_version()
+        if before not in (None, now):
             yield (
-                f"download is kept, but was made from the standard library of Python {old_version} and this is {version}:"
+                f"download is kept, but was made from the standard library of Python {before} and this is {now}:"
                 " dvc repro -f -s download makes it anew"
             )
     if (base := built["sft"].base) != SCRATCH:

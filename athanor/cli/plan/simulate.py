@@ -240,7 +240,7 @@ class WorkspaceView:
         return dvc_view.current_hash(dep) if dep.exists else None
 
     def _set_expected_hashes(self, stage: Any, future: dict[str, Any]) -> None:
-        """Set the expected hashes of the stage's dependencies, for the key of the run-cache; its outputs become unknown."""
+        """Give the stage's dependencies their expected hashes, for the run-cache's key; mark its outputs unknown."""
         for dep in stage.deps:
             if dep in stage.params:
                 dep.hash_info = dep.get_hash()
