@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from athanor.base.errors import AthanorError, InputError
-from athanor.cli.plan.simulate import Change, View
+from athanor.cli.plan.simulate import Change, WorkspaceView
 from athanor.cli.summary import leaf
 from athanor.runtime import dvc_view
 from athanor.runtime.closure import closure, code_digest, is_code, stage_module
@@ -53,23 +53,23 @@ def accept(root: Path, names: Sequence[str] = ()) -> list[Verdict]:
         for name in names:
             if name not in known:
                 raise InputError(f"no stage '{name}'", where="dvc.yaml", fix=f"name one of: {', '.join(known)}")
-        judged = [_judge(repo, root, known[name], asked=bool(names)) for name in dict.fromkeys(names or known)]
-        verdicts = [verdict for verdict in judged if verdict is not None]
+        results = [_verdict_of(repo, root, known[name], named=bool(names)) for name in dict.fromkeys(names or known)]
+        verdicts = [verdict for verdict in results if verdict is not None]
         dvc_view.commit([known[verdict.stage] for verdict in verdicts if verdict.files and not verdict.refusal])
         return verdicts
 
 
-def _judge(repo: Any, root: Path, stage: Any, *, asked: bool) -> Verdict | None:
-    """None for a stage that was not asked for by name and has no changed code."""
+def _verdict_of(repo: Any, root: Path, stage: Any, *, named: bool) -> Verdict | None:
+    """The verdict on a stage; None for one that was not named and has no changed code."""
     if stage.frozen or not any(out.hash_info for out in stage.outs):
-        why = "it is frozen" if stage.frozen else "it has not run yet: dvc repro"
-        return Verdict(stage.addressing, (), why) if asked else None
-    view = View(repo)
+        refusal = "it is frozen" if stage.frozen else "it has not run yet: dvc repro"
+        return Verdict(stage.addressing, (), refusal) if named else None
+    view = WorkspaceView(repo)
     files_now = {dep.def_path: view.future(dep) for dep in stage.deps if dep not in stage.params}
     changes = list(view.changes(stage, files_now))
     files = tuple(change.name for change in changes if change.kind == "file" and is_code(change.name))
-    if not files and not (asked and changes):
-        return Verdict(stage.addressing, ()) if asked else None
+    if not files and not (named and changes):
+        return Verdict(stage.addressing, ()) if named else None
     return Verdict(stage.addressing, files, _refusal(root, stage, changes, files))
 
 
@@ -87,14 +87,14 @@ def _refusal(root: Path, stage: Any, changes: Sequence[Change], files: Sequence[
     try:
         module = stage_module(str(stage.cmd))
         outside = sorted({name for name in files if name.endswith(".py")} - set(closure(root, module)))
-        now = code_digest(root, module)
+        digest_now = code_digest(root, module)
     except SyntaxError as error:
         return f"one of {', '.join(files)} cannot be parsed ({error.msg})"
     except AthanorError as error:
         return str(error)
     if outside:
         return f"no part of {module}'s code: {', '.join(outside)}. Fix: python -m athanor deps --fix"
-    if now != facts["code"]:
+    if digest_now != facts["code"]:
         return f"the code does something else now, in one of: {', '.join(files)}. Fix: dvc repro"
     return ""
 

@@ -14,19 +14,19 @@ from athanor.sources.exercises.build import battery_items
 
 
 def check_battery(root: Path, battery: BatteryParams) -> None:
-    """GateError for such a category, ParamsError for one that holds too few items.
+    """Raise GateError for a category that such answers pass, ParamsError for one that holds too few items.
 
-    Some seconds, so not for the items that download recorded: those were judged before it ran.
+    It takes some seconds, so the items that download recorded are not checked again: they were before it ran.
     """
-    if "download" in Graph(root).stages and not _recorded(root, battery):
+    if "download" in Graph(root).stages and not _checked_before(root, battery):
         check_floors(battery_items(battery))
 
 
-def _recorded(root: Path, battery: BatteryParams) -> bool:
+def _checked_before(root: Path, battery: BatteryParams) -> bool:
     lock = root / "dvc.lock"
     try:
         params = read_yaml(lock)["stages"]["download"]["params"]["params.yaml"]["battery"]
     except (ParamsError, KeyError, TypeError):
         return False
-    written = [path.stat().st_mtime for path in (root / "battery").glob("*")]
-    return params == asdict(battery) and max(written, default=0.0) <= lock.stat().st_mtime
+    mtimes = [path.stat().st_mtime for path in (root / "battery").glob("*")]
+    return params == asdict(battery) and max(mtimes, default=0.0) <= lock.stat().st_mtime

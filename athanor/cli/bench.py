@@ -54,15 +54,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _hardware(again: bool) -> tuple[dict[str, object], str]:
+def _hardware(remeasure: bool) -> tuple[dict[str, object], str]:
     local, root = machine(), anchor()
     pretrain = load_section(PARAMS, "pretrain", PretrainParams)
     config = load_section(PARAMS, "model", ModelParams).config(vocabulary_size())
     check_batch(config, pretrain.batch_tokens, "pretrain")
     device = prepare(local.device, local.threads)
-    found = None if again else profile.load(root, profile.fingerprint(config, device, local.threads))
-    if found is None:
-        found = measure.measure(
+    measured_profile = None if remeasure else profile.load(root, profile.fingerprint(config, device, local.threads))
+    if measured_profile is None:
+        measured_profile = measure.measure(
             config,
             device,
             local.threads,
@@ -72,8 +72,8 @@ def _hardware(again: bool) -> tuple[dict[str, object], str]:
             bounds=measure.Bounds(compile=0.0) if local.compile == "off" else measure.Bounds(),
             tell=lambda part: print(f"measuring: {part}", file=sys.stderr, flush=True),
         )
-        profile.save(root, found)
-    asked = Asked(
+        profile.save(root, measured_profile)
+    requested = Asked(
         precision=pretrain.precision,
         attention=local.attention,
         compile=local.compile,
@@ -84,26 +84,28 @@ def _hardware(again: bool) -> tuple[dict[str, object], str]:
         replicas=replica_count(config, device),
         threads=local.threads,
     )
-    choices, why = resolve(asked, gpu_family.identify(device), config, found, available_bytes(device))
-    return found, report(found, choices, why)
+    choices, reasons = resolve(
+        requested, gpu_family.identify(device), config, measured_profile, available_bytes(device)
+    )
+    return measured_profile, report(measured_profile, choices, reasons)
 
 
 def vocabulary_size() -> int:
-    """Of the tokenizer that was trained, else of the one that is asked for."""
+    """The size of the trained tokenizer's vocabulary, or the configured size when none is trained."""
     trained = Path("models/tokenizer")
     if (trained / "manifest.json").is_file():
         return load_vocabulary(trained).size
     return load_section(PARAMS, "tokenizer", TokenizerParams).vocab_size
 
 
-def report(profile: Mapping[str, Any], choices: Choices, why: Mapping[str, str]) -> str:
-    """The profile for a person to read, choices last."""
+def report(profile: Mapping[str, Any], choices: Choices, reasons: Mapping[str, str]) -> str:
+    """The profile as text for a person, with the choices at the end."""
     compiled = profile["compile"]
     return fill_template(
         "bench.txt.j2",
         profile=profile,
         choices=dataclasses.asdict(choices),
-        why=why,
+        why=reasons,
         duration=duration(profile["seconds"]),
         break_even=policy.break_even(compiled, 1.0) if compiled["works"] else math.inf,
         layouts=LAYOUTS,

@@ -50,38 +50,40 @@ under sft_data.sources:
 
 
 def _row_options(commands: Any) -> None:
-    shown = commands.add_parser("list", help="corrections that wait to be accepted")
-    shown.add_argument("--all", action="store_true", help="also the accepted and the rejected ones")
-    shown.set_defaults(run=show)
+    list_command = commands.add_parser("list", help="corrections that wait to be accepted")
+    list_command.add_argument("--all", action="store_true", help="also the accepted and the rejected ones")
+    list_command.set_defaults(run=list_corrections)
     for name, status, what in (
         ("accept", "accepted", "take corrections for training"),
         ("reject", "rejected", "do not take corrections"),
     ):
         command = commands.add_parser(name, help=what)
-        which = command.add_mutually_exclusive_group(required=True)
-        which.add_argument("ids", nargs="*", type=int, default=[], metavar="ID", help="as athanor chat list shows them")
-        which.add_argument("--all", action="store_true", help="every one that waits")
+        selection = command.add_mutually_exclusive_group(required=True)
+        selection.add_argument(
+            "ids", nargs="*", type=int, default=[], metavar="ID", help="as athanor chat list shows them"
+        )
+        selection.add_argument("--all", action="store_true", help="every one that waits")
         command.set_defaults(run=set_status, status=status)
     export = commands.add_parser("export", help="write the accepted corrections as rows for instruction tuning")
     export.add_argument("out", type=Path, metavar="OUT.jsonl", help="best in corpus/, which DVC watches")
-    export.set_defaults(run=write)
+    export.set_defaults(run=export_rows)
 
 
-def show(store: Store, args: argparse.Namespace) -> int:
-    found = store.corrections(None if args.all else "candidate")
-    for row in found:
-        print(f'{row["id"]}  {row["status"]}, {row["model"]}, in "{short(row["chat_title"])}"')
+def list_corrections(store: Store, args: argparse.Namespace) -> int:
+    corrections = store.corrections(None if args.all else "candidate")
+    for row in corrections:
+        print(f'{row["id"]}  {row["status"]}, {row["model"]}, in "{shortened(row["chat_title"])}"')
         turns = sum(message["role"] == "user" for message in row["prompt"])
         after = f" (question {turns} of its chat)" if turns > 1 else ""
-        print(f"    asked      {short(row['prompt'][-1]['content'])}{after}")
-        print(f"    answered   {short(row['answer'])}")
-        print(f"    corrected  {short(row['correction'])}")
-    rest = "" if args.all else " that wait; --all shows those settled, too"
-    print(f"{len(found)} corrections{rest}")
+        print(f"    asked      {shortened(row['prompt'][-1]['content'])}{after}")
+        print(f"    answered   {shortened(row['answer'])}")
+        print(f"    corrected  {shortened(row['correction'])}")
+    suffix = "" if args.all else " that wait; --all shows those settled, too"
+    print(f"{len(corrections)} corrections{suffix}")
     return 0
 
 
-def short(text: str) -> str:
+def shortened(text: str) -> str:
     """The beginning of a text on one line, with nothing in it that steers a terminal."""
     line = " ".join(text.split())
     line = line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"
@@ -90,22 +92,22 @@ def short(text: str) -> str:
 
 def set_status(store: Store, args: argparse.Namespace) -> int:
     ids = [row["id"] for row in store.corrections("candidate")] if args.all else list(dict.fromkeys(args.ids))
-    for number in ids:
-        store.correction(number)  # an unknown one stops all, before the first is settled
-    for number in ids:
-        store.settle(number, args.status)
+    for correction_id in ids:
+        store.correction(correction_id)  # an unknown one stops all, before the first is settled
+    for correction_id in ids:
+        store.settle(correction_id, args.status)
     print(f"{args.status} {len(ids)}: {', '.join(map(str, ids))}" if ids else "no correction waits")
     if ids and args.status == "accepted":
         print("write them with: athanor chat export corpus/corrections.jsonl")
     return 0
 
 
-def write(store: Store, args: argparse.Namespace) -> int:
+def export_rows(store: Store, args: argparse.Namespace) -> int:
     """Write all accepted corrections, in the order of their messages, each conversation once."""
     out: Path = args.out
     if out.suffix != ".jsonl":
         raise InputError("the rows are JSON lines", where=str(out), fix="let the name end in .jsonl")
-    _check_ours(out)
+    _check_overwritable(out)
     rows: dict[str, dict[str, Any]] = {}
     left_out, accepted = [], store.corrections("accepted")
     for row in accepted:
@@ -113,8 +115,8 @@ def write(store: Store, args: argparse.Namespace) -> int:
         where = f"correction {row['id']}"
         try:
             check_messages([Message(**message) for message in messages], where)
-            before = store.way(row["chat"], row["id"])[:-1]  # every answer of a row is trained on
-            if any((message["feedback"] or {}).get("verdict") == "down" for message in before):
+            earlier = store.way(row["chat"], row["id"])[:-1]  # every answer of a row is trained on
+            if any((message["feedback"] or {}).get("verdict") == "down" for message in earlier):
                 fix = "ask again in a new chat, or below the right answer"
                 raise InputError("an earlier answer of its chat has a thumb down", where=where, fix=fix)
         except InputError as error:
@@ -123,8 +125,8 @@ def write(store: Store, args: argparse.Namespace) -> int:
         # The number tells on the next export that the row came from here; the training reads the messages alone.
         rows.setdefault(json.dumps(messages), {"messages": messages, "correction": row["id"]})
     if accepted and not rows:
-        told = "; ".join(left_out)
-        raise InputError(f"every accepted correction was left out, nothing was written ({told})", where=str(out))
+        reasons = "; ".join(left_out)
+        raise InputError(f"every accepted correction was left out, nothing was written ({reasons})", where=str(out))
     if not rows:
         fix = "athanor chat list shows the corrections, athanor chat accept ID takes them"
         raise InputError("no correction is accepted, nothing was written", where=str(out), fix=fix)
@@ -139,16 +141,16 @@ def write(store: Store, args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_ours(out: Path) -> None:
-    """InputError if the file is there and holds anything else than rows of an export, a hand-written one, say."""
+def _check_overwritable(out: Path) -> None:
+    """InputError if the file exists and holds anything but rows of an export, for instance rows written by hand."""
     try:
         text = out.read_text(encoding="utf-8")
-        ours = all("correction" in json.loads(line) for line in text.split("\n") if line)
+        is_export = all("correction" in json.loads(line) for line in text.split("\n") if line)
     except FileNotFoundError:
         return
     except (ValueError, TypeError):
-        ours = False
-    if not ours:
+        is_export = False
+    if not is_export:
         raise InputError("holds something else, and would be lost", where=str(out), fix="name another file")
 
 
@@ -163,16 +165,16 @@ def _item_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--reject", action="append", default=[], metavar="TEXT", help="one more wrong answer")
     command.add_argument("--check", action="append", default=[], metavar="CHECK", help='for kind format: "max_words 5"')
     command.add_argument("--out", type=Path, default=Path(OUT), help=f"file of items to add to (default {OUT})")
-    command.set_defaults(run=add)
+    command.set_defaults(run=add_item)
 
 
-def add(store: Store, args: argparse.Namespace) -> int:
+def add_item(store: Store, args: argparse.Namespace) -> int:
     """Append the item if the reader of such files and the battery's gate take it; else nothing changes."""
     row = item_row(store.correction(args.id), args)
     out: Path = args.out
     old = out.read_text(encoding="utf-8") if out.is_file() else ""
     text = old + ("\n" if old and not old.endswith("\n") else "") + json.dumps(row, ensure_ascii=False) + "\n"
-    items = _read(text, out)
+    items = _read_items(text, out)
     if items[-1].question in [item.question for item in items[:-1]]:
         fix = "edit that line, or take it out first"
         raise InputError("an item of this file asks the same already", where=str(out), fix=fix)
@@ -180,7 +182,7 @@ def add(store: Store, args: argparse.Namespace) -> int:
     write_text(out, text)
     print(f"{out}: {len(items)} items; the new one is {items[-1].category}/{items[-1].id}")
     print(f"  takes     {row['accepted'][0]!r}\n  refuses   " + ", ".join(repr(text) for text in row["rejected"]))
-    print(_use(out))
+    print(_usage_hint(out))
     return 0
 
 
@@ -200,11 +202,11 @@ def item_row(correction: dict[str, Any], args: argparse.Namespace) -> dict[str, 
     numbers = NUMBER.findall(accepted[0])
     if args.kind == "numeric" and numbers and not re.fullmatch(r"-?\d+(\.\d+)?", accepted[0]):
         accepted = [numbers[-1], *accepted]  # the reader wants the bare number first
-    made = Item(args.category, prompt, args.kind, accepted[0], tuple(accepted), (), checks=tuple(args.check))
+    item = Item(args.category, prompt, args.kind, accepted[0], tuple(accepted), (), checks=tuple(args.check))
     others = [
         message["content"]
         for message in correction["variants"]
-        if (message["feedback"] or {}).get("verdict") != "up" and not score(made, message["content"])
+        if (message["feedback"] or {}).get("verdict") != "up" and not score(item, message["content"])
     ]
     rejected = [text for text in dict.fromkeys([correction["answer"], *args.reject, *others]) if text.strip()]
     needed = 1 if args.kind == "likelihood" else 2
@@ -222,7 +224,7 @@ def item_row(correction: dict[str, Any], args: argparse.Namespace) -> dict[str, 
     return {**row, "checks": args.check} if args.check else row
 
 
-def _read(text: str, out: Path) -> list[Item]:
+def _read_items(text: str, out: Path) -> list[Item]:
     """The items of a text as the download stage will read them; its errors name `out`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "items.jsonl"
@@ -234,20 +236,20 @@ def _read(text: str, out: Path) -> list[Item]:
             raise InputError(error.what, where=where, fix=error.fix) from None
 
 
-def _use(out: Path) -> str:
+def _usage_hint(out: Path) -> str:
     """What params.yaml has to say for the item to be asked."""
     try:
-        named = (read_yaml("params.yaml").get("battery") or {}).get("written")
+        configured = (read_yaml("params.yaml").get("battery") or {}).get("written")
     except AthanorError:
-        named = None
-    if named == out.as_posix():
+        configured = None
+    if configured == out.as_posix():
         return "params.yaml names the file: from the next dvc repro on it is asked, and kept out of training"
-    use = f"to ask it, set battery.written: {out.as_posix()} in params.yaml"
+    hint = f"to ask it, set battery.written: {out.as_posix()} in params.yaml"
     if out.parts[:1] != ("battery",):
-        use += " (the file has to lie in battery/)"
-    if named:
-        use += f"\nThat names one file, now {named}: with --out {named} the item joins those."
-    return use
+        hint += " (the file has to lie in battery/)"
+    if configured:
+        hint += f"\nThat names one file, now {configured}: with --out {configured} the item joins those."
+    return hint
 
 
 def main() -> int:
@@ -255,8 +257,8 @@ def main() -> int:
         from athanor.serving import terminal  # brings torch, which no other command here needs
 
         return terminal.main()
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="athanor chat", description=__doc__, formatter_class=raw)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="athanor chat", description=__doc__, formatter_class=formatter)
     commands = parser.add_subparsers(dest="command", metavar="list | accept | reject | export | item", required=True)
     _row_options(commands)
     _item_options(commands.add_parser("item", help="add a correction to the battery's held-out questions"))

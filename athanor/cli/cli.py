@@ -41,7 +41,7 @@ COMMANDS = {  # name: arguments, what it does
     "deps": ("[--fix]", "check the code dependencies in dvc.yaml"),
     "bench": ("hardware [--again]", "measure this machine for the model; once"),
 }
-ELSEWHERE = {  # modules that have another name than their command
+MODULE_NAMES = {  # modules that have another name than their command
     "plan": "athanor.cli.plan.main",
     "data": "athanor.cli.data.main",
     "evaluate": "athanor.cli.evaluate.main",
@@ -54,15 +54,15 @@ ELSEWHERE = {  # modules that have another name than their command
 
 def usage() -> str:
     lines = ["python -m athanor COMMAND", ""]
-    lines += [f"  {f'{name} {words}':<34} {what}" for name, (words, what) in COMMANDS.items()]
+    lines += [f"  {f'{name} {arguments}':<34} {purpose}" for name, (arguments, purpose) in COMMANDS.items()]
     return "\n".join(lines)
 
 
-def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+def positive(convert: Callable[[str], float]) -> Callable[[str], float]:
     """The type of an option that takes a number above 0."""
 
     def number(text: str) -> float:
-        value = kind(text)
+        value = convert(text)
         if not value > 0:
             raise argparse.ArgumentTypeError(f"{text} is not above 0")
         return value
@@ -70,23 +70,23 @@ def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
     return number
 
 
-def call(name: str, words: Sequence[str]) -> int:
+def call(name: str, arguments: Sequence[str]) -> int:
     """Run a command with its arguments; errors are the caller's."""
-    module = importlib.import_module(ELSEWHERE.get(name, f"athanor.cli.{name.replace('-', '_')}"))
+    module = importlib.import_module(MODULE_NAMES.get(name, f"athanor.cli.{name.replace('-', '_')}"))
     if not hasattr(module, "options"):  # it passes arguments on that it does not know
-        sys.argv = [f"athanor {name}", *words]
+        sys.argv = [f"athanor {name}", *arguments]
         return int(module.main())
-    about, _, details = (module.__doc__ or "").partition("\n\n")
+    description, _, details = (module.__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
-        f"athanor {name}", description=about, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+        f"athanor {name}", description=description, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.set_defaults(name=name)
     module.options(parser)
-    return int(module.run(parser.parse_args(words)))
+    return int(module.run(parser.parse_args(arguments)))
 
 
 def main() -> int:
-    name, words = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
+    name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if name in ("", "help", "--help", "-h"):
         print(usage())
         return 0
@@ -94,7 +94,7 @@ def main() -> int:
         print(f"no command '{name}'. Fix: {suggest(name, COMMANDS)}\n\n{usage()}", file=sys.stderr)
         return 2
     try:
-        return call(name, words)
+        return call(name, arguments)
     except AthanorError as error:
         print(error, file=sys.stderr)
         return 1
@@ -104,7 +104,7 @@ def main() -> int:
     except OSError as error:
         from athanor.runtime.terminal import in_words
 
-        if (told := in_words(error)) is None:
+        if (message := in_words(error)) is None:
             raise
-        print(told, file=sys.stderr)
+        print(message, file=sys.stderr)
         return 1

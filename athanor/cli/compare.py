@@ -33,11 +33,11 @@ WORKSPACE = "workspace"
 TRACKED = ("params.yaml", "dvc.lock", "metrics")
 CODE = ("athanor", "stages")
 # A mapping with "stderr" holds its value under one of these names.
-VALUES = ("bpb", "score", "rate", "loss", "difference")
+VALUE_KEYS = ("bpb", "score", "rate", "loss", "difference")
 # They follow from the value, not worth a line of their own.
 DERIVED = "correct count margin_stderrs low high wins losses p discordance resolves".split()
 NOISE = 2.0  # standard errors of a difference
-BETTER = {"bpb": -1, "loss": -1, "score": 1}  # of a rate nobody can say it here
+DIRECTION = {"bpb": -1, "loss": -1, "score": 1}  # of a rate nobody can say it here
 UI = "http://127.0.0.1:5000"
 
 
@@ -77,10 +77,10 @@ def load(root: Path, name: str) -> Side:
     if not rev:
         return _read(root, name, rev)
     with tempfile.TemporaryDirectory() as scratch:
-        there = git(root, "ls-tree", "--name-only", rev, "--", *TRACKED).splitlines()
-        if there:
+        tracked = git(root, "ls-tree", "--name-only", rev, "--", *TRACKED).splitlines()
+        if tracked:
             archive = Path(scratch) / "files.tar"
-            git(root, "archive", "--format=tar", f"--output={archive}", rev, *there)
+            git(root, "archive", "--format=tar", f"--output={archive}", rev, *tracked)
             with tarfile.open(archive) as tar:
                 # The filter came with Python 3.11.4; Git writes no member that it would refuse.
                 tar.extractall(scratch, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
@@ -110,40 +110,46 @@ def changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, 
     return {name: (old.get(name), new.get(name)) for name in (old | new) if old.get(name) != new.get(name)}
 
 
-def measured(value: Any, prefix: str = "") -> Iterator[tuple[str, str, float, float | None]]:
+def values_with_stderr(value: Any, prefix: str = "") -> Iterator[tuple[str, str, float, float | None]]:
     """Name, kind, value and standard error of everything that has an error."""
     if not isinstance(value, Mapping):
         return
-    kind = next((kind for kind in VALUES if kind in value), "")
+    kind = next((kind for kind in VALUE_KEYS if kind in value), "")
     if "stderr" in value and kind:
         yield prefix, kind, value[kind], value["stderr"]
         return
     for key, item in value.items():
-        yield from measured(item, f"{prefix}.{key}" if prefix else key)
+        yield from values_with_stderr(item, f"{prefix}.{key}" if prefix else key)
 
 
 def measures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What both sides measured, compared."""
-    right = {name: values for name, _, *values in measured(b)}
-    return [judge(name, kind, *one, *right[name]) for name, kind, *one in measured(a) if name in right]
+    """A row for everything that both sides measured."""
+    values_b = {name: values for name, _, *values in values_with_stderr(b)}
+    return [
+        compare_values(name, kind, *values_a, *values_b[name])
+        for name, kind, *values_a in values_with_stderr(a)
+        if name in values_b
+    ]
 
 
-def judge(name: str, kind: str, a: float, a_stderr: float | None, b: float, b_stderr: float | None) -> dict[str, Any]:
-    """A number with its standard error on both sides. beyond_noise is None where an error is not known.
+def compare_values(
+    name: str, kind: str, a: float, a_stderr: float | None, b: float, b_stderr: float | None
+) -> dict[str, Any]:
+    """A row that compares one number of both sides; beyond_noise is None where a standard error is not known.
 
     Errors are added as if the two were independent: both saw the same items, so this is cautious.
     """
     noise = None if a_stderr is None or b_stderr is None else NOISE * math.hypot(a_stderr, b_stderr)
     beyond = False if a == b else None if noise is None else abs(b - a) > noise
-    better = (b - a) * BETTER[kind] > 0 if beyond and kind in BETTER else None
+    better = (b - a) * DIRECTION[kind] > 0 if beyond and kind in DIRECTION else None
     row: dict[str, Any] = {"name": name, "a": a, "b": b, "a_stderr": a_stderr, "b_stderr": b_stderr}
     return {**row, "difference": b - a, "noise": noise, "beyond_noise": beyond, "better": better}
 
 
 def other_metrics(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
-    with_error = {name for side in (a, b) for name, *_ in measured(side.metrics)}
-    silent = {f"{name}.{leaf}" for name in with_error for leaf in (*VALUES, "stderr", *DERIVED)}
-    return {name: pair for name, pair in changed(a.metrics, b.metrics).items() if name not in silent}
+    with_error = {name for side in (a, b) for name, *_ in values_with_stderr(side.metrics)}
+    redundant = {f"{name}.{leaf}" for name in with_error for leaf in (*VALUE_KEYS, "stderr", *DERIVED)}
+    return {name: pair for name, pair in changed(a.metrics, b.metrics).items() if name not in redundant}
 
 
 def warnings(a: Side, b: Side) -> list[str]:
@@ -152,44 +158,44 @@ def warnings(a: Side, b: Side) -> list[str]:
     for side in (a, b):
         stale = {
             leaf
-            for stage in behind_scores(side.lock)
+            for stage in stages_behind_scores(side.lock)
             for section, value in side.lock[stage].get("params", {}).get("params.yaml", {}).items()
             for leaf in changed({section: value}, {section: side.params.get(section)})
         }
         if stale:
             names = ", ".join(sorted(stale))
             lines.append(f"{side.name}: the results are older than the parameters ({names}); run dvc repro")
-    for what, path in (("bits per byte", "data/clean"), ("the battery", "data/battery")):
+    for subject, path in (("bits per byte", "data/clean"), ("the battery", "data/battery")):
         if _inputs(a, path) != _inputs(b, path):
-            lines.append(f"{what}: measured on other held-out items ({path} differs)")
+            lines.append(f"{subject}: measured on other held-out items ({path} differs)")
     if a.params.get("eval") != b.params.get("eval"):
         lines.append("the section eval differs: part of the difference is the way of measuring")
     return lines
 
 
-def behind_scores(lock: Mapping[str, Any]) -> set[str]:
+def stages_behind_scores(lock: Mapping[str, Any]) -> set[str]:
     """`eval` and the stages that it rests on; a model that was never exported has the same scores."""
-    found, new = set(), {"eval"} & lock.keys()
+    reached, frontier = set(), {"eval"} & lock.keys()
     outs = [(stage, Path(out["path"])) for stage, entry in lock.items() for out in entry.get("outs", ())]
-    while new:
-        found |= new
-        deps = [Path(dep["path"]) for stage in found for dep in lock[stage].get("deps", ())]
-        new = {stage for stage, out in outs if any(_meets(out, dep) for dep in deps)} - found
-    return found
+    while frontier:
+        reached |= frontier
+        deps = [Path(dep["path"]) for stage in reached for dep in lock[stage].get("deps", ())]
+        frontier = {stage for stage, out in outs if any(_overlap(out, dep) for dep in deps)} - reached
+    return reached
 
 
-def _meets(a: Path, b: Path) -> bool:
+def _overlap(a: Path, b: Path) -> bool:
     return a.is_relative_to(b) or b.is_relative_to(a)
 
 
 def _inputs(side: Side, path: str) -> dict[str, str]:
     deps = side.lock.get("eval", {}).get("deps", [])
-    found = {dep["path"]: dep.get("md5", "") for dep in deps if Path(dep["path"]).is_relative_to(path)}
+    hashes = {dep["path"]: dep.get("md5", "") for dep in deps if Path(dep["path"]).is_relative_to(path)}
     held_out = f"{path}/val.parquet"
-    return {held_out: found[held_out]} if held_out in found else found
+    return {held_out: hashes[held_out]} if held_out in hashes else hashes
 
 
-def code(root: Path, a: Side, b: Side) -> dict[str, list[str]]:
+def code_differences(root: Path, a: Side, b: Side) -> dict[str, list[str]]:
     """Files that differ between the two, and the stages that ran other code (comments do not count)."""
     sides = [side.rev for side in (a, b) if side.rev]
     files = set(git(root, "diff", "--name-only", *sides, "--", *CODE).splitlines()) if a.rev != b.rev else set()
@@ -218,24 +224,24 @@ def tracked_run(root: Path, run: str) -> dict[str, str]:
 def compare(root: Path, left: str, right: str) -> dict[str, Any]:
     """Everything about the two sides, ready for JSON."""
     a, b = load(root, left), load(root, right)
-    makers = {"a": _makers(a), "b": _makers(b)}
-    differing = [name for name in makers["a"] | makers["b"] if makers["a"].get(name) != makers["b"].get(name)]
+    run_ids = {"a": _run_ids(a), "b": _run_ids(b)}
+    differing = [name for name in run_ids["a"] | run_ids["b"] if run_ids["a"].get(name) != run_ids["b"].get(name)]
     return {
         "a": {"name": a.name, "commit": a.rev},
         "b": {"name": b.name, "commit": b.rev},
         "params": changed(a.params, b.params),
-        "code": code(root, a, b),
+        "code": code_differences(root, a, b),
         "measures": measures(a.metrics, b.metrics),
         "metrics": other_metrics(a, b),
         "warnings": warnings(a, b),
         "runs": {
-            name: {key: tracked_run(root, runs[name]) for key, runs in makers.items() if name in runs}
+            name: {key: tracked_run(root, runs[name]) for key, runs in run_ids.items() if name in runs}
             for name in differing
         },
     }
 
 
-def _makers(side: Side) -> dict[str, str]:
+def _run_ids(side: Side) -> dict[str, str]:
     return {stage: leaf["run"] for stage, leaf in side.leaves.items()}
 
 
@@ -249,6 +255,8 @@ def run(args: argparse.Namespace) -> int:
     root = Path.cwd()
     if not git(root, "rev-parse", "--git-dir"):
         raise AthanorError("not inside a Git repository", where=str(root), fix="run it in the checkout")
-    found = compare(root, args.a, args.b)
-    sys.stdout.write(json.dumps(found, indent=2) + "\n" if args.json else fill_template("compare.txt.j2", **found))
+    comparison = compare(root, args.a, args.b)
+    sys.stdout.write(
+        json.dumps(comparison, indent=2) + "\n" if args.json else fill_template("compare.txt.j2", **comparison)
+    )
     return 0

@@ -34,24 +34,24 @@ def choose(root: Path, name: str) -> Path:
         return Path(name)
     folders = by_start(run_folders(root))
     if name in ("", *PHASES):
-        found = [folder for folder in folders if _stage(folder) in ((name,) if name else PHASES)][-1:]
+        matches = [folder for folder in folders if _stage(folder) in ((name,) if name else PHASES)][-1:]
     else:
-        found = [folder for folder in folders if folder.name.startswith(name)]
-        found = [folder for folder in found if folder.name == name] or found
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        fix = "run dvc repro, or name the folder of a journal" if name in ("", *PHASES) else _known(folders)
+        matches = [folder for folder in folders if folder.name.startswith(name)]
+        matches = [folder for folder in matches if folder.name == name] or matches
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        fix = "run dvc repro, or name the folder of a journal" if name in ("", *PHASES) else _known_runs(folders)
         what = f"there is no run '{name}'" if name else "no training ran here"
         raise InputError(what, where="athanor health", fix=fix)
-    raise InputError(f"{len(found)} runs begin with '{name}'", where="athanor health", fix=_known(found))
+    raise InputError(f"{len(matches)} runs begin with '{name}'", where="athanor health", fix=_known_runs(matches))
 
 
 def _stage(folder: Path) -> str:
     return str(read_json(folder / "meta.json").get("stage", ""))
 
 
-def _known(folders: list[Path]) -> str:
+def _known_runs(folders: list[Path]) -> str:
     names = [folder.name for folder in folders if _stage(folder) in PHASES]
     return f"one of {', '.join(names[-5:])}" if names else "no training ran here; run dvc repro"
 
@@ -79,8 +79,8 @@ def state(folder: Path) -> str:
 
 
 def text(folder: Path, reader: Reader) -> str:
-    found = {"name": folder.resolve().name, "state": state(folder), "status": status(reader.findings)}
-    return fill_template("health.txt.j2", reader=reader, events=events(reader.findings), **found).rstrip("\n")
+    header = {"name": folder.resolve().name, "state": state(folder), "status": status(reader.findings)}
+    return fill_template("health.txt.j2", reader=reader, events=events(reader.findings), **header).rstrip("\n")
 
 
 def as_json(folder: Path, reader: Reader) -> dict[str, Any]:

@@ -68,14 +68,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.limit is not None and args.limit < 1:
         raise InputError(f"{args.limit} items", where="--limit", fix="at least 1")
-    named = {"local": LOCAL, "standard": STANDARD}
-    tasks = [task for word in args.tasks.split(",") for task in named.get(word, (word,)) if task]
+    shorthands = {"local": LOCAL, "standard": STANDARD}
+    tasks = [task for word in args.tasks.split(",") for task in shorthands.get(word, (word,)) if task]
     local = [task for task in tasks if task in LOCAL]
     if args.check and not local:
         raise InputError("only local tasks can be compared", where="--check", fix="--tasks local")
     program()  # before anything is read
     model, tokenizer = load_export(args.model)
-    out = _folder(args.out)
+    out = _result_folder(args.out)
     include = [folder.resolve() for folder in args.include]
     if local:
         texts = (document.text for document in read_documents(TEXTS))
@@ -89,24 +89,28 @@ def run(args: argparse.Namespace) -> int:
     if not args.check:
         return 0
     torch.set_num_threads(1)
-    found = {task: compare(model, tokenizer, out, task, results, machine().threads) for task in local}
-    for task, told in found.items():
-        numbers = ", ".join(f"{name} {ours:.6f} = {theirs:.6f}" for name, (ours, theirs) in told.metrics.items())
-        said = "agrees" if told.good else f"DISAGREES ({told.apart} scores, {told.verdicts} verdicts)"
-        worst = f"worst difference {told.worst:.1e} {'nats' if task == NEXT else 'relative'}"
-        print(f"{task}: our scorer {said} on {told.items} items: {numbers}; {worst}")
-    return 0 if all(told.good for told in found.values()) else 1
+    agreements = {task: compare(model, tokenizer, out, task, results, machine().threads) for task in local}
+    for task, agreement in agreements.items():
+        numbers = ", ".join(f"{name} {ours:.6f} = {theirs:.6f}" for name, (ours, theirs) in agreement.metrics.items())
+        verdict = (
+            "agrees"
+            if agreement.agrees
+            else f"DISAGREES ({agreement.score_mismatches} scores, {agreement.verdict_mismatches} verdicts)"
+        )
+        worst = f"worst difference {agreement.worst:.1e} {'nats' if task == NEXT else 'relative'}"
+        print(f"{task}: our scorer {verdict} on {agreement.items} items: {numbers}; {worst}")
+    return 0 if all(agreement.agrees for agreement in agreements.values()) else 1
 
 
-def _folder(wanted: Path | None) -> Path:
-    if wanted is None:
+def _result_folder(requested: Path | None) -> Path:
+    if requested is None:
         parent = anchor() / ".athanor" / "lm_eval"
         parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="run-", dir=parent))
-    if wanted.exists():
-        raise InputError("exists", where=str(wanted), fix="name a folder that does not exist")
-    wanted.mkdir(parents=True)
-    return wanted
+    if requested.exists():
+        raise InputError("exists", where=str(requested), fix="name a folder that does not exist")
+    requested.mkdir(parents=True)
+    return requested
 
 
 # -- the harness -------------------------------------------------------------------------------------------------------
@@ -114,13 +118,13 @@ def _folder(wanted: Path | None) -> Path:
 
 def program() -> list[str]:
     """How to call lm_eval: $LM_EVAL, this Python's own package, or the program on PATH; InputError without any."""
-    named = os.environ.get(VARIABLE)
-    if not named and importlib.util.find_spec("lm_eval") is not None:
+    configured = os.environ.get(VARIABLE)
+    if not configured and importlib.util.find_spec("lm_eval") is not None:
         return [sys.executable, "-m", "lm_eval"]
-    if found := shutil.which(named or "lm_eval"):
-        return [found]
-    if named:
-        raise InputError(f"'{named}' cannot be run", where=VARIABLE, fix=INSTALL)
+    if executable := shutil.which(configured or "lm_eval"):
+        return [executable]
+    if configured:
+        raise InputError(f"'{configured}' cannot be run", where=VARIABLE, fix=INSTALL)
     raise InputError("lm-evaluation-harness is not installed", where="athanor lm-eval", fix=INSTALL)
 
 
@@ -132,19 +136,19 @@ def arguments(
     # float32: as the parity checks compute. <|bos|> once: rolling tasks get it as the prefix, and would score it as text
     # where the tokenizer adds it, too.
     settings = f"pretrained={model},dtype=float32,max_length={context_tokens},add_bos_token={not rolling}"
-    words = ["run", "--model", "hf", "--model_args", settings, "--tasks", ",".join(tasks), "--device", "cpu"]
-    words += ["--batch_size", "8", "--seed", "0", "--output_path", str(out), "--log_samples"]
+    argv = ["run", "--model", "hf", "--model_args", settings, "--tasks", ",".join(tasks), "--device", "cpu"]
+    argv += ["--batch_size", "8", "--seed", "0", "--output_path", str(out), "--log_samples"]
     if not rolling and context_tokens < 2 * ANSWER_TOKENS:
         # The harness keeps its own number free for an answer, whatever the context, and asserts that some is left.
-        words += ["--gen_kwargs", f"max_gen_toks={context_tokens // 2}"]
-    words += [] if limit is None else ["--limit", str(limit)]
-    return words + [word for folder in include for word in ("--include_path", str(folder))]
+        argv += ["--gen_kwargs", f"max_gen_toks={context_tokens // 2}"]
+    argv += [] if limit is None else ["--limit", str(limit)]
+    return argv + [word for folder in include for word in ("--include_path", str(folder))]
 
 
 def groups(tasks: Sequence[str]) -> list[list[str]]:
-    """Rolling tasks apart from the others, because they want another setting of the tokenizer."""
-    parts = ([task for task in tasks if (task in ROLLING) == rolling] for rolling in (False, True))
-    return [part for part in parts if part]
+    """The tasks in at most two groups: rolling tasks need another setting of the tokenizer than the others."""
+    separated = ([task for task in tasks if (task in ROLLING) == rolling] for rolling in (False, True))
+    return [group for group in separated if group]
 
 
 def harness(
@@ -162,30 +166,30 @@ def harness(
     """
     command = program()
     results: dict[str, Any] = {}
-    for number, part in enumerate(groups(tasks)):
+    for number, group in enumerate(groups(tasks)):
         folder = out / str(number)
         folder.mkdir(parents=True)
-        words = [*command, *arguments(model, part, folder, context_tokens, limit, include)]
+        argv = [*command, *arguments(model, group, folder, context_tokens, limit, include)]
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
         environment.pop("PYTHONPATH", None)  # of this checkout; the other environment has its own packages
-        if all(task in LOCAL for task in part):
+        if all(task in LOCAL for task in group):
             # A cache of its own: it is keyed by path, and another checkout's data may have lain there.
             cache = str(out.resolve() / "cache")
             environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": cache}
         log = folder / "log.txt"
         try:
             with log.open("wb") as file:
-                how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
-                status = subprocess.run(words, env=environment, timeout=timeout_seconds, **how).returncode
+                streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+                status = subprocess.run(argv, env=environment, timeout=timeout_seconds, **streams).returncode
         except subprocess.TimeoutExpired:
             raise InputError(f"took more than {timeout_seconds:g} s", where=str(log), fix="raise --timeout") from None
-        found = sorted(folder.rglob("results_*.json"))
-        if status != 0 or not found:
+        result_files = sorted(folder.rglob("results_*.json"))
+        if status != 0 or not result_files:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no message"]
-            fix = "hub tasks need a network; --tasks local needs none" if set(part) - set(LOCAL) else "read the log"
-            said = lines[-1].strip()[:300]
-            raise InputError(f"lm_eval ended with status {status}: {said}", where=str(log), fix=fix)
-        results |= read_json(found[-1])["results"]
+            fix = "hub tasks need a network; --tasks local needs none" if set(group) - set(LOCAL) else "read the log"
+            last_line = lines[-1].strip()[:300]
+            raise InputError(f"lm_eval ended with status {status}: {last_line}", where=str(log), fix=fix)
+        results |= read_json(result_files[-1])["results"]
     return results
 
 
@@ -197,15 +201,15 @@ def samples(out: Path, task: str) -> list[dict[str, Any]]:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Rows (task, metric, value ± standard error)."""
+    """The results as rows of task, metric and value ± standard error."""
     rows = []
     for task, metrics in sorted(results.items()):
         for key, value in sorted(metrics.items()):
-            name, _, rest = key.partition(",")
-            if rest and not name.endswith("_stderr") and isinstance(value, (int, float)):
-                error = metrics.get(f"{name}_stderr,{rest}")
-                shown = f" ± {error:.4f}" if isinstance(error, (int, float)) else ""
-                rows.append((task, name, f"{value:.4f}{shown}"))
+            name, _, filter_name = key.partition(",")
+            if filter_name and not name.endswith("_stderr") and isinstance(value, (int, float)):
+                error = metrics.get(f"{name}_stderr,{filter_name}")
+                error_text = f" ± {error:.4f}" if isinstance(error, (int, float)) else ""
+                rows.append((task, name, f"{value:.4f}{error_text}"))
     return rows
 
 
@@ -251,27 +255,27 @@ class Question:
 
 
 def questions(texts: Sequence[str], count: int) -> list[Question]:
-    """At most `count` of them, from the documents long enough, in their order; the same for the same documents."""
-    parts = []
+    """At most `count` questions from the documents that are long enough, in their order; nothing is random."""
+    candidates = []
     for words in (text.split(" ") for text in texts):
-        given = DELIMITER.join(words[:CONTEXT_WORDS])
+        context = DELIMITER.join(words[:CONTEXT_WORDS])
         answer = DELIMITER.join(words[CONTEXT_WORDS : CONTEXT_WORDS + CHOICE_WORDS])
-        long = len(words) >= CONTEXT_WORDS + CHOICE_WORDS
-        if long and given.strip() and answer.strip() and not given[-1].isspace():
-            parts.append((given, answer))
-    answers = list(dict.fromkeys(answer for _, answer in parts))
+        long_enough = len(words) >= CONTEXT_WORDS + CHOICE_WORDS
+        if long_enough and context.strip() and answer.strip() and not context[-1].isspace():
+            candidates.append((context, answer))
+    answers = list(dict.fromkeys(answer for _, answer in candidates))
     if len(answers) < CHOICES:
         what = f"only {len(answers)} documents are long enough for questions"
         raise InputError(what, where="held-out text", fix="add text")
-    found = []
-    for given, answer in parts[:count]:
-        seed = hashlib.sha256(given.encode()).digest()
+    chosen = []
+    for context, answer in candidates[:count]:
+        seed = hashlib.sha256(context.encode()).digest()
         start, label = int.from_bytes(seed[:8], "big"), seed[8] % CHOICES
         others = [other for other in answers if other != answer]
         # Neighbours from a place of their own; distinct because the list is.
-        choices = [others[(start + number) % len(others)] for number in range(CHOICES - 1)]
-        found.append(Question(given, [*choices[:label], answer, *choices[label:]], label))
-    return found
+        choices = [others[(start + offset) % len(others)] for offset in range(CHOICES - 1)]
+        chosen.append(Question(context, [*choices[:label], answer, *choices[label:]], label))
+    return chosen
 
 
 def write_tasks(folder: Path, texts: Iterable[str], count: int) -> dict[str, Path]:
@@ -294,50 +298,51 @@ FP32_SUM = 1e-6  # relative: it adds up a choice's log-probabilities in fp32
 
 @dataclass
 class Agreement:
-    """What both say of a task, by metric: (ours, theirs). `worst`: largest difference of an item's log-likelihood,
-    in nats for choices and relative for texts; `apart`: items whose log-likelihoods differ by more than rounding;
-    `verdicts`: items on whose right or wrong they differ."""
+    """How far our scorer and lm_eval agree on a task; `metrics` maps a metric to (ours, theirs). `worst` is the largest
+    difference of an item's log-likelihood, in nats for choices and relative for texts; `score_mismatches` counts those
+    larger than rounding, and `verdict_mismatches` the items that only one of the two counts as right."""
 
     items: int
     metrics: dict[str, tuple[float, float]]
     worst: float = 0.0
-    apart: int = 0
-    verdicts: int = 0
+    score_mismatches: int = 0
+    verdict_mismatches: int = 0
 
     @property
-    def good(self) -> bool:
+    def agrees(self) -> bool:
         close = all(abs(ours - theirs) <= TOLERANCE for ours, theirs in self.metrics.values())
-        return close and self.apart == self.verdicts == 0
+        return close and self.score_mismatches == self.verdict_mismatches == 0
 
 
 def compare(
     model: Transformer, tokenizer: Tokenizer, out: Path, task: str, results: dict[str, Any], threads: int = 1
 ) -> Agreement:
     """Score the items that lm_eval scored, from their text on."""
-    rows, found = samples(out, task), Agreement(0, {})
-    found.items = len(rows)
-    theirs = {key.partition(",")[0]: value for key, value in results[task].items()}
+    rows, agreement = samples(out, task), Agreement(0, {})
+    agreement.items = len(rows)
+    harness_metrics = {key.partition(",")[0]: value for key, value in results[task].items()}
     if task == TEXT:
-        ours = [rolling_logprob(model, tokenizer, row["doc"]["text"], threads=threads) for row in rows]
+        own_scores = [rolling_logprob(model, tokenizer, row["doc"]["text"], threads=threads) for row in rows]
         logged = [float(row["filtered_resps"][0]) for row in rows]
-        differences = [abs(a - b) / abs(b) for (a, _), b in zip(ours, logged, strict=True)]
-        found.worst, found.apart = max(differences), sum(d > TOLERANCE for d in differences)
-        bits = rate([-nats / math.log(2) for nats, _ in ours], [size for _, size in ours]).bpb
-        found.metrics["bits_per_byte"] = bits, theirs["bits_per_byte"]
-        return found
-    right = {"acc": 0, "acc_norm": 0}
+        differences = [abs(a - b) / abs(b) for (a, _), b in zip(own_scores, logged, strict=True)]
+        agreement.worst, agreement.score_mismatches = max(differences), sum(d > TOLERANCE for d in differences)
+        bits = rate([-nats / math.log(2) for nats, _ in own_scores], [size for _, size in own_scores]).bpb
+        agreement.metrics["bits_per_byte"] = bits, harness_metrics["bits_per_byte"]
+        return agreement
+    correct_counts = {"acc": 0, "acc_norm": 0}
     for row in rows:
         context, choices, label = (row["doc"][name] for name in ("context", "choices", "label"))
         scores = choice_scores(model, tokenizer, context, choices, DELIMITER, threads=threads)
         logged = [float(value) for value, _ in row["filtered_resps"]]
         differences = [abs(score - value) for score, value in zip(scores, logged, strict=True)]
-        found.worst = max(found.worst, *differences)
-        found.apart += any(
-            far > TOLERANCE + FP32_SUM * abs(value) for far, value in zip(differences, logged, strict=True)
+        agreement.worst = max(agreement.worst, *differences)
+        agreement.score_mismatches += any(
+            difference > TOLERANCE + FP32_SUM * abs(value)
+            for difference, value in zip(differences, logged, strict=True)
         )
-        for metric in right:
+        for metric in correct_counts:
             correct = choose(scores, choices, normalised=metric == "acc_norm") == label  # the battery's own rule
-            found.verdicts += correct != bool(row[metric])
-            right[metric] += correct
-    found.metrics |= {name: (count / len(rows), theirs[name]) for name, count in right.items()}
-    return found
+            agreement.verdict_mismatches += correct != bool(row[metric])
+            correct_counts[metric] += correct
+    agreement.metrics |= {name: (count / len(rows), harness_metrics[name]) for name, count in correct_counts.items()}
+    return agreement

@@ -24,26 +24,26 @@ from athanor.sources.huggingface import explain
 
 
 def pin(path: Path) -> dict[str, str]:
-    """Pin what is not; returns the place in the file to the commit written there."""
+    """Pin every unpinned data set; returns the commit that was written at each location of the file."""
     sections = check_file(path)
-    known: dict[str, str] = {}  # a data set has one revision everywhere
-    missing: dict[str, str] = {}
-    for where, dataset, revision in hub_revisions(sections["download"], sections["instruct"]):
+    commits: dict[str, str] = {}  # a data set has one revision everywhere
+    unpinned: dict[str, str] = {}
+    for location, dataset, revision in hub_revisions(sections["download"], sections["instruct"]):
         if revision is None:
-            missing[where] = dataset
+            unpinned[location] = dataset
         else:
-            known.setdefault(dataset, revision)
-    for dataset in missing.values():
-        if dataset not in known:
-            known[dataset] = newest_commit(dataset)
-    if not missing:
+            commits.setdefault(dataset, revision)
+    for dataset in unpinned.values():
+        if dataset not in commits:
+            commits[dataset] = newest_commit(dataset)
+    if not unpinned:
         return {}
     values = {}
-    for where, dataset in missing.items():
-        section, _, number = where.partition(".sources[")
-        values[section, "sources", int(number.rstrip("]")), "revision"] = known[dataset]
+    for location, dataset in unpinned.items():
+        section, _, index = location.partition(".sources[")
+        values[section, "sources", int(index.rstrip("]")), "revision"] = commits[dataset]
     write_text(path, edited_yaml(path.read_text(encoding="utf-8"), values))
-    return {where: known[dataset] for where, dataset in missing.items()}
+    return {location: commits[dataset] for location, dataset in unpinned.items()}
 
 
 def newest_commit(dataset: str) -> str:
@@ -66,8 +66,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     path = Path(args.file)
     pinned = pin(path)
-    for where, commit in pinned.items():
-        print(f"{where}.revision: {commit}")
+    for location, commit in pinned.items():
+        print(f"{location}.revision: {commit}")
     if not pinned:
         print(f"every hub data set in {path} is pinned")
     return 0

@@ -20,7 +20,7 @@ from athanor.runtime.schema import check_values
 FOLDER, PARAMS = Path("presets"), Path("params.yaml")
 
 
-def _edited(known: list[str]) -> bool:
+def _has_unsaved_edits(known: list[str]) -> bool:
     """Whether params.yaml holds what neither Git's last commit nor a preset has."""
     if not PARAMS.is_file():
         return False
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         print(presets.complete(path), end="")
         return 0
     check_values(presets.values(path))
-    if not args.force and _edited(known):
+    if not args.force and _has_unsaved_edits(known):
         fix = f"commit it, or throw them away: athanor preset use {name} --force"
         raise ParamsError("it has edits that are not committed", where="params.yaml", fix=fix)
     write_text(PARAMS, presets.complete(path))

@@ -30,7 +30,7 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 620, 40, 345  # of the picture's frame, see templ
 STAGE_FILE = Path(SIDE) / "lr.yaml"
 STAGE = "probe-lr"
 METRICS, CHART = Path("metrics/probe_lr.json"), Path("plots/probe_lr.svg")
-FAR = 2.0  # times the optimum, up or down, before plan speaks of it
+FAR_RATIO = 2.0  # times the optimum, up or down, before plan speaks of it
 # A probe says the same about these, whatever they are.
 NOT_PROBED = ("lr", "sample_every_tokens", "sample_prompts", "validation_every_tokens")
 
@@ -45,8 +45,8 @@ def recipe_of(built: Mapping[str, Any]) -> Recipe:
 
 def warnings(root: Path, built: Mapping[str, Any]) -> list[str]:
     """What is out of line in the pretrain recipe, for `athanor plan`."""
-    far = far_from_probe(root, built)
-    return [*(f"recipe: {line}" for line in check(recipe_of(built))), *([far] if far else [])]
+    warning = far_from_probe(root, built)
+    return [*(f"recipe: {line}" for line in check(recipe_of(built))), *([warning] if warning else [])]
 
 
 def far_from_probe(root: Path, built: Mapping[str, Any]) -> str:
@@ -54,11 +54,11 @@ def far_from_probe(root: Path, built: Mapping[str, Any]) -> str:
     if not (root / METRICS).is_file() or not _current(root):
         return ""
     probed, lr = read_json(root / METRICS), built["pretrain"].lr
-    if not probed["inside"] or 1 / FAR <= lr / probed["optimum"] <= FAR:
+    if not probed["inside"] or 1 / FAR_RATIO <= lr / probed["optimum"] <= FAR_RATIO:
         return ""
     ratio = lr / probed["optimum"]
-    many = f"{max(ratio, 1 / ratio):.1f} times {'above' if ratio > 1 else 'below'}"
-    return f"pretrain.lr {lr:g} is {many} the optimum that athanor probe lr found, {probed['optimum']:.3g}"
+    ratio_text = f"{max(ratio, 1 / ratio):.1f} times {'above' if ratio > 1 else 'below'}"
+    return f"pretrain.lr {lr:g} is {ratio_text} the optimum that athanor probe lr found, {probed['optimum']:.3g}"
 
 
 def _current(root: Path) -> bool:
@@ -68,13 +68,15 @@ def _current(root: Path) -> bool:
     locked = dvc_lock.stages(root / side.LOCK).get(STAGE, {})
     probed = dict(flatten(locked.get("params", {}).get(PARAMS.name, {})))
     values = read_yaml(root / PARAMS)
-    now = dict(flatten({section: values.get(section) for section in ("model", "pretrain", "probe_lr")}))
+    current = dict(flatten({section: values.get(section) for section in ("model", "pretrain", "probe_lr")}))
     skipped = tuple(f"pretrain.{name}" for name in NOT_PROBED)
-    if any(probed.get(name) != now.get(name) for name in probed.keys() | now.keys() if not name.startswith(skipped)):
+    if any(
+        probed.get(name) != current.get(name) for name in probed.keys() | current.keys() if not name.startswith(skipped)
+    ):
         return False
-    made = dvc_lock.outputs(root / dvc_lock.LOCK)
-    data = {dep["path"]: dep.get("md5") for dep in locked.get("deps", []) if dep["path"] in made}
-    return all(made[path] == md5 for path, md5 in data.items())
+    outputs = dvc_lock.outputs(root / dvc_lock.LOCK)
+    data = {dep["path"]: dep.get("md5") for dep in locked.get("deps", []) if dep["path"] in outputs}
+    return all(outputs[path] == md5 for path, md5 in data.items())
 
 
 def lr(args: argparse.Namespace) -> int:
@@ -91,30 +93,30 @@ def lr(args: argparse.Namespace) -> int:
     return 0
 
 
-def report(probed: Mapping[str, Any], rate: float, run_tokens: int) -> str:
+def report(probed: Mapping[str, Any], run_lr: float, run_tokens: int) -> str:
     """The points, the optimum and what to do about it."""
-    return fill_template("probe.txt.j2", found=probed, rate=rate, run_tokens=run_tokens, chart=CHART.as_posix())
+    return fill_template("probe.txt.j2", found=probed, rate=run_lr, run_tokens=run_tokens, chart=CHART.as_posix())
 
 
 def recipe(args: argparse.Namespace) -> int:
     """The table of the current parameters, warnings, and a suggestion where something else is asked for."""
-    now = recipe_of(check_file(PARAMS))
-    print("\n".join(table(now)))
-    for line in check(now):
+    current = recipe_of(check_file(PARAMS))
+    print("\n".join(table(current)))
+    for line in check(current):
         print(f"! {line}")
     changes = {name: getattr(args, name) for name in ("batch_tokens", "tokens", "parameters") if getattr(args, name)}
     if changes:
-        other = derive(now, **changes)
-        asked_for = ", ".join(f"{name} {value:,}" for name, value in changes.items())
-        print(f"\nFor {asked_for}, with what the optimiser remembers kept (a start for athanor probe lr):")
+        derived = derive(current, **changes)
+        changes_text = ", ".join(f"{name} {value:,}" for name, value in changes.items())
+        print(f"\nFor {changes_text}, with what the optimiser remembers kept (a start for athanor probe lr):")
         for field in ("tokens", "batch_tokens", "lr", "beta2", "weight_decay", "warmup_tokens"):
-            old, new = _number(getattr(now, field)), _number(getattr(other, field))
+            old, new = _format_number(getattr(current, field)), _format_number(getattr(derived, field))
             print(f"  {field:<14} {old:>16}  {'as it is' if old == new else f'->  {new}'}")
-        print("\n".join(f"! {line}" for line in check(other)))
+        print("\n".join(f"! {line}" for line in check(derived)))
     return 0
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if value < 0.9 else f"{value:.6g}"
 
 
@@ -123,39 +125,41 @@ def options(parser: argparse.ArgumentParser) -> None:
     rates = commands.add_parser("lr", help="short runs at several learning rates, and their optimum")
     rates.add_argument("--force", action="store_true", help="even if nothing has changed")
     rates.set_defaults(act=lr)
-    shown = commands.add_parser("recipe", help="half-lives, timescales and warnings; values for another batch or model")
-    for name, what in (("batch-tokens", "per step"), ("tokens", "of the run"), ("parameters", "of the model")):
-        shown.add_argument(f"--{name}", type=positive(int), metavar="N", help=f"suggest values for N {what}")
-    shown.set_defaults(act=recipe)
+    recipe_command = commands.add_parser(
+        "recipe", help="half-lives, timescales and warnings; values for another batch or model"
+    )
+    for name, unit in (("batch-tokens", "per step"), ("tokens", "of the run"), ("parameters", "of the model")):
+        recipe_command.add_argument(f"--{name}", type=positive(int), metavar="N", help=f"suggest values for N {unit}")
+    recipe_command.set_defaults(act=recipe)
 
 
 def run(args: argparse.Namespace) -> int:
     return int(args.act(args))
 
 
-def chart(found: Mapping[str, Any], rate: float) -> str:
+def chart(probed: Mapping[str, Any], run_lr: float) -> str:
     """`found` is metrics/probe_lr.json; `rate` is marked as pretrain.lr. Diverged rates are crosses at the top."""
-    rates = [point["lr"] for point in found["points"]]
-    scores = [point["bpb"] for point in found["points"] if point["bpb"] is not None] or [0.0, 1.0]
-    left, right, low, high = math.log(min(rates)), math.log(max(rates)), min(scores), max(scores)
-    pad, margin = 0.05 * (right - left) or 1.0, 0.1 * (high - low) or 0.1
+    rates = [point["lr"] for point in probed["points"]]
+    scores = [point["bpb"] for point in probed["points"] if point["bpb"] is not None] or [0.0, 1.0]
+    log_min, log_max, low, high = math.log(min(rates)), math.log(max(rates)), min(scores), max(scores)
+    pad, margin = 0.05 * (log_max - log_min) or 1.0, 0.1 * (high - low) or 0.1
 
     def x(lr: float) -> float:
-        return LEFT + (math.log(lr) - left + pad) / (right - left + 2 * pad) * (RIGHT - LEFT)
+        return LEFT + (math.log(lr) - log_min + pad) / (log_max - log_min + 2 * pad) * (RIGHT - LEFT)
 
     def y(bpb: float) -> float:
         return BOTTOM - (bpb - low + margin) / (high - low + 2 * margin) * (BOTTOM - TOP)
 
-    curve, fit = [], found["parabola"]
+    curve, fit = [], probed["parabola"]
     for number in range(101 if fit["a"] else 0):
         lr = min(rates) * (max(rates) / min(rates)) ** (number / 100)
-        at = math.log(lr / found["best"]["lr"])
-        value = fit["a"] * at * at + fit["b"] * at + fit["c"]
+        log_ratio = math.log(lr / probed["best"]["lr"])
+        value = fit["a"] * log_ratio * log_ratio + fit["b"] * log_ratio + fit["c"]
         if value <= high + margin:
             curve.append((x(lr), y(value)))
-    marked = left - pad <= math.log(rate) <= right + pad
+    inside = log_min - pad <= math.log(run_lr) <= log_max + pad
     grid = [low + (high - low) * line / 4 for line in range(5)]
     return (
-        fill_template("probe.svg.j2", found=found, rate=rate if marked else None, x=x, y=y, curve=curve, grid=grid)
+        fill_template("probe.svg.j2", found=probed, rate=run_lr if inside else None, x=x, y=y, curve=curve, grid=grid)
         + "\n"
     )

@@ -48,7 +48,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Measures:
-    """In tokens, or a share of the run where the name says so. Infinite for no forgetting at all."""
+    """A recipe in tokens, or as a share of the run where the name says so; infinite where nothing is forgotten."""
 
     steps: int
     tokens_per_parameter: float | None
@@ -122,21 +122,21 @@ def derive(
     lr = recipe.lr * math.sqrt(batch / recipe.batch_tokens) * (length / recipe.tokens) ** LR_TOKENS
     if parameters and recipe.parameters:
         lr *= (parameters / recipe.parameters) ** LR_PARAMETERS
-    now = measures(recipe)
-    new = dataclasses.replace(
+    measured = measures(recipe)
+    derived = dataclasses.replace(
         recipe,
         tokens=length,
         batch_tokens=batch,
         lr=lr,
-        weight_decay=batch / (lr * now.tau_share * length) if math.isfinite(now.tau_share) else 0.0,
+        weight_decay=batch / (lr * measured.tau_share * length) if math.isfinite(measured.tau_share) else 0.0,
         warmup_tokens=round(recipe.warmup_tokens * length / recipe.tokens),
         parameters=parameters or recipe.parameters,
     )
-    memory = now.beta2_half_life
+    half_life_tokens = measured.beta2_half_life
     if length != recipe.tokens:
-        low, high = half_life_range(new)
-        memory = min(max(memory, low), high)
-    return dataclasses.replace(new, beta2=beta_for(memory, batch))
+        low, high = half_life_range(derived)
+        half_life_tokens = min(max(half_life_tokens, low), high)
+    return dataclasses.replace(derived, beta2=beta_for(half_life_tokens, batch))
 
 
 def check(recipe: Recipe) -> list[str]:
@@ -150,12 +150,12 @@ def check(recipe: Recipe) -> list[str]:
     problems = []
     low, high = half_life_range(recipe)
     if not low <= measured.beta2_half_life <= high:
-        goal = max(math.sqrt(low * high), FEW_STEPS * recipe.batch_tokens)
+        target = max(math.sqrt(low * high), FEW_STEPS * recipe.batch_tokens)
         short = "short: the second moment follows the noise of a few batches"
         problems.append(
             f"beta2 {recipe.beta2:.6g} has a half-life of {_count(measured.beta2_half_life)} tokens, "
             f"{_share(measured.beta2_share)} of the run, which is {short if measured.beta2_half_life < low else 'long'}. "
-            f"{_count(low)} to {_count(high)} fit, beta2 {_beta(beta_for(goal, recipe.batch_tokens))} for instance"
+            f"{_count(low)} to {_count(high)} fit, beta2 {_beta(beta_for(target, recipe.batch_tokens))} for instance"
         )
     lowest = min_tau(recipe)
     if recipe.weight_decay and not lowest <= measured.tau_share <= MAX_TAU:
@@ -190,7 +190,7 @@ def table(recipe: Recipe) -> list[str]:
         ("warmup", _count(measured.warmup), _share(measured.warmup_share)),
     ]
     lines = [f"{'':<18} {'tokens':>10}  share of the run"]
-    lines += [f"{name:<18} {value:>10}  {more}" for name, value, more in rows]
+    lines += [f"{name:<18} {value:>10}  {note}" for name, value, note in rows]
     if measured.tokens_per_parameter is not None:
         per = f"{measured.tokens_per_parameter:.3g}"
         lines.append(f"{'per parameter':<18} {per:>10}  {_count(recipe.parameters)} parameters")
@@ -198,7 +198,7 @@ def table(recipe: Recipe) -> list[str]:
 
 
 def _count(tokens: float) -> str:
-    """1.25 M: three digits and a unit."""
+    """A number of tokens as text with three digits and a unit, such as 1.25 M."""
     if not math.isfinite(tokens):
         return "never"
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -214,5 +214,5 @@ def _share(value: float) -> str:
 
 
 def _beta(beta: float) -> str:
-    """With as many nines as it needs."""
+    """A beta as text, with enough digits to tell it from 1."""
     return f"{beta:.{max(2, 1 - math.floor(math.log10(1 - beta)))}f}"

@@ -18,7 +18,7 @@ _UNSEEN = re.compile(
 )
 
 COMPARED_LINES = 2000  # of each text: finding differences takes time that grows with their product
-AROUND = 40  # characters of what is equal, beside a difference inside a line
+CONTEXT_CHARS = 40  # characters of what is equal, beside a difference inside a line
 LINE_CHARS = 200
 
 
@@ -73,8 +73,8 @@ def cut(text: str, chars: int) -> tuple[str, str]:
     return text[:chars], f"the first {chars:,} of {len(text):,} characters"
 
 
-def differences(old: str, new: str, most: int = 20) -> list[str]:
-    """What differs between two texts: lines marked -, + and @ (where), at most `most`, with what was left out said."""
+def differences(old: str, new: str, max_lines: int = 20) -> list[str]:
+    """What differs between two texts: lines marked -, + and @ (where), at most `max_lines`, then what was left out."""
     if old == new:
         return []
     a, b = old.split("\n"), new.split("\n")
@@ -84,37 +84,39 @@ def differences(old: str, new: str, most: int = 20) -> list[str]:
         if kind == "equal":
             continue
         lines.append(f"@ line {a_from + 1}")
-        gone, come = a[a_from:a_to], b[b_from:b_to]
-        pairs = min(len(gone), len(come))
-        for left, right in zip(gone[:pairs], come[:pairs], strict=True):
-            left, right = _around(left, right)
+        removed, added = a[a_from:a_to], b[b_from:b_to]
+        paired = min(len(removed), len(added))
+        for left, right in zip(removed[:paired], added[:paired], strict=True):
+            left, right = _without_common_ends(left, right)
             lines += [f"- {left}", f"+ {right}"]
-        lines += [f"- {_short(line)}" for line in gone[pairs:]] + [f"+ {_short(line)}" for line in come[pairs:]]
-    more = max(len(a), len(b)) > COMPARED_LINES
-    if len(lines) > most:
-        lines = [*lines[:most], f"… {len(lines) - most:,} more lines of differences"]
-    if more:
+        lines += [f"- {_truncated(line)}" for line in removed[paired:]] + [
+            f"+ {_truncated(line)}" for line in added[paired:]
+        ]
+    incomplete = max(len(a), len(b)) > COMPARED_LINES
+    if len(lines) > max_lines:
+        lines = [*lines[:max_lines], f"… {len(lines) - max_lines:,} more lines of differences"]
+    if incomplete:
         lines.append(f"… only the first {COMPARED_LINES:,} lines were compared")
     return [visible(line) for line in lines]
 
 
-def _around(left: str, right: str) -> tuple[str, str]:
+def _without_common_ends(left: str, right: str) -> tuple[str, str]:
     """Two lines reduced to where they differ."""
-    head = common(left, right)
-    tail = min(common(left[::-1], right[::-1]), len(left) - head, len(right) - head)
+    head = common_prefix_length(left, right)
+    tail = min(common_prefix_length(left[::-1], right[::-1]), len(left) - head, len(right) - head)
 
     def reduced(line: str) -> str:
-        start, end = max(0, head - AROUND), min(len(line), len(line) - tail + AROUND)
-        return ("…" if start else "") + _short(line[start:end]) + ("…" if end < len(line) else "")
+        start, end = max(0, head - CONTEXT_CHARS), min(len(line), len(line) - tail + CONTEXT_CHARS)
+        return ("…" if start else "") + _truncated(line[start:end]) + ("…" if end < len(line) else "")
 
     return reduced(left), reduced(right)
 
 
-def _short(line: str) -> str:
+def _truncated(line: str) -> str:
     return line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]}… ({len(line):,} characters)"
 
 
-def common(left: str, right: str) -> int:
+def common_prefix_length(left: str, right: str) -> int:
     """Length of the common beginning."""
     return len(os.path.commonprefix([left, right]))
 

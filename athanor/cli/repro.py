@@ -41,47 +41,47 @@ GIB = 2**30
 SHIP_SECONDS = 60.0
 SHIP_SECONDS_AFTER_FAILURE = 5.0
 STOPPED = 75
-GRAPH, PLACE = Path(FOREIGN) / "dvc.yaml", "models/foreign"
+GRAPH, BASE_PLACEHOLDER = Path(FOREIGN) / "dvc.yaml", "models/foreign"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="athanor repro", add_help=False, allow_abbrev=False)
     parser.add_argument("--max-minutes", type=float)
     parser.add_argument("--supervise", action="store_true")
-    own, words = parser.parse_known_args()
+    args, arguments = parser.parse_known_args()
     root = Path.cwd()
     # A moment and not an amount: the stages of one repro share what is left.
-    until = {} if own.max_minutes is None else {UNTIL: f"{time.time() + 60 * own.max_minutes:.1f}"}
+    deadline_env = {} if args.max_minutes is None else {UNTIL: f"{time.time() + 60 * args.max_minutes:.1f}"}
     built = check_file(PARAMS)  # before DVC, which deletes a stage's outputs and only then starts it
     base = built["sft"].base
     if base == SCRATCH:
         check_battery(root, built["battery"])
     foreign = base != SCRATCH
     stages = ("download", *FOREIGN_STAGES) if foreign else None
-    since_ms, before = int(time.time() * 1000), summary.runs(root, stages)
-    asked: list[int] = []
-    call, command = side.outlive(asked), [*side.DVC, *(in_graph(words) if foreign else words)]
+    since_ms, runs_before = int(time.time() * 1000), summary.runs(root, stages)
+    signals: list[int] = []
+    call, command = (side.command_runner(signals), [*side.DVC, *(graph_targets(arguments) if foreign else arguments)])
     with foreign_graph(root, base) if foreign else contextlib.nullcontext():
-        restarts = RESTARTS if own.supervise else 0
-        status, deaths = supervise(root, lambda: call(command, env={**os.environ, **until}), asked, restarts)
-    page = None if status or foreign else report.refresh(root)
-    left = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
-    lines = [summary.text(root, before, since_ms, stages).rstrip("\n")]
-    if page:
-        lines.append(f"Data      {page.relative_to(root)}  (what was kept and why; athanor data report --open)")
-    if left:
-        lines.append(f"Tracking  {left} runs are still to be shipped to MLflow; the next run or `make ui` does it")
+        restarts = RESTARTS if args.supervise else 0
+        status, deaths = supervise(root, lambda: call(command, env={**os.environ, **deadline_env}), signals, restarts)
+    data_page = None if status or foreign else report.refresh(root)
+    unshipped = ship.wait(root, SHIP_SECONDS_AFTER_FAILURE if status else SHIP_SECONDS)
+    lines = [summary.text(root, runs_before, since_ms, stages).rstrip("\n")]
+    if data_page:
+        lines.append(f"Data      {data_page.relative_to(root)}  (what was kept and why; athanor data report --open)")
+    if unshipped:
+        lines.append(f"Tracking  {unshipped} runs are still to be shipped to MLflow; the next run or `make ui` does it")
     say("\n".join(lines), sys.stdout)
     if deaths:
         say("\n" + "\n".join(deaths))
     if not status:
         return 0
-    if stopped(root, since_ms):
+    if stopped_on_request(root, since_ms):
         say("\ndvc repro did not finish: a stage stopped on request; the same command goes on from there.")
         return STOPPED
-    where = "how a stage died is above" if deaths else "the message of the stage is above"
+    pointer = "how a stage died is above" if deaths else "the message of the stage is above"
     say(
-        f"\ndvc repro did not finish: {where}. Finished stages are kept;"
+        f"\ndvc repro did not finish: {pointer}. Finished stages are kept;"
         " mend the cause and run it again, long stages resume where they were."
     )
     return status
@@ -94,23 +94,23 @@ def foreign_graph(root: Path, base: str) -> Iterator[None]:
         print(f"no Hugging Face model (sft.base: {base}). Fix: name its directory", file=sys.stderr)
         raise SystemExit(1)
     text = (root / FOREIGN / "lora.yaml").read_text(encoding="utf-8")
-    write_text(root / GRAPH, text.replace(f"- {PLACE}\n", f"- {json.dumps(base)}\n"))
+    write_text(root / GRAPH, text.replace(f"- {BASE_PLACEHOLDER}\n", f"- {json.dumps(base)}\n"))
     try:
         yield
     finally:
         (root / GRAPH).unlink(missing_ok=True)
 
 
-def in_graph(words: list[str]) -> list[str]:
+def graph_targets(arguments: list[str]) -> list[str]:
     """Arguments of `dvc repro` for the graph of a foreign base: its stages by their bare names, all of it by default.
 
     No option of `dvc repro` takes a value, so every other word is a target.
     """
-    named = [f"{GRAPH.as_posix()}:{word}" if word in FOREIGN_STAGES else word for word in words]
-    return named if any(not word.startswith("-") for word in words) else [*named, GRAPH.as_posix()]
+    targets = [f"{GRAPH.as_posix()}:{word}" if word in FOREIGN_STAGES else word for word in arguments]
+    return targets if any(not word.startswith("-") for word in arguments) else [*targets, GRAPH.as_posix()]
 
 
-def stopped(root: Path, since_ms: int) -> bool:
+def stopped_on_request(root: Path, since_ms: int) -> bool:
     """Whether a run ended on request since then, and not because of an error."""
     ends = [read_json(path) for path in (root / ".athanor" / "runs").glob("*/end.json")]
     return any(end["status"] == "KILLED" and end["ended_ms"] >= since_ms for end in ends)
@@ -123,36 +123,38 @@ def stopped(root: Path, since_ms: int) -> bool:
 # are whole, so another start costs the steps since the last one.
 
 
-def supervise(root: Path, call: Callable[[], int], asked: list[int], restarts: int) -> tuple[int, list[str]]:
-    """`call` DVC, again while stages die, up to `restarts` times; its status, and the deaths.
+def supervise(root: Path, call: Callable[[], int], signals: list[int], restarts: int) -> tuple[int, list[str]]:
+    """Run DVC by `call`, and restart it up to `restarts` times while stages die; returns its status and the deaths.
 
-    Never again once a signal has come, which is in `asked`.
+    It is not restarted once a signal has come, which is then in `signals`.
     """
-    told: list[str] = []
-    again = 0
+    all_deaths: list[str] = []
+    restarted = 0
     lifetime.deaths(root)  # of earlier commands
     while True:
-        side.mend(root)
-        before = oom_kills()
+        side.repair_dvc_files(root)
+        kills_before = oom_kills()
         status = call()
         dvc_lock.keep(root)
-        deaths = [why(stage, said, oom_kills() > before) for stage, said in lifetime.deaths(root).items()]
+        deaths = [
+            death_text(stage, message, oom_kills() > kills_before) for stage, message in lifetime.deaths(root).items()
+        ]
         if status < 0:
             deaths.append(f"dvc itself was killed (signal {-status}, {signal.strsignal(-status)})")
-        told += deaths
-        if not status or not deaths or asked or again == restarts:
-            return status, told
-        again += 1
-        say(f"\n{'; '.join(deaths)}\nathanor repro --supervise: starts it again, {again} of {restarts}\n")
+        all_deaths += deaths
+        if not status or not deaths or signals or restarted == restarts:
+            return status, all_deaths
+        restarted += 1
+        say(f"\n{'; '.join(deaths)}\nathanor repro --supervise: starts it again, {restarted} of {restarts}\n")
 
 
-def why(stage: str, said: str, kernel: bool) -> str:
+def death_text(stage: str, message: str, oom_killed: bool) -> str:
     """How a stage died, in words, and what to do about it."""
-    if said:
-        return f"{stage} died: {said.splitlines()[0]}"
-    held = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / GIB
-    memory = f"its largest process held {held:.1f} of {memory_bytes() / GIB:.1f} GiB"
-    if kernel:
+    if message:
+        return f"{stage} died: {message.splitlines()[0]}"
+    peak_gib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / GIB
+    memory = f"its largest process held {peak_gib:.1f} of {memory_bytes() / GIB:.1f} GiB"
+    if oom_killed:
         cause = "the kernel has killed a process for want of memory meanwhile"
     else:
         cause = "most often the kernel does that for want of memory (dmesg knows)"
@@ -169,7 +171,7 @@ def oom_kills() -> int:
 
 def memory_bytes() -> int:
     """The machine's memory, or what its control group may use of it."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(found)
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)

@@ -24,25 +24,25 @@ from athanor.runtime.machine import anchor, machine
 
 HISTORY = ".athanor/chat.sqlite3"
 KEY_VARIABLE = "ATHANOR_API_KEY"
-OTHERS = (
+OTHER_CONNECTIONS = (
     512  # connections beside those of answers; with the default limit below the 1,024 files that a process may open
 )
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    what = "an export, experiment, GGUF file or Hugging Face directory; may be repeated (default: all that are here)"
-    add("--model", action="append", default=[], help=what)
+    text = "an export, experiment, GGUF file or Hugging Face directory; may be repeated (default: all that are here)"
+    add("--model", action="append", default=[], help=text)
     add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
-    what = "a name by which clients reach this server; may be repeated. Without a key no other name is answered"
-    add("--allow-host", action="append", default=[], metavar="NAME", help=what)
+    text = "a name by which clients reach this server; may be repeated. Without a key no other name is answered"
+    add("--allow-host", action="append", default=[], metavar="NAME", help=text)
     add("--port", type=int, default=8080, help="default 8080; 0 for any that is free")
     add("--api-key-file", help=f"file with the key that clients must send (or the variable {KEY_VARIABLE})")
     add("--memory", type=float, help="GiB that all loaded models may take (default: half of what is free)")
     add("--rows", type=int, default=64, help="answers that a model makes side by side (default 64)")
     add("--cache", type=float, default=1.0, help="GiB of keys and values that a model may take (default 1)")
-    what = "answers under way before clients are asked to come again (default 256)"
-    add("--max-requests", type=int, default=256, help=what)
+    text = "answers under way before clients are asked to come again (default 256)"
+    add("--max-requests", type=int, default=256, help=text)
     add("--history", default=HISTORY, help=f"file of the page's chats (default {HISTORY})")
 
 
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("rows", "max_requests", "cache", "memory"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e9:
-            told = f"--{name.replace('_', '-')}"
-            raise InputError(f"{value} is no number above 0", where=told, fix="athanor serve --help tells its unit")
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{value} is no number above 0", where=option, fix="athanor serve --help tells its unit")
     import uvicorn
 
     from athanor.serving.app import HOST_NAME, LOOPBACK, Server, build_app
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     root, settings = anchor(), machine()
     key = read_key(args.api_key_file)
-    found = discover(root, args.model)
+    served = discover(root, args.model)
     spec = {
         "device": settings.device,
         "threads": settings.threads,
@@ -74,30 +74,33 @@ def run(args: argparse.Namespace) -> int:
             fix = "name it as in an address, without port: my-machine.local"
             raise InputError("no name of a host", where=f"--allow-host {name}", fix=fix)
     local = is_loopback(args.host)
-    hosts = tuple(dict.fromkeys([*LOOPBACK, *(one.lower() for one in (shown(args.host), *args.allow_host))]))
+    hosts = tuple(dict.fromkeys([*LOOPBACK, *(name.lower() for name in (url_host(args.host), *args.allow_host))]))
     hosts = hosts if local or not key else ()
     listener = listen(args.host, args.port)
     memory = default_memory_bytes() if args.memory is None else int(args.memory * GIB)
     store = Store(root / args.history)
 
     def app() -> object:  # inside the event loop, to which the models belong
-        models = Models(found, memory_bytes=memory, root=root, spec=spec)
+        models = Models(served, memory_bytes=memory, root=root, spec=spec)
         return build_app(models, store, key=key, hosts=hosts, addresses=not local, most_waiting=args.max_requests)
 
-    told = [
-        f"  {one.id:<24} {one.label}{f'  (cannot be served: {one.problem})' if one.problem else ''}" for one in found
+    lines = [
+        f"  {entry.id:<24} {entry.label}{f'  (cannot be served: {entry.problem})' if entry.problem else ''}"
+        for entry in served
     ]
-    print("\n".join(["models:", *told] if found else ["no model yet: make repro makes one, or name one with --model"]))
-    if lacking := unexported(root) if not args.model else []:
-        print(f"experiments without an export of their own, not served: {', '.join(lacking)}")
-        print(f"  to serve one: dvc exp apply {lacking[0]}, then dvc repro export")
+    print(
+        "\n".join(["models:", *lines] if served else ["no model yet: make repro makes one, or name one with --model"])
+    )
+    if missing_exports := unexported(root) if not args.model else []:
+        print(f"experiments without an export of their own, not served: {', '.join(missing_exports)}")
+        print(f"  to serve one: dvc exp apply {missing_exports[0]}, then dvc repro export")
     if not local and not key:
         print(f"anyone who reaches {args.host} can use this server: set {KEY_VARIABLE}", file=sys.stderr)
-    address = f"http://{shown(args.host)}:{listener.getsockname()[1]}"
+    address = f"http://{url_host(args.host)}:{listener.getsockname()[1]}"
     print(f"open {address}/   (OpenAI's protocol: {address}/v1; Ctrl-C stops)", flush=True)
     config = uvicorn.Config(
         app, factory=True, log_level="warning", timeout_graceful_shutdown=5, server_header=False, ws="none",
-        limit_concurrency=args.max_requests + OTHERS,
+        limit_concurrency=args.max_requests + OTHER_CONNECTIONS,
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, told again when all has ended
         Server(config).run(sockets=[listener])
@@ -106,14 +109,14 @@ def run(args: argparse.Namespace) -> int:
 
 def read_key(path: str | None) -> str:
     """The API key from a file, else from the environment, else none. InputError for an empty, missing or odd one."""
-    key = _key(path)
+    key = _key_text(path)
     if key and not re.fullmatch("[!-~]+", key):  # all that every client sends alike in a header
-        where = KEY_VARIABLE if path is None else path
-        raise InputError("a key has ASCII letters, digits and signs, no blanks", where=where, fix="take another key")
+        origin = KEY_VARIABLE if path is None else path
+        raise InputError("a key has ASCII letters, digits and signs, no blanks", where=origin, fix="take another key")
     return key
 
 
-def _key(path: str | None) -> str:
+def _key_text(path: str | None) -> str:
     if path is None:
         return os.environ.get(KEY_VARIABLE, "").strip()
     file = Path(path)
@@ -130,7 +133,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def shown(host: str) -> str:
+def url_host(host: str) -> str:
     """The host of an address to open: an IPv6 address in brackets, any address as this machine's own."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
@@ -148,9 +151,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except (OSError, OverflowError) as error:
         listener.close()
-        elsewhere = getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+        not_local = getattr(error, "errno", None) == errno.EADDRNOTAVAIL
         fix = f"athanor serve --port {port + 1 if 0 < port < 65535 else 8081}, or stop what listens there"
-        fix = "name an address of this machine, or 0.0.0.0 for all of them" if elsewhere else fix
+        fix = "name an address of this machine, or 0.0.0.0 for all of them" if not_local else fix
         raise InputError(
             f"cannot listen: {getattr(error, 'strerror', None) or error}", where=f"{host}:{port}", fix=fix
         ) from None

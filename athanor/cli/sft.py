@@ -29,9 +29,9 @@ FIX = "dvc repro sft-data"
 
 @dataclass(frozen=True)
 class Style:
-    """What goes around a supervised stretch, a control id and a heading."""
+    """The text before and after a supervised stretch, a control id and a heading."""
 
-    taught: tuple[str, str]
+    supervised: tuple[str, str]
     control: tuple[str, str]
     heading: tuple[str, str]
 
@@ -41,32 +41,32 @@ PLAIN = Style(("⟦", "⟧"), ("", ""), ("", ""))
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parts = parser.add_subparsers(dest="what", required=True)
-    peek = parts.add_parser("peek", help="print packed rows with what is supervised")
-    which = peek.add_mutually_exclusive_group()
-    which.add_argument("--source", help="rows that hold something of this source")
-    which.add_argument("--row", type=int, help="this row; otherwise rows are drawn")
+    commands = parser.add_subparsers(dest="what", required=True)
+    peek = commands.add_parser("peek", help="print packed rows with what is supervised")
+    selection = peek.add_mutually_exclusive_group()
+    selection.add_argument("--source", help="rows that hold something of this source")
+    selection.add_argument("--row", type=int, help="this row; otherwise rows are drawn")
     peek.add_argument("--split", choices=("train", "val"), default="train")
     peek.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
     peek.add_argument("--count", type=int, default=COUNT, help=f"how many rows to draw (default {COUNT})")
 
 
-def run(words: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     manifest = read_manifest(DATA, KIND, VERSION)
-    tokenizer, rows = Tokenizer.load(TOKENIZER), PackedRows(DATA, words.split)
+    tokenizer, rows = Tokenizer.load(TOKENIZER), PackedRows(DATA, args.split)
     if manifest["tokenizer"] != tokenizer.digest:
         raise InputError("made with another tokenizer than models/tokenizer", where=str(DATA), fix=FIX)
     known = [*manifest["sources"], *manifest["replay_sources"]]
-    if words.source is not None and words.source not in known:
+    if args.source is not None and args.source not in known:
         fix = f"use one of: {', '.join(known)}"
-        raise InputError(f"no source is named '{words.source}'", where="--source", fix=fix)
+        raise InputError(f"no source is named '{args.source}'", where="--source", fix=fix)
     style = COLOUR if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else PLAIN
-    for row in chosen(rows, words.source, words.row, words.seed, words.count):
-        print("\n".join(shown(tokenizer, rows, row, style)))
+    for row in choose_rows(rows, args.source, args.row, args.seed, args.count):
+        print("\n".join(row_lines(tokenizer, rows, row, style)))
     return 0
 
 
-def chosen(rows: PackedRows, source: str | None, row: int | None, seed: int, count: int) -> list[int]:
+def choose_rows(rows: PackedRows, source: str | None, row: int | None, seed: int, count: int) -> list[int]:
     """The row asked for, or `count` of those that hold `source`, drawn by `seed`."""
     if row is not None:
         if not 0 <= row < len(rows):
@@ -82,35 +82,35 @@ def chosen(rows: PackedRows, source: str | None, row: int | None, seed: int, cou
     return order[: max(count, 0)]
 
 
-def shown(tokenizer: Tokenizer, rows: PackedRows, row: int, style: Style) -> Iterator[str]:
+def row_lines(tokenizer: Tokenizer, rows: PackedRows, row: int, style: Style) -> Iterator[str]:
     """The lines for one row: what it is made of, and its entries."""
     numbers, capacity = rows.numbers(row), rows.context_tokens + 1
     entries = [rows.conversation(number) for number in numbers]
     used = sum(len(ids) for ids, _ in entries)
-    taught = sum(int(mask.sum()) for _, mask in entries)
-    what = f"row {row}: {used} of {capacity} tokens used, {capacity - used} padding, {taught / used:.0%} supervised"
-    yield what.join(style.heading)
+    learned = sum(int(mask.sum()) for _, mask in entries)
+    title = f"row {row}: {used} of {capacity} tokens used, {capacity - used} padding, {learned / used:.0%} supervised"
+    yield title.join(style.heading)
     for number, (ids, mask) in zip(numbers, entries, strict=True):
-        what = f"{rows.name(number)}: {len(ids)} tokens, {mask.mean():.0%} supervised"
-        yield f"-- {what}".join(style.heading)
-        yield painted(tokenizer, ids, mask, style)
+        title = f"{rows.name(number)}: {len(ids)} tokens, {mask.mean():.0%} supervised"
+        yield f"-- {title}".join(style.heading)
+        yield highlighted(tokenizer, ids, mask, style)
     yield ""
 
 
-def painted(tokenizer: Tokenizer, ids: np.ndarray, mask: np.ndarray, style: Style) -> str:
+def highlighted(tokenizer: Tokenizer, ids: np.ndarray, mask: np.ndarray, style: Style) -> str:
     """The text of an entry with its supervised stretches marked."""
     names = {number: piece for piece, number in tokenizer.control_ids.items()}
-    edges = [0, *(np.flatnonzero(np.diff(mask.astype(np.int8))) + 1).tolist(), len(ids)]
-    parts = []
-    for start, end in pairwise(edges):
+    boundaries = [0, *(np.flatnonzero(np.diff(mask.astype(np.int8))) + 1).tolist(), len(ids)]
+    pieces = []
+    for start, end in pairwise(boundaries):
         text = ""
         for control, tokens in groupby(ids[start:end].tolist(), names.__contains__):
             if control:
                 text += "".join(names[token].join(style.control) for token in tokens)
             else:
                 text += printable(tokenizer.decode_bytes(list(tokens)))
-        parts.append(text.join(style.taught) if mask[start] else text)
-    return "".join(parts)
+        pieces.append(text.join(style.supervised) if mask[start] else text)
+    return "".join(pieces)
 
 
 def printable(data: bytes) -> str:

@@ -40,10 +40,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("exists", where=str(args.out), fix="name a directory that does not exist")
     source = Path(args.source)
     if not source.is_dir():
-        source = newest(slots.choose(slots.find(anchor()), args.source).path)
-    step, before, after = shrink(source, args.out, args.dtype)
-    made = f"{slots.size(after)} in {args.out} ({after / before:.0%})"
-    print(f"step {step:,}: {slots.size(before)} with optimiser state, {made}")
+        source = newest_checkpoint(slots.choose(slots.find(anchor()), args.source).path)
+    step, bytes_before, bytes_after = shrink(source, args.out, args.dtype)
+    result = f"{slots.size(bytes_after)} in {args.out} ({bytes_after / bytes_before:.0%})"
+    print(f"step {step:,}: {slots.size(bytes_before)} with optimiser state, {result}")
     return 0
 
 
@@ -53,23 +53,23 @@ BASE = Path("models/base")
 _WEIGHTS = "model."  # of the names in a checkpoint; the rest is optimiser, history, guard and random states
 
 
-def newest(slot: Path) -> Path:
-    """The newest checkpoint of a slot, not looked into."""
-    found = checkpoint.steps(slot)
-    if not found:
+def newest_checkpoint(slot: Path) -> Path:
+    """The newest checkpoint of a slot; it is not read."""
+    checkpoints = checkpoint.steps(slot)
+    if not checkpoints:
         raise InputError("no checkpoint in it", where=str(slot), fix="athanor slots lists what there is")
-    return found[0]
+    return checkpoints[0]
 
 
 def shrink(source: Path, out: Path, dtype: str) -> tuple[int, int, int]:
-    """Write the weights of one checkpoint (`SLOT/step_N`) to `out`; its step, its bytes, those of `out`.
+    """Write the weights of one checkpoint (`SLOT/step_N`) to `out`; returns its step, its bytes and those of `out`.
 
     InputError if any byte of it is torn.
     """
     source = source.resolve()
-    found = checkpoint_source(source, slot_of(source))[0]
+    model_source = checkpoint_source(source, slot_of(source))[0]
     with new_dir(out) as folder:
-        write_huggingface(folder, found, dtype)
+        write_huggingface(folder, model_source, dtype)
     return checkpoint.step_of(source), slots.bytes_of(source), slots.bytes_of(out)
 
 
@@ -83,9 +83,9 @@ def checkpoint_source(folder: Path, slot: Path, tokenizer_dir: Path = TOKENIZER)
     tokenizer = Tokenizer.load(tokenizer_dir)
     if facts["inputs"].get("tokenizer") not in (tokenizer.digest, manifest_digest(tokenizer_dir)):
         raise InputError("was trained with another tokenizer", where=str(slot), fix=f"dvc checkout {tokenizer_dir}")
-    config = _shape(facts, slot)
-    told, path = read_json(folder / checkpoint.STATE).get("tensors_sha256"), folder / checkpoint.TENSORS
-    if not path.is_file() or sha256_file(path) != told:
+    config = _model_config(facts, slot)
+    expected_sha256, path = read_json(folder / checkpoint.STATE).get("tensors_sha256"), folder / checkpoint.TENSORS
+    if not path.is_file() or sha256_file(path) != expected_sha256:
         raise InputError("missing or damaged", where=str(path))
     with safe_open(path, framework="pt") as file:  # the optimiser's tensors, two thirds of it, are not read
         names = [name for name in file.keys() if name.startswith(_WEIGHTS)]
@@ -95,7 +95,7 @@ def checkpoint_source(folder: Path, slot: Path, tokenizer_dir: Path = TOKENIZER)
     fill(model, tensors, str(path))
     vocabulary = Vocabulary.load(tokenizer_dir / MODEL_FILE)
     name = f"{slot.parent.name}-step-{checkpoint.step_of(folder)}"
-    return make_source(name, model.eval(), tokenizer, vocabulary, {}), told
+    return make_source(name, model.eval(), tokenizer, vocabulary, {}), expected_sha256
 
 
 def slot_of(source: Path) -> Path:
@@ -108,7 +108,7 @@ def slot_of(source: Path) -> Path:
     return slot
 
 
-def _shape(facts: dict[str, Any], slot: Path) -> ModelConfig:
+def _model_config(facts: dict[str, Any], slot: Path) -> ModelConfig:
     if "model" in facts["params"]:
         return ModelConfig.from_dict(facts["params"]["model"])
     read_manifest(BASE, "model", 1)

@@ -27,7 +27,7 @@ def repro(root: Path, file: Path, stage: str, force: bool) -> int:
     if not (root / file).is_file():
         raise InputError("file not found", where=file.as_posix(), fix=f"git checkout {file.as_posix()}")
     (root / ".athanor").mkdir(exist_ok=True)
-    mend(root)
+    repair_dvc_files(root)
     with try_lock(root / ".athanor" / "probe.lock") as free:
         if not free:
             raise InputError("another probe or synthesize is at work here", where=str(root), fix="wait for it")
@@ -36,49 +36,49 @@ def repro(root: Path, file: Path, stage: str, force: bool) -> int:
     return status
 
 
-def mend(root: Path) -> None:
-    """Put right what a kill may leave that keeps DVC from starting: its files dvc.lock and rwlock, torn."""
+def repair_dvc_files(root: Path) -> None:
+    """Repair the files of DVC that a kill may leave torn (dvc.lock and rwlock): DVC does not start with them."""
     for text in dvc_lock.mend(root):
         print(text, file=sys.stderr)
 
 
 def _repro(root: Path, file: Path, stage: str, force: bool) -> int:
-    """`dvc repro`, for which the file has DVC's name only meanwhile."""
-    call, target = outlive(), f"{DVC_FILE.as_posix()}:{stage}"
+    """Run `dvc repro`; the file has the name that DVC expects only as long as that takes."""
+    run_command, target = command_runner(), f"{DVC_FILE.as_posix()}:{stage}"
     shutil.copyfile(root / file, root / DVC_FILE)
     try:
         if not force:
-            return call([*DVC, target], cwd=root)
+            return run_command([*DVC, target], cwd=root)
         # --force alone would force every stage before it as well: hours, and requests that are paid for again.
-        before = Graph(root).upstream(stage)
-        status = call([*DVC, *before], cwd=root) if before else 0
-        return status or call([*DVC, "--force", "--single-item", target], cwd=root)
+        upstream = Graph(root).upstream(stage)
+        status = run_command([*DVC, *upstream], cwd=root) if upstream else 0
+        return status or run_command([*DVC, "--force", "--single-item", target], cwd=root)
     finally:
         (root / DVC_FILE).unlink(missing_ok=True)
 
 
-def outlive(asked: list[int] | None = None) -> Callable[..., int]:
-    """What runs a command, so that this process lives to tidy up after it. Signals that come are added to `asked`.
+def command_runner(signals: list[int] | None = None) -> Callable[..., int]:
+    """A function that runs a command while this process outlives signals, to tidy up. It adds them to `signals`.
 
     Ctrl-C reaches DVC and its stage as well, which save and leave; in a container this process' end would be theirs.
     SIGTERM and SIGHUP are passed on to the command. Handlers, and not SIG_IGN, which the command would inherit.
     """
     children: list[subprocess.Popen[bytes]] = []
-    asked = [] if asked is None else asked
+    signals = [] if signals is None else signals
 
-    def end(number: int, _: object) -> None:
-        asked.append(number)
-        left = [child for child in children if child.poll() is None]
-        for child in left:
+    def forward_signal(number: int, _: object) -> None:
+        signals.append(number)
+        running = [child for child in children if child.poll() is None]
+        for child in running:
             child.send_signal(number)
-        if not left:
+        if not running:
             sys.exit(128 + number)
 
-    def call(command: list[str], **how: Any) -> int:
-        children.append(subprocess.Popen(command, **how))
+    def call(command: list[str], **popen_options: Any) -> int:
+        children.append(subprocess.Popen(command, **popen_options))
         return children[-1].wait()
 
-    signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+    signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     for number in {signal.SIGTERM, signal.SIGHUP} & set(stop_signals()):
-        signal.signal(number, end)
+        signal.signal(number, forward_signal)
     return call

@@ -46,7 +46,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Found:
+class SlotInfo:
     """One slot on disk. `state`: working, done, trunk or unfinished."""
 
     path: Path
@@ -66,49 +66,49 @@ class Found:
         return self.path.name[:8]
 
 
-def find(root: Path) -> list[Found]:
+def find(root: Path) -> list[SlotInfo]:
     """Every slot below `root`, oldest first within its stage."""
-    current = _current(root)
-    slots = [_look(path, current) for path in (root / ".athanor" / "slots").glob("*/[!.]*") if path.is_dir()]
+    current = _current_fingerprints(root)
+    slots = [_inspect(path, current) for path in (root / ".athanor" / "slots").glob("*/[!.]*") if path.is_dir()]
     return sorted((slot for slot in slots if slot is not None), key=lambda slot: (slot.stage, slot.changed))
 
 
-def _look(path: Path, current: set[str] = frozenset(), own: bool = False) -> Found | None:
-    """A slot as it lies there, or None when it has just been removed. `own`: this process has locked it."""
+def _inspect(path: Path, current: set[str] = frozenset(), locked_by_us: bool = False) -> SlotInfo | None:
+    """The slot at `path`, or None when it has just been removed. `locked_by_us`: this process holds its lock."""
     for tries_left in (2, 1, 0):
         try:
             facts = read_json(path / FACTS) if (path / FACTS).is_file() else {}
             code = Record.read(path) if facts else None
-            empty = path.stat()
+            folder_stat = path.stat()
             break
         except (OSError, InputError):  # perhaps it is being removed, or begun
             if path.is_dir() and not tries_left:
                 raise
     else:
         return None
-    files = list(_stats(path))
-    if not own and busy(path):
+    files = list(_file_stats(path))
+    if not locked_by_us and busy(path):
         state = "working"
     elif facts.get("part") == "trunk":
         state = "trunk"
     else:
         state = "done" if (path / DONE).is_file() else "unfinished"
-    return Found(
+    return SlotInfo(
         path,
         path.parent.name,
         facts,
         state,
         max(steps(path), default=None),
         sum(stat.st_size for stat in files),
-        max((stat.st_mtime for stat in files), default=empty.st_mtime),
+        max((stat.st_mtime for stat in files), default=folder_stat.st_mtime),
         (path / PINNED).is_file(),
         path.name in current,
-        _pulse(path) if state == "working" else "",
+        _heartbeat_text(path) if state == "working" else "",
         code,
     )
 
 
-def _pulse(path: Path) -> str:
+def _heartbeat_text(path: Path) -> str:
     """The heartbeat of the run that works in a slot, in words; "" where it left none."""
     try:
         run = json.loads((path / "run.json").read_text())["run"]
@@ -119,14 +119,14 @@ def _pulse(path: Path) -> str:
         return ""
 
 
-def _stats(path: Path) -> Iterable[os.stat_result]:
+def _file_stats(path: Path) -> Iterable[os.stat_result]:
     for folder, _, names in os.walk(path):
         for name in names:
             with contextlib.suppress(FileNotFoundError):  # the process that works there drops old checkpoints
                 yield os.stat(os.path.join(folder, name))
 
 
-def _current(root: Path) -> set[str]:
+def _current_fingerprints(root: Path) -> set[str]:
     """Fingerprints of the slots that made what the workspace holds."""
     leaves = [read_json(path) for path in (root / "metrics" / "runs").glob("*.json")]
     facts = [pair for leaf in leaves for pair in leaf.get("facts", {}).items()]
@@ -138,33 +138,33 @@ def busy(path: Path) -> bool:
     return locked(path / "lock")
 
 
-def words(slots: list[Found]) -> dict[Path, str]:
+def differing_facts(slots: list[SlotInfo]) -> dict[Path, str]:
     """For each slot of one stage, the facts in which it differs from the others."""
     flat = {slot.path: {name.removeprefix("params."): value for name, value in flatten(slot.facts)} for slot in slots}
     values: dict[str, set[str]] = {}  # a trunk has no token budget; that it lacks one is no difference worth telling
     for name, value in (pair for facts in flat.values() for pair in facts.items() if pair[0] != "part"):
         values.setdefault(name, set()).add(str(value))
-    differ = [name for name, found in values.items() if len(found) > 1]
+    differ = [name for name, distinct in values.items() if len(distinct) > 1]
     return {
-        path: ", ".join(f"{name.removeprefix('inputs.')} {_value(facts[name])}" for name in differ if name in facts)
+        path: ", ".join(f"{name.removeprefix('inputs.')} {_short(facts[name])}" for name in differ if name in facts)
         for path, facts in flat.items()
     }
 
 
-def _value(value: Any) -> str:
+def _short(value: Any) -> str:
     return value[:8] if isinstance(value, str) and len(value) == 64 else str(value)
 
 
-def table(slots: list[Found]) -> str:
+def table(slots: list[SlotInfo]) -> str:
     differences: dict[Path, str] = {}
     for stage in {slot.stage for slot in slots}:
-        differences |= words([slot for slot in slots if slot.stage == stage])
+        differences |= differing_facts([slot for slot in slots if slot.stage == stage])
     rows = [(slot, differences[slot.path]) for slot in slots]
     return fill_template("slots.txt.j2", rows=rows, now=time.time(), waits=waits, size=size, duration=duration)
 
 
 def bytes_of(path: Path) -> int:
-    """Of a file, or of all files in a folder."""
+    """The size of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.lstat().st_size for file in files if file.is_file())
 
@@ -174,45 +174,45 @@ def size(count: int) -> str:
 
 
 def prunable(
-    slots: list[Found], now: float, *, days: float | None, max_bytes: int | None, unfinished: bool
-) -> list[Found]:
+    slots: list[SlotInfo], now: float, *, days: float | None, max_bytes: int | None, unfinished: bool
+) -> list[SlotInfo]:
     """Slots that may go, oldest first: those older than `days`, then as many as it takes to reach `max_bytes`.
 
     Never a pinned one or one at work; an unfinished one only when asked,
     because its progress exists nowhere else.
     """
     states = {"done", "trunk", "unfinished"} if unfinished else {"done", "trunk"}
-    may = sorted((s for s in slots if not s.pinned and s.state in states), key=lambda slot: slot.changed)
-    gone = [slot for slot in may if days is not None and now - slot.changed > days * DAY]
-    total = sum(slot.bytes for slot in slots) - sum(slot.bytes for slot in gone)
-    for slot in may:
-        if max_bytes is not None and total > max_bytes and slot not in gone:
-            gone.append(slot)
+    candidates = sorted((s for s in slots if not s.pinned and s.state in states), key=lambda slot: slot.changed)
+    chosen = [slot for slot in candidates if days is not None and now - slot.changed > days * DAY]
+    total = sum(slot.bytes for slot in slots) - sum(slot.bytes for slot in chosen)
+    for slot in candidates:
+        if max_bytes is not None and total > max_bytes and slot not in chosen:
+            chosen.append(slot)
             total -= slot.bytes
-    return gone
+    return chosen
 
 
-def remove(slot: Found) -> bool:
+def remove(slot: SlotInfo) -> bool:
     """Delete a slot under its lock; False when a process took it, or worked in it, in the meantime."""
     with try_lock(slot.path / "lock") as free:
-        now = _look(slot.path, own=True) if free else None
-        if now is None or (now.state, now.changed, now.pinned) != (slot.state, slot.changed, slot.pinned):
+        fresh = _inspect(slot.path, locked_by_us=True) if free else None
+        if fresh is None or (fresh.state, fresh.changed, fresh.pinned) != (slot.state, slot.changed, slot.pinned):
             return False
         # Renamed first: a kill half-way must not leave a slot that looks whole.
-        scrap = tempfile.mkdtemp(prefix=f".{slot.path.name}.", suffix=".tmp", dir=slot.path.parent)
+        trash = tempfile.mkdtemp(prefix=f".{slot.path.name}.", suffix=".tmp", dir=slot.path.parent)
         try:
-            os.rename(slot.path, scrap)
+            os.rename(slot.path, trash)
         except OSError:
-            os.rmdir(scrap)  # nothing of the slot is in it
+            os.rmdir(trash)  # nothing of the slot is in it
             raise
-        if os.path.exists(os.path.join(scrap, PINNED)) and not slot.pinned:
-            os.rename(scrap, slot.path)  # pinned a moment ago, which takes no lock
+        if os.path.exists(os.path.join(trash, PINNED)) and not slot.pinned:
+            os.rename(trash, slot.path)  # pinned a moment ago, which takes no lock
             return False
-    shutil.rmtree(scrap)
+    shutil.rmtree(trash)
     return True
 
 
-def pin(slot: Found, on: bool) -> None:
+def pin(slot: SlotInfo, on: bool) -> None:
     """Keep a slot from being pruned, or no longer."""
     try:
         (slot.path / PINNED).touch() if on else (slot.path / PINNED).unlink(missing_ok=True)
@@ -221,12 +221,12 @@ def pin(slot: Found, on: bool) -> None:
         raise InputError("was removed just now", where=str(slot.path), fix=fix) from None
 
 
-def waits(slot: Found) -> bool:
+def waits(slot: SlotInfo) -> bool:
     """Whether a stage with other code has asked what is to be done with a slot's work."""
     return slot.code is not None and slot.code.refused is not None
 
 
-def asked(slots: list[Found], start: str) -> Found:
+def waiting_slot(slots: list[SlotInfo], start: str) -> SlotInfo:
     """The slot that waits for an answer: the one whose id begins with `start`, or the only one."""
     waiting = [slot for slot in slots if waits(slot)]
     if start:
@@ -237,31 +237,31 @@ def asked(slots: list[Found], start: str) -> Found:
     return waiting[0]
 
 
-def adopt(slots: list[Found], start: str) -> list[Found]:
+def adopt(slots: list[SlotInfo], start: str) -> list[SlotInfo]:
     """Let the code that was refused go on in the slot; returns it, and the parts of the same work adopted with it."""
-    slot = asked(slots, start)
+    slot = waiting_slot(slots, start)
     if slot.code is None or slot.code.refused is None:
         fix = "run the stage: where its code has changed it stops, and waits for an answer"
         raise InputError("no other code has asked for it", where=str(slot.path), fix=fix)
-    same = [other for other in slots if not start and _same_work(slot, other)]
-    new, taken = slot.code.refused, []
-    for one in [slot, *same]:
-        with try_lock(one.path / "lock") as free:
-            if free and (one.path / CODE).is_file():
-                Record(new, (*one.code.digests, new.digest)).write(one.path)
-                taken.append(one)
-    if slot not in taken:
-        raise _at_work(slot)
-    return taken
+    siblings = [other for other in slots if not start and _same_work(slot, other)]
+    refused_code, adopted = slot.code.refused, []
+    for member in [slot, *siblings]:
+        with try_lock(member.path / "lock") as free:
+            if free and (member.path / CODE).is_file():
+                Record(refused_code, (*member.code.digests, refused_code.digest)).write(member.path)
+                adopted.append(member)
+    if slot not in adopted:
+        raise _in_use_error(slot)
+    return adopted
 
 
-def _same_work(slot: Found, other: Found) -> bool:
+def _same_work(slot: SlotInfo, other: SlotInfo) -> bool:
     """Whether another slot holds a part of the same stage's work, begun by the same code."""
-    parts = [one.facts.get("part", "trunk") != "trunk" and one.code is not None for one in (slot, other)]
-    return all(parts) and other != slot and other.stage == slot.stage and other.code.code == slot.code.code
+    are_parts = [each.facts.get("part", "trunk") != "trunk" and each.code is not None for each in (slot, other)]
+    return all(are_parts) and other != slot and other.stage == slot.stage and other.code.code == slot.code.code
 
 
-def choose(slots: list[Found], start: str) -> Found:
+def choose(slots: list[SlotInfo], start: str) -> SlotInfo:
     """The one slot whose id begins with `start`."""
     hits = [slot for slot in slots if start and slot.path.name.startswith(start)]
     if len(hits) != 1:
@@ -296,33 +296,33 @@ def run(args: argparse.Namespace) -> int:
             then = "the next run goes on there, and its manifest names both codes"
             print(f"{slot.id} of {slot.stage} is adopted: {then}")
     elif args.command == "drop":
-        slot = asked(slots, args.id)
+        slot = waiting_slot(slots, args.id)
         if not remove(slot):
-            raise _at_work(slot)
+            raise _in_use_error(slot)
         print(f"removed {slot.id} of {slot.stage}, {size(slot.bytes)}: the next run begins anew")
     else:
         print(table(slots) if slots else "there are no slots: no long stage has run here")
     return 0
 
 
-def _at_work(slot: Found) -> InputError:
+def _in_use_error(slot: SlotInfo) -> InputError:
     return InputError("a process is at work in it", where=str(slot.path), fix="stop it first: athanor stop")
 
 
-def _prune(slots: list[Found], args: argparse.Namespace) -> int:
+def _prune(slots: list[SlotInfo], args: argparse.Namespace) -> int:
     days = 7.0 if args.days is None and args.max_gib is None else args.days
     limit = None if args.max_gib is None else int(args.max_gib * GIB)
-    gone = prunable(slots, time.time(), days=days, max_bytes=limit, unfinished=args.unfinished)
+    chosen = prunable(slots, time.time(), days=days, max_bytes=limit, unfinished=args.unfinished)
     freed = 0
-    for slot in gone:
+    for slot in chosen:
         if not args.dry_run and not remove(slot):
             print(f"{slot.id} of {slot.stage} is in use now and stays", file=sys.stderr)
             continue
         freed += slot.bytes
         print(f"{'would remove' if args.dry_run else 'removed'} {slot.id} of {slot.stage}, {size(slot.bytes)}")
-    left = sum(slot.bytes for slot in slots) - freed
-    print(f"{size(freed)} {'would be ' if args.dry_run else ''}freed, {size(left)} stay")
-    if limit is not None and left > limit:
+    remaining = sum(slot.bytes for slot in slots) - freed
+    print(f"{size(freed)} {'would be ' if args.dry_run else ''}freed, {size(remaining)} stay")
+    if limit is not None and remaining > limit:
         print("the rest is pinned, at work, or unfinished (--unfinished takes those, too)", file=sys.stderr)
         return 1
     return 0

@@ -34,22 +34,22 @@ def running(root: Path) -> list[Path]:
 
 
 def stop(root: Path, wait: float) -> int:
-    """Each stage that runs takes one file, so it is made again until as many as there were stages have taken one."""
-    stages, deadline, made = _stages(root), time.monotonic() + wait, 1
-    left, file = list(stages), root / ".athanor" / STOP
+    """Each running stage removes the file once, so it is written again until every stage has removed it."""
+    stages, deadline, requests = _stages(root), time.monotonic() + wait, 1
+    waiting, file = list(stages), root / ".athanor" / STOP
     write_text(file, "")
-    while left and time.monotonic() < deadline:
+    while waiting and time.monotonic() < deadline:
         time.sleep(POLL)
-        for folder in [folder for folder in left if not alive(folder)]:
-            left.remove(folder)
-            print(f"{_name(folder)}: {_how_it_ended(folder)}")
-        if made < len(stages) and left and not file.exists():
-            made += 1
+        for folder in [folder for folder in waiting if not alive(folder)]:
+            waiting.remove(folder)
+            print(f"{_label(folder)}: {_end_text(folder)}")
+        if requests < len(stages) and waiting and not file.exists():
+            requests += 1
             write_text(file, "")
-    if not left:
+    if not waiting:
         file.unlink(missing_ok=True)  # a stage that ended by itself has not taken it
         return 0
-    return _late(left, file, wait)
+    return _report_timeout(waiting, file, wait)
 
 
 def save(root: Path, wait: float) -> int:
@@ -58,38 +58,40 @@ def save(root: Path, wait: float) -> int:
     while time.monotonic() < deadline:
         time.sleep(POLL)
         if not file.exists():
-            print(f"saved by {_names(stages)}; it goes on")
+            print(f"saved by {_labels(stages)}; it goes on")
             return 0
         if not any(alive(folder) for folder in stages):
             file.unlink(missing_ok=True)
-            raise InputError(f"{_names(stages)} ended before it came to save", fix="see what runs: athanor slots")
-    return _late(stages, file, wait)
+            raise InputError(f"{_labels(stages)} ended before it came to save", fix="see what runs: athanor slots")
+    return _report_timeout(stages, file, wait)
 
 
 def _stages(root: Path) -> list[Path]:
-    found = running(root)
-    if not found:
+    folders = running(root)
+    if not folders:
         raise InputError("no stage runs here", where=str(root), fix="see its checkpoints: python -m athanor slots")
-    return found
+    return folders
 
 
-def _late(left: list[Path], file: Path, wait: float) -> int:
-    text = f"{_names(left)} has not answered in {duration(wait)}: only training saves on request, and a step, a shard"
+def _report_timeout(waiting: list[Path], file: Path, wait: float) -> int:
+    text = (
+        f"{_labels(waiting)} has not answered in {duration(wait)}: only training saves on request, and a step, a shard"
+    )
     text += f" or a validation may take longer. The request stays; take it back with rm {file}"
     print(text, file=sys.stderr)
     return 1
 
 
-def _name(folder: Path) -> str:
+def _label(folder: Path) -> str:
     meta = read_json(folder / "meta.json")
     return f"{meta['stage']} (process {meta['pid']})"
 
 
-def _names(folders: list[Path]) -> str:
-    return ", ".join(_name(folder) for folder in folders)
+def _labels(folders: list[Path]) -> str:
+    return ", ".join(_label(folder) for folder in folders)
 
 
-def _how_it_ended(folder: Path) -> str:
+def _end_text(folder: Path) -> str:
     if not (folder / "end.json").is_file():
         return "killed; the same command goes on from the last checkpoint"
     end = read_json(folder / "end.json")

@@ -54,20 +54,20 @@ def outcome(stage: str, before: dict[str, str], after: dict[str, str], since_ms:
 def text(
     root: Path, before: dict[str, str] | None = None, since_ms: int = 0, stages: Iterable[str] | None = None
 ) -> str:
-    """`before`: the runs of before this repro. `stages`: those of a foreign base's graph, instead of the main one's."""
-    after, rows, ran = runs(root, stages), [], 0.0
+    """The summary. `before`: run ids before this repro. `stages`: those of a foreign base's graph, if it ran."""
+    after, rows, seconds_run = runs(root, stages), [], 0.0
     for stage in stages or Graph(root).stages:
         facts = leaf(root, stage)
         state = "" if before is None else outcome(stage, before, after, since_ms)
         if state == "restored" and facts and facts.get("ended_ms", 0) >= since_ms > 0:
             state = "ran (resumed)"
         counted = bool(facts) and (before is None or state.startswith("ran"))
-        ran += facts["seconds"] if facts and counted else 0.0
+        seconds_run += facts["seconds"] if facts and counted else 0.0
         rows.append((stage, state, duration(facts["seconds"]) if facts else "-", counted))
     return fill_template(
         "summary.txt.j2",
         stages=rows,
-        total=duration(ran),
+        total=duration(seconds_run),
         tuned=_metrics(root, "lora") if stages else None,
         scores=None if stages else _metrics(root, "eval"),
         exported=(root / "models" / ("lora-export" if stages else "export") / "MODEL_CARD.md").is_file(),
@@ -82,12 +82,12 @@ def _metrics(root: Path, name: str) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def _health(ran: dict[str, str]) -> dict[str, str]:
+def _health(run_ids: dict[str, str]) -> dict[str, str]:
     """What the monitor said of each training; nothing of one that ran on another machine."""
     statuses = {}
     for stage in PHASES:
-        path = anchor() / ".athanor" / "runs" / ran.get(stage, "") / "files" / FILE
-        if stage in ran and path.is_file():
+        path = anchor() / ".athanor" / "runs" / run_ids.get(stage, "") / "files" / FILE
+        if stage in run_ids and path.is_file():
             statuses[stage] = read_json(path)["status"]
     return statuses
 

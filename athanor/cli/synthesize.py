@@ -36,7 +36,7 @@ def dry_run(params: SyntheticParams, show: int) -> str:
     """What would be sent, without sending anything."""
     requests = plan_requests(params, CLEAN / "train", SEEDS)
     ledger = Ledger(anchor() / LOG, params.name, params.budget, params.max_output_tokens).load()
-    left = [request for request in requests if request.identity not in ledger.answers]
+    unanswered = [request for request in requests if request.identity not in ledger.answers]
     return fill_template(
         "synthesize.txt.j2",
         target=None,
@@ -46,27 +46,27 @@ def dry_run(params: SyntheticParams, show: int) -> str:
         key=os.environ.get(params.key_env or ""),
         requests=requests,
         categories=Counter(request.category for request in requests),
-        left=left,
-        most=total(left, params),
+        left=unanswered,
+        most=max_spent(unanswered, params),
         bytes_per_token=BYTES_PER_TOKEN,
         spent=ledger.spent,
-        affordable=affordable(left, params, ledger.spent),
-        samples=left[:: max(1, len(left) // max(show, 1))][:show],
+        affordable=affordable_count(unanswered, params, ledger.spent),
+        samples=unanswered[:: max(1, len(unanswered) // max(show, 1))][:show],
     )
 
 
-def total(requests: Sequence[Request], params: SyntheticParams) -> Spent:
-    """The most that these may use."""
-    most, price = params.max_output_tokens, prices(params.budget)
-    return sum((cost(request.worst_input_tokens, most, price) for request in requests), Spent())
+def max_spent(requests: Sequence[Request], params: SyntheticParams) -> Spent:
+    """The most requests, tokens and money that these requests may use."""
+    max_tokens, price = params.max_output_tokens, prices(params.budget)
+    return sum((cost(request.worst_input_tokens, max_tokens, price) for request in requests), Spent())
 
 
-def affordable(requests: Sequence[Request], params: SyntheticParams, spent: Spent) -> int:
-    """How many of the first requests fit the budget if each of them uses its most."""
-    for number, request in enumerate(requests):
-        spent += total([request], params)
+def affordable_count(requests: Sequence[Request], params: SyntheticParams, spent: Spent) -> int:
+    """How many of the first requests fit the budget if each of them costs as much as it may."""
+    for count, request in enumerate(requests):
+        spent += max_spent([request], params)
         if spent.exceeded(params.budget) is not None:
-            return number
+            return count
     return len(requests)
 
 
@@ -91,9 +91,9 @@ def report(params: SyntheticParams, target: Path) -> str:
     """What came out, and what to write into params.yaml to train on it."""
     facts = read_json(LEAF)["facts"]
     spent = Spent(*(facts[f"spent_{name}"] for name in ("requests", "tokens", "money")))
-    kept = read_manifest(OUT, KIND, VERSION)["counts"]["kept"]
-    told = {"params": params, "priced": prices(params.budget), "target": target, "spent": spent, "kept": kept}
-    return fill_template("synthesize.txt.j2", **told)
+    kept_count = read_manifest(OUT, KIND, VERSION)["counts"]["kept"]
+    values = {"params": params, "priced": prices(params.budget), "target": target, "spent": spent, "kept": kept_count}
+    return fill_template("synthesize.txt.j2", **values)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

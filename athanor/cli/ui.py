@@ -34,27 +34,27 @@ def run(args: argparse.Namespace) -> int:
         return 1
     from mlflow.tracking import MlflowClient
 
-    found = MlflowClient(tracking_uri=uri).get_experiment_by_name(EXPERIMENT)
+    experiment = MlflowClient(tracking_uri=uri).get_experiment_by_name(EXPERIMENT)
     # Without the query the UI opens in its GenAI mode, which hides these runs.
-    page = f"#/experiments/{found.experiment_id}/runs?workflowType=machine_learning" if found else ""
+    fragment = f"#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning" if experiment else ""
     if uri.startswith("http"):
-        print(f"open {redact(uri).rstrip('/')}/{page}")
+        print(f"open {redact(uri).rstrip('/')}/{fragment}")
         return 0
-    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    mlflow_settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     # Not as an argument, which every user of the machine can read.
-    environment = {**os.environ, **quiet, "MLFLOW_BACKEND_STORE_URI": uri}
+    environment = {**os.environ, **mlflow_settings, "MLFLOW_BACKEND_STORE_URI": uri}
     command = [sys.executable, "-m", "mlflow", "server"]
     command += ["--host", "127.0.0.1", "--port", str(args.port), "--workers", "1"]
-    if _answers(args.port):
-        taken = f"something listens on port {args.port} already"
-        raise InputError(taken, where="athanor ui", fix=f"athanor ui --port {args.port + 1}, or stop it")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT, too: a shell's background job ignores it
-        signal.signal(number, signal.default_int_handler)
+    if _is_listening(args.port):
+        problem = f"something listens on port {args.port} already"
+        raise InputError(problem, where="athanor ui", fix=f"athanor ui --port {args.port + 1}, or stop it")
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT, too: a shell's background job ignores it
+        signal.signal(signum, signal.default_int_handler)
     # A session of its own: at Ctrl-C its processes would each print a traceback.
     server = subprocess.Popen(command, env=environment, cwd=root, start_new_session=True)
     try:
-        if _listens(server, args.port):
-            print(f"open http://127.0.0.1:{args.port}/{page}\n(Ctrl-C stops the server)", flush=True)
+        if _wait_until_listening(server, args.port):
+            print(f"open http://127.0.0.1:{args.port}/{fragment}\n(Ctrl-C stops the server)", flush=True)
         return server.wait()
     except KeyboardInterrupt:
         os.killpg(server.pid, signal.SIGTERM)
@@ -62,16 +62,16 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
 
-def _listens(server: subprocess.Popen[bytes], port: int) -> bool:
+def _wait_until_listening(server: subprocess.Popen[bytes], port: int) -> bool:
     """Wait until the server answers; False when it has ended instead."""
     while server.poll() is None:
-        if _answers(port):
+        if _is_listening(port):
             return True
         time.sleep(0.1)
     return False
 
 
-def _answers(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
         return True
     return False

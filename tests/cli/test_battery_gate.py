@@ -55,7 +55,7 @@ def test_repro_and_plan_refuse_it_before_dvc_begins(
     def never(*_: object) -> None:
         raise AssertionError("DVC was asked")
 
-    monkeypatch.setattr(repro.side, "outlive", never)
+    monkeypatch.setattr(repro.side, "command_runner", never)
     monkeypatch.setattr(plan.dvc_view, "open_repo", never)
     for name, status in (("repro", 1), ("plan", 2)):
         monkeypatch.setattr("sys.argv", ["athanor", name])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from athanor.cli.compare import judge
+from athanor.cli.compare import compare_values
 from tests.e2e.clone import Clone, commit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -231,9 +231,9 @@ def test_a_commit_without_results_says_what_to_commit(repo):
 
 
 def test_judgement():
-    assert judge("x", "bpb", 1.0, 0.1, 1.2, None)["beyond_noise"] is None
-    assert judge("x", "bpb", 1.0, None, 1.0, None)["beyond_noise"] is False
-    worse = judge("x", "score", 0.5, 0.05, 0.2, 0.05)
+    assert compare_values("x", "bpb", 1.0, 0.1, 1.2, None)["beyond_noise"] is None
+    assert compare_values("x", "bpb", 1.0, None, 1.0, None)["beyond_noise"] is False
+    worse = compare_values("x", "score", 0.5, 0.05, 0.2, 0.05)
     assert worse["beyond_noise"] and worse["better"] is False
-    assert judge("x", "rate", 0.5, 0.05, 0.1, 0.05)["better"] is None
-    assert not judge("x", "score", 0.5, 0.05, 0.36, 0.05)["beyond_noise"]  # 0.14 against 2 * 0.0707
+    assert compare_values("x", "rate", 0.5, 0.05, 0.1, 0.05)["better"] is None
+    assert not compare_values("x", "score", 0.5, 0.05, 0.36, 0.05)["beyond_noise"]  # 0.14 against 2 * 0.0707

@@ -212,8 +212,8 @@ def test_differences_show_where_long_lines_differ_and_end():
 def test_a_draw_is_uniform():
     hits = np.zeros(20)
     for seed in range(2000):
-        draw, random_keys = peek.Draw(2), peek.keys_of(seed, Path("file"))
+        draw, random_keys = peek.Draw(2), peek.key_generator(seed, Path("file"))
         for start in (0, 10):
-            draw.show(Path("file"), start, random_keys.random(10), np.arange(10))
-        hits[[place.row for place in draw.places]] += 1
+            draw.add(Path("file"), start, random_keys.random(10), np.arange(10))
+        hits[[place.row for place in draw.refs]] += 1
     assert hits.sum() == 4000 and abs(hits - 200).max() < 6 * 200**0.5

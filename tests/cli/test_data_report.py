@@ -14,7 +14,7 @@ from markupsafe import escape
 from athanor.base.artifacts import read_json
 from athanor.base.errors import InputError
 from athanor.cli.data.read import Corpus
-from athanor.cli.data.report import gather, page, refresh
+from athanor.cli.data.report import gather, refresh, render_page
 from athanor.cli.render import visible
 from athanor.runtime import ship
 from athanor.runtime.locks import try_lock
@@ -45,7 +45,7 @@ class Tags(HTMLParser):
 
 
 def render(world) -> str:
-    return page(gather(Corpus(world)))
+    return render_page(gather(Corpus(world)))
 
 
 def test_a_documents_markup_comes_out_as_text(world):
@@ -62,19 +62,19 @@ def test_a_documents_markup_comes_out_as_text(world):
 def test_attributes_are_escaped(world):
     facts = gather(Corpus(world))
     facts["sources"]["web"].name = EVIL
-    tags = Tags(page(facts))
+    tags = Tags(render_page(facts))
     assert not {"script", "img"} & tags.names and not {name for name in tags.attributes if name.startswith("on")}
 
 
 def test_what_is_not_there_is_left_out(world):
     facts = gather(Corpus(world))
     empty = {"shards": None, "cards": {}, "metrics": {}, "cluster_sizes": Counter(), "contaminated": {}, "twins": {}}
-    text = page(facts | empty)
+    text = render_page(facts | empty)
     Tags(text)
     for expected in ("no token files yet", "no classifier card", "No duplicate was dropped", "No document held"):
         assert expected in text
     few = dict(facts["metrics"], contaminated={"by_category": {"facts": 0, "code": 0}})
-    assert "items of: code, facts." in page(facts | {"metrics": few, "other_clean": True})
+    assert "items of: code, facts." in render_page(facts | {"metrics": few, "other_clean": True})
 
 
 def test_the_report_is_complete_and_the_same_each_time(world):

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from athanor.base.artifacts import read_json, write_json
-from athanor.cli.plan.forecast import Memory, Past, Training, backtest, estimate, forecast, questions, training_of
+from athanor.cli.plan.forecast import (
+    PastRun,
+    RunHistory,
+    Training,
+    backtest,
+    code_questions,
+    estimate,
+    forecast,
+    training_of,
+)
 from athanor.cli.plan.simulate import RUN, Step
 from athanor.runtime import presets
 from athanor.runtime.closure import file_digests
@@ -28,8 +37,8 @@ INPUTS = {"data/shards": "1" * 32 + ".dir", "models/tokenizer": "2" * 32 + ".dir
 DIGESTS = {"shards": "s", "tokenizer": "t"}
 
 
-def past(seconds: float, work: float | None = None, slope: float | None = None, **params: Any) -> Past:
-    return Past(int(seconds * 1000), seconds, work, slope, params, {}, {})
+def past(seconds: float, work: float | None = None, slope: float | None = None, **params: Any) -> PastRun:
+    return PastRun(int(seconds * 1000), seconds, work, slope, params, {}, {})
 
 
 def step(stage: str = "pretrain", inputs: dict[str, str | None] | None = None, **params: Any) -> Step:
@@ -120,7 +129,7 @@ def record(
 
 def test_a_resumed_run_took_the_sum_of_its_processes(tmp_path, checkout):
     record(tmp_path, "one", seconds=7.0, pauses=((4_000, 60_000), (61_500, 99_000)))
-    (run,) = Memory(open_repo(checkout), tmp_path).past("pretrain")
+    (run,) = RunHistory(open_repo(checkout), tmp_path).runs_of("pretrain")
     assert run.seconds == pytest.approx(4.0 + 1.5 + 7.0) and run.work == pytest.approx(48e6)
 
 
@@ -132,15 +141,15 @@ def test_runs_that_say_nothing_about_time_do_not_count(tmp_path, checkout):
     write_json(folder / "end.json", {"status": "FAILED", "ended_ms": 5, "seconds": 1.0})
     torn = record(tmp_path, "torn")
     (torn / "meta.json").write_text("{")
-    memory = Memory(open_repo(checkout), tmp_path)
-    assert memory.past("pretrain") == []
+    memory = RunHistory(open_repo(checkout), tmp_path)
+    assert memory.runs_of("pretrain") == []
     told = forecast(step(), memory, ROOT, training_of(step(), ROOT, check_values(MICRO)))
     assert (told.seconds, told.error, told.runs, told.tokens) == (None, None, 0, 98304)
 
 
 def test_a_run_that_began_on_a_trunk_counts_what_it_trained(tmp_path, checkout):
     record(tmp_path, "half", steps=24, seconds=5.0)
-    (run,) = Memory(open_repo(checkout), tmp_path).past("pretrain")
+    (run,) = RunHistory(open_repo(checkout), tmp_path).runs_of("pretrain")
     assert run.work == pytest.approx(24e6)
 
 
@@ -157,7 +166,7 @@ def test_a_model_of_twice_the_tokens_takes_twice_as_long_and_says_how_wrong_that
     record(tmp_path, "first", seconds=10.0, started=1000)
     record(tmp_path, "second", seconds=12.5, started=2000)
     work = Training(98304 * 2, 2048, 48e6 / 98304, 100)
-    told = forecast(step(), Memory(open_repo(checkout), tmp_path), ROOT, work)
+    told = forecast(step(), RunHistory(open_repo(checkout), tmp_path), ROOT, work)
     assert told.seconds == pytest.approx(22.5) and told.error == pytest.approx(0.2) and told.runs == 2
     assert told.tokens == 2 * 98304 and told.disk_bytes and told.from_step is None
 
@@ -172,17 +181,17 @@ def test_training_on_data_still_to_be_made_takes_the_last_rows_by_this_model(tmp
     record(tmp_path, "first", stage="sft", seconds=10.0, train_seconds=8.0, params=sections)
     planned = sft(**{"data/sft": None})
     larger = Training(None, 1024, 5 * 48e6 / 98304, 100)  # five times the operations for a token
-    told = forecast(planned, Memory(open_repo(checkout), tmp_path), ROOT, larger)
+    told = forecast(planned, RunHistory(open_repo(checkout), tmp_path), ROOT, larger)
     assert (told.tokens, told.input_known) == (None, False)
     assert told.seconds == pytest.approx(2.0 + 5 * 8.0)
     planned.params["sft"]["epochs"] = sections["sft"]["epochs"] * 2
-    told = forecast(planned, Memory(open_repo(checkout), tmp_path), ROOT, larger)
+    told = forecast(planned, RunHistory(open_repo(checkout), tmp_path), ROOT, larger)
     assert told.seconds == pytest.approx(2.0 + 10 * 8.0)
 
 
 def test_an_input_that_is_made_anew_is_said_to_be_unknown(tmp_path, checkout):
     record(tmp_path, "first", stage="shard", steps=0, seconds=3.0)
-    memory = Memory(open_repo(checkout), tmp_path)
+    memory = RunHistory(open_repo(checkout), tmp_path)
     assert not forecast(step("shard", dict.fromkeys(INPUTS)), memory, ROOT, None).input_known
     assert forecast(step("shard", INPUTS), memory, ROOT, None).input_known
 
@@ -209,7 +218,7 @@ def slot(anchor: Path, facts: dict[str, Any], *steps: int, run: str | None = Non
 def begun(anchor: Path, checkout: Path, planned: Step | None = None) -> int | None:
     planned = planned or step(inputs=INPUTS)
     built = check_values(MICRO)
-    return forecast(planned, Memory(open_repo(checkout), anchor), ROOT, training_of(planned, ROOT, built)).from_step
+    return forecast(planned, RunHistory(open_repo(checkout), anchor), ROOT, training_of(planned, ROOT, built)).from_step
 
 
 def test_an_unfinished_slot_is_continued_and_only_the_rest_forecast(tmp_path, checkout, slot_facts):
@@ -218,7 +227,7 @@ def test_an_unfinished_slot_is_continued_and_only_the_rest_forecast(tmp_path, ch
     slot(tmp_path, slot_facts, 24, 36, run="killed")
     planned = step(inputs=INPUTS, sample_prompts=["other"])  # decides nothing about the weights
     work = Training(98304, 2048, 48e6 / 98304, 100, 33)
-    told = forecast(planned, Memory(open_repo(checkout), tmp_path), ROOT, work)
+    told = forecast(planned, RunHistory(open_repo(checkout), tmp_path), ROOT, work)
     assert (told.from_step, told.steps, told.tokens) == (36, 48, 12 * 2048)
     assert told.seconds == pytest.approx(0.4 + 9.6 / 4)
 
@@ -231,13 +240,13 @@ def test_a_slot_of_anything_else_is_not_continued(tmp_path, checkout, slot_facts
     assert begun(tmp_path, checkout, step(inputs={**INPUTS, "data/shards": "3" * 32 + ".dir"})) is None
     assert begun(tmp_path, checkout, step(inputs={**INPUTS, "data/shards": None})) is None
     planned = step(inputs=INPUTS)
-    assert questions(planned, ROOT, tmp_path) == []
+    assert code_questions(planned, ROOT, tmp_path) == []
     other = {**read_json(path / "code.json")["files"], "athanor/base/errors.py": "other"}
     write_json(path / "code.json", {**read_json(path / "code.json"), "files": other})
     (path / "seconds").write_text("3600")
     (path / "step_00000024" / "state.json").write_text("{}")
     assert begun(tmp_path, checkout) is None
-    (text,) = questions(planned, ROOT, tmp_path)
+    (text,) = code_questions(planned, ROOT, tmp_path)
     assert (
         "pretrain will stop and ask" in text
         and "athanor/base/errors.py. It holds 24 steps (49,152 tokens), 1 h" in text
@@ -255,7 +264,7 @@ def test_a_trunk_is_continued_up_to_the_cooldown(tmp_path, checkout, slot_facts)
 
 
 def test_bytes_of_an_input_come_from_the_cache_or_the_workspace(tmp_path, checkout):
-    memory = Memory(open_repo(checkout), tmp_path)
+    memory = RunHistory(open_repo(checkout), tmp_path)
     store = checkout / ".dvc" / "cache" / "files" / "md5"
     for name, text in (("a" * 32, "x" * 100), ("b" * 32 + ".dir", json.dumps([{"md5": "a" * 32, "relpath": "f"}] * 3))):
         (store / name[:2]).mkdir(parents=True, exist_ok=True)

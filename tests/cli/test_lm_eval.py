@@ -151,10 +151,10 @@ def test_the_check_takes_choices_by_the_batterys_rule(exported, monkeypatch):
     results = {lm_eval.NEXT: {f"{m},none": sum(row[m] for row in rows) / len(rows) for m in ("acc", "acc_norm")}}
     monkeypatch.setattr(lm_eval, "samples", lambda out, task: rows)
     assert lm_eval.choose is battery.choose is scoring.choose
-    assert lm_eval.compare(model, tokenizer, Path("o"), lm_eval.NEXT, results).good
+    assert lm_eval.compare(model, tokenizer, Path("o"), lm_eval.NEXT, results).agrees
     for broken in (lambda v, c, normalised: len(v) - 1, lambda v, c, normalised: v.index(min(v))):
         monkeypatch.setattr(lm_eval, "choose", broken)
-        assert lm_eval.compare(model, tokenizer, Path("o"), lm_eval.NEXT, results).verdicts > 0
+        assert lm_eval.compare(model, tokenizer, Path("o"), lm_eval.NEXT, results).verdict_mismatches > 0
 
 
 # -- the real thing ----------------------------------------------------------------
@@ -181,10 +181,10 @@ def test_our_scorer_and_the_harness_agree(exported, harness, tmp_path, monkeypat
     with torch.no_grad():
         model.model.norm.weight[0] += 0.05
     for task in lm_eval.LOCAL:
-        assert not lm_eval.compare(model, tokenizer, tmp_path / "out", task, results).good
+        assert not lm_eval.compare(model, tokenizer, tmp_path / "out", task, results).agrees
     model, _ = load_export(exported / "models" / "export" / "hf")
     monkeypatch.setattr(lm_eval, "DELIMITER", "")
-    assert lm_eval.compare(model, tokenizer, tmp_path / "out", lm_eval.NEXT, results).apart > 0
+    assert lm_eval.compare(model, tokenizer, tmp_path / "out", lm_eval.NEXT, results).score_mismatches > 0
     monkeypatch.undo()
     model.config = replace(model.config, context_tokens=32)
-    assert not lm_eval.compare(model, tokenizer, tmp_path / "out", lm_eval.TEXT, results).good
+    assert not lm_eval.compare(model, tokenizer, tmp_path / "out", lm_eval.TEXT, results).agrees

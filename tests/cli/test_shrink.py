@@ -10,7 +10,7 @@ import torch
 from athanor.base.artifacts import manifest_digest, write_json
 from athanor.base.errors import InputError
 from athanor.cli import cli
-from athanor.cli.shrink import newest, shrink
+from athanor.cli.shrink import newest_checkpoint, shrink
 from athanor.model.weights import model_tensors, save_model
 from athanor.serving.loading import load_export
 from athanor.tokenizer.chat import template_hash
@@ -64,7 +64,7 @@ def slot_of(project, stage):
 
 @pytest.mark.parametrize("stage", ["pretrain", "sft"])
 def test_weights_are_those_of_the_checkpoint_and_a_third_of_its_size(stage, project):
-    step, before, after = shrink(newest(slot_of(project, stage)), project / "out", "float32")
+    step, before, after = shrink(newest_checkpoint(slot_of(project, stage)), project / "out", "float32")
     model, _ = load_export(project / "out")
     found = model_tensors(model)
     assert step == 20 and all(torch.equal(found[name], weight) for name, weight in at(20).items())
@@ -78,7 +78,7 @@ def test_weights_are_those_of_the_checkpoint_and_a_third_of_its_size(stage, proj
 
 
 def test_a_torn_checkpoint_is_refused(project):
-    path = newest(slot_of(project, "pretrain"))
+    path = newest_checkpoint(slot_of(project, "pretrain"))
     data = bytearray((path / "tensors.safetensors").read_bytes())
     data[-5] ^= 1
     (path / "tensors.safetensors").write_bytes(data)
@@ -98,7 +98,7 @@ def test_parts_of_another_run_are_refused(project):
         content["inputs"]["tokenizer" if stage == "pretrain" else "base"] = "0" * 64
         path.write_text(json.dumps(content))
         with pytest.raises(InputError, match=complaint):
-            shrink(newest(path.parent), project / "out", "float32")
+            shrink(newest_checkpoint(path.parent), project / "out", "float32")
     with pytest.raises(InputError, match="not a checkpoint of a slot"):
         shrink(project / "models" / "base", project / "out", "float32")
 

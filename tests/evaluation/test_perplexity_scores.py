@@ -19,7 +19,7 @@ from athanor.base.errors import GateError, InputError
 from athanor.cli import cli
 from athanor.cli.evaluate import history
 from athanor.cli.evaluate import main as command
-from athanor.cli.evaluate.job import Job, apart, kind_of
+from athanor.cli.evaluate.job import Job, kind_of, run_in_subprocess
 from athanor.cli.evaluate.sets import document_rows, load_set, row_windows
 from athanor.export.perplexity import Ours, chunk_windows, measured, scored_bytes
 from athanor.model.validation import bits_per_byte
@@ -342,7 +342,7 @@ def test_one_that_is_killed_is_told(project, monkeypatch):
     job = Job("models/sft", kind_of("models/sft"), "torch", "t.txt", "models/tokenizer")
     monkeypatch.setenv("PYTHONMALLOC", "nonsense")  # the interpreter itself does not start
     with pytest.raises(GateError, match="its process ended with status"):
-        apart(job, low_priority=True)
+        run_in_subprocess(job, low_priority=True)
 
 
 def test_a_model_of_another_tokenizer_is_refused(project, monkeypatch):

@@ -51,7 +51,7 @@ def project(exported, tmp_path, monkeypatch):
 
 
 def lines(path, status, **options):
-    return {f"{line.what}: {line.detail}" for line in verify(path, **options) if line.status == status}
+    return {f"{line.subject}: {line.detail}" for line in verify(path, **options) if line.status == status}
 
 
 def one(found, *words):
@@ -64,7 +64,7 @@ def one(found, *words):
 def test_what_was_exported_here_matches_in_every_line(path, project):
     found = verify(path)
     assert {line.status for line in found} == {MATCHES}
-    told = {line.what for line in found}
+    told = {line.subject for line in found}
     assert {"data/raw/manifest.json", "metrics/eval.json", "models/sft/manifest.json", "chat template"} <= told
 
 
@@ -216,7 +216,7 @@ def test_a_copy_elsewhere_says_what_cannot_be_checked(project, tmp_path, monkeyp
     monkeypatch.chdir(elsewhere)
     found = verify("copy")
     assert not [line for line in found if line.status == DIFFERS]
-    unchecked = {line.what for line in found if line.status == UNCHECKED}
+    unchecked = {line.subject for line in found if line.status == UNCHECKED}
     assert {"data/raw/manifest.json", "metrics/eval.json", "model-f16.gguf"} <= unchecked
     assert len([line for line in found if line.status == MATCHES]) > 12
     flip(elsewhere / "copy/model-f16.gguf", -1)

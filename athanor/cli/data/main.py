@@ -18,8 +18,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="peek | report | trace", required=True)
     for name, module in COMMANDS.items():
         about, _, epilog = (module.__doc__ or "").partition("\n\n")
-        told = {"help": about, "description": about, "epilog": epilog, "formatter_class": parser.formatter_class}
-        module.options(commands.add_parser(name, **told))
+        texts = {"help": about, "description": about, "epilog": epilog, "formatter_class": parser.formatter_class}
+        module.options(commands.add_parser(name, **texts))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -26,17 +26,17 @@ from athanor.base.errors import InputError, suggest
 from athanor.cleaning.measuring import SCORES
 from athanor.cleaning.table import REASONS
 from athanor.cli import render
-from athanor.cli.data.read import CLEAN, DROPPED, KEPT, Corpus, Entry, Place, weak_labels
+from athanor.cli.data.read import CLEAN, DROPPED, KEPT, Corpus, Entry, RowRef, weak_labels
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", action="append", default=[], help="of this source; may be given again")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--kept", action="store_true", help="only documents that stayed")
-    which.add_argument("--dropped", action="store_true", help="only documents that went")
+    selection = parser.add_mutually_exclusive_group()
+    selection.add_argument("--kept", action="store_true", help="only documents that stayed")
+    selection.add_argument("--dropped", action="store_true", help="only documents that went")
     parser.add_argument("--rule", action="append", default=[], help="dropped for this reason; may be given again")
-    what = "like 'quality<0.4', 'toxicity>0.9'"
-    parser.add_argument("--score", action="append", default=[], metavar="COND", help=what)
+    explanation = "like 'quality<0.4', 'toxicity>0.9'"
+    parser.add_argument("--score", action="append", default=[], metavar="COND", help=explanation)
     parser.add_argument("--cluster", metavar="ID", help="the cluster of duplicates that this document is in")
     parser.add_argument("-n", type=int, default=5, metavar="N", help="how many (default 5)")
     parser.add_argument("--seed", type=int, help="the same documents again (default: a new one each time, printed)")
@@ -46,9 +46,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     corpus = Corpus(Path.cwd())
-    drawn = peek(corpus, args)
-    text = render.fill_template("peek.txt.j2", **drawn, weak_labels=weak_labels(corpus.root))
-    print(json.dumps(drawn, indent=2) if args.json else text)
+    result = peek(corpus, args)
+    text = render.fill_template("peek.txt.j2", **result, weak_labels=weak_labels(corpus.root))
+    print(json.dumps(result, indent=2) if args.json else text)
     return 0
 
 
@@ -60,34 +60,34 @@ def peek(corpus: Corpus, args: argparse.Namespace) -> dict[str, Any]:
         raise InputError("no rule took what was kept", where="--kept --rule", fix="leave one of them out")
     seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
     if args.cluster:
-        matching, places = _cluster(corpus, args.cluster, args.n)
+        matching, refs = _cluster(corpus, args.cluster, args.n)
     else:
-        matching, places = draw(
+        matching, refs = draw(
             corpus,
             args.n,
             seed,
             fates=(KEPT,) if args.kept else (DROPPED,) if args.dropped or args.rule else (KEPT, DROPPED),
-            sources=[known(name, corpus.sources, "--source") for name in args.source],
-            rules=[known(name, REASONS, "--rule") for name in args.rule],
-            scores=[score_condition(each) for each in args.score],
+            sources=[known_name(name, corpus.sources, "--source") for name in args.source],
+            rules=[known_name(name, REASONS, "--rule") for name in args.rule],
+            scores=[score_condition(condition) for condition in args.score],
         )
-    entries = corpus.entries(places)
+    entries = corpus.entries(refs)
     twins, rows = twins_of(corpus, entries), []
     for entry in entries:
-        shown, note = render.cut(entry.text, args.chars)
-        rows.append({**entry.as_json(), "text": shown, "cut": note or None, "chars": len(entry.text)})
+        excerpt, note = render.cut(entry.text, args.chars)
+        rows.append({**entry.as_json(), "text": excerpt, "cut": note or None, "chars": len(entry.text)})
         if twin := twins.get(entry.twin or ""):
             rows[-1]["twin_is"] = {name: getattr(twin, name) for name in ("id", "fate", "source", "split", "meta")}
             rows[-1]["differs_from_twin"] = render.differences(twin.text, entry.text)
     return {"seed": None if args.cluster else seed, "matching": matching, "documents": rows}
 
 
-def _cluster(corpus: Corpus, start: str, count: int) -> tuple[int, list[Place]]:
-    """Documents in the cluster, and where some of them are: the one that stayed (or what became of it), then copies."""
+def _cluster(corpus: Corpus, start: str, count: int) -> tuple[int, list[RowRef]]:
+    """How many documents the cluster has, and the rows of some: first the one that stayed (if known), then copies."""
     clusters = Clusters(corpus)
     root = clusters.choose(start)
-    rows = [Place(corpus.dropped, row) for row in clusters.members[root]]
-    first = [place for place in corpus.find([root]).get(root, []) if place not in rows][:1]
+    rows = [RowRef(corpus.dropped, row) for row in clusters.members[root]]
+    first = [ref for ref in corpus.find([root]).get(root, []) if ref not in rows][:1]
     return len(first) + len(rows), [*first, *rows][:count]
 
 
@@ -110,7 +110,7 @@ def score_condition(text: str) -> Condition:
     return name, sign, number
 
 
-def known(value: str, names: Sequence[str], option: str) -> str:
+def known_name(value: str, names: Sequence[str], option: str) -> str:
     """`value` if it is one of the names, else an InputError that says which it probably meant."""
     if value in names:
         return value
@@ -135,7 +135,7 @@ def _mask(
 
 
 class Draw:
-    """A random draw of `count` from what it is shown, batch by batch: the smallest random keys stay.
+    """A random draw of `count` rows from those added batch by batch: those with the smallest random keys stay.
 
     Keys depend on the seed and the file, so a draw is the same each time, and
     memory is that of the draw.
@@ -143,22 +143,24 @@ class Draw:
 
     def __init__(self, count: int) -> None:
         self.count, self.seen = count, 0
-        self._best: list[tuple[float, Place]] = []
+        self._best: list[tuple[float, RowRef]] = []
 
-    def show(self, file: Path, first: int, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Rows of a batch that begins with row `first` of its file, and the keys of all of the batch."""
+    def add(self, file: Path, first: int, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Add `rows` of a batch that begins with row `first` of its file; `keys` are those of the whole batch."""
         self.seen += len(rows)
         rows = rows[np.argsort(keys[rows])[: self.count]]
-        new = [(key, Place(file, first + row)) for key, row in zip(keys[rows].tolist(), rows.tolist(), strict=True)]
-        self._best = sorted([*self._best, *new])[: self.count]
+        keyed_refs = [
+            (key, RowRef(file, first + row)) for key, row in zip(keys[rows].tolist(), rows.tolist(), strict=True)
+        ]
+        self._best = sorted([*self._best, *keyed_refs])[: self.count]
 
     @property
-    def places(self) -> list[Place]:
-        return [place for _, place in self._best]
+    def refs(self) -> list[RowRef]:
+        return [ref for _, ref in self._best]
 
 
-def keys_of(seed: int, file: Path) -> np.random.Generator:
-    """Gives each row of a file, in order, its random key."""
+def key_generator(seed: int, file: Path) -> np.random.Generator:
+    """A generator of the random keys of a file's rows, in order."""
     seed_bytes = hashlib.blake2b(f"{seed}/{file.as_posix()}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(seed_bytes, "big")))
 
@@ -172,31 +174,31 @@ def draw(
     sources: Sequence[str],
     rules: Sequence[str],
     scores: Sequence[Condition],
-) -> tuple[int, list[Place]]:
+) -> tuple[int, list[RowRef]]:
     """How many documents meet all conditions (none given: any), and `count` of them at random."""
-    drawn = Draw(count)
+    sample = Draw(count)
     files = corpus.kept_files() if KEPT in fates and not rules else []
     for file in [*files, *([corpus.dropped] if DROPPED in fates else ())]:
         # The folder of a training file names its source: others need not be opened.
         if sources and file.parent.parent == CLEAN / "train" and file.parent.name not in sources:
             continue
-        random = keys_of(seed, file)
+        generator = key_generator(seed, file)
         for first, batch in corpus.batches(file, ("source", "rule", *SCORES)):
-            drawn.show(
-                file, first, random.random(len(batch)), np.flatnonzero(_mask(batch, file, sources, rules, scores))
+            sample.add(
+                file, first, generator.random(len(batch)), np.flatnonzero(_mask(batch, file, sources, rules, scores))
             )
-    return drawn.seen, drawn.places
+    return sample.seen, sample.refs
 
 
 def twins_of(corpus: Corpus, entries: Sequence[Entry]) -> dict[str, Entry]:
     """The documents that dropped duplicates among `entries` repeat, by id; kept ones where there are several."""
-    places = corpus.find(entry.twin for entry in entries if entry.twin)
-    chosen = {found: where[0] for found, where in places.items()}
+    refs = corpus.find(entry.twin for entry in entries if entry.twin)
+    chosen = {document_id: copies[0] for document_id, copies in refs.items()}
     return dict(zip(chosen, corpus.entries(list(chosen.values())), strict=True))
 
 
 class Clusters:
-    """Which dropped duplicates belong together: each to the document that its twin, and that one's twin, end in.
+    """Clusters of dropped duplicates: each belongs to the document at which the chain of its twins ends.
 
     Memory: some 300 bytes for each duplicate that was dropped.
     """
@@ -205,31 +207,32 @@ class Clusters:
         twins: dict[str, str] = {}
         pairs: list[tuple[int, str, str]] = []  # row of dropped.parquet, id, twin
         for first, batch in corpus.batches(corpus.dropped, ("id", "twin")):
-            for row, (own, twin) in enumerate(zip(batch["id"].to_pylist(), batch["twin"].to_pylist(), strict=True)):
+            for row, (own_id, twin) in enumerate(zip(batch["id"].to_pylist(), batch["twin"].to_pylist(), strict=True)):
                 if twin is not None:
-                    pairs.append((first + row, own, twin))
-                    if own != twin:  # an exact copy has the same id; the one that stayed may be a near copy of a third
-                        twins[own] = twin
+                    pairs.append((first + row, own_id, twin))
+                    # An exact copy has the same id; the one that stayed may be a near copy of a third.
+                    if own_id != twin:
+                        twins[own_id] = twin
 
-        def root(found: str) -> str:
-            seen = {found}
-            while (after := twins.get(found)) is not None and after not in seen:
-                seen.add(found := after)
-            return found
+        def root(document_id: str) -> str:
+            seen = {document_id}
+            while (next_twin := twins.get(document_id)) is not None and next_twin not in seen:
+                seen.add(document_id := next_twin)
+            return document_id
 
-        self.roots = {found: root(found) for _, *pair in pairs for found in pair}
+        self.roots = {document_id: root(document_id) for _, *pair in pairs for document_id in pair}
         members: dict[str, list[int]] = {}
-        for row, own, _ in pairs:
-            members.setdefault(self.roots[own], []).append(row)
+        for row, own_id, _ in pairs:
+            members.setdefault(self.roots[own_id], []).append(row)
         # Root to the rows of dropped.parquet that belong to it; the largest cluster first, then by id.
         self.members = dict(sorted(members.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
     def choose(self, start: str) -> str:
         """The root of the one cluster that a document whose id begins with `start` is in."""
-        hits = sorted({root for found, root in self.roots.items() if found.startswith(start.lower())})
+        hits = sorted({root for document_id, root in self.roots.items() if document_id.startswith(start.lower())})
         if len(hits) == 1:
             return hits[0]
-        largest = ", ".join(found[:12] for found in (hits or list(self.members))[:5])
+        largest = ", ".join(document_id[:12] for document_id in (hits or list(self.members))[:5])
         what = f"{len(hits)} clusters of duplicates have a document whose id begins with '{start}'"
         fix = f"try one of: {largest}" if largest else "no duplicate was dropped"
         raise InputError(what, where="--cluster", fix=fix)

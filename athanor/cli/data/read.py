@@ -32,8 +32,8 @@ BATCH = 4096  # rows
 TEXT_BATCH = 256  # rows, where the text is read
 
 
-class Place(NamedTuple):
-    """Where a document is: row of a file of data/clean, for a dropped one of dropped.parquet, which has no text."""
+class RowRef(NamedTuple):
+    """The file and the row of a document; that of a dropped one is in dropped.parquet, which has no text."""
 
     file: Path
     row: int
@@ -59,7 +59,7 @@ class Entry:
     rule: str | None = None
     detail: str | None = None
     twin: str | None = None
-    raw: Place | None = field(default=None, compare=False)
+    raw: RowRef | None = field(default=None, compare=False)
 
     def as_json(self) -> dict[str, Any]:
         row = asdict(self)
@@ -68,7 +68,7 @@ class Entry:
 
 
 class Corpus:
-    """data/clean below `root`, with what lies around it."""
+    """data/clean below `root`, and the files around it that it was made from."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -84,9 +84,9 @@ class Corpus:
         return CLEAN / "dropped.parquet"
 
     def kept_files(self) -> list[Path]:
-        """Training by source and shard, then validation."""
-        found = [path for paths in shard_files(self.root / CLEAN / "train").values() for path in paths]
-        return [*(path.relative_to(self.root) for path in found), CLEAN / "val.parquet"]
+        """The training files by source and shard, then the validation file."""
+        training_files = [path for paths in shard_files(self.root / CLEAN / "train").values() for path in paths]
+        return [*(path.relative_to(self.root) for path in training_files), CLEAN / "val.parquet"]
 
     def raw_files(self, source: str) -> list[Path]:
         return [path.relative_to(self.root) for path in sorted((self.root / RAW / source).glob("*.parquet"))]
@@ -104,101 +104,103 @@ class Corpus:
 
     def batches(self, file: Path, names: Sequence[str], rows: int = BATCH) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Columns of a file in batches, each with the number of its first row. Columns that are missing stay out."""
-        opened = self.open(file)
-        there = [name for name in names if name in opened.schema_arrow.names]
+        parquet = self.open(file)
+        present = [name for name in names if name in parquet.schema_arrow.names]
         first = 0
-        for batch in opened.iter_batches(batch_size=rows, columns=there):
+        for batch in parquet.iter_batches(batch_size=rows, columns=present):
             yield first, batch
             first += len(batch)
 
     def rows(self, file: Path, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
         """Chosen rows of a file, by number; only row groups that hold one are read."""
-        opened, wanted = self.open(file), sorted(set(numbers))
-        found, first = {}, 0
-        for group in range(opened.num_row_groups):
-            count = opened.metadata.row_group(group).num_rows
-            here = [number for number in wanted if first <= number < first + count]
-            if here:
-                picked = opened.read_row_group(group).take(pa.array([number - first for number in here])).to_pylist()
-                found.update(zip(here, picked, strict=True))
+        parquet, requested = self.open(file), sorted(set(numbers))
+        rows, first = {}, 0
+        for group in range(parquet.num_row_groups):
+            count = parquet.metadata.row_group(group).num_rows
+            in_group = [number for number in requested if first <= number < first + count]
+            if in_group:
+                picked = (
+                    parquet.read_row_group(group).take(pa.array([number - first for number in in_group])).to_pylist()
+                )
+                rows.update(zip(in_group, picked, strict=True))
             first += count
-        missing = [number for number in wanted if number not in found]
+        missing = [number for number in requested if number not in rows]
         if missing:
             what = f"row {missing[0]} is wanted, there are {first}"
             raise InputError(what, where=str(file), fix="dvc checkout, so that data/raw is what data/clean was made of")
-        return found
+        return rows
 
     # -- documents ----------------------------------------------------------
 
-    def at(self, places: Iterable[Place]) -> dict[Place, dict[str, Any]]:
-        """Whole rows by place."""
+    def rows_at(self, refs: Iterable[RowRef]) -> dict[RowRef, dict[str, Any]]:
+        """The rows that the references name, with all columns."""
         by_file: dict[Path, list[int]] = {}
-        for file, row in places:
+        for file, row in refs:
             by_file.setdefault(file, []).append(row)
-        found = {file: self.rows(file, numbers) for file, numbers in by_file.items()}
-        return {Place(file, number): row for file, rows in found.items() for number, row in rows.items()}
+        rows_by_file = {file: self.rows(file, numbers) for file, numbers in by_file.items()}
+        return {RowRef(file, number): row for file, rows in rows_by_file.items() for number, row in rows.items()}
 
-    def entries(self, places: Sequence[Place]) -> list[Entry]:
-        """The documents at these places, in this order; dropped ones with their text from data/raw."""
-        rows = self.at(places)
-        raw = self.at(raw_place(row) for place, row in rows.items() if place.file == self.dropped)
-        return [self._entry(place, rows[place], raw) for place in places]
+    def entries(self, refs: Sequence[RowRef]) -> list[Entry]:
+        """The documents at these rows, in this order; dropped ones with their text from data/raw."""
+        rows = self.rows_at(refs)
+        raw = self.rows_at(raw_row_ref(row) for ref, row in rows.items() if ref.file == self.dropped)
+        return [self._entry(ref, rows[ref], raw) for ref in refs]
 
-    def _entry(self, place: Place, row: Mapping[str, Any], raw: Mapping[Place, dict[str, Any]]) -> Entry:
-        source = raw_place(row) if place.file == self.dropped else None
-        whole = raw[source] if source else row
-        if whole["id"] != row["id"]:
-            what = f"row {source.row} is document {whole['id'][:12]}, dropped.parquet says {row['id'][:12]}"
+    def _entry(self, ref: RowRef, row: Mapping[str, Any], raw: Mapping[RowRef, dict[str, Any]]) -> Entry:
+        raw_ref = raw_row_ref(row) if ref.file == self.dropped else None
+        document = raw[raw_ref] if raw_ref else row
+        if document["id"] != row["id"]:
+            what = f"row {raw_ref.row} is document {document['id'][:12]}, dropped.parquet says {row['id'][:12]}"
             fix = "dvc checkout, so that data/raw is what data/clean was made of"
-            raise InputError(what, where=source.file.as_posix(), fix=fix)
-        meta = json.loads(whole["meta"])
+            raise InputError(what, where=raw_ref.file.as_posix(), fix=fix)
+        meta = json.loads(document["meta"])
         return Entry(
             id=meta.pop("raw_id", row["id"]),
-            fate=DROPPED if source else KEPT,
-            **{name: whole[name] for name in ("source", "kind", "license", "split", "text")},
+            fate=DROPPED if raw_ref else KEPT,
+            **{name: document[name] for name in ("source", "kind", "license", "split", "text")},
             **{name: row.get(name) for name in ("rule", "detail", "twin")},
             meta=meta,
             scores={name: round(float(row[name]), 6) for name in SCORES if row.get(name) is not None},
-            file=place.file.as_posix(),
-            row=place.row,
-            bytes=len(whole["text"].encode()),
-            clean_id=None if source else row["id"],
-            raw=source,
+            file=ref.file.as_posix(),
+            row=ref.row,
+            bytes=len(document["text"].encode()),
+            clean_id=None if raw_ref else row["id"],
+            raw=raw_ref,
         )
 
     # -- search -------------------------------------------------------------
 
-    def ids(self) -> Iterator[tuple[Place, str, str]]:
-        """(place, id in data/raw, id of the text that stays) of every document, kept ones first.
+    def ids(self) -> Iterator[tuple[RowRef, str, str]]:
+        """(row, id in data/raw, id of the text that stays) of every document, kept ones first.
 
         The ids differ where the text was changed; of a dropped document both are that of data/raw.
         """
         for file in [*self.kept_files(), self.dropped]:
             for first, batch in self.batches(file, ("id", "meta")):
                 changed = _raw_ids(batch) if "meta" in batch.schema.names else {}
-                for number, found in enumerate(batch["id"].to_pylist()):
-                    yield Place(file, first + number), changed.get(number, found), found
+                for row, document_id in enumerate(batch["id"].to_pylist()):
+                    yield RowRef(file, first + row), changed.get(row, document_id), document_id
 
-    def find(self, raw_ids: Iterable[str]) -> dict[str, list[Place]]:
+    def find(self, raw_ids: Iterable[str]) -> dict[str, list[RowRef]]:
         """Where documents of data/raw are now, the kept one first: one text may have come more than once."""
-        wanted = set(raw_ids)
-        found: dict[str, list[Place]] = {}
-        for place, raw, _ in self.ids() if wanted else ():
-            if raw in wanted:
-                found.setdefault(raw, []).append(place)
-        return found
+        wanted_ids = set(raw_ids)
+        refs_by_id: dict[str, list[RowRef]] = {}
+        for ref, raw, _ in self.ids() if wanted_ids else ():
+            if raw in wanted_ids:
+                refs_by_id.setdefault(raw, []).append(ref)
+        return refs_by_id
 
 
-def raw_place(row: Mapping[str, Any]) -> Place:
-    """Where a row of dropped.parquet came from."""
-    return Place(RAW / row["source"] / f"{row['shard']:05d}.parquet", row["row"])
+def raw_row_ref(row: Mapping[str, Any]) -> RowRef:
+    """The row of data/raw that a row of dropped.parquet came from."""
+    return RowRef(RAW / row["source"] / f"{row['shard']:05d}.parquet", row["row"])
 
 
 def _raw_ids(batch: pa.RecordBatch) -> dict[int, str]:
-    """Row to id in data/raw, of documents whose text was changed; of the others it is their id."""
-    marked = pc.match_substring(batch["meta"], '"raw_id"').to_numpy(zero_copy_only=False).nonzero()[0].tolist()
-    found = {number: json.loads(batch["meta"][number].as_py()).get("raw_id") for number in marked}
-    return {number: raw for number, raw in found.items() if raw}
+    """The id in data/raw of each row whose text was changed; that of the others is their id."""
+    changed_rows = pc.match_substring(batch["meta"], '"raw_id"').to_numpy(zero_copy_only=False).nonzero()[0].tolist()
+    raw_ids = {number: json.loads(batch["meta"][number].as_py()).get("raw_id") for number in changed_rows}
+    return {number: raw for number, raw in raw_ids.items() if raw}
 
 
 # -- what was configured -----------------------------------------------------------------------------------------------
@@ -206,9 +208,9 @@ def _raw_ids(batch: pa.RecordBatch) -> dict[int, str]:
 
 def built_params(root: Path, stage: str) -> dict[str, Any]:
     """The sections of params.yaml that a stage was last run with (dvc.lock), else those of params.yaml now."""
-    found = dvc_lock.stages(root / dvc_lock.LOCK).get(stage, {}).get("params", {}).get("params.yaml")
-    if found:
-        return dict(found)
+    recorded = dvc_lock.stages(root / dvc_lock.LOCK).get(stage, {}).get("params", {}).get("params.yaml")
+    if recorded:
+        return dict(recorded)
     return dict(read_yaml(root / "params.yaml")) if (root / "params.yaml").is_file() else {}
 
 

@@ -23,7 +23,7 @@ from athanor.cleaning.measuring import SCORES
 from athanor.cleaning.pii import CATEGORIES
 from athanor.cleaning.writing import BINS
 from athanor.cli import render
-from athanor.cli.data.peek import Clusters, Draw, keys_of, twins_of
+from athanor.cli.data.peek import Clusters, Draw, key_generator, twins_of
 from athanor.cli.data.read import (
     BATCH,
     CLASSIFIERS,
@@ -36,7 +36,7 @@ from athanor.cli.data.read import (
     TEXT_BATCH,
     TOKENIZER,
     Corpus,
-    Place,
+    RowRef,
     built_params,
     clean_params,
     weak_labels,
@@ -61,7 +61,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    text = page(gather(Corpus(Path.cwd())))
+    text = render_page(gather(Corpus(Path.cwd())))
     write_text(args.out, text)
     link = args.out.resolve().as_uri()
     print(f"{link}  ({len(text.encode()) / 1e6:.1f} MB)")
@@ -75,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
 def refresh(root: Path) -> Path | None:
     """Make the page anew when the corpus below `root` is younger than it; None where there is no corpus."""
     out = root / OUT
-    made = [path for name in ("clean", "shard") if (path := root / "metrics" / "runs" / f"{name}.json").is_file()]
-    if len(made) < 2:
+    leaf_files = [path for name in ("clean", "shard") if (path := root / "metrics" / "runs" / f"{name}.json").is_file()]
+    if len(leaf_files) < 2:
         return None
-    if not out.is_file() or out.stat().st_mtime < max(path.stat().st_mtime for path in made):
+    if not out.is_file() or out.stat().st_mtime < max(path.stat().st_mtime for path in leaf_files):
         try:
-            text = page(gather(Corpus(root)))
+            text = render_page(gather(Corpus(root)))
             write_text(out, text)
             attach(root, text)
         except AthanorError:  # `athanor data report` says what is missing
@@ -88,8 +88,8 @@ def refresh(root: Path) -> Path | None:
     return out
 
 
-def page(facts: dict[str, Any]) -> str:
-    """The page about what `gather` found."""
+def render_page(facts: dict[str, Any]) -> str:
+    """The page about the facts that `gather` returns."""
     names = {
         "LIMITS": LIMITS,
         "WEAKENED": WEAKENED,
@@ -112,8 +112,8 @@ def drift_of(stream: dict[str, Any]) -> dict[str, Any]:
     files = []
     for number in range(len(totals)):
         label = ", ".join(f"{name} {row[number]:.1%}" for name, row in shares.items())
-        parts = [(name, row[number], colours[name]) for name, row in counts.items()]
-        files.append((f"file {number:05d}: {label}", parts))
+        segments = [(name, row[number], colours[name]) for name, row in counts.items()]
+        files.append((f"file {number:05d}: {label}", segments))
     return {"worst": worst, "files": files, "colours": colours}
 
 
@@ -172,25 +172,25 @@ def gather(corpus: Corpus) -> dict[str, Any]:
     """Everything that the template of the report shows."""
     root = corpus.root
     sources = {name: Source(name) for name in corpus.sources}
-    rules = _funnel(corpus, sources)
+    rule_names = _funnel(corpus, sources)
     draws: dict[tuple[str, str], Draw] = {}
     for file in [*corpus.kept_files(), corpus.dropped]:
         _count(corpus, file, sources, draws)
-    entries = corpus.entries([place for _, draw in sorted(draws.items()) for place in draw.places])
-    in_order = iter(entries)
+    entries = corpus.entries([ref for _, draw in sorted(draws.items()) for ref in draw.refs])
+    remaining_entries = iter(entries)
     clusters = Clusters(corpus).members
     shards = read_manifest(root / SHARDS, KIND, VERSION) if (root / SHARDS / "manifest.json").is_file() else None
     first, last = _length_range(sources)
-    touched = corpus.manifest.get("contaminated_items", {})
-    items = read_items(root / ITEMS) if touched and (root / ITEMS).is_file() else ()
+    documents_per_item = corpus.manifest.get("contaminated_items", {})
+    items = read_items(root / ITEMS) if documents_per_item and (root / ITEMS).is_file() else ()
     return {
         "sources": sources,
         "held_out": sum(row["documents"] for row in corpus.manifest["counts"]["val"].values()),
         "digests": _digests(root),  # which data the page is about: folder or section of params.yaml, our digest, DVC's
-        "rule_colours": {rule: f"var(--c{min(number, COLOURS)})" for number, rule in enumerate(rules)},
+        "rule_colours": {rule: f"var(--c{min(number, COLOURS)})" for number, rule in enumerate(rule_names)},
         "licences": _licences(corpus, sources),
         # (source, rule, or "" for kept) -> documents
-        "examples": {key: [next(in_order) for _ in draw.places] for key, draw in sorted(draws.items())},
+        "examples": {key: [next(remaining_entries) for _ in draw.refs] for key, draw in sorted(draws.items())},
         "twins": twins_of(corpus, entries),
         "cluster_sizes": Counter(1 + len(rows) for rows in clusters.values()),
         "repeated": sum(map(len, clusters.values())),  # documents that were dropped as duplicates
@@ -202,8 +202,10 @@ def gather(corpus: Corpus) -> dict[str, Any]:
         "weak": weak_labels(root),
         "length_range": (first, last),
         "length_ends": [_power_of_two(LENGTH_FROM + bin // 2) for bin in (first, (first + last) // 2, last)],
-        "contaminated": touched,  # evaluation item -> documents dropped for it
-        "questions": {item.id: (item.category, item.prompt[-1].content) for item in items if item.id in touched},
+        "contaminated": documents_per_item,  # evaluation item -> documents dropped for it
+        "questions": {
+            item.id: (item.category, item.prompt[-1].content) for item in items if item.id in documents_per_item
+        },
     }
 
 
@@ -212,7 +214,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _funnel(corpus: Corpus, sources: dict[str, Source]) -> list[str]:
-    """Fill in what came, went and stayed; returns the rules, the one that took most documents first."""
+    """Fill in what came in, was dropped and stayed; returns the rules, that with the most documents first."""
     totals: Counter[str] = Counter()
     for row in corpus.manifest["funnel"]:
         source, step = sources[row["source"]], row["step"]
@@ -233,34 +235,34 @@ def _funnel(corpus: Corpus, sources: dict[str, Source]) -> list[str]:
 
 def _count(corpus: Corpus, file: Path, sources: dict[str, Source], draws: dict[tuple[str, str], Draw]) -> None:
     """Add the documents of one file to the histograms and licences of their sources, and draw the examples."""
-    random, kept = keys_of(SEED, file), file != corpus.dropped
+    generator, kept = key_generator(SEED, file), file != corpus.dropped
     label, size = ("license", "text") if kept else ("rule", "bytes")
     for first, batch in corpus.batches(file, ("source", "kind", label, size, *SCORES), TEXT_BATCH if kept else BATCH):
-        keys = random.random(len(batch))
+        keys = generator.random(len(batch))
         lengths = (pc.binary_length(batch["text"]) if kept else batch["bytes"]).to_numpy(zero_copy_only=False)
         frame = batch.select([name for name in batch.schema.names if name != size]).to_pandas()
-        for (name, why), rows in frame.groupby(["source", label]).indices.items():
-            source, mine, sizes = sources[name], frame.iloc[rows], lengths[rows]
+        for (name, reason), rows in frame.groupby(["source", label]).indices.items():
+            source, group, sizes = sources[name], frame.iloc[rows], lengths[rows]
             if kept:
-                so_far = source.licences.get(why, [0, 0])
-                source.licences[why] = [so_far[0] + len(rows), so_far[1] + int(sizes.sum())]
+                so_far = source.licences.get(reason, [0, 0])
+                source.licences[reason] = [so_far[0] + len(rows), so_far[1] + int(sizes.sum())]
             count = Draw(KEPT_EXAMPLES if kept else RULE_EXAMPLES)
-            draws.setdefault((name, "" if kept else why), count).show(file, first, keys, rows)
-            source.kinds.update(mine["kind"])
+            draws.setdefault((name, "" if kept else reason), count).add(file, first, keys, rows)
+            source.kinds.update(group["kind"])
             fate, powers = KEPT if kept else DROPPED, np.clip(np.log2(np.maximum(sizes, 1)), LENGTH_FROM, LENGTH_TO)
             source.lengths[fate] += np.histogram(powers, LENGTH_BINS, (LENGTH_FROM, LENGTH_TO))[0]
             for score in frame.columns.intersection(SCORES):  # of what was never scored it is NaN, and in no bin
-                source.scores[score][fate] += np.histogram(mine[score].astype(float), BINS, (0, 1))[0]
+                source.scores[score][fate] += np.histogram(group[score].astype(float), BINS, (0, 1))[0]
 
 
 def _licences(corpus: Corpus, sources: dict[str, Source]) -> dict[str, Sizes]:
     """Order the licences of each source and add its rules; returns the licences of all sources."""
     params, totals = clean_params(corpus.root), {}
     for source in sources.values():
-        rules = getattr(params.rules, source.kind, None) if params else None
-        if rules is not None:
-            source.limits = {score: getattr(rules, name) for score, name in LIMITS.items()}
-            source.english_only = rules.english_only
+        rule_params = getattr(params.rules, source.kind, None) if params else None
+        if rule_params is not None:
+            source.limits = {score: getattr(rule_params, name) for score, name in LIMITS.items()}
+            source.english_only = rule_params.english_only
         source.licences = _most_bytes_first(source.licences)
         for licence, row in source.licences.items():
             totals[licence] = [a + b for a, b in zip(totals.get(licence, (0, 0)), row, strict=True)]
@@ -297,10 +299,10 @@ def _power_of_two(power: int) -> str:
 
 
 def _clusters(corpus: Corpus, clusters: dict[str, list[int]]) -> list[tuple[int, list[Any], list[Any]]]:
-    """Size, the one that stayed (none, if it is gone as well and its place not known), two of the others."""
-    found, shown = corpus.find(clusters), []
+    """For each cluster its size, the document that stayed (or none, if its row is not known), and two of the others."""
+    refs_by_root, summaries = corpus.find(clusters), []
     for root, rows in clusters.items():
-        mine = [Place(corpus.dropped, row) for row in rows]
-        first = [place for place in found.get(root, []) if place not in mine][:1]
-        shown.append((1 + len(rows), corpus.entries(first), corpus.entries(mine[:2])))
-    return shown
+        copies = [RowRef(corpus.dropped, row) for row in rows]
+        first = [ref for ref in refs_by_root.get(root, []) if ref not in copies][:1]
+        summaries.append((1 + len(rows), corpus.entries(first), corpus.entries(copies[:2])))
+    return summaries

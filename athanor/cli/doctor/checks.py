@@ -22,7 +22,7 @@ from athanor.base.artifacts import read_json, write_text
 from athanor.base.errors import AthanorError, InputError
 from athanor.base.strict import read_yaml
 from athanor.cli import slots
-from athanor.cli.doctor.main import FIX, Checkout, Finding, author, holder
+from athanor.cli.doctor.main import FIX, Checkout, Finding, lock_author_state, lock_pid
 from athanor.hardware import profile as profiles
 from athanor.runtime import dvc_lock, ship
 from athanor.runtime.facts import Graph, git
@@ -38,7 +38,7 @@ BENCH = "python -m athanor bench hardware"
 
 def unseen(checkout: Checkout) -> Iterator[Finding]:
     for slot in checkout.unseen:
-        what = f"process {holder(slot) or 'unknown'} works in this slot but is not visible here (another container?)"
+        what = f"process {lock_pid(slot) or 'unknown'} works in this slot but is not visible here (another container?)"
         where = slot.relative_to(checkout.root).as_posix()
         yield Finding("unseen", where, f"{what}; nothing that it may own is repaired", "ask there", note=True)
 
@@ -49,7 +49,7 @@ def unseen(checkout: Checkout) -> Iterator[Finding]:
 def locks(checkout: Checkout) -> Iterator[Finding]:
     tmp = checkout.root / ".dvc" / "tmp"
     for path in _rwlocks(checkout.root):
-        yield from _rwlock(checkout, path)
+        yield from _rwlock_findings(checkout, path)
     # A flock ends with its process. Only the hard links of core.hardlink_lock stay behind.
     for path in (tmp / "lock", tmp / "rwlock.lock"):
         if path.is_file() and path.stat().st_nlink > 1 and not checkout.dvc:
@@ -57,9 +57,9 @@ def locks(checkout: Checkout) -> Iterator[Finding]:
             yield Finding("lock", where, "held by hard link, and no DVC process lives on this machine", f"rm {where}")
     folder = checkout.root / (git(checkout.root, "rev-parse", "--git-dir") or ".git")
     for path in (folder / "index.lock", folder / "HEAD.lock"):
-        if path.is_file() and not checkout.owned(path):
+        if path.is_file() and not checkout.may_be_owned(path):
             what = "left by a killed git or dvc; Git refuses to work"
-            yield Finding("lock", str(path), what, FIX, lambda path=path: _unlink(path))
+            yield Finding("lock", str(path), what, FIX, lambda path=path: _remove_file(path))
 
 
 def _rwlocks(root: Path) -> list[Path]:
@@ -68,7 +68,7 @@ def _rwlocks(root: Path) -> list[Path]:
 
 
 def torn_records(checkout: Checkout) -> Iterator[Finding]:
-    """A dvc.lock that DVC cannot read, because it was killed in the midst of it or Git has left its marks."""
+    """A dvc.lock that DVC cannot read: DVC was killed while it wrote it, or Git left conflict markers in it."""
     if locked(checkout.root / dvc_lock.GUARD):
         return  # DVC may be writing it
     torn = list(dvc_lock.torn(checkout.root))
@@ -77,53 +77,53 @@ def torn_records(checkout: Checkout) -> Iterator[Finding]:
             dvc_lock.stages(path)
         except InputError as error:
             where = path.relative_to(checkout.root).as_posix()
-            mend = lambda: "; ".join(dvc_lock.mend(checkout.root)) or "it is whole again"  # noqa: E731
-            repair = mend if checkout.trusted and path in torn else None
+            repair_lock = lambda: "; ".join(dvc_lock.mend(checkout.root)) or "it is whole again"  # noqa: E731
+            repair = repair_lock if checkout.trusted and path in torn else None
             command = error.fix if repair or path not in torn else f"when no DVC runs anywhere: rm {where}"
             yield Finding("record", where, f"{error.what}; every dvc command fails", command, repair)
 
 
-def recorded(checkout: Checkout) -> dict[str, Any]:
-    """The stages of every dvc.lock; none of one that cannot be read, for which there is a finding."""
-    found: dict[str, Any] = {}
+def recorded_stages(checkout: Checkout) -> dict[str, Any]:
+    """The stages of every readable dvc.lock; for an unreadable one there is a finding."""
+    stages: dict[str, Any] = {}
     for path in dvc_lock.files(checkout.root):
         with contextlib.suppress(InputError):
-            found |= dvc_lock.stages(path)
-    return found
+            stages |= dvc_lock.stages(path)
+    return stages
 
 
-def _rwlock(checkout: Checkout, path: Path) -> Iterator[Finding]:
+def _rwlock_findings(checkout: Checkout, path: Path) -> Iterator[Finding]:
     where = path.relative_to(checkout.root).as_posix()
     try:
         lock = json.loads(path.read_text(encoding="utf-8"))
-        entries = _entries(lock)
+        entries = _lock_entries(lock)
     except (ValueError, TypeError, KeyError, AttributeError):
-        repair = (lambda: _unlink(path)) if checkout.trusted and not checkout.dvc else None
+        repair = (lambda: _remove_file(path)) if checkout.trusted and not checkout.dvc else None
         yield Finding("lock", where, "not valid JSON; every dvc command fails", f"rm {where}", repair)
         return
     for pid, command in sorted({(entry["pid"], entry["cmd"]) for _, _, entry in entries}):
-        state = author(pid, command)
+        state = lock_author_state(pid, command)
         if state == "lives":
             continue
         paths = sorted({os.path.relpath(name, checkout.root) for _, name, entry in entries if entry["pid"] == pid})
         # DVC drops an ended process's entry when it meets it, and a read lock it meets only where it wants to write.
         modes = {mode for mode, _, entry in entries if entry["pid"] == pid}
         harmless = state == "ended" and modes == {"read"}
-        whose = "which has ended" if state == "ended" else "which is no DVC process now; DVC would wait for its end"
-        whose += "; a read lock without a process stops nothing" if harmless else ""
-        repair = (lambda pid=pid: _release(path, pid)) if checkout.trusted else None
-        what = f"{', '.join(paths[:3])}{' ...' if len(paths) > 3 else ''} locked by process {pid}, {whose}"
+        clause = "which has ended" if state == "ended" else "which is no DVC process now; DVC would wait for its end"
+        clause += "; a read lock without a process stops nothing" if harmless else ""
+        repair = (lambda pid=pid: _release_entries(path, pid)) if checkout.trusted else None
+        what = f"{', '.join(paths[:3])}{' ...' if len(paths) > 3 else ''} locked by process {pid}, {clause}"
         command = FIX if repair else f"when no DVC runs anywhere: rm {where}"
         yield Finding("lock", where, what, command, repair, note=harmless)
 
 
-def _entries(lock: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+def _lock_entries(lock: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
     """(mode, path, holder) of every entry of a DVC rwlock file."""
     writers = [("write", path, entry) for path, entry in lock.get("write", {}).items()]
     return writers + [("read", path, entry) for path, row in lock.get("read", {}).items() for entry in row]
 
 
-def _release(path: Path, pid: int) -> str:
+def _release_entries(path: Path, pid: int) -> str:
     """Drop a process's entries. DVC edits the file under the same guard and holds it for a moment only."""
     with try_lock(path.with_name("rwlock.lock")) as free:
         if not free:
@@ -135,7 +135,7 @@ def _release(path: Path, pid: int) -> str:
     return f"its entries of process {pid} are removed"
 
 
-def _unlink(path: Path) -> str:
+def _remove_file(path: Path) -> str:
     path.unlink(missing_ok=True)
     return "removed"
 
@@ -146,9 +146,9 @@ def _unlink(path: Path) -> str:
 def journals(checkout: Checkout) -> Iterator[Finding]:
     if os.environ.get("ATHANOR_TRACKING") == "off":
         return
-    left = _undelivered(checkout.root)
-    if left:
-        names = f"{left[0].name}{f' and {len(left) - 1} more' if len(left) > 1 else ''}"
+    undelivered = _undelivered(checkout.root)
+    if undelivered:
+        names = f"{undelivered[0].name}{f' and {len(undelivered) - 1} more' if len(undelivered) > 1 else ''}"
         with try_lock(checkout.root / ".athanor" / "ship.lock") as free:
             running = not free
         if running:
@@ -166,9 +166,9 @@ def moved_store(checkout: Checkout) -> Iterator[Finding]:
     query = "SELECT artifact_location FROM experiments WHERE name = ?"
     with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5.0)) as store:
         rows = store.execute(query, (EXPERIMENT,)).fetchall()
-    beside = artifacts_of(path).as_uri()
+    expected = artifacts_of(path).as_uri()
     for (where,) in rows:
-        if where != beside:
+        if where != expected:
             name = shlex.quote(str(path))
             what = f"was copied or moved: MLflow keeps its files in {where}"
             yield Finding("store", str(path), what, f"mv {name} {name}.old && athanor ship --rebuild")
@@ -186,11 +186,11 @@ def _delivered_as_killed(folder: Path) -> bool:
 
 def _ship(root: Path) -> str:
     started = time.monotonic()
-    while left := len(_undelivered(root)):
-        at_work = locked(root / ".athanor" / "ship.lock")
-        if time.monotonic() - started > (SHIP_AT_WORK_SECONDS if at_work else SHIP_SECONDS):
-            raise AthanorError(f"{left} are left; see .athanor/ship.log")
-        if not at_work:
+    while undelivered := len(_undelivered(root)):
+        shipping = locked(root / ".athanor" / "ship.lock")
+        if time.monotonic() - started > (SHIP_AT_WORK_SECONDS if shipping else SHIP_SECONDS):
+            raise AthanorError(f"{undelivered} are left; see .athanor/ship.log")
+        if not shipping:
             ship.start_detached(root)
         time.sleep(0.3)
     return "shipped"
@@ -208,27 +208,27 @@ def untracked(checkout: Checkout) -> Iterator[Finding]:
     for name in filter(None, listed.split("\0")):
         path = Path(name)
         code = path.suffix == ".py" and path.parts[0] in ("stages", "athanor")
-        inside = name in deps or any(str(parent) in deps for parent in path.parents)
-        if (code or inside) and "__pycache__" not in path.parts:
+        is_dependency = name in deps or any(str(parent) in deps for parent in path.parents)
+        if (code or is_dependency) and "__pycache__" not in path.parts:
             what = "not known to Git: experiments with --temp or --queue, and clones, do without it"
             yield Finding("untracked", name, what, f"git add {name}")
 
 
 def space(checkout: Checkout) -> Iterator[Finding]:
-    """Room for what a run may write next: the largest slot, and the largest stage's outputs."""
-    found = slots.find(checkout.root)
-    done = [slot for slot in found if slot.state == "done" and not slot.current and not slot.pinned]
+    """Whether the disk has room for what a run may write next: the largest slot and the largest stage's outputs."""
+    all_slots = slots.find(checkout.root)
+    done = [slot for slot in all_slots if slot.state == "done" and not slot.current and not slot.pinned]
     if done:
         size = slots.size(sum(slot.bytes for slot in done))
         what = f"{len(done)} finished slots that made nothing in the workspace, {size}"
         yield Finding("slots", ".athanor/slots", what, "python -m athanor slots prune --days 0", note=True)
-    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in recorded(checkout).values()]
-    need = max((slot.bytes for slot in found), default=0) + max(sizes, default=0)
+    sizes = [sum(out.get("size", 0) for out in row.get("outs", ())) for row in recorded_stages(checkout).values()]
+    needed_bytes = max((slot.bytes for slot in all_slots), default=0) + max(sizes, default=0)
     for path in {os.stat(folder).st_dev: folder for folder in (cache_folder(checkout.root), checkout.root)}.values():
         disk = os.statvfs(path)
         free = disk.f_bavail * disk.f_frsize
-        if free < need:
-            what = f"{slots.size(free)} free, but the largest slot and output need {slots.size(need)}"
+        if free < needed_bytes:
+            what = f"{slots.size(free)} free, but the largest slot and output need {slots.size(needed_bytes)}"
             yield Finding("disk", str(path), what, "python -m athanor slots prune, dvc gc, or a larger disk")
         if disk.f_files and disk.f_favail < FEW_INODES:
             yield Finding("disk", str(path), f"only {disk.f_favail} inodes free", "remove small files")
@@ -240,22 +240,22 @@ def hardware_profile(root: Path) -> Iterator[Finding]:
         return
     profile, (what, command) = profiles.read(root), ("cannot be read, so it is not used", f"{BENCH} --again")
     if profile is not None:
-        about, compiled = profile["fingerprint"], profile["compile"]
+        traits, compiled = profile["fingerprint"], profile["compile"]
         params = root / "params.yaml"
         shape = read_yaml(params).get("model", {}) if params.is_file() else {}
-        other = [
-            name for name, value in shape.items() if value is not None and about["model"].get(name, value) != value
+        differing = [
+            name for name, value in shape.items() if value is not None and traits["model"].get(name, value) != value
         ]
-        changed = [f"model.{name} is another" for name in other]
+        changed = [f"model.{name} is another" for name in differing]
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version("torch")
-            if version.split("+")[0] != about["torch"].split("+")[0]:
+            if version.split("+")[0] != traits["torch"].split("+")[0]:
                 changed.append(f"torch is now {version}")
         gain = "not compiled"
         if compiled["works"]:
             gain = f"{compiled['eager_seconds'] / compiled['compiled_seconds']:.2f} times as fast compiled"
         kernel = profile["attention"]["default"]
-        what = f"{about['device']}, {about['threads']} threads: {profile['precision']}, {kernel} attention, {gain}"
+        what = f"{traits['device']}, {traits['threads']} threads: {profile['precision']}, {kernel} attention, {gain}"
         command = f"{BENCH} shows all of it"
         if changed:
             what, command = f"is stale and not used: {', '.join(changed)}", BENCH

@@ -1,4 +1,4 @@
-"""Checks of `athanor doctor` on files: halves of writes, what killed experiments left, and (`--deep`) damaged bytes.
+"""Checks of `athanor doctor` on files: unfinished writes, what killed experiments left, and (`--deep`) damaged bytes.
 
 DVC takes a file of the same time, size and inode for unchanged, and a hard-linked file of the workspace is its own
 object in the cache: what damages one in place damages both.
@@ -16,34 +16,34 @@ from pathlib import Path
 
 from athanor.base.artifacts import OLD, read_json
 from athanor.cli import slots
-from athanor.cli.doctor.checks import cache_folder, recorded
+from athanor.cli.doctor.checks import cache_folder, recorded_stages
 from athanor.cli.doctor.main import FIX, Checkout, Finding
 from athanor.runtime import dvc_lock, intact
 from athanor.runtime.facts import git
 
-SCRAP_FOLDERS = ("data", "models", "metrics", "plots", ".athanor")
+WRITTEN_FOLDERS = ("data", "models", "metrics", "plots", ".athanor")
 # DVC removes these refs when an experiment ends. EXEC_HEAD it leaves; queued experiments have refs of their own.
-ACTIVE = ("refs/exps/exec/EXEC_BASELINE", "refs/exps/exec/EXEC_MERGE", "refs/exps/exec/EXEC_BRANCH", "refs/exps/stash")
+REFS = ("refs/exps/exec/EXEC_BASELINE", "refs/exps/exec/EXEC_MERGE", "refs/exps/exec/EXEC_BRANCH", "refs/exps/stash")
 
 
-def scraps(root: Path) -> list[Path]:
-    """Temporary names of atomic writes (athanor.base.artifacts) that were never published."""
-    found = [path for path in root.glob(".*.tmp") if path.is_file()]
-    for top in SCRAP_FOLDERS:
-        for folder, folders, names in os.walk(root / top):
-            found += [Path(folder, name) for name in (*folders, *names) if _scrap(name)]
-            folders[:] = [name for name in folders if not _scrap(name)]
-    return found
+def unpublished_writes(root: Path) -> list[Path]:
+    """Temporary files of atomic writes (athanor.base.artifacts) that never got their final name."""
+    paths = [path for path in root.glob(".*.tmp") if path.is_file()]
+    for top_folder in WRITTEN_FOLDERS:
+        for folder, folders, names in os.walk(root / top_folder):
+            paths += [Path(folder, name) for name in (*folders, *names) if _is_temporary(name)]
+            folders[:] = [name for name in folders if not _is_temporary(name)]
+    return paths
 
 
-def _scrap(name: str) -> bool:
+def _is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith((".tmp", OLD))
 
 
-def leftovers(checkout: Checkout, found: list[Path]) -> Iterator[Finding]:
-    for path in found:
+def leftovers(checkout: Checkout, paths: list[Path]) -> Iterator[Finding]:
+    for path in paths:
         with contextlib.suppress(FileNotFoundError):  # finished in the meantime
-            if not checkout.owned(path):
+            if not checkout.may_be_owned(path):
                 size = slots.size(slots.bytes_of(path))
                 where = path.relative_to(checkout.root).as_posix()
                 what, repair = f"{size} of an unfinished write; its process has ended", _remove
@@ -75,7 +75,7 @@ def _remove(path: Path, size: str) -> str:
 def experiment(checkout: Checkout) -> Iterator[Finding]:
     """A detached HEAD and refs that a killed `dvc exp run` left in Git. Git commands put them right, not we."""
     listed = git(checkout.root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
-    refs = [name for name in listed if name in ACTIVE or name.startswith("refs/exps/temp/")]
+    refs = [name for name in listed if name in REFS or name.startswith("refs/exps/temp/")]
     if checkout.dvc or not refs:
         return
     commands = [f"git update-ref -d {name}" for name in refs]
@@ -93,8 +93,8 @@ def temp_dirs(checkout: Checkout) -> Iterator[Finding]:
     exps = checkout.root / ".dvc" / "tmp" / "exps"
     for folder in sorted((*exps.glob("tmp*"), *(exps / "standalone").glob("tmp*"))):
         # While DVC prepares one or collects from it, its own process stands elsewhere.
-        setting_up = checkout.dvc and checkout.owned(folder)
-        if not folder.is_dir() or not checkout.trusted or checkout.below(folder) or setting_up:
+        setting_up = checkout.dvc and checkout.may_be_owned(folder)
+        if not folder.is_dir() or not checkout.trusted or checkout.processes_below(folder) or setting_up:
             continue
         size = slots.size(slots.bytes_of(folder))
         what = f"checkout of a killed experiment, {size}; its slot is kept elsewhere"
@@ -115,41 +115,41 @@ Hashes = dict[tuple[int, int], str]  # MD5 by device and inode: hard links are r
 
 
 def damaged(checkout: Checkout) -> Iterator[Finding]:
-    """Files of dvc.lock whose bytes changed without DVC's knowledge. Another version of an output is none."""
-    root, cache, known = checkout.root, cache_folder(checkout.root) / "files" / "md5", Hashes()
+    """Files of dvc.lock whose bytes changed without DVC's knowledge; a newer version of an output is not damaged."""
+    root, cache, hashes = checkout.root, cache_folder(checkout.root) / "files" / "md5", Hashes()
     locks = [path.stat().st_mtime for path in dvc_lock.files(root) if path.is_file()]
-    for stage, row in recorded(checkout).items():
+    for stage, row in recorded_stages(checkout).items():
         for out in row.get("outs", ()):
             for name, md5 in _objects(cache, out["path"], out.get("md5", "")):
                 file, cached = root / name, cache / md5[:2] / md5[2:]
-                bad = _bad(file, cached, md5, max(locks), known)
+                damaged_paths = _damaged_copies(file, cached, md5, max(locks), hashes)
                 # What was written since may be somebody's edit, through a hard link; a list of files has no twin.
-                ours = checkout.trusted and not checkout.dvc and not md5.endswith(".dir")
-                safe = ours and all(path.stat().st_mtime < max(locks) for path in bad)
-                if bad:
-                    yield _finding(root, file, cached, bad, stage, safe)
+                repairable = checkout.trusted and not checkout.dvc and not md5.endswith(".dir")
+                safe = repairable and all(path.stat().st_mtime < max(locks) for path in damaged_paths)
+                if damaged_paths:
+                    yield _damage_finding(root, file, cached, damaged_paths, stage, safe)
 
 
-def _bad(file: Path, cached: Path, md5: str, recorded_at: float, known: Hashes) -> list[Path]:
+def _damaged_copies(file: Path, cached: Path, md5: str, recorded_at: float, hashes: Hashes) -> list[Path]:
     """Which of the cache's object and the workspace's file, that dvc.lock calls `md5`, are damaged."""
-    bad = [cached] if cached.is_file() and _md5(cached, known) != md5.removesuffix(".dir") else []
+    copies = [cached] if cached.is_file() and _md5(cached, hashes) != md5.removesuffix(".dir") else []
     if file.is_dir():  # where the cache has no list of its files, the manifest has one
-        return bad if cached.is_file() else [part.path for part, _ in intact.problems(intact.listed(file))]
-    if file.is_file() and _md5(file, known) != md5:
+        return copies if cached.is_file() else [entry.path for entry, _ in intact.problems(intact.listed(file))]
+    if file.is_file() and _md5(file, hashes) != md5:
         entry = next((entry for entry in intact.listed(file) if entry.path == file), None)
         unseen = bool(entry.problem()) if entry else file.stat().st_mtime < recorded_at
-        if unseen or (bad and file.samefile(cached)):
-            bad.append(file)
-    return bad
+        if unseen or (copies and file.samefile(cached)):
+            copies.append(file)
+    return copies
 
 
-def _finding(root: Path, file: Path, cached: Path, bad: list[Path], stage: str, safe: bool) -> Finding:
-    names = [os.path.relpath(path, root) for path in bad]
+def _damage_finding(root: Path, file: Path, cached: Path, damaged_paths: list[Path], stage: str, safe: bool) -> Finding:
+    names = [os.path.relpath(path, root) for path in damaged_paths]
 
     def repair() -> str:
-        for path in bad:
+        for path in damaged_paths:
             path.unlink(missing_ok=True)
-        if file in bad or not file.is_file():
+        if file in damaged_paths or not file.is_file():
             return "removed; dvc pull or dvc repro brings it back"
         copy = cached.with_name(f".{cached.name}.tmp")
         shutil.copyfile(file, copy)
@@ -157,8 +157,8 @@ def _finding(root: Path, file: Path, cached: Path, bad: list[Path], stage: str, 
         copy.replace(cached)
         return "made again from the workspace"
 
-    thing = f"the cache object of {os.path.relpath(file, root)}" if cached in bad else names[0]
-    what = f"{thing} is damaged: its bytes are not those that dvc.lock names"
+    label = f"the cache object of {os.path.relpath(file, root)}" if cached in damaged_paths else names[0]
+    what = f"{label} is damaged: its bytes are not those that dvc.lock names"
     # The copy in the workspace may be the same inode, so both have to go before the stage runs.
     command = f"{FIX} --deep" if safe else f"rm {' '.join(names)}, then dvc pull or dvc repro {stage}"
     return Finding("cache", names[0], what, command, repair if safe else None)
@@ -174,14 +174,14 @@ def _objects(folder: Path, name: str, md5: str) -> Iterator[tuple[str, str]]:
             yield from ((f"{name}/{row['relpath']}", row["md5"]) for row in json.loads(path.read_bytes()))
 
 
-def _md5(path: Path, known: Hashes) -> str:
-    """MD5 of a file; a word of its own for one that cannot be read."""
+def _md5(path: Path, hashes: Hashes) -> str:
+    """MD5 of a file; a text that is no hash when the file cannot be read."""
     stat = path.stat()
     key = (stat.st_dev, stat.st_ino)
-    if key not in known:
+    if key not in hashes:
         try:
             with open(path, "rb") as file:
-                known[key] = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+                hashes[key] = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         except OSError as error:
-            known[key] = f"cannot be read ({error.strerror})"
-    return known[key]
+            hashes[key] = f"cannot be read ({error.strerror})"
+    return hashes[key]

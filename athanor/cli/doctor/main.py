@@ -59,15 +59,16 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
     """Every finding in the checkout at `root`; a check that cannot be made is a finding, too."""
     from athanor.cli.doctor import checks, files
 
-    scraps = files.scraps(root)  # before the processes: what has no living owner then never gets one
-    checkout = look(root)
+    # Before the processes are listed: what has no living owner by then never gets one.
+    unpublished = files.unpublished_writes(root)
+    checkout = inspect_checkout(root)
     rules: dict[str, Callable[[Checkout], Iterable[Finding]]] = {
         "process": checks.unseen,
         "lock": checks.locks,
         "record": checks.torn_records,
         "head": files.experiment,
         "temp-dir": files.temp_dirs,
-        "leftover": lambda checkout: files.leftovers(checkout, scraps),
+        "leftover": lambda checkout: files.leftovers(checkout, unpublished),
         "journal": checks.journals,
         "store": checks.moved_store,
         "untracked": checks.untracked,
@@ -86,7 +87,7 @@ def examine(root: Path, deep: bool = False) -> list[Finding]:
 
 
 def fix(findings: Iterable[Finding]) -> list[Finding]:
-    """Repair what is safe; returns the findings with what was done to them."""
+    """Repair what can safely be repaired; returns the findings, with what was done in `fixed`."""
     done = []
     for finding in findings:
         if finding.repair is not None:
@@ -100,8 +101,8 @@ def fix(findings: Iterable[Finding]) -> list[Finding]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fix", action="store_true", help="repair what is safe")
-    what = "also hash all that dvc.lock names, in the workspace and in the cache"
-    parser.add_argument("--deep", action="store_true", help=what)
+    explanation = "also hash all that dvc.lock names, in the workspace and in the cache"
+    parser.add_argument("--deep", action="store_true", help=explanation)
     parser.add_argument("--json", action="store_true", help="for scripts")
 
 
@@ -114,8 +115,8 @@ def run(args: argparse.Namespace) -> int:
         findings = fix(findings)
     problems = [finding for finding in findings if finding.fixed is None and not finding.note]
     if args.json:
-        shown = ("kind", "where", "what", "command", "note", "fixed")
-        rows = [{name: getattr(finding, name) for name in shown} for finding in findings]
+        fields = ("kind", "where", "what", "command", "note", "fixed")
+        rows = [{name: getattr(finding, name) for name in fields} for finding in findings]
         print(json.dumps({"healthy": not problems, "findings": rows}, indent=2))
     else:
         for finding in findings:
@@ -138,29 +139,29 @@ class Process:
     pid: int
     started: float
     folder: Path | None  # None: not readable
-    words: tuple[str, ...] | None
+    arguments: tuple[str, ...] | None
 
     @property
     def dvc(self) -> bool:
-        return self.words is None or any(
-            word == "dvc" or word.endswith(("/dvc", "/dvc/__main__.py", "\\dvc.exe")) for word in self.words
+        return self.arguments is None or any(
+            word == "dvc" or word.endswith(("/dvc", "/dvc/__main__.py", "\\dvc.exe")) for word in self.arguments
         )
 
     @property
     def git(self) -> bool:
-        return self.words is not None and os.path.basename(self.words[0]).startswith("git")
+        return self.arguments is not None and os.path.basename(self.arguments[0]).startswith("git")
 
     @property
     def writes(self) -> bool:
         """Whether it may be making files in a checkout: DVC, Git, a stage, one of its workers, an athanor command."""
-        if self.words is None or self.dvc or self.git:
+        if self.arguments is None or self.dvc or self.git:
             return True
-        if any(word.startswith("stages.") or "multiprocessing.spawn" in word for word in self.words):
+        if any(word.startswith("stages.") or "multiprocessing.spawn" in word for word in self.arguments):
             return True
-        ours = [i for i, word in enumerate(self.words) if os.path.basename(word) == "athanor"]
-        if ours:
-            return self.words[ours[0] + 1 : ours[0] + 2] not in [(name,) for name in READERS]
-        return any(word.startswith("athanor.") for word in self.words)
+        positions = [i for i, word in enumerate(self.arguments) if os.path.basename(word) == "athanor"]
+        if positions:
+            return self.arguments[positions[0] + 1 : positions[0] + 2] not in [(name,) for name in READERS]
+        return any(word.startswith("athanor.") for word in self.arguments)
 
     def is_below(self, folder: Path) -> bool:
         return self.folder is not None and (self.folder == folder or folder in self.folder.parents)
@@ -186,58 +187,58 @@ class Checkout:
     def trusted(self) -> bool:
         return not self.unseen
 
-    def below(self, folder: Path) -> list[Process]:
+    def processes_below(self, folder: Path) -> list[Process]:
         return [process for process in self.workers if process.is_below(folder)]
 
-    def owned(self, path: Path) -> bool:
+    def may_be_owned(self, path: Path) -> bool:
         """Whether a living process may have made this: one that was there when it was last written."""
         stat = path.lstat()
         written = max(stat.st_mtime, stat.st_ctime)
         return not self.trusted or any(process.started <= written + 1 for process in self.workers)
 
 
-def look(root: Path) -> Checkout:
-    """The checkout, and of all living processes but this one and those that called it the ones that may write in it."""
+def inspect_checkout(root: Path) -> Checkout:
+    """The checkout with the living processes that may write in it, other than this one and its ancestors."""
     root = root.resolve()
-    stat, me = root.stat(), psutil.Process()
+    stat, this_process = root.stat(), psutil.Process()
     shared = bool(stat.st_mode & 0o022)
-    mine = {me.pid, *(parent.pid for parent in me.parents())}
+    own_pids = {this_process.pid, *(parent.pid for parent in this_process.parents())}
     workers = []
-    for found in psutil.process_iter(["pid", "create_time", "cwd", "cmdline", "status", "uids"]):
-        info = found.info
-        if info["pid"] in mine or info["status"] == psutil.STATUS_ZOMBIE:  # dead, but not reaped
+    for entry in psutil.process_iter(["pid", "create_time", "cwd", "cmdline", "status", "uids"]):
+        info = entry.info
+        if info["pid"] in own_pids or info["status"] == psutil.STATUS_ZOMBIE:  # dead, but not reaped
             continue
-        folder, words = Path(info["cwd"]) if info["cwd"] else None, tuple(info["cmdline"] or ()) or None
-        process = Process(info["pid"], info["create_time"] or 0.0, folder, words)
+        folder, arguments = Path(info["cwd"]) if info["cwd"] else None, tuple(info["cmdline"] or ()) or None
+        process = Process(info["pid"], info["create_time"] or 0.0, folder, arguments)
         # Where another user's process works is hidden: DVC or a stage of one who could write here counts,
         # root in a container for instance. Git is everywhere, and over in a moment.
-        hidden = folder is None and words is not None and not process.git
-        could = shared or not info["uids"] or info["uids"].effective in (0, stat.st_uid)
-        if process.writes and (process.is_below(root) or hidden and could):
+        hidden = folder is None and arguments is not None and not process.git
+        may_write_here = shared or not info["uids"] or info["uids"].effective in (0, stat.st_uid)
+        if process.writes and (process.is_below(root) or hidden and may_write_here):
             workers.append(process)
     pids = {process.pid for process in workers}
     slots = [path for path in (root / ".athanor" / "slots").glob("*/[!.]*") if path.is_dir() and busy(path)]
-    return Checkout(root, tuple(workers), tuple(path for path in slots if holder(path) not in pids))
+    return Checkout(root, tuple(workers), tuple(path for path in slots if lock_pid(path) not in pids))
 
 
-def holder(slot: Path) -> int:
+def lock_pid(slot: Path) -> int:
     """The process that a slot's lock names, 0 when it names none."""
     text = (slot / "lock").read_text(errors="replace").strip()
     return int(text) if text.isdigit() else 0
 
 
-def author(pid: int, command: str) -> str:
+def lock_author_state(pid: int, command: str) -> str:
     """What became of the process that wrote its pid and command line into a lock: lives, ended or reused."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return "ended"
-        words = process.cmdline()
+        arguments = process.cmdline()
     except psutil.NoSuchProcess:
         return "ended"
     except psutil.AccessDenied:
         return "lives"
     tail = command.split()[1:]
-    same = bool(tail) and words[-len(tail) :] == tail
+    same = bool(tail) and arguments[-len(tail) :] == tail
     # Anything that looks like DVC counts as the author: its lock ends with it.
-    return "lives" if same or Process(pid, 0.0, None, tuple(words)).dvc and words else "reused"
+    return "lives" if same or Process(pid, 0.0, None, tuple(arguments)).dvc and arguments else "reused"

@@ -30,7 +30,7 @@ PLOTTED = ("step", "tokens", "loss", "perplexity", "bits_per_byte", "set", "cont
 
 
 def append(path: str | Path, row: Mapping[str, Any]) -> None:
-    """Add a row: one write at the file's end, flushed, so rows of several processes and a power loss mix nothing up."""
+    """Add a row with one flushed write at the end of the file, safe with several processes and power loss."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(dict(row), sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
@@ -83,15 +83,15 @@ def write_plots(folder: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     curves: dict[str, dict[int, Mapping[str, Any]]] = {}
     for row in rows:
         if row.get("step") is not None:
-            curves.setdefault(curve(row), {})[row["step"]] = row
-    for name, last in curves.items():
-        table = [PLOTTED, *([last[step].get(key) for key in PLOTTED] for step in sorted(last))]
+            curves.setdefault(curve_name(row), {})[row["step"]] = row
+    for name, rows_by_step in curves.items():
+        table = [PLOTTED, *([rows_by_step[step].get(key) for key in PLOTTED] for step in sorted(rows_by_step))]
         lines = ["\t".join("" if cell is None else f"{cell}" for cell in cells) for cells in table]
         write_text(Path(folder) / f"{name}.tsv", "\n".join(lines) + "\n")
 
 
-def curve(row: Mapping[str, Any]) -> str:
+def curve_name(row: Mapping[str, Any]) -> str:
     """A name for the curve that a row is a point of; it ends with a hash of all that must agree."""
     names = ("stage", "slot", "method", "backend")
-    told = digest([row.get(key) for key in (*names, *KEYS)])[:6]
-    return "-".join(str(row.get(key))[:16] for key in names) + f"-{told}"
+    key_hash = digest([row.get(key) for key in (*names, *KEYS)])[:6]
+    return "-".join(str(row.get(key))[:16] for key in names) + f"-{key_hash}"

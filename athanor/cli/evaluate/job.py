@@ -1,6 +1,6 @@
 """One score, from a job in plain JSON to rows of the history: which model, in which runtime, on what.
 
-A score runs in a process of its own (`apart`): it may take memory, hang or crash, and nothing else notices.
+A score runs in a process of its own (`run_in_subprocess`): it may take memory, hang or crash, and nothing else notices.
 
     python -m athanor.cli.evaluate.job JOB.json RESULT.json low|usual
 """
@@ -74,12 +74,12 @@ def kind_of(path: str | Path) -> str:
     )
 
 
-def apart(job: Job, *, low_priority: bool) -> list[dict[str, Any]]:
-    """The rows of a job, made by another process within `job.timeout_seconds`; its error, if it ends with one."""
+def run_in_subprocess(job: Job, *, low_priority: bool) -> list[dict[str, Any]]:
+    """Run a job in another process, for at most `job.timeout_seconds`; returns its rows or raises its error."""
     with tempfile.TemporaryDirectory(prefix="athanor-evaluate-") as folder:
         job_path, result_path, log_path = (Path(folder) / name for name in ("job.json", "result.json", "log.txt"))
         job_path.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         threads = {name: str(job.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         command = [sys.executable, "-m", "athanor.cli.evaluate.job", str(job_path), str(result_path)]
         with log_path.open("wb") as log:
@@ -88,7 +88,7 @@ def apart(job: Job, *, low_priority: bool) -> list[dict[str, Any]]:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | threads | {"PYTHONPATH": search, "TMPDIR": folder},
+                env=os.environ | threads | {"PYTHONPATH": python_path, "TMPDIR": folder},
                 start_new_session=True,
             )
         try:
@@ -106,8 +106,8 @@ def apart(job: Job, *, low_priority: bool) -> list[dict[str, Any]]:
                 return result["rows"]
             raise InputError(result["error"])
         lines = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last_words = " / ".join(line.strip() for line in lines[-3:])[-400:] or "no message"
-        raise GateError("evaluation", f"its process ended with status {status}: {last_words}", where=job.model)
+        log_end = " / ".join(line.strip() for line in lines[-3:])[-400:] or "no message"
+        raise GateError("evaluation", f"its process ended with status {status}: {log_end}", where=job.model)
 
 
 def main(job_path: str, result_path: str, priority: str) -> int:
@@ -133,13 +133,13 @@ def run(job: Job) -> list[dict[str, Any]]:
 
     data = load_set(job.set_path, job.max_bytes, job.max_conversations)
     with tempfile.TemporaryDirectory(prefix="athanor-evaluate-") as folder:
-        scorer, facts, tokenizer = _open(job, Path(folder))
+        scorer, facts, tokenizer = _open_model(job, Path(folder))
         context = job.context_tokens or scorer.context_tokens
         if context > scorer.context_tokens:
             what = f"the model was made for contexts of {scorer.context_tokens} tokens, not {context}"
             raise InputError(what, where="--context", fix="use no more")
         rows = []
-        for method, mask, windows, token_bytes in _methods(scorer, data, tokenizer, context):
+        for method, mask, windows, token_bytes in _scoring_methods(scorer, data, tokenizer, context):
             started = time.monotonic()
             measured, _ = scorer.score(windows, token_bytes)
             rows.append(
@@ -171,7 +171,7 @@ def run(job: Job) -> list[dict[str, Any]]:
     return rows
 
 
-def _methods(
+def _scoring_methods(
     scorer: Scorer, data: EvalSet, tokenizer: Tokenizer | None, context: int
 ) -> Iterator[tuple[str, str, list[Window], Any]]:
     """(method, mask, windows, bytes of each token) of every way to score the data."""
@@ -192,8 +192,8 @@ def _methods(
         yield "documents", "all", windows, tokenizer.token_bytes
 
 
-def _open(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokenizer | None]:
-    """The model in its runtime, facts on it for the rows, and our tokenizer if it is the model's."""
+def _open_model(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokenizer | None]:
+    """The model in its runtime, facts about it for the rows, and our tokenizer if the model was trained with it."""
     from athanor.cli.shrink import checkpoint_source, slot_of
     from athanor.export.gguf_writer import write_gguf
     from athanor.export.huggingface import write_huggingface
@@ -222,9 +222,9 @@ def _open(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokenizer | 
         weights = sorted(path.glob("*.safetensors"))
         if not weights:
             raise InputError("no .safetensors file in it", where=job.model, fix="dvc repro export")
-        own = read_json(path / "athanor.json") if (path / "athanor.json").is_file() else {}
-        digest = own.get("tokenizer_digest") or sha256_file(path / "tokenizer.json")
-        facts = _facts(sha256_file(weights[0]), digest, own.get("template_hash"))
+        export = read_json(path / "athanor.json") if (path / "athanor.json").is_file() else {}
+        digest = export.get("tokenizer_digest") or sha256_file(path / "tokenizer.json")
+        facts = _facts(sha256_file(weights[0]), digest, export.get("template_hash"))
         if backend == "torch":
             from athanor.serving.loading import load_export
 
@@ -233,7 +233,7 @@ def _open(job: Job, scratch: Path) -> tuple[Scorer, dict[str, Any], Tokenizer | 
             return Ours(model, tokenizer, dtype=dtype), facts, tokenizer
         if backend == "llama.cpp":
             raise InputError(f"{backend} does not read this directory", where=job.model, fix="name the .gguf file")
-        tokenizer = Tokenizer((path / MODEL_FILE).read_bytes()) if own and (path / MODEL_FILE).is_file() else None
+        tokenizer = Tokenizer((path / MODEL_FILE).read_bytes()) if export and (path / MODEL_FILE).is_file() else None
         return HuggingFace(path), facts, tokenizer
     if job.kind == ARTIFACT:
         source, digest = load_source(path, job.tokenizer, "evaluated", {}), sha256_file(path / WEIGHTS)

@@ -28,8 +28,8 @@ from athanor.base.artifacts import read_json
 from athanor.base.errors import AthanorError, InputError
 from athanor.cli.cli import positive
 from athanor.cli.evaluate import history
-from athanor.cli.evaluate.job import BACKENDS, CHECKPOINT, Job, apart, kind_of
-from athanor.cli.slots import Found, choose, find
+from athanor.cli.evaluate.job import BACKENDS, CHECKPOINT, Job, kind_of, run_in_subprocess
+from athanor.cli.slots import SlotInfo, choose, find
 from athanor.runtime.evaluations import Evaluations
 from athanor.runtime.machine import anchor, machine
 
@@ -57,7 +57,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--history", action="store_true", help="show the rows so far and score nothing")
 
 
-def job_of(args: argparse.Namespace, model: Path, kind: str, **more: Any) -> Job:
+def job_of(args: argparse.Namespace, model: Path, kind: str, **extra: Any) -> Job:
     threads = args.threads or (1 if args.watch else machine().threads)
     return Job(
         model=str(model),
@@ -70,116 +70,116 @@ def job_of(args: argparse.Namespace, model: Path, kind: str, **more: Any) -> Job
         max_conversations=args.max_conversations,
         threads=threads,
         timeout_seconds=args.timeout,
-        **more,
+        **extra,
     )
 
 
 class Recorder:
-    """Where rows go: the history, the plots, the tracking UI, the terminal."""
+    """Writes rows to the history, the plots, the tracking UI and the terminal."""
 
-    def __init__(self, root: Path, place: Path) -> None:
-        self.root, self.path = root, place / ".athanor" / history.FILE
-        self.tracked = Evaluations(root, place)
+    def __init__(self, root: Path, project: Path) -> None:
+        self.root, self.path = root, project / ".athanor" / history.FILE
+        self.tracked = Evaluations(root, project)
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
             before = history.previous(history.read(self.path), row)
             history.append(self.path, row)
-            print(line(row), flush=True)
+            print(row_text(row), flush=True)
             if before is not None:
-                print(f"  loss {row['loss'] - before['loss']:+.4f} against {name(before)}", flush=True)
+                print(f"  loss {row['loss'] - before['loss']:+.4f} against {row_name(before)}", flush=True)
         history.write_plots(self.root / PLOTS, history.read(self.path))
         self.tracked.add(rows)
 
 
-def name(row: Mapping[str, Any]) -> str:
+def row_name(row: Mapping[str, Any]) -> str:
     step = "" if row.get("step") is None else f"{row.get('stage')} step {row['step']:,}"
     return step or str(row["model"])
 
 
-def line(row: Mapping[str, Any]) -> str:
+def row_text(row: Mapping[str, Any]) -> str:
     error = "" if row["stderr"] is None else f" ± {row['stderr']:.2g}"
     bits = "" if row["bits_per_byte"] is None else f", {row['bits_per_byte']:.4f} bits per byte"
     return (
-        f"{name(row)}: {row['method']} perplexity {row['perplexity']:.4f}{error}{bits}"
+        f"{row_name(row)}: {row['method']} perplexity {row['perplexity']:.4f}{error}{bits}"
         f" ({row['backend']}, {row['dtype']}, {row['scored_tokens']:,} targets at context {row['context_tokens']},"
         f" {row['seconds']:g} s)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    root, place = Path.cwd(), anchor()
+    root, project = Path.cwd(), anchor()
     if args.history:
-        rows = history.read(place / ".athanor" / history.FILE)
-        print("\n".join(map(line, rows)) if rows else "nothing has been scored here")
+        rows = history.read(project / ".athanor" / history.FILE)
+        print("\n".join(map(row_text, rows)) if rows else "nothing has been scored here")
         return 0
-    recorder = Recorder(root, place)
+    recorder = Recorder(root, project)
     if args.watch or args.slot:
-        return follow(args, recorder, place)
-    model, kind, told = Path(args.model), kind_of(args.model), None
+        return follow(args, recorder, project)
+    model, kind, facts = Path(args.model), kind_of(args.model), None
     if kind == CHECKPOINT:
         from athanor.cli.shrink import slot_of
 
-        told = about(slot_of(model), model.resolve())
-    recorder.add(apart(job_of(args, model, kind, about=told), low_priority=False))
+        facts = checkpoint_facts(slot_of(model), model.resolve())
+    recorder.add(run_in_subprocess(job_of(args, model, kind, about=facts), low_priority=False))
     return 0
 
 
 # -- checkpoints of trainings that another process runs: the trainer is neither asked nor told anything ------------------
 
 
-def follow(args: argparse.Namespace, recorder: Recorder, place: Path) -> int:
+def follow(args: argparse.Namespace, recorder: Recorder, project: Path) -> int:
     """Score checkpoints until no training is at work (without --watch: what is there). 1 if one failed.
 
     A training that has not begun is waited for, but not with --slot: a slot that nobody works in gets no more.
     """
     tried: set[Path] = set()
-    failed = seen = False
+    failed = seen_working = False
     if args.watch:
         print("waiting for checkpoints of trainings; Ctrl-C ends it", file=sys.stderr, flush=True)
     while True:
-        slots = _slots(place, args)
+        slots = _slots(project, args)
         working = any(slot.state == "working" for slot in slots)
-        seen = seen or working
-        at_hand = [(slot, path) for slot in slots for path in _checkpoints(slot, args) if path not in tried]
-        if at_hand:
-            slot, path = at_hand[0]
+        seen_working = seen_working or working
+        pending = [(slot, path) for slot in slots for path in _checkpoints(slot, args) if path not in tried]
+        if pending:
+            slot, path = pending[0]
             tried.add(path)
-            told = about(slot.path, path)
+            facts = checkpoint_facts(slot.path, path)
             try:
-                with _kept(path, place) as copy:
-                    job = job_of(args, copy, CHECKPOINT, slot=str(slot.path), about=told)
-                    rows = apart(job, low_priority=args.watch)
-                recorder.add([{**row, "model": str(path.relative_to(place))} for row in rows])
+                with _linked_copy(path, project) as copy:
+                    job = job_of(args, copy, CHECKPOINT, slot=str(slot.path), about=facts)
+                    rows = run_in_subprocess(job, low_priority=args.watch)
+                recorder.add([{**row, "model": str(path.relative_to(project))} for row in rows])
             except FileNotFoundError:  # the trainer dropped it for a newer one
                 pass
             except AthanorError as error:
                 failed = True
-                print(f"{slot.stage} step {told['step']:,}: {error}", file=sys.stderr, flush=True)
+                print(f"{slot.stage} step {facts['step']:,}: {error}", file=sys.stderr, flush=True)
             continue
-        if not args.watch or ((seen or args.slot) and not working):
+        if not args.watch or ((seen_working or args.slot) and not working):
             if not tried:
                 raise InputError("no checkpoint to score", where="athanor slots", fix="name another --slot")
             return int(failed)
         time.sleep(args.poll)
 
 
-def _slots(place: Path, args: argparse.Namespace) -> list[Found]:
-    slots = [slot for slot in find(place) if slot.stage in STAGES and slot.facts]
+def _slots(project: Path, args: argparse.Namespace) -> list[SlotInfo]:
+    slots = [slot for slot in find(project) if slot.stage in STAGES and slot.facts]
     if args.slot:
         return [choose(slots, args.slot)]
     return [slot for slot in slots if slot.state == "working"]
 
 
-def _checkpoints(slot: Found, args: argparse.Namespace) -> list[Path]:
-    """In order of steps, as curves are drawn; while watching only the newest, so that slow scores do not fall behind."""
+def _checkpoints(slot: SlotInfo, args: argparse.Namespace) -> list[Path]:
+    """The checkpoints of a slot by step; while watching only the newest, so that slow scores do not fall behind."""
     from athanor.training import checkpoint
 
-    found = checkpoint.steps(slot.path)
-    return found[:1] if args.watch else found[::-1]
+    checkpoints = checkpoint.steps(slot.path)
+    return checkpoints[:1] if args.watch else checkpoints[::-1]
 
 
-def about(slot: Path, path: Path) -> dict[str, Any]:
+def checkpoint_facts(slot: Path, path: Path) -> dict[str, Any]:
     """Facts of a slot's checkpoint for the rows."""
     from athanor.training import checkpoint
 
@@ -190,11 +190,11 @@ def about(slot: Path, path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _kept(path: Path, place: Path) -> Iterator[Path]:
-    """A checkpoint under a second name, for the trainer deletes old ones. No byte is copied where links are possible."""
+def _linked_copy(path: Path, project: Path) -> Iterator[Path]:
+    """Hard links to a checkpoint, which the trainer may delete; a copy where links are not possible."""
     from athanor.training import checkpoint
 
-    with tempfile.TemporaryDirectory(prefix=".evaluate-", dir=place / ".athanor") as folder:
+    with tempfile.TemporaryDirectory(prefix=".evaluate-", dir=project / ".athanor") as folder:
         copy = Path(folder) / path.name
         copy.mkdir()
         for name in (checkpoint.TENSORS, checkpoint.STATE):

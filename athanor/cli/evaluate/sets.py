@@ -68,12 +68,12 @@ def load_set(path: str | Path, max_bytes: int, max_conversations: int) -> EvalSe
 
 def conversation_ids(source: EvalSet, tokenizer: Tokenizer) -> list[Packed]:
     """Every conversation as ids and mask, by the one chat template."""
-    made = [render(tokenizer, messages) for messages in source.conversations]
-    return [*source.packed, *((np.array(ids), np.array(mask)) for ids, mask in made)]
+    rendered = [render(tokenizer, messages) for messages in source.conversations]
+    return [*source.packed, *((np.array(ids), np.array(mask)) for ids, mask in rendered)]
 
 
 def document_rows(source: EvalSet, tokenizer: Tokenizer) -> list[Packed]:
-    """Each document on its own, with BOS and EOS; all but the first id are targets."""
+    """The ids and mask of each document, with BOS and EOS; all but the first id are targets."""
     rows = [np.array([tokenizer.bos, *ids, tokenizer.eos]) for ids in tokenizer.encode_batch(source.texts)]
     return [(ids, np.ones(len(ids), dtype=np.int64)) for ids in rows]
 
@@ -93,41 +93,41 @@ def row_windows(rows: Sequence[Packed], context_tokens: int) -> list[Window]:
 
 
 def _documents(texts: Iterable[str], max_bytes: int, path: Path) -> EvalSet:
-    drawn = sorted({text for text in texts if text and SPACE_MARK not in text}, key=_rank)
-    taken: list[str] = []
-    room = max_bytes
-    for text in drawn:
-        part = text.encode()[:room].decode("utf-8", errors="ignore")
-        if part:
-            taken.append(part)
-        room -= len(part.encode())
-        if room <= 0:
+    ordered = sorted({text for text in texts if text and SPACE_MARK not in text}, key=_content_key)
+    excerpts: list[str] = []
+    bytes_left = max_bytes
+    for text in ordered:
+        excerpt = text.encode()[:bytes_left].decode("utf-8", errors="ignore")
+        if excerpt:
+            excerpts.append(excerpt)
+        bytes_left -= len(excerpt.encode())
+        if bytes_left <= 0:
             break
-    if not taken:
+    if not excerpts:
         raise InputError("no text in it that can be scored", where=str(path), fix=f"--set: {FORMS}")
-    return EvalSet(DOCUMENTS, digest({"documents": taken}), texts=tuple(taken))
+    return EvalSet(DOCUMENTS, digest({"documents": excerpts}), texts=tuple(excerpts))
 
 
 def _conversations(rows: list[dict], limit: int, path: Path) -> EvalSet:
     try:
-        found = {tuple(Message(m["role"], m["content"]) for m in row["messages"]) for row in rows}
+        distinct = {tuple(Message(m["role"], m["content"]) for m in row["messages"]) for row in rows}
     except (TypeError, KeyError) as error:
         raise InputError(f"a row is no conversation ({error!r})", where=str(path), fix="use role and content") from None
-    chosen = sorted(found, key=lambda chat: _rank(json.dumps([[m.role, m.content] for m in chat])))[:limit]
-    told = [[[m.role, m.content] for m in chat] for chat in chosen]
-    return EvalSet(CONVERSATIONS, digest({"conversations": told}), conversations=tuple(chosen))
+    chosen = sorted(distinct, key=lambda chat: _content_key(json.dumps([[m.role, m.content] for m in chat])))[:limit]
+    as_lists = [[[m.role, m.content] for m in chat] for chat in chosen]
+    return EvalSet(CONVERSATIONS, digest({"conversations": as_lists}), conversations=tuple(chosen))
 
 
 def _packed(folder: Path, limit: int) -> EvalSet:
     from athanor.data.rows import PackedRows
 
     rows = PackedRows(folder, "val")
-    chosen = sorted(range(rows.conversation_count), key=lambda n: _rank(rows.conversation(n)[0].tobytes().hex()))[
-        :limit
-    ]
+    chosen = sorted(
+        range(rows.conversation_count), key=lambda n: _content_key(rows.conversation(n)[0].tobytes().hex())
+    )[:limit]
     packed = tuple((ids.astype(np.int64), mask.astype(np.int64)) for ids, mask in map(rows.conversation, chosen))
-    told = [[ids.tolist(), mask.tolist()] for ids, mask in packed]
-    return EvalSet(CONVERSATIONS, digest({"packed": told}), packed=packed)
+    as_lists = [[ids.tolist(), mask.tolist()] for ids, mask in packed]
+    return EvalSet(CONVERSATIONS, digest({"packed": as_lists}), packed=packed)
 
 
 def _rows(path: Path) -> Iterator[dict]:
@@ -142,5 +142,5 @@ def _rows(path: Path) -> Iterator[dict]:
             yield row
 
 
-def _rank(text: str) -> bytes:
+def _content_key(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

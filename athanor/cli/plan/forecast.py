@@ -1,6 +1,6 @@
-"""How long a stage will take, told from the finished runs of this machine.
+"""How long a stage will take, estimated from the finished runs of this machine.
 
-The journals under .athanor/runs are the memory. A stage's work is what decides
+The journals under .athanor/runs hold these runs. A stage's work is what decides
 its time: floating-point operations for the stages that train, bytes of input
 for the others. The forecast is the median time of the past runs nearest in
 work, moved along a line to the work at hand; the slope is that between two
@@ -34,13 +34,13 @@ from athanor.runtime.slots import Code, question
 from athanor.training.schedule import Schedule, round_down_to_steps
 
 NEAREST = 3
-FAR = 1.5  # runs whose work differs less say little about the slope
+MIN_WORK_RATIO = 1.5  # runs whose work differs less say little about the slope
 CHECKPOINTS = 3  # in a slot: two, and a pinned one
 CHECKPOINT_BYTES, WEIGHT_BYTES = 12, 4  # per parameter: weights and the two moments of AdamW; weights
 
 
 @dataclass(frozen=True)
-class Past:
+class PastRun:
     """A finished run of a stage on this machine. `work` is None when its inputs' sizes are not known any more."""
 
     started_ms: int
@@ -69,20 +69,20 @@ class Forecast:
     input_known: bool = True
 
 
-class Memory:
-    """Past runs of this machine and the sizes of what they read."""
+class RunHistory:
+    """The past runs of this machine, and the sizes of their inputs."""
 
     def __init__(self, repo: Any, anchor: Path) -> None:
         self.repo, self.anchor = repo, anchor
         self._sizes: dict[str, int | None] = {}
-        self._ended = list(_ended(anchor))
+        self._finished = list(_finished_runs(anchor))
 
-    def past(self, stage: str) -> list[Past]:
-        """The finished runs of a stage, oldest first, without those that only gave out an earlier result again."""
-        runs = [self._past(*run) for run in self._ended if run[1]["stage"] == stage]
+    def runs_of(self, stage: str) -> list[PastRun]:
+        """The finished runs of a stage, oldest first, without those that only returned an earlier result."""
+        runs = [self._past_run(*run) for run in self._finished if run[1]["stage"] == stage]
         return sorted(filter(None, runs), key=lambda run: run.started_ms)
 
-    def _past(self, folder: Path, meta: Mapping[str, Any], end: Mapping[str, Any]) -> Past | None:
+    def _past_run(self, folder: Path, meta: Mapping[str, Any], end: Mapping[str, Any]) -> PastRun | None:
         metrics, facts = end.get("metrics", {}), end.get("facts", {})
         journal = folder / "journal.jsonl"
         seconds = _seconds(journal, meta, end)
@@ -96,10 +96,10 @@ class Memory:
                 slope = facts["train_seconds"] / work
         elif meta["inputs"]:
             work = self.bytes(meta["inputs"])
-        return Past(meta["started_ms"], seconds, work, slope, meta["params"], meta["inputs"], metrics)
+        return PastRun(meta["started_ms"], seconds, work, slope, meta["params"], meta["inputs"], metrics)
 
     def bytes(self, inputs: Mapping[str, str | None], root: Path | None = None) -> float | None:
-        """Bytes of these inputs: by hash from the cache, else (with `root`) as they lie in the workspace."""
+        """The size of these inputs in the cache, or (with `root`) in the workspace where the cache lacks one."""
         sizes = []
         for path, value in inputs.items():
             size = self._size(value) if value else None
@@ -110,18 +110,18 @@ class Memory:
 
     def _size(self, value: str) -> int | None:
         if value not in self._sizes:
-            place = self.repo.cache.local.oid_to_path
+            object_path = self.repo.cache.local.oid_to_path
             try:
                 names = [value]
                 if value.endswith(".dir"):
-                    names = [entry["md5"] for entry in json.loads(Path(place(value)).read_text(encoding="utf-8"))]
-                self._sizes[value] = sum(Path(place(name)).stat().st_size for name in names)
+                    names = [entry["md5"] for entry in json.loads(Path(object_path(value)).read_text(encoding="utf-8"))]
+                self._sizes[value] = sum(Path(object_path(name)).stat().st_size for name in names)
             except (OSError, ValueError):
                 self._sizes[value] = None
         return self._sizes[value]
 
 
-def _ended(anchor: Path) -> Any:
+def _finished_runs(anchor: Path) -> Any:
     for path in (anchor / ".athanor" / "runs").glob("*/meta.json"):
         try:
             meta, end = read_json(path), read_json(path.with_name("end.json"))
@@ -132,7 +132,7 @@ def _ended(anchor: Path) -> Any:
 
 
 def _seconds(journal: Path, meta: Mapping[str, Any], end: Mapping[str, Any]) -> float:
-    """Time of all processes of a run; `end` knows the last one's, the journal when the others wrote."""
+    """The time of all processes of a run: the last one's from `end`, that of the others from the journal."""
     total = 0
     begin = last = meta["started_ms"]
     if meta["resumed"] and journal.is_file():
@@ -143,66 +143,68 @@ def _seconds(journal: Path, meta: Mapping[str, Any], end: Mapping[str, Any]) -> 
     return total / 1000 + end["seconds"]
 
 
-def estimate(work: float | None, params: Mapping[str, Any], past: Sequence[Past], share: float = 1.0) -> float | None:
-    """Seconds for `share` of `work`; among runs of equal work those with the fewest other parameters, then the last."""
+def estimate(
+    work: float | None, params: Mapping[str, Any], past: Sequence[PastRun], share: float = 1.0
+) -> float | None:
+    """Seconds for `share` of `work`; of runs of equal work those with the fewest other parameters, then the last."""
     if not past:
         return None
 
-    def apart(run: Past) -> float:
+    def distance(run: PastRun) -> float:
         if not work or not run.work:
             return 0.0 if work is run.work is None else float("inf")
         return round(abs(math.log(run.work / work)), 2)
 
-    def rank(run: Past) -> tuple[float, int, int]:
+    def sort_key(run: PastRun) -> tuple[float, int, int]:
         names = params.keys() | run.params.keys()
-        return apart(run), sum(params.get(name) != run.params.get(name) for name in names), -run.started_ms
+        return distance(run), sum(params.get(name) != run.params.get(name) for name in names), -run.started_ms
 
-    ranked = sorted(past, key=rank)
-    nearest = [run for run in ranked if rank(run)[:2] == rank(ranked[0])[:2]][:NEAREST]
+    ranked = sorted(past, key=sort_key)
+    nearest = [run for run in ranked if sort_key(run)[:2] == sort_key(ranked[0])[:2]][:NEAREST]
     seconds = statistics.median(run.seconds for run in nearest)
-    near = nearest[0]
-    if not work or not near.work:
+    closest = nearest[0]
+    if not work or not closest.work:
         return seconds
-    slope = near.slope if near.slope is not None else seconds / near.work
+    slope = closest.slope if closest.slope is not None else seconds / closest.work
     for run in ranked:
-        if run.work and max(run.work, near.work) / min(run.work, near.work) >= FAR:
-            slope = min(max((run.seconds - seconds) / (run.work - near.work), 0.0), seconds / near.work)
+        if run.work and max(run.work, closest.work) / min(run.work, closest.work) >= MIN_WORK_RATIO:
+            slope = min(max((run.seconds - seconds) / (run.work - closest.work), 0.0), seconds / closest.work)
             break
-    return max(seconds + slope * (work * share - near.work), 0.0)
+    return max(seconds + slope * (work * share - closest.work), 0.0)
 
 
-def backtest(past: Sequence[Past]) -> float | None:
+def backtest(past: Sequence[PastRun]) -> float | None:
     """The median error of forecasting each run from the runs before it; None before the second run."""
-    guesses = [(estimate(run.work, run.params, past[:i]), run.seconds) for i, run in enumerate(past)]
-    errors = [abs(guess / seconds - 1) for guess, seconds in guesses if guess is not None and seconds > 0]
+    forecasts = [(estimate(run.work, run.params, past[:i]), run.seconds) for i, run in enumerate(past)]
+    errors = [abs(guess / seconds - 1) for guess, seconds in forecasts if guess is not None and seconds > 0]
     return statistics.median(errors) if errors else None
 
 
-def forecast(step: Step, memory: Memory, root: Path, training: Training | None) -> Forecast:
-    """`training`: what a stage that trains will do; None for the others."""
+def forecast(step: Step, history: RunHistory, root: Path, training: Training | None) -> Forecast:
+    """How long a stage will take and what it will use; `training` is None for a stage that does not train."""
     params = dict(flatten(step.params))
-    past = memory.past(step.stage)
-    copies = 1 if set(memory.repo.cache.local.cache_types) - {"copy"} else 2  # links cost nothing
+    past = history.runs_of(step.stage)
+    copies = 1 if set(history.repo.cache.local.cache_types) - {"copy"} else 2  # links cost nothing
     outputs = step.outputs_bytes
     if training is None:
         paths = past[-1].inputs if past else {}
         inputs = {path: step.inputs.get(path) for path in paths}
-        seconds = estimate(memory.bytes(inputs, root) if inputs else None, params, past)
-        known = None not in inputs.values()
-        return Forecast(seconds, backtest(past), len(past), None, outputs and outputs * copies, input_known=known)
+        seconds = estimate(history.bytes(inputs, root) if inputs else None, params, past)
+        input_known = None not in inputs.values()
+        return Forecast(seconds, backtest(past), len(past), None, outputs and outputs * copies, input_known=input_known)
     disk = WEIGHT_BYTES * training.parameters * copies + CHECKPOINTS * CHECKPOINT_BYTES * training.parameters
     if training.tokens is None:  # its data is not there yet
         work = _work_as_before(step, past, training)
         return Forecast(estimate(work, params, past), backtest(past), len(past), None, disk, input_known=False)
-    begun = progress(step, root, memory.anchor, training)
-    left = training.steps - (begun or 0)
-    seconds = estimate(training.flops, params, past, left / training.steps)
-    tokens = left * training.batch_tokens
-    return Forecast(seconds, backtest(past), len(past), tokens, disk, begun, training.steps)
+    resumed_step = resume_step(step, root, history.anchor, training)
+    steps_left = training.steps - (resumed_step or 0)
+    seconds = estimate(training.flops, params, past, steps_left / training.steps)
+    tokens = steps_left * training.batch_tokens
+    return Forecast(seconds, backtest(past), len(past), tokens, disk, resumed_step, training.steps)
 
 
-def _work_as_before(step: Step, past: Sequence[Past], training: Training) -> float | None:
-    """Operations for the tokens of the last run's epoch, by this model and for as many epochs as planned."""
+def _work_as_before(step: Step, past: Sequence[PastRun], training: Training) -> float | None:
+    """Operations of this model for the planned epochs, when an epoch has as many tokens as in the last run."""
     if not past or not past[-1].metrics.get("tokens"):
         return None
     name = f"{step.stage}.epochs"
@@ -217,7 +219,7 @@ STAGES = ("pretrain", "sft")
 
 @dataclass(frozen=True)
 class Training:
-    """`trunk_steps` is how far a run shares its way with runs of another length. Tokens are None when not known."""
+    """What a stage will train; `trunk_steps` are shared with runs of another length, `tokens` None when not known."""
 
     tokens: int | None
     batch_tokens: int
@@ -253,7 +255,7 @@ def training_of(step: Step, root: Path, built: Mapping[str, Any]) -> Training | 
 
 
 def _sft_tokens(step: Step, root: Path, epochs: float) -> int | None:
-    """From the packed rows in the workspace; None when they will be others."""
+    """The training tokens of the packed rows in the workspace; None when these rows will change."""
     path = root / "data" / "sft" / "manifest.json"
     if step.inputs.get("data/sft") is None or not path.is_file():
         return None
@@ -261,7 +263,7 @@ def _sft_tokens(step: Step, root: Path, epochs: float) -> int | None:
     return int(epochs * manifest["counts"]["train"]["rows"] * manifest["context_tokens"])
 
 
-def progress(step: Step, root: Path, anchor: Path, training: Training) -> int | None:
+def resume_step(step: Step, root: Path, anchor: Path, training: Training) -> int | None:
     """The step from which the stage will go on; None when it starts from nothing.
 
     A slot fits when its parameters, the digests of its inputs and the code that
@@ -269,25 +271,25 @@ def progress(step: Step, root: Path, anchor: Path, training: Training) -> int | 
     inputs with the hashes that DVC has for the planned ones.
     """
     code = _code(step, root)
-    at = [
+    steps = [
         number
-        for slot in _fitting(step, anchor)
+        for slot in _matching(step, anchor)
         if slot.code is not None and slot.code.code.files == code.files
         for number in _steps(slot.path)
         if number <= (training.trunk_steps if slot.state == "trunk" or slot.facts.get("part") else training.steps)
     ]
-    return max(at, default=None)
+    return max(steps, default=None)
 
 
-def questions(step: Step, root: Path, anchor: Path) -> list[str]:
-    """What the stage will ask instead of going on, because its code has changed."""
+def code_questions(step: Step, root: Path, anchor: Path) -> list[str]:
+    """What the stage will ask about its slots instead of going on, because its code has changed."""
     if step.stage not in STAGES or not step.command:
         return []
-    code, fitting = _code(step, root), [slot for slot in _fitting(step, anchor) if slot.code and slot.code.code.files]
-    asked = [(slot.id, question(slot.path, code, "part" in slot.facts)) for slot in fitting]
+    code, matches = _code(step, root), [slot for slot in _matching(step, anchor) if slot.code and slot.code.code.files]
+    slot_questions = [(slot.id, question(slot.path, code, "part" in slot.facts)) for slot in matches]
     return [
         f"{step.stage} will stop and ask: slot {name} {text} (athanor slots adopt, drop)"
-        for name, text in asked
+        for name, text in slot_questions
         if text
     ]
 
@@ -297,16 +299,20 @@ def _code(step: Step, root: Path) -> Code:
     return Code(module, file_digests(root, module))
 
 
-def _fitting(step: Step, anchor: Path) -> list[slots.Found]:
+def _matching(step: Step, anchor: Path) -> list[slots.SlotInfo]:
     """The slots of the planned run's parameters and inputs, whatever code worked in them."""
-    found = [slot for slot in slots.find(anchor) if slot.stage == step.stage]
-    digests = next((slot.facts.get("inputs") for slot in found if _read_the_same(slot, step, anchor)), None)
+    stage_slots = [slot for slot in slots.find(anchor) if slot.stage == step.stage]
+    digests = next((slot.facts.get("inputs") for slot in stage_slots if _same_inputs(slot, step, anchor)), None)
     planned = dict(flatten(filled(step.params)))
-    same = [slot for slot in found if slot.facts.get("inputs") == digests and _fits(slot.facts, step.stage, planned)]
-    return same if digests is not None else []
+    matching = [
+        slot
+        for slot in stage_slots
+        if slot.facts.get("inputs") == digests and _params_match(slot.facts, step.stage, planned)
+    ]
+    return matching if digests is not None else []
 
 
-def _read_the_same(slot: slots.Found, step: Step, anchor: Path) -> bool:
+def _same_inputs(slot: slots.SlotInfo, step: Step, anchor: Path) -> bool:
     try:
         run = read_json(slot.path / "run.json")["run"]
         inputs = read_json(anchor / ".athanor" / "runs" / run / "meta.json")["inputs"]
@@ -315,7 +321,7 @@ def _read_the_same(slot: slots.Found, step: Step, anchor: Path) -> bool:
     return bool(inputs) and all(step.inputs.get(path) == value for path, value in inputs.items())
 
 
-def _fits(facts: Mapping[str, Any], stage: str, planned: Mapping[str, Any]) -> bool:
+def _params_match(facts: Mapping[str, Any], stage: str, planned: Mapping[str, Any]) -> bool:
     """Whether each parameter of a slot is as planned; null in the plan (the tokenizer's vocabulary) fits any."""
     for leaf, value in flatten(facts.get("params", {})):
         name = leaf if leaf in planned else f"{stage}.{leaf}"

@@ -38,7 +38,7 @@ from typing import Any
 from athanor.base.errors import AthanorError, GateError, ParamsError
 from athanor.cli import probe
 from athanor.cli.battery_gate import check_battery
-from athanor.cli.plan.forecast import STAGES, Forecast, Memory, forecast, questions, training_of
+from athanor.cli.plan.forecast import STAGES, Forecast, RunHistory, code_questions, forecast, training_of
 from athanor.cli.plan.simulate import FOLLOWS, KEEP, RESTORE, RUN, Step, simulate
 from athanor.cli.render import fill_template
 from athanor.cli.slots import size
@@ -81,45 +81,45 @@ class Plan:
 
 
 def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
-    """ParamsError or GateError for a params.yaml that the stages would refuse, InputError where DVC cannot read the graph."""
+    """The plan; ParamsError or GateError when the stages would refuse params.yaml, InputError for a broken graph."""
     # First, because it names the line of a slip, which DVC does not.
-    ours = (root / "dvc.yaml").is_file() and "python -m stages." in (root / "dvc.yaml").read_text(encoding="utf-8")
-    built: Mapping[str, Any] = check_file(root / "params.yaml") if ours else {}
+    is_ours = (root / "dvc.yaml").is_file() and "python -m stages." in (root / "dvc.yaml").read_text(encoding="utf-8")
+    built: Mapping[str, Any] = check_file(root / "params.yaml") if is_ours else {}
     dvc_lock.stages(root / dvc_lock.LOCK)  # for its message, should a kill have torn the file
     if built and built["sft"].base == SCRATCH:
         check_battery(root, built["battery"])
     repo = dvc_view.open_repo(root)
     steps = simulate(repo, targets)
     runs = [step for step in steps if step.runs]
-    memory = Memory(repo, anchor()) if runs else None
+    history = RunHistory(repo, anchor()) if runs else None
     forecasts = {
-        step.stage: forecast(step, memory, root, training_of(step, root, built)) for step in runs if step.command
+        step.stage: forecast(step, history, root, training_of(step, root, built)) for step in runs if step.command
     }
     plan = Plan(steps, forecasts, [], shutil.disk_usage(root).free)
     note = plan.notes.append
     if at_work := dvc_view.busy(repo):
         note(f"{at_work} is at work here: this is the plan of this moment")
-    plan.notes.extend(_ours(root, steps, built) if built else ())
-    plan.notes.extend(text for step in runs for text in questions(step, root, anchor()))
+    plan.notes.extend(_pipeline_notes(root, steps, built) if built else ())
+    plan.notes.extend(text for step in runs for text in code_questions(step, root, anchor()))
     if only_comments := ", ".join(step.stage for step in steps if _only_comments(step, root)):
         note(
             f"the code of {only_comments} differs in comments, docstrings or layout only: athanor accept keeps the results"
         )
-    need = plan.total()["disk_bytes"]
-    if need > plan.free_bytes:
-        note(f"the disk has {size(plan.free_bytes)} free, about {size(need)} are needed: free some space")
+    needed_bytes = plan.total()["disk_bytes"]
+    if needed_bytes > plan.free_bytes:
+        note(f"the disk has {size(plan.free_bytes)} free, about {size(needed_bytes)} are needed: free some space")
     return plan
 
 
-def _ours(root: Path, steps: Sequence[Step], built: Mapping[str, Any]) -> Iterator[str]:
+def _pipeline_notes(root: Path, steps: Sequence[Step], built: Mapping[str, Any]) -> Iterator[str]:
     """Notes on this pipeline's parameters."""
     actions = {step.stage: step.action for step in steps}
     if actions.get("download") == KEEP and any(source.type == "python" for source in built["download"].sources):
         # The standard library is an input that DVC does not see.
-        made, here = (leaf(root, "download") or {}).get("python"), platform.python_version()
-        if made not in (None, here):
+        before, now = (leaf(root, "download") or {}).get("python"), platform.python_version()
+        if before not in (None, now):
             yield (
-                f"download is kept, but was made from the standard library of Python {made} and this is {here}:"
+                f"download is kept, but was made from the standard library of Python {before} and this is {now}:"
                 " dvc repro -f -s download makes it anew"
             )
     if (base := built["sft"].base) != SCRATCH:
@@ -129,8 +129,8 @@ def _ours(root: Path, steps: Sequence[Step], built: Mapping[str, Any]) -> Iterat
         model, device = built["model"], machine().device
         config = model.config(model.vocab_size or built["tokenizer"].vocab_size)
         # "auto" is decided by what torch finds, and a plan loads no torch; /dev tells of NVIDIA's and AMD's drivers.
-        found = "cuda" if any(Path("/dev", name).exists() for name in ("nvidia0", "kfd")) else "cpu"
-        yield from (f"model: {text}" for text in advice(config, found if device == "auto" else device))
+        detected_device = "cuda" if any(Path("/dev", name).exists() for name in ("nvidia0", "kfd")) else "cpu"
+        yield from (f"model: {text}" for text in advice(config, detected_device if device == "auto" else device))
     if actions.get("train-tokenizer") in (RUN, FOLLOWS):
         yield from memory_notes(built)
 
@@ -155,20 +155,20 @@ def as_json(plan: Plan) -> str:
             "first_run": step.unrecorded and step.runs,
             "reasons": step.reasons(),
             "changes": [dataclasses.asdict(change) for change in step.changes],
-            "waits_for": list(step.waits),
+            "waits_for": list(step.pending_inputs),
             "note": step.note,
             "forecast": dataclasses.asdict(plan.forecasts[step.stage]) if step.stage in plan.forecasts else None,
         }
         for step in plan.steps
     ]
-    whole = {"version": 1, "work": plan.work, "stages": rows, "total": plan.total(), "notes": plan.notes}
-    return json.dumps(whole, indent=2, default=str)
+    document = {"version": 1, "work": plan.work, "stages": rows, "total": plan.total(), "notes": plan.notes}
+    return json.dumps(document, indent=2, default=str)
 
 
 def as_text(plan: Plan) -> str:
-    wide = max(len(name) for name in ("total", *(step.stage for step in plan.steps)))
-    words = {"duration": duration, "size": size, "trainings": STAGES, "most": MAX_REASONS}
-    return fill_template("plan.txt.j2", plan=plan, wide=wide, **words)
+    width = max(len(name) for name in ("total", *(step.stage for step in plan.steps)))
+    values = {"duration": duration, "size": size, "trainings": STAGES, "most": MAX_REASONS}
+    return fill_template("plan.txt.j2", plan=plan, wide=width, **values)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -47,7 +47,7 @@ class Change:
 
     def __str__(self) -> str:
         if self.kind == "parameter":
-            return f"parameter {self.name}: {_short(self.old)} -> {_short(self.new)}"
+            return f"parameter {self.name}: {_short_value(self.old)} -> {_short_value(self.new)}"
         if self.kind == "command":
             return f"command: {self.old} -> {self.new}"
         return self.what if self.kind == "always" else f"{self.kind} {self.name} {self.what}"
@@ -66,7 +66,7 @@ class Step:
     action: str
     unrecorded: bool  # dvc.lock has no entry for it
     changes: tuple[Change, ...]
-    waits: tuple[str, ...]  # inputs that an earlier stage makes anew
+    pending_inputs: tuple[str, ...]  # inputs that an earlier stage makes anew
     inputs: dict[str, str | None]  # data dependencies to their hash as it will be; None when it cannot be known yet
     params: dict[str, Any]  # the parameters it declares
     command: str
@@ -84,12 +84,12 @@ class Step:
         else:
             code = [c for c in self.changes if c.kind == "file" and is_code(c.name) and c.what == "changed"]
             others = sorted((c for c in self.changes if c not in code), key=lambda change: change.kind != "parameter")
-            lines = [*map(str, others), *([f"code changed: {_names([c.name for c in code])}"] if code else [])]
-        return lines + ([f"made anew before it: {_names(self.waits)}"] if self.waits else [])
+            lines = [*map(str, others), *([f"code changed: {_short_list([c.name for c in code])}"] if code else [])]
+        return lines + ([f"made anew before it: {_short_list(self.pending_inputs)}"] if self.pending_inputs else [])
 
 
 class Unknown:
-    """In place of a hash: the bytes are not there yet."""
+    """Stands for the hash of bytes that do not exist yet."""
 
 
 UNKNOWN = Unknown()
@@ -101,40 +101,40 @@ def simulate(repo: Any, targets: Sequence[str] = ()) -> list[Step]:
     Data tracked by .dvc files has a step only when something happens to it.
     """
     with dvc_view.one_line_errors():
-        view = View(repo)
+        view = WorkspaceView(repo)
         steps = [(stage, view.step(stage)) for stage in dvc_view.in_order(repo, targets)]
     return [step for stage, step in steps if stage.cmd or step.action != KEEP]
 
 
-class View:
+class WorkspaceView:
     """The workspace as the stages looked at so far would leave it."""
 
     def __init__(self, repo: Any) -> None:
         self.repo, self.root = repo, Path(repo.root_dir)
-        self.made: dict[str, Any] = {}  # path of an output that changes, to the restored output or None
-        self.makers = {out.fs_path for stage in repo.index.stages for out in stage.outs if stage.cmd}
+        self.pending_outputs: dict[str, Any] = {}  # path of an output that changes, to the restored output or None
+        self.stage_outputs = {out.fs_path for stage in repo.index.stages for out in stage.outs if stage.cmd}
 
     def step(self, stage: Any) -> Step:
-        first = bool(stage.cmd) and not any(item.hash_info for item in (*stage.outs, *stage.deps))
+        unrecorded = bool(stage.cmd) and not any(item.hash_info for item in (*stage.outs, *stage.deps))
         data = [dep for dep in stage.deps if dep not in stage.params]
         future = {dep.def_path: self.future(dep) for dep in data}
         changes = tuple(self.changes(stage, future))
-        waits = [dep for dep in data if future[dep.def_path] is UNKNOWN]
-        action, note = self._action(stage, changes, future, waits)
+        pending_inputs = [dep for dep in data if future[dep.def_path] is UNKNOWN]
+        action, note = self._action(stage, changes, future, pending_inputs)
         sizes = [out.meta.size for out in stage.outs if out.meta.size]
         hashes = {
-            dep.def_path: None if future[dep.def_path] is UNKNOWN else _value(future[dep.def_path])
+            dep.def_path: None if future[dep.def_path] is UNKNOWN else _hash_value(future[dep.def_path])
             for dep in data
-            if self._is_made(dep.fs_path)
+            if self._is_stage_output(dep.fs_path)
         }
         frozen = bool(stage.frozen)
-        shown = () if frozen and not note else changes
+        shown_changes = () if frozen and not note else changes
         return Step(
             stage.addressing,
             action,
-            first,
-            shown,
-            () if frozen else tuple(dep.def_path for dep in waits),
+            unrecorded,
+            shown_changes,
+            () if frozen else tuple(dep.def_path for dep in pending_inputs),
             hashes,
             {name: value for dep in stage.params for name, value in (dep.hash_info.value or {}).items()},
             str(stage.cmd or ""),
@@ -143,31 +143,34 @@ class View:
         )
 
     def _action(
-        self, stage: Any, changes: Sequence[Change], future: dict[str, Any], waits: Sequence[Any]
+        self, stage: Any, changes: Sequence[Change], future: dict[str, Any], pending_inputs: Sequence[Any]
     ) -> tuple[str, str]:
-        """The action and a note; enters what the stage will make into `made`."""
+        """The action and a note; enters what the stage will make into `pending_outputs`."""
         if stage.frozen:
-            bad = [change.name for change in changes if change.kind == "output"]
-            return KEEP, f"frozen, but output {bad[0]} is not as recorded: dvc repro stops there" if bad else "frozen"
-        if not changes and not waits:
+            outs = [change.name for change in changes if change.kind == "output"]
+            return (
+                KEEP,
+                f"frozen, but output {outs[0]} is not as recorded: dvc repro stops there" if outs else "frozen",
+            )
+        if not changes and not pending_inputs:
             return KEEP, ""
         absent = [change.name for change in changes if change.kind in ("file", "input") and change.new == ABSENT]
         if absent:
-            self.made |= dict.fromkeys((out.fs_path for out in stage.outs if stage.cmd), None)
+            self.pending_outputs |= dict.fromkeys((out.fs_path for out in stage.outs if stage.cmd), None)
             return RUN, f"{absent[0]} does not exist: dvc repro stops at this stage"
         if not stage.cmd:  # data tracked by a .dvc file
-            lost = any(change.what == "is missing" for change in changes)
-            return RUN, "dvc repro stops here: dvc checkout" if lost else "only recorded as it is now"
-        same = not [change for change in changes if change.kind != "output"]
-        self._take_over(stage, future)
-        results = dvc_view.results(self.repo, stage, waits, same)
-        if waits:
+            is_missing = any(change.what == "is missing" for change in changes)
+            return RUN, "dvc repro stops here: dvc checkout" if is_missing else "only recorded as it is now"
+        only_outputs_differ = not [change for change in changes if change.kind != "output"]
+        self._set_expected_hashes(stage, future)
+        results = dvc_view.results(self.repo, stage, pending_inputs, only_outputs_differ)
+        if pending_inputs:
             possible = any(dvc_view.whole(self.repo, entry, stage) for entry in results)
             return FOLLOWS if not changes or possible else RUN, ""
         entry = next(results, None)
         restored = dvc_view.whole(self.repo, entry, stage) if entry is not None else None
         for out in stage.outs:
-            self.made[out.fs_path] = restored[out.fs_path] if restored else None
+            self.pending_outputs[out.fs_path] = restored[out.fs_path] if restored else None
         return RESTORE if restored else RUN, ""
 
     # -- what differs from the lock ------------------------------------------
@@ -182,16 +185,16 @@ class View:
             if dep in stage.params:
                 yield from param_changes(dep)
             else:
-                edited = self._edited(stage, dep) if is_code(dep.def_path) else []
+                edited = self._edited_files(stage, dep) if is_code(dep.def_path) else []
                 for change in self._dep_change(dep, future[dep.def_path]):
                     yield from (dataclasses.replace(change, name=name) for name in edited or [change.name])
         for out in stage.outs:
-            what = self._out_state(out)
+            what = self._output_state(out)
             if what:
                 yield Change("output", out.def_path, what, out.hash_info.value)
 
     def _dep_change(self, dep: Any, new: Any) -> Iterator[Change]:
-        kind = "input" if self._is_made(dep.fs_path) else "file"
+        kind = "input" if self._is_stage_output(dep.fs_path) else "file"
         if new is UNKNOWN:
             return
         if new is None:
@@ -200,55 +203,55 @@ class View:
             what = "is new" if not dep.hash_info else "changed"
             yield Change(kind, dep.def_path, what, dep.hash_info.value, new[0].value)
 
-    def _edited(self, stage: Any, folder: Any) -> list[str]:
+    def _edited_files(self, stage: Any, folder: Any) -> list[str]:
         """The files of a folder of code that differ from those of the run that made the outputs, as far as it is known.
 
-        None where only comments differ, or files that the stage does not use.
+        Empty where only comments differ, or files that the stage does not use.
         """
         facts = leaf(self.root, stage.addressing)
         try:
             before = read_json(self.root / ".athanor" / "runs" / (facts or {})["run"] / CODE)
-            now = file_digests(self.root, stage_module(str(stage.cmd)))
+            current = file_digests(self.root, stage_module(str(stage.cmd)))
         except (AthanorError, SyntaxError, KeyError):
             return []
-        inside = [name for name in {**before, **now} if name.startswith(f"{folder.def_path}/")]
-        return sorted(name for name in inside if before.get(name) != now.get(name))
+        in_folder = [name for name in {**before, **current} if name.startswith(f"{folder.def_path}/")]
+        return sorted(name for name in in_folder if before.get(name) != current.get(name))
 
-    def _is_made(self, path: str) -> bool:
-        return any(_inside(path, out) or _inside(out, path) for out in self.makers)
+    def _is_stage_output(self, path: str) -> bool:
+        return any(_is_inside(path, out) or _is_inside(out, path) for out in self.stage_outputs)
 
-    def _out_state(self, out: Any) -> str:
+    def _output_state(self, out: Any) -> str:
         if out.hash_info and out.use_cache and not dvc_view.cached(out):
             return "is not in the cache"
         state = out.workspace_status().get(str(out), "")
         return {"deleted": "is missing", "modified": "was modified", "new": "is not recorded"}.get(state, state)
 
     def future(self, dep: Any) -> Any:
-        """(hash, meta) that a dependency will have; None when it will not exist, UNKNOWN when a stage makes it anew."""
-        for path, out in self.made.items():
-            if _inside(dep.fs_path, path):
+        """The (hash, meta) a dependency will have; None when it will not exist, UNKNOWN when a stage makes it anew."""
+        for path, out in self.pending_outputs.items():
+            if _is_inside(dep.fs_path, path):
                 if out is None:
                     return UNKNOWN
                 if dep.fs_path == path:
                     return out.hash_info, out.meta
                 return dvc_view.inner_hash(out, dep.fs_path)
-            if _inside(path, dep.fs_path):
+            if _is_inside(path, dep.fs_path):
                 return UNKNOWN
         return dvc_view.current_hash(dep) if dep.exists else None
 
-    def _take_over(self, stage: Any, future: dict[str, Any]) -> None:
-        """Put what will be into the stage's dependencies, for the key of the run-cache; outputs count as unknown."""
+    def _set_expected_hashes(self, stage: Any, future: dict[str, Any]) -> None:
+        """Give the stage's dependencies their expected hashes, for the run-cache's key; mark its outputs unknown."""
         for dep in stage.deps:
             if dep in stage.params:
                 dep.hash_info = dep.get_hash()
             elif future[dep.def_path] is not UNKNOWN:
                 dep.hash_info, dep.meta = future[dep.def_path]
         for out in stage.outs:
-            self.made[out.fs_path] = None
+            self.pending_outputs[out.fs_path] = None
 
 
 def param_changes(dep: Any) -> Iterator[Change]:
-    """Leaves of one parameters file that differ from the lock; by DVC's rule, so 1 and 1.0 are equal."""
+    """The parameters of one file that differ from the lock, by DVC's rule: 1 and 1.0 are equal."""
     status = dep.workspace_status()
     if not status:
         return
@@ -260,27 +263,27 @@ def param_changes(dep: Any) -> Iterator[Change]:
     changed = status[str(dep)]
     for name in changed if isinstance(changed, dict) else new:
         before, after = (dict(flatten({name: side[name]})) if name in side else {} for side in (old, new))
-        both = dict.fromkeys((*after, *before))
-        leaves = [key for key in both if before.get(key, ABSENT) != after.get(key, ABSENT)]
+        all_names = dict.fromkeys((*after, *before))
+        leaves = [key for key in all_names if before.get(key, ABSENT) != after.get(key, ABSENT)]
         for key in leaves:
             yield Change("parameter", prefix + key, "changed", before.get(key, ABSENT), after.get(key, ABSENT))
         if not leaves:  # an empty list or mapping has no leaves
             yield Change("parameter", prefix + name, "changed", old.get(name, ABSENT), new.get(name, ABSENT))
 
 
-def _inside(path: str, folder: str) -> bool:
+def _is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + os.sep)
 
 
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+def _short_list(names: Sequence[str]) -> str:
+    hidden_count = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
 
 
-def _value(found: Any) -> str | None:
-    return None if found is None else found[0].value
+def _hash_value(expected: Any) -> str | None:
+    return None if expected is None else expected[0].value
 
 
-def _short(value: Any) -> str:
+def _short_value(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 40 else text[:37] + "..."
