@@ -28,9 +28,9 @@ def resampled_sums(values_N: np.ndarray, seed: str, resamples: int = RESAMPLES) 
     """Sums of `values_N` drawn with replacement, float64 [resamples]; equal seeds draw equal places."""
     n = len(values_N)
     rng = np.random.default_rng(int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=8).digest(), "big"))
-    sums_R, step = np.empty(resamples), max(1, CHUNK // n)
-    for start in range(0, resamples, step):
-        rows = min(step, resamples - start)
+    sums_R, chunk_rows = np.empty(resamples), max(1, CHUNK // n)
+    for start in range(0, resamples, chunk_rows):
+        rows = min(chunk_rows, resamples - start)
         sums_R[start : start + rows] = values_N[rng.integers(0, n, size=(rows, n))].sum(axis=1)
     return sums_R
 
@@ -55,9 +55,9 @@ def interval(
             hidden_R += _hidden(float(values[0]), len(values), f"{seed}/{name}/hidden", bounds)
     ends = np.quantile(np.stack([sums_R, sums_R + hidden_R]) / count, (tail, 1 - tail), axis=1)
     low, high = float(ends[0].min()), float(ends[1].max())
-    kinds = {value for values in groups.values() for value in values}
-    if len(kinds) == 1:
-        slack, value = 1 - tail ** (1 / count), kinds.pop()
+    distinct = {value for values in groups.values() for value in values}
+    if len(distinct) == 1:
+        slack, value = 1 - tail ** (1 / count), distinct.pop()
         low, high = min(low, value - slack), max(high, value + slack)
     return max(low, bounds[0]), min(high, bounds[1])
 
@@ -95,8 +95,8 @@ def resolvable(count: int, discordance: float, power: float = POWER, level: floa
         return None
     low, high = 0.0, 1.0  # `needed` falls as d grows
     for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if needed(middle) <= count else (middle, high)
+        midpoint = (low + high) / 2
+        low, high = (low, midpoint) if needed(midpoint) <= count else (midpoint, high)
     return high
 
 
