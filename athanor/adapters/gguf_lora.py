@@ -60,14 +60,14 @@ def check_lora(path: str | Path, adapters: Mapping[str, Tensor], arch: str, conf
         if metadata.get(key) != value:
             raise differs(path, f"key '{key}' is {metadata.get(key)!r}, expected {value!r}")
     stored = {tensor.name: tensor for tensor in reader.tensors}
-    for name, pair in lora.pairs(adapters).items():
+    for name, factors in lora.pairs(adapters).items():
         _, _, number, module, projection = name.split(".")
-        for suffix, tensor in zip(("lora_a", "lora_b"), pair, strict=True):
+        for suffix, tensor in zip(("lora_a", "lora_b"), factors, strict=True):
             array, key = tensor.float().numpy(), f"blk.{number}.{BLOCK[f'{module}.{projection}']}.weight.{suffix}"
             if arch == "llama" and suffix == "lora_b" and projection in ("q_proj", "k_proj"):
                 array = array[pair_order(len(array), config.head_dim)]
-            written = stored.pop(key, None)
-            if written is None or not np.array_equal(written.data.reshape(array.shape), array):
+            stored_tensor = stored.pop(key, None)
+            if stored_tensor is None or not np.array_equal(stored_tensor.data.reshape(array.shape), array):
                 raise differs(path, f"tensor '{key}' is not the adapter's")
     if stored:
         raise differs(path, f"tensor '{min(stored)}' is too many")

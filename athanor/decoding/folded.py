@@ -88,8 +88,8 @@ class FusedDecoder:
             k, v = cache.store(number, qk_BHE.narrow(1, H, K).unsqueeze(2), v_BKE.unsqueeze(2))
             # The queries of one key head stand in for a row of tokens, so grouped attention repeats nothing.
             q_BKGE = qk_BHE.narrow(1, 0, H).reshape(B, K, H // K, E)
-            out = F.scaled_dot_product_attention(q_BKGE, k, v, attn_mask=mask)
-            x_BD = torch.addmm(x_BD, out.reshape(B, H * E), layer.out_ND)
+            attended = F.scaled_dot_product_attention(q_BKGE, k, v, attn_mask=mask)
+            x_BD = torch.addmm(x_BD, attended.reshape(B, H * E), layer.out_ND)
             gate, up = torch.mm(x_BD, layer.gate_up_DN).div_(_norm(x_BD, self.floor_D)).chunk(2, -1)
             x_BD = torch.addmm(x_BD, F.silu(gate).mul_(up), layer.down_ND)
         return (x_BD * self.last_D).div_(_norm(x_BD, self.floor_D))
