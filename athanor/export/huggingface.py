@@ -111,10 +111,10 @@ def write_huggingface(folder: str | Path, source: Source, dtype: str) -> None:
 
 def check_names(source: Source) -> None:
     """GateError for a weight that transformers would drop or invent: it only logs such names."""
-    odd = sorted(set(tensor_names(source.config)) ^ set(source.weights))
-    if odd:
-        kind = "Qwen3" if source.config.qk_norm else "Llama"
-        raise GateError("mapped weights", f"transformers' {kind} does not match the weights at '{odd[0]}'")
+    mismatched = sorted(set(tensor_names(source.config)) ^ set(source.weights))
+    if mismatched:
+        family = "Qwen3" if source.config.qk_norm else "Llama"
+        raise GateError("mapped weights", f"transformers' {family} does not match the weights at '{mismatched[0]}'")
 
 
 def tokenizer_json(source: Source) -> dict[str, Any]:
@@ -136,8 +136,8 @@ def tokenizer_json(source: Source) -> dict[str, Any]:
         for number, piece in enumerate(pieces)
         if piece.type in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
-    first = {"SpecialToken": {"id": bos, "type_id": 0}}
-    text_a, text_b = ({"Sequence": {"id": name, "type_id": kind}} for name, kind in (("A", 0), ("B", 1)))
+    bos_token = {"SpecialToken": {"id": bos, "type_id": 0}}
+    text_a, text_b = ({"Sequence": {"id": name, "type_id": type_id}} for name, type_id in (("A", 0), ("B", 1)))
     return {
         "version": "1.0",
         "truncation": None,
@@ -147,8 +147,8 @@ def tokenizer_json(source: Source) -> dict[str, Any]:
         "pre_tokenizer": None,
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [first, text_a],
-            "pair": [first, text_a, text_b],
+            "single": [bos_token, text_a],
+            "pair": [bos_token, text_a, text_b],
             "special_tokens": {bos: {"id": bos, "ids": [controls["bos"]], "tokens": [bos]}},
         },
         "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
