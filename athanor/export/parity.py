@@ -279,7 +279,8 @@ def _check_same_ids(
         )
         raise GateError(
             gate,
-            f"{len(wrong)} of {len(inputs)} {kind}s give other token ids, first {_short(inputs[first])} at token {start}: "
+            f"{len(wrong)} of {len(inputs)} {kind}s give other token ids, "
+            f"first {_short(inputs[first])} at token {start}: "
             f"{list(expected[first][start : start + 4])} here, {list(actual[first][start : start + 4])} there",
             fix=FIX,
         )
