@@ -23,7 +23,7 @@ from athanor.decoding.sampling import Sampling, penalise, pick
 from athanor.model.config import ModelConfig
 
 
-class Decodes(Protocol):
+class DecoderModel(Protocol):
     """What the engine needs of a model: a `Transformer`, or a `FusedDecoder`, which is quicker."""
 
     @property
@@ -63,7 +63,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Decodes,
+        model: DecoderModel,
         *,
         rows: int,
         tokens: int | None = None,
@@ -162,7 +162,7 @@ def check_prompt(prompt: Sequence[int], context: int) -> None:
         )
 
 
-def _prefill(model: Decodes, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
+def _prefill(model: DecoderModel, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
     """Put the prompts into the cache; logits [B, V] after the last id of each."""
     device, width = model.head_weight.device, max(len(prompt) for prompt in prompts)
     ids_BT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)

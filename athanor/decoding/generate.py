@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from athanor.decoding.engine import Decodes, Engine, check_prompt
+from athanor.decoding.engine import DecoderModel, Engine, check_prompt
 from athanor.decoding.sampling import GREEDY, Sampling
 
 PROMPT_GROUPS = (
@@ -30,7 +30,7 @@ class Generation:
 
 
 def generate(
-    model: Decodes,
+    model: DecoderModel,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,

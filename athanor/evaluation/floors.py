@@ -36,12 +36,12 @@ CONSTANTS = (
     CONSTANT_CODE,
 )
 DELIMITERS = (":", "\n", ",", ";", ".", "?", '"', "'", "`", "(", ")", "[", "]", "{", "}", "<", ">", "=", "+", "-", " ")
-EDGE = " \t\n.,:;?!\"'`()[]{}"
+EDGE_CHARS = " \t\n.,:;?!\"'`()[]{}"
 POSITIONS = {"first": 0, "second": 1, "third": 2, "fourth": 3, "third last": -3, "second last": -2, "last": -1}
 # A word of more than this share of a category's questions belongs to their frame. Which share tells the wordings
 # from what is asked depends on the number of wordings and of words, so two are tried.
 MAX_WORD_SHARE = {"rare": 0.1, "own": 0.2}
-SLOTS = ("\ue000", "\ue001")
+PLACEHOLDERS = ("\ue000", "\ue001")
 MAX_CONSTANTS = 200  # of the accepted answers, the ones that most items accept
 TEMPLATES = 12  # of the templates taken from accepted answers, so many of each category are scored,
 CODE_TEMPLATES = 2  # and so many of functions, each of which runs in a process
@@ -81,11 +81,11 @@ def pieces(text: str, shares: Mapping[str, float]) -> dict[str, str]:
     named = {"the question": text}
     for delimiter in DELIMITERS:
         if delimiter in text:
-            segments = [segment.strip(EDGE) for segment in text.split(delimiter)]
+            segments = [segment.strip(EDGE_CHARS) for segment in text.split(delimiter)]
             named |= _by_position(f"piece cut at {delimiter!r}", [segment for segment in segments if segment])
-            named[f"all behind the first {delimiter!r}"] = text.partition(delimiter)[2].strip(EDGE)
-            named[f"all before the last {delimiter!r}"] = text.rpartition(delimiter)[0].strip(EDGE)
-    clauses = [segment.strip(EDGE) for segment in re.split(r"[:?!.\n]", text)]
+            named[f"all behind the first {delimiter!r}"] = text.partition(delimiter)[2].strip(EDGE_CHARS)
+            named[f"all before the last {delimiter!r}"] = text.rpartition(delimiter)[0].strip(EDGE_CHARS)
+    clauses = [segment.strip(EDGE_CHARS) for segment in re.split(r"[:?!.\n]", text)]
     named |= _by_position("clause", [segment for segment in clauses if segment])
     words = [(match[0], *match.span()) for match in re.finditer(r"\w+", text)]
     for name, share in MAX_WORD_SHARE.items():
@@ -130,7 +130,7 @@ def null_answers(items: Sequence[Item]) -> dict[str, list[str]]:
     max_templates = CODE_TEMPLATES if any(item.kind == "code" for item in items) else TEMPLATES
     for (template, *names), count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:max_templates]:
         if count > 1:
-            shown = repr(re.sub("|".join(SLOTS), "_", template))
+            shown = repr(re.sub("|".join(PLACEHOLDERS), "_", template))
             answers[f"{shown} with {' and '.join(names)}"] = [
                 _fill_template(template, names, item_pieces) for item_pieces in pieces_by_item
             ]
@@ -153,10 +153,10 @@ def _forms_of(piece: str) -> Iterator[tuple[str, str]]:
 
 
 def _fill_template(template: str, names: Sequence[str], item_pieces: dict[str, str]) -> str:
-    for slot, name in zip(SLOTS, names, strict=False):
+    for placeholder, name in zip(PLACEHOLDERS, names, strict=False):
         if name not in item_pieces:
             return ""
-        template = template.replace(slot, item_pieces[name])
+        template = template.replace(placeholder, item_pieces[name])
     return template
 
 
@@ -168,18 +168,18 @@ def _templates(item: Item, item_pieces: dict[str, str]) -> set[tuple[str, ...]]:
         if text and text != answer and text in answer:
             names_by_text.setdefault(text, []).append(name)
 
-    def without(text: str, slot: str, template: str) -> str:
-        return re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", slot, template)
+    def without(text: str, placeholder: str, template: str) -> str:
+        return re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", placeholder, template)
 
     keys: set[tuple[str, ...]] = set()
     for text, names in names_by_text.items():
-        one_slot = without(text, SLOTS[0], answer)
-        if one_slot != answer:
-            keys |= {(one_slot, name) for name in names}
+        one_cut = without(text, PLACEHOLDERS[0], answer)
+        if one_cut != answer:
+            keys |= {(one_cut, name) for name in names}
             for other_text, other_names in names_by_text.items():
-                two_slots = without(other_text, SLOTS[1], one_slot)
-                if two_slots != one_slot:
-                    keys |= {(two_slots, name, other_name) for name in names for other_name in other_names}
+                two_cut = without(other_text, PLACEHOLDERS[1], one_cut)
+                if two_cut != one_cut:
+                    keys |= {(two_cut, name, other_name) for name in names for other_name in other_names}
     return keys
 
 

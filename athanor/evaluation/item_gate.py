@@ -13,12 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from athanor.base.errors import GateError
-from athanor.evaluation.scoring import CONSTANT_CODE, choose, holds, read_list, score_many
+from athanor.evaluation.scoring import CONSTANT_CODE, choose, passes_check, read_list, score_many
 from athanor.text.conversations import DIFFICULTIES, ITEM_KINDS, SPLITS, Item
 
 CODE_PROBES = 2  # items of a category whose extra answers are executed: each of them is a process
 JUNK = ("Yes", "No", "I don't know.")
-CASED = ("yes_no", "one_of", "each_line", "starts", "json")  # checks that tell capitals from small letters
+CASE_SENSITIVE_CHECKS = (
+    "yes_no",
+    "one_of",
+    "each_line",
+    "starts",
+    "json",
+)  # checks that tell capitals from small letters
 
 
 def check_items(items: Sequence[Item], counts: Mapping[str, int] | None = None, workers: int = 2) -> None:
@@ -101,7 +107,7 @@ def planted(item: Item) -> Iterator[tuple[str, bool]]:
     if any(name.startswith("json") for name in names):
         yield from ((f"{item.accepted[0]} x", False), (json.dumps([item.accepted[0]]), False))
     other = item.accepted[0].swapcase()
-    if any(name in CASED for name in names):
+    if any(name in CASE_SENSITIVE_CHECKS for name in names):
         yield from ((text, False) for text in (other, *JUNK) if text.strip() not in accepted)
 
 
@@ -123,7 +129,7 @@ def _format_list(form: str, elements: Sequence[str]) -> str:
 
 def _check_checks(item: Item, where: str) -> None:
     """Every check has to be the only reason for which some rejected answer fails; else nothing shows that it works."""
-    failed = [[check for check in item.checks if not holds(check, text.strip())] for text in item.rejected]
+    failed = [[check for check in item.checks if not passes_check(check, text.strip())] for text in item.rejected]
     for check in item.checks:
         if [check] not in failed:
             raise GateError("battery", f"no rejected answer fails the check '{check}' alone", where=where)

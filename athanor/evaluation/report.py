@@ -134,14 +134,14 @@ def health(answers: Sequence[Answer]) -> dict[str, dict[str, float | int]]:
     """Shares of spoken answers with a good or bad habit, with counts and standard errors."""
     spoken = [answer for answer in answers if answer.spoken]
     return {
-        "stop": rate(answer.stopped for answer in spoken),
-        "repetition": rate(answer.repeats for answer in spoken),
-        "fake_turn": rate(answer.fake_turn for answer in spoken),
-        "empty": rate(not answer.text.strip() for answer in spoken),
-        "truncated": rate(cut(answer) for answer in spoken),
-        "hedge": rate(habits.hedge_opening(answer.text) for answer in spoken),
-        "refusal": rate(habits.refusal_opening(answer.text) for answer in spoken),
-        "identity_leak": rate(habits.identity_leak(answer.text) for answer in spoken),
+        "stop": share_of(answer.stopped for answer in spoken),
+        "repetition": share_of(answer.repeats for answer in spoken),
+        "fake_turn": share_of(answer.fake_turn for answer in spoken),
+        "empty": share_of(not answer.text.strip() for answer in spoken),
+        "truncated": share_of(hit_limit(answer) for answer in spoken),
+        "hedge": share_of(habits.hedge_opening(answer.text) for answer in spoken),
+        "refusal": share_of(habits.refusal_opening(answer.text) for answer in spoken),
+        "identity_leak": share_of(habits.identity_leak(answer.text) for answer in spoken),
     }
 
 
@@ -151,17 +151,17 @@ def verbosity(answers: Sequence[Answer]) -> dict[str, float | int]:
     return {"n": len(tokens), "mean_tokens": sum(tokens) / max(1, len(tokens))}
 
 
-def cut(answer: Answer) -> bool:
+def hit_limit(answer: Answer) -> bool:
     """Whether the limit ended the answer, and no control id."""
     return not answer.ended
 
 
 def truncation(answers: Sequence[Answer]) -> dict[str, dict[str, float | int]]:
     """The share of answers that the limit ended, by category."""
-    return {name: rate(marks) for name, marks in grouped((a for a in answers if a.spoken), cut).items()}
+    return {name: share_of(marks) for name, marks in grouped((a for a in answers if a.spoken), hit_limit).items()}
 
 
-def rate(marks: Iterable[bool]) -> dict[str, float | int]:
+def share_of(marks: Iterable[bool]) -> dict[str, float | int]:
     flags = [bool(mark) for mark in marks]
     n, count = len(flags), sum(flags)
     return {"n": n, "count": count, "rate": count / n if n else 0.0, "stderr": standard_error(count, n)}
@@ -275,7 +275,7 @@ CLEAR_STDERRS = 2.0
 GREEDY_NAME = "greedy"
 
 
-def chosen(items: Sequence[Item], count: int, seed: int) -> list[Item]:
+def development_sample(items: Sequence[Item], count: int, seed: int) -> list[Item]:
     """At most `count` items for development that a model answers in words, drawn by seed."""
     candidates = [item for item in items if item.split == "development" and item.kind != "likelihood"]
     ranked = sorted(candidates, key=lambda item: digest([seed, item.id]))[:count]

@@ -73,7 +73,7 @@ def _score_text(item: Item, answer: str) -> bool:
         parsed = _parsed(item.kind, answer)
         return parsed is not None and parsed == _parsed(item.kind, item.answer)
     if item.kind == "format":
-        return all(holds(check, text) for check in item.checks)
+        return all(passes_check(check, text) for check in item.checks)
     raise GateError("battery", f"unknown item kind '{item.kind}'", where=item.id)
 
 
@@ -119,20 +119,20 @@ NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
 SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 
 
-def _number(text: str) -> tuple[str, Decimal]:
+def _tagged_number(text: str) -> tuple[str, Decimal]:
     """A number that is no other value's equal: to Python true is 1. 1 and 1.0 are one number."""
     return ("number", Decimal(text))
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
-        return json.loads(text, parse_int=_number, parse_float=_number)
+        return json.loads(text, parse_int=_tagged_number, parse_float=_tagged_number)
     except (ValueError, RecursionError):
         return None
 
 
-def _object_with(text: str, keys: str) -> bool:
-    parsed = _json(text)
+def _has_exact_keys(text: str, keys: str) -> bool:
+    parsed = _parse_json(text)
     return isinstance(parsed, dict) and sorted(parsed) == sorted(keys.split(","))
 
 
@@ -164,12 +164,12 @@ CHECKS: dict[str, Callable[[str, str], bool]] = {
     "contains": _has_word,
     "without": lambda text, word: not _has_word(text, word),
     "no_letter": lambda text, letter: letter.lower() not in text.lower(),
-    "json": lambda text, value: _json(text) == _json(value),
-    "json_keys": _object_with,
+    "json": lambda text, value: _parse_json(text) == _parse_json(value),
+    "json_keys": _has_exact_keys,
 }
 
 
-def holds(check: str, text: str) -> bool:
+def passes_check(check: str, text: str) -> bool:
     """Whether a stripped answer passes one check; GateError for a check that does not exist."""
     name, _, argument = check.partition(" ")
     if name not in CHECKS:

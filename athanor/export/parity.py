@@ -326,7 +326,7 @@ class Divergence:
     """KL(model || file) in nats and whether both put the same id first, over positions."""
 
     nats: list[float] = field(default_factory=list)
-    same: int = 0
+    same_best: int = 0
 
     def add(self, model_NV: Tensor, file_NV: Tensor) -> None:
         """Log probabilities of some positions.
@@ -335,7 +335,7 @@ class Divergence:
         """
         model_NV, file_NV = (logprobs.double().clamp(min=FLOOR).log_softmax(-1) for logprobs in (model_NV, file_NV))
         self.nats += (model_NV.exp() * (model_NV - file_NV)).sum(-1).clamp(min=0).tolist()
-        self.same += int((model_NV.argmax(-1) == file_NV.argmax(-1)).sum())
+        self.same_best += int((model_NV.argmax(-1) == file_NV.argmax(-1)).sum())
 
     @property
     def mean(self) -> float:
@@ -344,5 +344,5 @@ class Divergence:
     def facts(self) -> dict[str, Any]:
         """Two digits, and nothing below the floor: what repeats, also where the last bits do not."""
         mean, maximum = (rounded(value, 2) if value > KL_FLOOR else 0.0 for value in (self.mean, max(self.nats)))
-        share = self.same / len(self.nats)
+        share = self.same_best / len(self.nats)
         return {"positions": len(self.nats), "kl_mean": mean, "kl_max": maximum, "same_best": rounded(share)}

@@ -22,7 +22,7 @@ def recorded(root: Path) -> list[tuple[str, str, float, tuple[str, int] | None]]
     for commit, seconds, ref in (row.split(" ", 2) for row in rows):
         if (match := _NAMED.fullmatch(ref)) and (lock := git(root, "show", f"{commit}:./dvc.lock")):
             experiments.append((match[1], commit, float(seconds), export_of(lock)))
-    return sorted(experiments, key=lambda one: (-one[2], one[0]))
+    return sorted(experiments, key=lambda experiment: (-experiment[2], experiment[0]))
 
 
 def unexported(root: Path) -> list[str]:
@@ -65,7 +65,7 @@ def cached(cache: Path, md5: str) -> dict[str, Path] | None:
         return None
     # The list may be somebody else's: an export's files lie side by side, and each has the hash of its content.
     return {
-        name.removeprefix(f"{HF_DIR}/"): cache / one[:2] / one[2:]
-        for name, one in md5_of.items()
-        if re.fullmatch(rf"{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", one)
+        name.removeprefix(f"{HF_DIR}/"): cache / checksum[:2] / checksum[2:]
+        for name, checksum in md5_of.items()
+        if re.fullmatch(rf"{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", checksum)
     }

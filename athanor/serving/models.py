@@ -45,13 +45,13 @@ class MemoryHeld(InputError):
 
 @dataclass
 class _ModelEntry:
-    """A model and its state. reserved: bytes set aside while it is loaded; measured: bytes it held when last looked at."""
+    """A model and its state. reserved: bytes set aside while it is loaded; measured: bytes it held at the last look."""
 
     model: AvailableModel
     worker: Any = None
     task: asyncio.Task[None] | None = None
     busy: int = 0
-    used: int = 0  # number of the request that used it last
+    last_used: int = 0  # number of the request that used it last
     reserved: int = 0
     measured: int = 0
     files: Any = None  # state of the files that it was measured with
@@ -90,7 +90,7 @@ class Models:
         self._start, self.metrics = start, Metrics()
         self._entries = {model.id: _ModelEntry(model) for model in available}
         self._closing_bytes = 0  # bytes of workers that are being closed
-        self._count = 0
+        self._request_count = 0
         self._changed = asyncio.Condition()
         self._closed = False
         self._notifications: set[asyncio.Task[None]] = set()
@@ -131,8 +131,8 @@ class Models:
         return self.metrics.counted(model, self._answer(self._entries[model], request))
 
     async def _answer(self, entry: _ModelEntry, request: Request) -> AsyncIterator[dict[str, Any]]:
-        self._count += 1
-        entry.used = self._count
+        self._request_count += 1
+        entry.last_used = self._request_count
         entry.busy += 1
         last_type = None
         try:
@@ -256,7 +256,7 @@ class Models:
         ]
         if not idle_entries:
             return False
-        entry = min(idle_entries, key=lambda candidate: candidate.used)
+        entry = min(idle_entries, key=lambda candidate: candidate.last_used)
         worker, size, entry.worker = entry.worker, entry.held_bytes(), None
         if entry.measured > self.memory_bytes:
             entry.measured = 0  # it grew while it answered; loaded anew it may well fit
@@ -268,7 +268,7 @@ class Models:
         return True
 
     async def _notify_waiters(self) -> None:
-        """After a load or an answer: close idle models while the bound is exceeded, and wake the loads that wait for memory."""
+        """After a load or an answer: close idle models while the bound is exceeded, and wake who waits for memory."""
         async with self._changed:
             if not self._closed:
                 while self._held_bytes() > self.memory_bytes and await self._evict():

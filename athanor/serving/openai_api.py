@@ -198,21 +198,21 @@ class _Answer:
         """Server-sent events of a request that streams."""
         head = self._envelope("chat.completion.chunk")
 
-        def line(delta: dict[str, Any], finish: str | None = None, **extra: Any) -> str:
+        def chunk_line(delta: dict[str, Any], finish: str | None = None, **extra: Any) -> str:
             choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
             return _sse({**head, "choices": [choice], **extra})
 
         async with aclosing(_buffered(self.events)) as events:
-            yield line({"role": "assistant", "content": ""})
+            yield chunk_line({"role": "assistant", "content": ""})
             async for event in events:
                 if event["type"] == "text":
-                    yield line({"content": event["text"]})
+                    yield chunk_line({"content": event["text"]})
                 elif event["type"] == "error":  # too late for a status
                     yield _sse({"error": {"message": event["message"], "type": "unavailable"}})
                     return
                 elif event["type"] == "end":
                     usage_facts = self._usage(event)
-                    yield line({}, _finish(event), athanor=usage_facts["athanor"])
+                    yield chunk_line({}, _finish(event), athanor=usage_facts["athanor"])
                     if usage:
                         yield _sse({**head, "choices": [], "usage": usage_facts["usage"]})
             yield "data: [DONE]\n\n"

@@ -116,7 +116,7 @@ class Store:
         A leaf that is a question stands for its newest answer: what is shown ends with an answer.
         """
         with self._file.write() as db:
-            row = self._row(db, chat)
+            row = self._chat_row(db, chat)
             if "title" in changes:
                 changes["title"] = changes["title"].strip() or self._first_title(db, chat)
                 changes["folded"] = fold(changes["title"])
@@ -137,7 +137,7 @@ class Store:
     def delete(self, chat: str) -> None:
         """A chat, its messages and what was said about them."""
         with self._file.write() as db:
-            self._row(db, chat)
+            self._chat_row(db, chat)
             db.execute("DELETE FROM chats WHERE id = ?", (chat,))
         self._file.truncate_log()
 
@@ -146,7 +146,7 @@ class Store:
     def way(self, chat: str, message: int | None) -> list[dict[str, Any]]:
         """The messages from the root to `message`; empty for None."""
         with self._file.read() as db:
-            self._row(db, chat)
+            self._chat_row(db, chat)
             return [_message(row) for row in self._path_to(db, chat, message)]
 
     def answer(
@@ -166,7 +166,7 @@ class Store:
         """
         now = _now()
         with self._file.write() as db:
-            title = self._row(db, chat)["title"]
+            title = self._chat_row(db, chat)["title"]
             if isinstance(question, tuple):
                 parent, text = question
                 self._check(db, chat, parent, "assistant", "parent")
@@ -185,7 +185,7 @@ class Store:
     def check_turn(self, chat: str, question: int | tuple[int | None, str]) -> list[dict[str, Any]]:
         """The stored messages that a turn goes on from (a stored question is the last); raises what `answer` would."""
         with self._file.read() as db:
-            self._row(db, chat)
+            self._chat_row(db, chat)
             last = question[0] if isinstance(question, tuple) else question
             self._check(db, chat, last, *(("assistant", "parent") if isinstance(question, tuple) else ("user", "user")))
             return [_message(row) for row in self._path_to(db, chat, last)]
@@ -246,14 +246,14 @@ class Store:
 
     # Inside a transaction
 
-    def _row(self, db: sqlite3.Connection, chat: str) -> sqlite3.Row:
+    def _chat_row(self, db: sqlite3.Connection, chat: str) -> sqlite3.Row:
         row = db.execute("SELECT * FROM chats WHERE id = ?", (chat,)).fetchone()
         if row is None:
             raise Unknown(f"there is no chat '{chat}'", fix="it may have been deleted; look at the list of chats")
         return row
 
     def _chat(self, db: sqlite3.Connection, chat: str) -> dict[str, Any]:
-        row = self._row(db, chat)
+        row = self._chat_row(db, chat)
         messages = db.execute("SELECT * FROM messages WHERE chat = ? ORDER BY id", (chat,)).fetchall()
         return {
             **_pick(row, "id title created_at updated_at system leaf"),
@@ -320,7 +320,7 @@ class Store:
         row = db.execute("SELECT * FROM messages WHERE id = ? AND correction IS NOT NULL", (message,)).fetchone()
         if row is None:
             raise Unknown(f"there is no correction {message}", fix="athanor chat list --all shows those there are")
-        chat = self._row(db, row["chat"])
+        chat = self._chat_row(db, row["chat"])
         path = self._path_to(db, chat["id"], row["parent"])
         system = [{"role": "system", "content": chat["system"]}] if chat["system"].strip() else []
         return {

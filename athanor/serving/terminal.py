@@ -38,7 +38,7 @@ HELP = """\
 
 
 class Chat:
-    """One conversation. Attributes after an answer: `tokens` generated, `truncated` at a limit, `forgotten` exchanges."""
+    """One conversation. After an answer: `tokens` generated, `truncated` at a limit, `forgotten` exchanges."""
 
     def __init__(
         self, backend: Backend, *, sampling: Mapping[str, Any], max_new_tokens: int | None, system: str = ""

@@ -111,13 +111,13 @@ class Turn:
         if progress.final_event is None:
             progress.final_event = progress.stopped() if self._stop.is_set() else _error("the answer broke off")
         try:
-            last = await self._store_answer(column, name, progress)
+            final_event = await self._store_answer(column, name, progress)
         except AthanorError as error:
-            last = _error(str(error))
+            final_event = _error(str(error))
         except Exception as error:
             logger.exception("an answer of %s could not be stored", name)
-            last = _error(f"the answer could not be stored ({type(error).__name__})")
-        self._queue.put_nowait({**last, "slot": column})
+            final_event = _error(f"the answer could not be stored ({type(error).__name__})")
+        self._queue.put_nowait({**final_event, "slot": column})
 
     async def _forward_events(self, column: int, name: str, progress: _AnswerProgress, request: Request) -> None:
         """Pass on the events of one answer until its last one, which waits until the answer is stored."""

@@ -27,7 +27,7 @@ def words_of(query: str) -> list[str]:
 
 def snippet(text: str, words: list[str]) -> str:
     """About `SNIPPET_CHARS` characters around the first place where one of the words stands, on one line."""
-    position, length = _first(text, words)
+    position, length = _first_hit(text, words)
     start = max(0, position - (SNIPPET_CHARS - length) // 2)
     start = max(0, min(start, len(text) - SNIPPET_CHARS))
     end = start + SNIPPET_CHARS
@@ -37,7 +37,7 @@ def snippet(text: str, words: list[str]) -> str:
     return f"{'…' if start else ''}{shown}{'…' if end < len(text) else ''}"
 
 
-def _first(text: str, words: list[str]) -> tuple[int, int]:
+def _first_hit(text: str, words: list[str]) -> tuple[int, int]:
     """Where in `text` the first hit is, and how long it is. Folding changes lengths, so places are counted back."""
     folded = fold(text)
     hits = [(position, len(word)) for word in words if (position := folded.find(word)) >= 0]

@@ -218,12 +218,12 @@ def main() -> int:
         return 1
     replies.send({"type": "ready", "info": backend.info})
     while True:
-        line = json.loads(lines.get())
-        number = line["id"]
-        if line.pop("op") == "cancel":
+        command = json.loads(lines.get())
+        number = command["id"]
+        if command.pop("op") == "cancel":
             backend.cancel(number)
             continue
-        request = Request(**{**line, "messages": [Message(**message) for message in line["messages"]]})
+        request = Request(**{**command, "messages": [Message(**message) for message in command["messages"]]})
         backend.submit(request, lambda event, number=number: replies.send({"id": number, **event}))
 
 

@@ -11,9 +11,9 @@ from athanor.evaluation.report import (
     GREEDY_NAME,
     battery_facts,
     by_difficulty,
-    chosen,
     comparison,
     condition_rows,
+    development_sample,
     findings,
     health,
     truncation,
@@ -34,10 +34,12 @@ def spoken():
 def test_items_are_for_development_and_answered_in_words():
     items = all_kinds()
     assert {item.split for item in items} == {"development", "test"}
-    found = chosen(items, 99, 1)
+    found = development_sample(items, 99, 1)
     assert found and all(item.split == "development" and item.kind != "likelihood" for item in found)
-    assert len(chosen(spoken(), 3, 1)) == 3 and chosen(spoken(), 3, 1) == chosen(spoken()[::-1], 3, 1)
-    assert len({tuple(item.id for item in chosen(spoken(), 3, seed)) for seed in range(9)}) > 3
+    assert len(development_sample(spoken(), 3, 1)) == 3 and development_sample(spoken(), 3, 1) == development_sample(
+        spoken()[::-1], 3, 1
+    )
+    assert len({tuple(item.id for item in development_sample(spoken(), 3, seed)) for seed in range(9)}) > 3
 
 
 def test_a_penalty_that_hurts_is_told_and_one_that_does_not_is_not():
