@@ -64,8 +64,8 @@ def write_merged(
 
 
 def generation_config(base: Path, tokenizer: ForeignTokenizer) -> dict[str, Any]:
-    """Ends where the base's does and where a turn does; greedy. No other taste of the base's, such as a penalty on
-    repetition, which would punish the words of the question."""
+    """Greedy decoding that ends where the base ends and where a turn ends. No other setting of the base is kept, such
+    as a penalty on repetition, which would punish the words of the question."""
     path = base / "generation_config.json"
     values = read_json(path) if path.is_file() else {}
     ends = values.get("eos_token_id", read_json(base / "config.json").get("eos_token_id"))
@@ -75,7 +75,7 @@ def generation_config(base: Path, tokenizer: ForeignTokenizer) -> dict[str, Any]
 
 
 def tokenizer_config(base: Path) -> dict[str, Any]:
-    """The base's without its template: chat_template.jinja has the only one."""
+    """The base's tokenizer_config.json without its template, which stands in chat_template.jinja alone."""
     path = base / TOKENIZER_CONFIG
     values = read_json(path) if path.is_file() else {"tokenizer_class": "PreTrainedTokenizerFast"}
     return {key: item for key, item in values.items() if key != "chat_template"}

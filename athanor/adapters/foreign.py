@@ -140,7 +140,7 @@ class Foreign(nn.Module):
 
     @torch.no_grad()
     def block_rows(self, rows: int) -> list[Tensor]:
-        """The first rows of every adapted matrix as they act: W + scale · B A."""
+        """The first rows of every adapted matrix with its LoRA added: W + scale · B A."""
         merged_rows = []
         for layer in lora.layers(self.causal).values():
             a_RD, b_DR = (module[lora.ADAPTER].weight for module in (layer.lora_A, layer.lora_B))
@@ -149,7 +149,7 @@ class Foreign(nn.Module):
 
     @contextlib.contextmanager
     def without_adapters(self) -> Iterator[None]:
-        """Inside, the model is the one that it began as."""
+        """Within the context the adapters are off, so the model is the base."""
         layers = list(lora.layers(self.causal).values())
         for layer in layers:
             layer.enable_adapters(False)
@@ -204,7 +204,7 @@ def load_foreign(
 
 @contextlib.contextmanager
 def tuned(model: Foreign, choices: Choices, footprint: StepFootprint) -> Iterator[None]:
-    """Inside, the model runs as chosen. Its blocks are not ours, so they are never compiled."""
+    """Within the context the model runs as chosen. Its blocks are not ours, so they are never compiled."""
     device = model.head_weight.device
     if device.type == "cpu":
         keep_heap(training_bytes(model.config, footprint, device))
@@ -254,7 +254,7 @@ def preflight(model: Foreign, batch: Targets, precision: str) -> dict[str, float
 
 
 def check_gradients(model: Foreign) -> None:
-    """A and B have finite gradients, and nothing else has any."""
+    """GateError unless A and B have finite gradients and nothing else has any."""
     for name, weight in model.named_parameters():
         if weight.grad is None or not bool(weight.grad.any()) or not bool(torch.isfinite(weight.grad).all()):
             raise GateError("gradients", f"{name} gets none, or one that is not finite", fix="check the batch")

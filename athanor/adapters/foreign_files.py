@@ -24,7 +24,7 @@ COPIED = re.compile(
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """config.json of a foreign directory; InputError where it is none that can be trained here."""
+    """config.json of a foreign directory; InputError if such a model cannot be trained here."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         fix = "name a directory with config.json, tokenizer.json and *.safetensors"

@@ -87,7 +87,7 @@ class RowDropout(nn.Module):
 
 
 def peft_config(settings: LoraSettings, base: str) -> Any:
-    """peft's own configuration, which says all of it: no default that a later version may change."""
+    """peft's own configuration with every option stated, so that no later default of peft can change it."""
     from peft import LoraConfig
 
     alpha = int(settings.alpha) if settings.alpha == int(settings.alpha) else settings.alpha
@@ -126,7 +126,7 @@ def layers(causal: nn.Module) -> dict[str, Any]:
 
 @torch.no_grad()
 def initialise(causal: nn.Module, seed: int) -> None:
-    """A uniform within 1/sqrt(its inputs), as peft does, from the seed alone; B zero: the model begins as it was."""
+    """Draw A uniformly within 1/sqrt(inputs), as peft does, from the seed alone; B is zero, so the LoRA changes nothing."""
     generator = torch.Generator().manual_seed(seed)
     for layer in layers(causal).values():
         a_RD = layer.lora_A[ADAPTER].weight

@@ -108,7 +108,7 @@ def _check_conversation(tokenizer: Tokenizer, packed: PackedRows, number: int, w
 
 
 def check_text(tokenizer: Tokenizer, packed: PackedRows, number: int, where: str) -> None:
-    """A piece of pretraining text: no control id but `<|bos|>` in front and `<|eos|>` behind, all else supervised."""
+    """Check a piece of pretraining text: no control id but `<|bos|>` and `<|eos|>` at its ends, all else supervised."""
     ids, mask = packed.conversation(number)
     content_ids = ids[int(ids[0] == tokenizer.bos) : len(ids) - int(ids[-1] == tokenizer.eos)]
     if np.isin(content_ids, list(tokenizer.control_ids.values())).any():
@@ -147,9 +147,10 @@ def check_habits(
     max_hedge_share: float,
     where: str,
 ) -> tuple[int, float]:
-    """No answer claims to be another assistant, but in the sources `excepted` from that rule.
+    """GateError for an answer that claims to be another assistant, except in the sources `excepted` from that rule.
 
-    Returns how many do there, and the share of all answers that open with a hedge, at most `max_hedge_share`.
+    Returns the number of such answers there, and the share of all answers that open with a hedge: at most
+    `max_hedge_share`, or GateError.
     """
     answers = identity_claims = hedge_count = 0
     for number, messages in conversations.items():
@@ -177,7 +178,7 @@ def check_habits(
 
 
 def check_clean(conversations: Sequence[Sequence[Message]], index: ItemIndex, max_conversations: int) -> None:
-    """No battery item in what is trained, searched in the text read back from the ids."""
+    """GateError for a battery item in the training text, searched in the text read back from the ids."""
     matches = index.conversation_matches(conversations, max_ngram_documents=max_conversations)
     contaminated = [item for item in matches if item is not None]
     if contaminated:

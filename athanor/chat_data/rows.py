@@ -67,7 +67,7 @@ def choose(
     dropped: Dropped,
     contaminated: Counter[str],
 ) -> list[Encoded]:
-    """What is trained and held out of the sources' conversations; what is left out is counted in `dropped`.
+    """The conversations to train on and to hold out; those that are left out are counted in `dropped`.
 
     `contaminated` counts the conversations that held a battery item, by item.
 
@@ -103,7 +103,7 @@ def _drop_with_reason(rows: Iterable[T], reasons: Iterable[str | None], dropped:
 def drop_habits(
     conversations: Iterable[Conversation], exceptions: Mapping[str, Sequence[str]], dropped: Dropped
 ) -> list[Conversation]:
-    """Leave out what a filter finds, of both splits, but not in the sources that are `exceptions[filter]`."""
+    """Leave out the conversations that a filter matches, in both splits, except in the sources `exceptions[filter]`."""
     rows = list(conversations)
     reasons = (
         next((name for name, matches in FILTERS.items() if row.source not in exceptions[name] and matches(row)), None)
@@ -231,7 +231,7 @@ def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Ite
 def source_report(
     params: SftDataParams, read: Mapping[str, int], dropped: Dropped, supervised: Mapping[str, int]
 ) -> Facts:
-    """A report of what each source had and lost, and its share; GateError if one source makes up too much."""
+    """How many conversations each source had and lost, and its share; GateError if one source makes up too much."""
     shares = check_shares(supervised, params.max_source_share)
     return {
         "supervised_tokens": sum(supervised.values()),

@@ -91,7 +91,7 @@ class KVCache:
         return view
 
     def move(self, source: int, target: int) -> None:
-        """Put one row's tokens into the place of another."""
+        """Copy one row's tokens over those of another."""
         self.keys_LBKSE[:, target] = self.keys_LBKSE[:, source]
         self.values_LBKSE[:, target] = self.values_LBKSE[:, source]
 

@@ -2,8 +2,8 @@
 
 Battery, chat and server all decode through here. One preallocated cache; the
 answers under way are its first rows, without holes, so that a step costs what
-its answers cost. Who joins takes the next row, and the last row moves to where
-one leaves. Not safe to use from two threads at once.
+its answers cost. A new answer takes the next row; where one ends, the last row
+moves into its place. Not safe to use from two threads at once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Row:
 
 
 class Engine:
-    """`rows` answers at a time, each of at most `tokens` with its prompt (default: the model's context).
+    """Decodes `rows` answers at a time, each of at most `tokens` with its prompt (default: the model's context).
 
     `stop_ids` end every answer. `exempt` ids are free of repetition penalties.
     An answer does not depend on the others, beyond floating-point ties.
@@ -84,7 +84,7 @@ class Engine:
 
     @torch.inference_mode()
     def add_requests(self, requests: Sequence[tuple[Hashable, Sequence[int], int, Sampling]]) -> list[TokenEvent]:
-        """Begin answers, given as (key, prompt ids, most new tokens, sampling), and make the first id of each.
+        """Begin answers, given as (key, prompt ids, maximum of new tokens, sampling), and make the first id of each.
 
         They are read in one pass, padded to the longest. InputError, before
         anything has changed, for a prompt that is empty or leaves no room.
@@ -135,7 +135,7 @@ class Engine:
                 return
 
     def _choose_tokens(self, first: int, logits_BV: Tensor) -> list[TokenEvent]:
-        """Choose the next ids of the rows from `first` on; those that are done leave."""
+        """Choose the next ids of the rows from `first` on; those that are done leave the batch."""
         rows = self.rows[first:]
         for index, row in enumerate(rows):
             if row.generated:

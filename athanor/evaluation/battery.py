@@ -1,7 +1,7 @@
 """Ask a model every item of the battery, as a user would: chat template in, greedy answer out, scored exactly.
 
 Items of kind likelihood are not answered but compared: the model's
-log-likelihood takes one of their choices. Whatever was said or compared goes
+log-likelihood takes one of their choices. All outputs go
 through `score_outputs`, so that a fake model is scored as a real one is.
 """
 
@@ -74,7 +74,7 @@ def score_outputs(
     workers: int,
     gold: tuple[Sequence[float], Sequence[int]] | None = None,
 ) -> list[Answer]:
-    """The one way from what came out to what is right. `gold` holds bits and bytes of the accepted answers."""
+    """Score the outputs of a model, real or fake. `gold` holds bits and bytes of the accepted answers."""
     plain, normalised = (
         [_scored_text(item, output, use_norm) for item, output in zip(items, outputs, strict=True)]
         for use_norm in (0, 1)

@@ -105,7 +105,7 @@ def pieces(text: str, shares: Mapping[str, float]) -> dict[str, str]:
 
 
 def null_answers(items: Sequence[Item]) -> dict[str, list[str]]:
-    """What each strategy says to every item of one category, all spoken or all choices. "" is said for want of a piece."""
+    """Each strategy's answer to every item of one category, all spoken or all choices; "" where it finds no piece."""
     if items[0].choices:
         answers = {name: [pick(item.choices) for item in items] for name, pick in CHOICES.items()}
         return answers | {

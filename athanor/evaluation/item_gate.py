@@ -136,7 +136,7 @@ def _check_checks(item: Item, where: str) -> None:
 
 
 def _check_choice(item: Item, where: str) -> None:
-    """The rule that takes a choice: the likeliest wins at every place, by the sum or per character, the first of equals."""
+    """Check `choose`: the likeliest choice wins at every index, by the sum or per character; the first of equals."""
     sizes = [len(choice) for choice in item.choices]
     count = len(sizes)
     cases: list[tuple[list[float], bool, int]] = []

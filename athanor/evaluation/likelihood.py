@@ -113,7 +113,7 @@ def item_pairs(tokenizer: Tokenizer, item: Item, choices: Sequence[str]) -> list
 def choice_log_likelihoods(
     model: Transformer, tokenizer: Tokenizer, items: Sequence[Item], threads: int = 1
 ) -> list[tuple[float, ...]]:
-    """Of every item the log-likelihood (nats, summed over its ids) of each of its choices."""
+    """For every item the log-likelihood (nats, summed over ids) of each of its choices."""
     pairs = [pair for item in items for pair in item_pairs(tokenizer, item, item.choices)]
     values = iter(logprobs(model, pairs, threads=threads).tolist())
     return [tuple(round(next(values), DIGITS) for _ in item.choices) for item in items]
@@ -125,7 +125,7 @@ def gold_bits(
     """Bits of every item's first accepted answer after its prompt, and the answer's UTF-8 bytes.
 
     The stop that ends an answer does not count: a model that never saw a
-    conversation has no idea of it, and the rate of stopping is told elsewhere.
+    conversation has no idea of it, and the rate of stopping is reported elsewhere.
     """
     pairs = []
     for item in items:

@@ -19,7 +19,7 @@ REPEATS, LONGEST_NGRAM = 4, 8
 
 @dataclass(frozen=True)
 class Answer:
-    """What one model said to one item."""
+    """One model's answer to one item, and how it was scored."""
 
     item: str  # Item.id
     category: str
@@ -146,7 +146,7 @@ def health(answers: Sequence[Answer]) -> dict[str, dict[str, float | int]]:
 
 
 def verbosity(answers: Sequence[Answer]) -> dict[str, float | int]:
-    """Tokens of a spoken answer, in the mean."""
+    """The mean number of tokens of a spoken answer."""
     tokens = [answer.tokens for answer in answers if answer.spoken]
     return {"n": len(tokens), "mean_tokens": sum(tokens) / max(1, len(tokens))}
 
@@ -300,7 +300,7 @@ def condition_rows(
 
 
 def findings(rows: Mapping[str, Mapping[str, Any]], penalties: Mapping[str, float]) -> list[str]:
-    """What a penalty costs, in words, where it is clear."""
+    """One sentence for each repetition penalty that clearly costs points."""
     sentences = []
     for name, penalty in penalties.items():
         pair = rows[name]["minus_greedy"]

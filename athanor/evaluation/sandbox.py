@@ -40,7 +40,7 @@ _PYTHON = os.path.realpath(sys.executable)  # the one that a virtual environment
 ANSWER_SECONDS = (
     sandbox_child.WALL_SECONDS + 50
 )  # sandbox_child.py keeps the time; this is for a busy machine, and the worst
-# With the filter, the kernel refuses even these three, of which Python's audit hears nothing.
+# With the filter, the kernel refuses even these calls, which Python's audit does not report.
 PROBE = """
 import os
 def refused():
@@ -72,7 +72,7 @@ def parse_test(test: str) -> tuple[str, object]:
 
 
 def isolation() -> str:
-    """What stands around model-written code on this machine, in words; "" where it is not run at all."""
+    """What confines model-written code on this machine, in words; "" where such code is not run at all."""
     confinement = _confinement()
     return confinement[1] if confinement else ""
 
@@ -133,7 +133,7 @@ def _equals_literal(text: str, expected: object) -> bool:
 
 
 def _equal_with_types(a: Any, b: Any) -> bool:
-    """Equal and of one type, at every depth: to Python True is 1."""
+    """Whether two values are equal and of one type at every depth; plain == takes True for 1."""
     if type(a) is not type(b) or a != b:
         return False
     if isinstance(a, (dict, set)):  # equal, so in order of repr only what differs in type stands beside another
@@ -164,7 +164,7 @@ def _bubblewrap() -> tuple[str, ...]:
 
 
 class _Process:
-    """The program of sandbox_child.py at work. OSError where it does not start or shows no filter."""
+    """A running process of sandbox_child.py. OSError where it does not start or shows no filter."""
 
     def __init__(self, prefix: Sequence[str]) -> None:
         self.command = [*prefix, _PYTHON, "-s", "-S", "-P", "-B", "-c", inspect.getsource(sandbox_child)]

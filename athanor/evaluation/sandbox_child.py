@@ -41,7 +41,7 @@ pathlib pickle pprint queue random re secrets shutil socket statistics string st
 threading time timeit tokenize traceback types typing unicodedata unittest urllib.parse uuid warnings weakref
 xml.etree.ElementTree zlib _strptime encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16 encodings.utf_32"""
 
-# Numbers of system calls. Of these alone nothing can be opened, made or reached: the two open handles are /dev/null and
+# Numbers of system calls. With these alone nothing can be opened, made or reached: the open handles are /dev/null and
 # the pipe. mmap and mprotect stand apart, as they are refused what would make memory executable.
 CALLS = {
     "x86_64": (0xC000003E, {
@@ -133,7 +133,7 @@ def _execute(code: str, calls: list[str]) -> None:
 
 
 def _result(code: str, calls: list[str], program: bytes) -> bytes:
-    """What a copy of this process wrote, or nothing if it wrote too much or did not end in time."""
+    """What a forked copy of this process wrote; empty if it wrote too much or did not end in time."""
     parent = os.getpid()
     reader, writer = os.pipe()
     child = os.fork()

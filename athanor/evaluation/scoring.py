@@ -19,7 +19,7 @@ from athanor.base.errors import GateError
 from athanor.evaluation.sandbox import extract_code, isolation, passes, passes_many
 from athanor.text.conversations import Item
 
-PARSED_KINDS = ("exact", "numeric", "list", "likelihood")  # kinds of which `_parsed` tells all that counts
+PARSED_KINDS = ("exact", "numeric", "list", "likelihood")  # an answer of these kinds is right if its `_parsed` value is
 CONSTANT_CODE = "def f(x):\n    return x"
 
 
@@ -79,7 +79,7 @@ def _score_text(item: Item, answer: str) -> bool:
 
 @functools.lru_cache(maxsize=2**16)  # the floors read the same answers for every item
 def _parsed(kind: str, answer: str) -> Hashable:
-    """What counts of an answer: one that reads as the expected answer does is right. None: nothing that counts."""
+    """The value of an answer that is compared with the expected answer's; None where it has no such value."""
     if kind == "likelihood":
         return answer  # one of the choices, so the whole of it
     text = answer.strip()
@@ -105,7 +105,7 @@ def read_list(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def choose(log_likelihoods: Sequence[float], choices: Sequence[str], *, normalised: bool) -> int:
-    """The place of the likeliest choice, the first of equal ones.
+    """The index of the likeliest choice, the first of equal ones.
 
     As lm-evaluation-harness does: its acc compares the sums over the choice's
     tokens, its acc_norm (`normalised`) those sums divided by the choice's characters.
@@ -120,7 +120,7 @@ SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 
 
 def _tagged_number(text: str) -> tuple[str, Decimal]:
-    """A number that is no other value's equal: to Python true is 1. 1 and 1.0 are one number."""
+    """A number as a tuple, which equals no other JSON value (in Python True == 1). 1 and 1.0 stay equal."""
     return ("number", Decimal(text))
 
 

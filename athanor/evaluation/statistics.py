@@ -15,7 +15,7 @@ RESAMPLES = 2000
 LEVEL = 0.95
 POWER = 0.8
 TYPICAL_DISCORDANCE = 0.1  # share of items on which two versions of one model commonly disagree
-CHUNK = 1 << 20  # drawn places at once: 8 MiB
+CHUNK = 1 << 20  # positions drawn at once: 8 MiB
 
 
 def standard_error(right: int, count: int) -> float:
@@ -25,7 +25,7 @@ def standard_error(right: int, count: int) -> float:
 
 
 def resampled_sums(values_N: np.ndarray, seed: str, resamples: int = RESAMPLES) -> np.ndarray:
-    """Sums of `values_N` drawn with replacement, float64 [resamples]; equal seeds draw equal places."""
+    """Sums of `values_N` drawn with replacement, float64 [resamples]; equal seeds draw equal positions."""
     n = len(values_N)
     rng = np.random.default_rng(int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=8).digest(), "big"))
     sums_R, chunk_rows = np.empty(resamples), max(1, CHUNK // n)
@@ -63,7 +63,7 @@ def interval(
 
 
 def _hidden(value: float, n: int, seed: str, bounds: tuple[float, float]) -> np.ndarray:
-    """What n equal values may be off in sum, float64 [resamples]: away from a bound, else either way."""
+    """How far the sum of n equal values may be off, float64 [resamples]: away from a bound, else either way."""
     rng = np.random.default_rng(int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=8).digest(), "big"))
     size_R = n * rng.beta(0.5, n + 0.5, RESAMPLES)
     if value in bounds:

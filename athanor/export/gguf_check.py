@@ -57,7 +57,7 @@ def check_gguf(path: str | Path, source: Source, file_type: str) -> None:
 
 
 def _in_file_order(source: Source, name: str) -> np.ndarray:
-    """A weight with its rows in the file's order."""
+    """A weight with its rows in the order that the file stores them in."""
     array = source.weights[name].numpy()
     if source.architecture != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
         return array

@@ -114,7 +114,7 @@ class Client:
         return self.ask("/tokenize", {"content": text, "parse_special": symbols, "add_special": True})["tokens"]
 
     def chat_tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """As the chat endpoint does it."""
+        """Ids of a conversation as the chat endpoint renders it."""
         return self.tokens(self.ask("/apply-template", {"messages": messages})["prompt"], True)
 
     def _completion(self, ids: Sequence[int], limit: int, cache: bool, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,10 +133,10 @@ class Client:
         return [(row["id"], row["logprob"]) for row in answer["completion_probabilities"][0]["top_logprobs"]]
 
     def nats(self, ids: Sequence[int], targets: Sequence[int], vocab_size: int) -> list[float]:
-        """Nats of the ids at the places `targets`. The server tells the next id alone, so each costs a request.
+        """Nats of the ids at the positions `targets`. The server gives the next id alone, so each costs a request.
 
-        The target is forced by a bias: the log probability told of the chosen id is from before it. An end token may
-        be chosen and not told; then the whole vocabulary is asked for, which takes a hundred times longer.
+        The target is forced by a bias: the log probability reported for it is from before the bias. An end token may
+        be chosen and not reported; then the whole vocabulary is asked for, which takes a hundred times longer.
         """
         nats = []
         for target in targets:
@@ -220,7 +220,7 @@ def _run(command: Sequence[str], log_path: Path, timeout_seconds: float) -> int 
 
 
 class _Reporting(Client):
-    """Prints a dot for each request: who started this process watches the log grow."""
+    """Prints a dot for each request: the process that started this one watches the log grow."""
 
     def send(self, path: str, body: Mapping[str, Any] | None = None) -> http.client.HTTPResponse:
         print(".", end="", file=sys.stderr, flush=True)

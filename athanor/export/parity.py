@@ -51,7 +51,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Expected:
-    """What our own code says about a probe; every runtime is compared with it."""
+    """What our own code gives for a probe; every runtime is compared with it."""
 
     texts: list[list[int]]  # with <|bos|> in front, as every runtime must add it
     conversations: list[list[int]]
@@ -84,7 +84,7 @@ def rebuilt(source: Source, dtype: str) -> Transformer:
 
 @torch.inference_mode()
 def expect(source: Source, model: Transformer, probe: Probe, new_tokens: int) -> Expected:
-    """Ask our own tokenizer, template, sampler and model."""
+    """What our own tokenizer, template, sampler and model give for the probe."""
     tokenizer, context = source.tokenizer, source.config.context_tokens
     limits = [min(new_tokens, context - len(ids)) for ids in probe.prompts]
     stops = (tokenizer.eos, tokenizer.stop)
@@ -329,7 +329,7 @@ class Divergence:
     same_best: int = 0
 
     def add(self, model_NV: Tensor, file_NV: Tensor) -> None:
-        """Log probabilities of some positions.
+        """Add the log probabilities of some positions.
 
         Summed to one again: an error in fp32 of that sum would count in full, all others only by their square.
         """
@@ -342,7 +342,7 @@ class Divergence:
         return math.fsum(self.nats) / len(self.nats)
 
     def facts(self) -> dict[str, Any]:
-        """Two digits, and nothing below the floor: what repeats, also where the last bits do not."""
+        """Figures of two digits, zero below the floor: they repeat even where the last bits do not."""
         mean, maximum = (rounded(value, 2) if value > KL_FLOOR else 0.0 for value in (self.mean, max(self.nats)))
         share = self.same_best / len(self.nats)
         return {"positions": len(self.nats), "kl_mean": mean, "kl_max": maximum, "same_best": rounded(share)}

@@ -134,7 +134,7 @@ def scored_bytes(windows: Sequence[Window], token_bytes: np.ndarray | None) -> i
 
 
 def measured(nats_N: np.ndarray, windows: int, size: int | None) -> Measured:
-    """From the nats of every target; `size` are the bytes they stand for. GateError if one is no number."""
+    """The figures for the nats of every target; `size` is the bytes they stand for. GateError if one is no number."""
     count = len(nats_N)
     if not count:
         raise InputError("no target to score", where="evaluation set", fix="give it more text")
@@ -151,7 +151,7 @@ def measured(nats_N: np.ndarray, windows: int, size: int | None) -> Measured:
 
 
 class Ours(Scorer):
-    """Our own network."""
+    """Our own model in torch."""
 
     name = "torch"
 

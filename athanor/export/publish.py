@@ -127,7 +127,7 @@ def check_files(
 
 
 def _k_type_facts(path: Path, source: Source, note: Callable[[str], None]) -> dict[str, Any]:
-    """What a K type came to: tensors by type, and how many matrices it could not pack."""
+    """Facts of a K-type file: its tensors by type, and how many matrices the type could not pack."""
     count = kquants.unpackable_matrices(source)
     if count:
         note(f"{path.name}: {count} matrices have rows that are no multiple of {kquants.BLOCK}; larger types hold them")

@@ -126,7 +126,7 @@ MANIFESTS = {
     "eval": Path("data/eval"),
 }
 METRICS = ("train_tokenizer", "pretrain", "sft", "eval")
-# As dvc.yaml names them: whole folders where the stage reads all, else their manifest.
+# Inputs that dvc.yaml names as whole folders, because the stage reads all of them; of the others it names the manifest.
 FOLDER_INPUTS = ("tokenizer", "sft", "eval")
 _METRIC = "metrics."
 

@@ -46,7 +46,7 @@ FREE = ("/health", "/page/")  # without a key; so is the page itself
 
 
 class AccessMiddleware:
-    """What a request passes before any route: the host it names, and the key, if there is one.
+    """Checks every request before any route: the host it names, and the key, if the server has one.
 
     A page elsewhere whose name was turned to this server's address (DNS
     rebinding) would otherwise be the same origin. It always sends a name, so
@@ -69,7 +69,7 @@ class AccessMiddleware:
                     headers["Cache-Control"] = "no-cache"
             await send(message)
 
-        # Nobody needs a part of the page's files, and Starlette answers a faulty wish for one in a form of its own.
+        # No client needs byte ranges of the page's files, and Starlette answers faulty ones with errors of another form.
         scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         refusal = self._refusal(Headers(scope=scope), scope["path"])
         await (refusal or self.app)(scope, receive, send_with_headers)
@@ -157,7 +157,9 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._stalled: dict[Any, tuple[int, float]] = {}  # connection -> bytes that wait, since when no fewer
+        self._stalled: dict[
+            Any, tuple[int, float]
+        ] = {}  # connection -> unsent bytes, and since when they have not shrunk
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # each second
@@ -165,7 +167,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _drop_stalled(self, now: float) -> None:
-        """Cut off who has taken nothing for long. A close would wait for them to take what is there, for ever."""
+        """Abort connections whose client has read nothing for long: closing them would wait for it for ever."""
         previous, self._stalled = self._stalled, {}
         for connection in list(self.server_state.connections):
             transport: Any = connection.transport

@@ -70,7 +70,7 @@ def on_network(path: Path, mounts: str = "/proc/self/mounts") -> bool:
 
 
 class Unusable(InputError):
-    """The file cannot be opened, read or written, through no fault of who asks."""
+    """The file cannot be opened, read or written; the request is not at fault."""
 
     status = 503
 
@@ -132,7 +132,7 @@ class Database:
             return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def truncate_log(self) -> None:
-        """Take what was deleted out of the log beside the file, too, unless somebody is reading there."""
+        """Truncate the log beside the file, which still holds what was deleted; not while somebody reads there."""
         with self._lock, suppress(sqlite3.Error):  # what was deleted stays deleted, and the next one takes it out
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -142,7 +142,7 @@ class Database:
 
     @contextmanager
     def _as_unusable(self) -> Iterator[None]:
-        """Faults of the file as Unusable, which names it."""
+        """Turn faults of the file into Unusable, which names it."""
         try:
             yield
         except (sqlite3.IntegrityError, sqlite3.ProgrammingError):  # faults of the program

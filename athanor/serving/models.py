@@ -34,13 +34,13 @@ Start = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 class NoModel(InputError):
-    """There is none of that name."""
+    """There is no model of that name."""
 
     status = 404
 
 
 class MemoryHeld(InputError):
-    """Memory is taken by models that are answering: no fault of the model that was asked for."""
+    """Models that are answering hold the memory; nothing is wrong with the requested model."""
 
 
 @dataclass
@@ -323,7 +323,7 @@ def estimate(model: AvailableModel, rows: int, cache_bytes: int) -> int:
 
 
 def size_text(count: int) -> str:
-    """For people."""
+    """A number of bytes as people read it."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
 
 

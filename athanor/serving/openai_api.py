@@ -237,7 +237,7 @@ class _Answer:
 
 
 async def _buffered(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
-    """`events` as the model makes them, however slowly they are read: a model that has ended must not look busy."""
+    """Take `events` as fast as the model makes them, so that a slow reader does not keep a model busy."""
     buffer: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # no longer than the answer is
 
     async def fill() -> None:

@@ -84,7 +84,7 @@ class SamplingFields(BaseModel):
 
 
 class ApiRoute(APIRoute):
-    """Tells every error in the one form."""
+    """Answers every error in the same form."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()

@@ -78,7 +78,7 @@ class Store:
         ]
 
     def _snippet(self, db: sqlite3.Connection, chat: str, words: list[str]) -> str | None:
-        """Of the first message with the most of the words; None where only the title has them."""
+        """A snippet of the first message with the most of the words; None where only the title has them."""
         hits = " + ".join(["(instr(folded, ?) > 0)"] * len(words))
         row = db.execute(
             f"SELECT content, {hits} AS hits FROM messages WHERE chat = ? ORDER BY hits DESC, id LIMIT 1",
@@ -159,7 +159,7 @@ class Store:
         stats: Mapping[str, Any],
         shown: bool = True,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Store an answer; returns the question and it.
+        """Store an answer; returns the question and the answer.
 
         `question` is the id of a stored one, or (parent, text) of a new one,
         which is stored with it or not at all. `shown` makes the answer the chat's leaf.
@@ -281,7 +281,7 @@ class Store:
         return db.execute(_PATH_TO, (message, chat)).fetchall()
 
     def _check(self, db: sqlite3.Connection, chat: str, message: int | None, role: str, where: str) -> None:
-        """That `message` is in the chat and has the role; None is the place above the first question."""
+        """InputError unless `message` is in the chat and has the role; None stands for the root of the tree."""
         if message is None:
             return
         if (actual_role := self._role(db, chat, message, where)) != role:

@@ -101,7 +101,7 @@ class Terminal:
         self.forgotten = 0
 
     def run(self) -> None:
-        """Until /exit or the end of the input."""
+        """Read and answer lines until /exit or the end of the input."""
         previous_handler = signal.signal(signal.SIGINT, self._on_interrupt)
         try:
             self._loop()
@@ -170,7 +170,7 @@ class Terminal:
             print(self.dim(f"{ending}{self.chat.tokens} tokens, {tokens_per_second:,.0f} tokens/s"), flush=True)
 
     def say(self, text: str) -> None:
-        """Something that is not an answer: beside it on a terminal, on standard error for a pipe."""
+        """Print something that is not an answer: on standard error where the output is a pipe."""
         print(
             self.dim(text) if self.stdout_is_tty else text,
             file=sys.stdout if self.stdout_is_tty else sys.stderr,

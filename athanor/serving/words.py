@@ -26,7 +26,7 @@ def words_of(query: str) -> list[str]:
 
 
 def snippet(text: str, words: list[str]) -> str:
-    """About `SNIPPET_CHARS` characters around the first place where one of the words stands, on one line."""
+    """About `SNIPPET_CHARS` characters around the first occurrence of one of the words, on one line."""
     position, length = _first_hit(text, words)
     start = max(0, position - (SNIPPET_CHARS - length) // 2)
     start = max(0, min(start, len(text) - SNIPPET_CHARS))
@@ -38,7 +38,7 @@ def snippet(text: str, words: list[str]) -> str:
 
 
 def _first_hit(text: str, words: list[str]) -> tuple[int, int]:
-    """Where in `text` the first hit is, and how long it is. Folding changes lengths, so places are counted back."""
+    """Where in `text` the first hit is, and how long it is. Folding changes lengths, so positions are counted back."""
     folded = fold(text)
     hits = [(position, len(word)) for word in words if (position := folded.find(word)) >= 0]
     position, length = min(hits, default=(0, 0))

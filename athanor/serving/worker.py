@@ -228,7 +228,7 @@ def main() -> int:
 
 
 def _read(lines: queue.SimpleQueue[str]) -> None:
-    """Also while the model loads: a server that has gone must not leave a process behind that loads for minutes."""
+    """Read requests, also while the model loads; end the process when the server has gone."""
     for line in sys.stdin:
         lines.put(line)
     os._exit(0)

@@ -103,7 +103,7 @@ class Stops:
         self.held_back, self.found = "", False
 
     def add(self, text: str) -> str:
-        """What may be shown of all up to now; sets `found` where a stop text appeared."""
+        """The text that may be shown now; sets `found` when a stop text appears."""
         if self.found:
             return ""
         text = self.held_back + text
@@ -124,7 +124,7 @@ class Stops:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Ids to continue, the most ids that may follow, and how many of the oldest exchanges were left out to fit."""
+    """Ids to continue, how many ids may follow, and how many of the oldest exchanges were left out to fit."""
 
     ids: list[int]
     max_new_tokens: int
@@ -163,7 +163,7 @@ def fit_prompt(
 
 
 def settings(requested: Mapping[str, float], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling settings of an answer: what was given, else the model's defaults. InputError for an impossible one."""
+    """Sampling settings of an answer: the requested ones, else the model's. InputError for an impossible one."""
     chosen = {name: requested.get(name, defaults.get(name)) for name in RANGES}
     for name, value in chosen.items():
         low, high = RANGES[name]

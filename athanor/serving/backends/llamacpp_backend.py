@@ -191,7 +191,7 @@ class _Job:
         return "stopped" if self.cancelled.is_set() else self._read(client.send("/completion", body))
 
     def _read(self, response: http.client.HTTPResponse) -> str:
-        """Pass the text on; why the answer ended."""
+        """Pass the text on; returns why the answer ended."""
         answer, ends = self.answer, set(end_ids(self.backend.tokenizer)) if self.backend.tokenizer else set()
         for row in _rows(response):
             if self.cancelled.is_set():  # what had arrived before can still be read
@@ -249,7 +249,7 @@ def fit_cache(header: Mapping[str, Any], rows: int, cache_bytes: int) -> tuple[i
 
 
 def _serve(path: Path, **options: Any) -> Any:
-    """`start_server`, its failure told with llama.cpp's reason."""
+    """`start_server`; its failure is an InputError with the reason from llama.cpp's log."""
     with tempfile.TemporaryFile() as log:
         try:
             with _stderr_to(log.fileno()):
@@ -268,7 +268,7 @@ def _serve(path: Path, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def _stderr_to(handle: int) -> Iterator[None]:
-    """What C++ writes to the second stream goes to `handle`."""
+    """Redirect file descriptor 2, to which C++ writes its messages, to `handle`."""
     sys.stderr.flush()
     saved_stderr = os.dup(2)
     os.dup2(handle, 2)

@@ -128,7 +128,7 @@ class TorchBackend:
                 self._fail(joining, error)
 
     def _next_answers(self) -> list[_Answer]:
-        """Who joins now: as many as there are rows, and as can be read in one pass without a long wait for the others."""
+        """The waiting answers to start: as many as have a free row, and as one pass can read without a long delay."""
         chosen: list[_Answer] = []
         widest = 0
         while self.waiting and len(chosen) < self.engine.free:
