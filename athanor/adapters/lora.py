@@ -126,7 +126,7 @@ def layers(causal: nn.Module) -> dict[str, Any]:
 
 @torch.no_grad()
 def initialise(causal: nn.Module, seed: int) -> None:
-    """Draw A uniformly within 1/sqrt(inputs), as peft does, from the seed alone; B is zero, so the LoRA changes nothing."""
+    """Draw A uniformly within 1/sqrt(inputs), as peft does, from the seed alone; B is zero, so nothing changes yet."""
     generator = torch.Generator().manual_seed(seed)
     for layer in layers(causal).values():
         a_RD = layer.lora_A[ADAPTER].weight

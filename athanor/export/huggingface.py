@@ -21,7 +21,7 @@ from athanor.export.vocabulary import CONTROL, SPACE, UNKNOWN, USER_DEFINED
 from athanor.model.tensorfile import write_tensors
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-OWN = "athanor.json"
+FACTS_FILE = "athanor.json"
 
 
 def model_config(source: Source, dtype: str) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def write_huggingface(folder: str | Path, source: Source, dtype: str) -> None:
     write_json(folder / "tokenizer_config.json", tokenizer_config(source))
     write_text(folder / "chat_template.jinja", source.template)
     write_bytes(folder / "tokenizer.model", source.vocabulary.proto)
-    hashes = {path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.name != OWN}
-    write_json(folder / OWN, own_facts(source, dtype) | {"files": hashes})
+    hashes = {path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.name != FACTS_FILE}
+    write_json(folder / FACTS_FILE, own_facts(source, dtype) | {"files": hashes})
 
 
 def check_names(source: Source) -> None:

@@ -219,7 +219,7 @@ def _run(command: Sequence[str], log_path: Path, timeout_seconds: float) -> int 
     return None
 
 
-class _Reporting(Client):
+class _ReportingClient(Client):
     """Prints a dot for each request: the process that started this one watches the log grow."""
 
     def send(self, path: str, body: Mapping[str, Any] | None = None) -> http.client.HTTPResponse:
@@ -235,7 +235,7 @@ def main(job_path: str, result_path: str) -> int:
     except ImportError as error:
         print(f"xllamacpp cannot be imported: {error}", file=sys.stderr)
         return NOT_INSTALLED
-    client = _Reporting(server.listening_address)
+    client = _ReportingClient(server.listening_address)
     answers = {name: [getattr(client, name)(*call) for call in calls] for name, calls in job["questions"].items()}
     Path(result_path).write_text(json.dumps(answers), encoding="utf-8")
     return 0

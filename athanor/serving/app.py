@@ -69,7 +69,7 @@ class AccessMiddleware:
                     headers["Cache-Control"] = "no-cache"
             await send(message)
 
-        # No client needs byte ranges of the page's files, and Starlette answers faulty ones with errors of another form.
+        # No client needs byte ranges of the page's files, and Starlette's errors for faulty ones have another form.
         scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         refusal = self._refusal(Headers(scope=scope), scope["path"])
         await (refusal or self.app)(scope, receive, send_with_headers)

@@ -27,7 +27,7 @@ from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
 SERVED = ".athanor/served"
-OWN, CONFIG, WEIGHTS, INDEX = "athanor.json", "config.json", "model.safetensors", "model.safetensors.index.json"
+FACTS_FILE, CONFIG, WEIGHTS, INDEX = "athanor.json", "config.json", "model.safetensors", "model.safetensors.index.json"
 TORCH, LLAMA_CPP, TRANSFORMERS = "torch", "llama.cpp", "transformers"
 PACKAGES = {LLAMA_CPP: "xllamacpp", TRANSFORMERS: "transformers"}
 MAX_FILE_BYTES = 64 << 20  # of a file that is read whole while looking; the largest, a tokenizer, has some megabytes
@@ -84,7 +84,7 @@ def materialise(root: Path, model: AvailableModel) -> None:
     InputError where the cache lacks one of them.
     """
     target = Path(model.path)
-    if not model.fetch or (target / OWN).is_file():
+    if not model.fetch or (target / FACTS_FILE).is_file():
         return
     files = _cached_files(root, model)
     with new_dir(target) as folder:
@@ -152,10 +152,12 @@ def _stale_export_problem(folder: Path) -> str:
 
 
 def _directory(folder: Path, source: str, origin: str) -> AvailableModel:
-    is_ours = (folder / OWN).is_file()
+    is_ours = (folder / FACTS_FILE).is_file()
     # "hf" alone says nothing: of ours the name inside, of others that of the directory around it.
-    name = (_own_name(folder / OWN) if is_ours else "") or (folder.parent if folder.name == HF_DIR else folder).name
-    main_file = folder / (OWN if is_ours else CONFIG)
+    name = (_recorded_name(folder / FACTS_FILE) if is_ours else "") or (
+        folder.parent if folder.name == HF_DIR else folder
+    ).name
+    main_file = folder / (FACTS_FILE if is_ours else CONFIG)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     created = main_file.stat().st_mtime if main_file.is_file() else folder.stat().st_mtime
     backend = TORCH if is_ours else TRANSFORMERS
@@ -193,7 +195,7 @@ def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
     )
 
 
-def _own_name(path: Path) -> str:
+def _recorded_name(path: Path) -> str:
     try:
         return str(read_json(_bounded(path)).get("name") or "")
     except (AthanorError, AttributeError):
@@ -230,10 +232,10 @@ def _unique(models: Iterable[AvailableModel]) -> list[AvailableModel]:
 
 
 def _own_problem(files: Mapping[str, Path]) -> str:
-    for name in (OWN, CONFIG, MODEL_FILE, WEIGHTS):
+    for name in (FACTS_FILE, CONFIG, MODEL_FILE, WEIGHTS):
         if name not in files or not files[name].is_file():
             return f"{name} is missing. Fix: export it again: dvc repro export"
-    facts = read_json(_bounded(files[OWN]))
+    facts = read_json(_bounded(files[FACTS_FILE]))
     return _mismatch_problem(facts.get("tokenizer_digest"), facts.get("template_hash"), files[MODEL_FILE])
 
 
@@ -302,8 +304,10 @@ def _with_experiments(root: Path, local: list[AvailableModel]) -> tuple[list[Ava
     by_content: dict[str, AvailableModel] = {}
     export_folder = root / EXPORT / HF_DIR
     own_export = next((model for model in local if model.path == str(export_folder) and not model.problem), None)
-    if own_export is not None and (export_folder / OWN).is_file():
-        by_content[hashlib.md5((export_folder / OWN).read_bytes(), usedforsecurity=False).hexdigest()] = own_export
+    if own_export is not None and (export_folder / FACTS_FILE).is_file():
+        by_content[hashlib.md5((export_folder / FACTS_FILE).read_bytes(), usedforsecurity=False).hexdigest()] = (
+            own_export
+        )
         lock = root / "dvc.lock"
         export = export_of(lock.read_text(encoding="utf-8")) if lock.is_file() else None
         if export and cached(cache, export[0]) is None:  # nothing better to go by
@@ -316,7 +320,11 @@ def _with_experiments(root: Path, local: list[AvailableModel]) -> tuple[list[Ava
         folder, size = export
         files = cached(cache, folder)
         # athanor.json holds the hashes of the files beside it, so equal ones mean equal models.
-        key = folder if files is None or OWN not in files else files[OWN].parent.name + files[OWN].name
+        key = (
+            folder
+            if files is None or FACTS_FILE not in files
+            else files[FACTS_FILE].parent.name + files[FACTS_FILE].name
+        )
         if key not in by_content:
             if files is not None and WEIGHTS in files and files[WEIGHTS].is_file():
                 size = files[WEIGHTS].stat().st_size

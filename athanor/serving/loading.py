@@ -17,7 +17,7 @@ from athanor.model.weights import WEIGHTS, fill
 from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
-OWN, CONFIG, GENERATION = "athanor.json", "config.json", "generation_config.json"
+FACTS_FILE, CONFIG, GENERATION = "athanor.json", "config.json", "generation_config.json"
 MAKE_IT = "make the model first: make repro"
 EXPORT_IT = "export it again: dvc repro export"
 SMALL_PARAMETERS = 30_000_000
@@ -34,9 +34,9 @@ def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError("no exported model here", where=str(folder), fix=MAKE_IT)
-    facts = _read(folder, OWN)
+    facts = _read(folder, FACTS_FILE)
     tokenizer = _tokenizer(folder)
-    check_made_with(facts, tokenizer, where=str(folder / OWN), fix=EXPORT_IT)
+    check_made_with(facts, tokenizer, where=str(folder / FACTS_FILE), fix=EXPORT_IT)
     config = model_config(_read(folder, CONFIG), str(folder / CONFIG))
     with torch.device("meta"):
         model = Transformer(config)

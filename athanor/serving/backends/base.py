@@ -17,7 +17,7 @@ from athanor.tokenizer.tokenizer import Tokenizer
 
 RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest turns
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-HALF = "\ufffd"  # stands for the bytes of an unfinished character
+UNFINISHED_CHARACTER = "\ufffd"  # stands for the bytes of an unfinished character
 MIN_TEMPERATURE = 1e-6  # as athanor.decoding.sampling has it: below it logits overflow, which can end a GPU's process
 RANGES = {
     "temperature": (0, 100),

@@ -26,7 +26,17 @@ from athanor.base.errors import AthanorError, InputError
 from athanor.decoding.prompting import end_ids
 from athanor.export.gguf_reader import read_header
 from athanor.export.llamacpp import INSTALL, Client, Refused, start_server
-from athanor.serving.backends.base import GREEDY, HALF, Answer, Emit, Prompt, Request, fit_prompt, prepare, settings
+from athanor.serving.backends.base import (
+    GREEDY,
+    UNFINISHED_CHARACTER,
+    Answer,
+    Emit,
+    Prompt,
+    Request,
+    fit_prompt,
+    prepare,
+    settings,
+)
 from athanor.serving.discover import gguf_problem, tokenizer_beside
 from athanor.text.conversations import Message
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -204,7 +214,7 @@ class _Job:
                 # It keeps the bytes of an unfinished character to itself, where our own decoder marks them.
                 if generated > answer.tokens and row["stop_type"] == "limit":
                     answer.tokens = generated
-                    answer.add(HALF)
+                    answer.add(UNFINISHED_CHARACTER)
                 return "stop" if row["stop_type"] == "eos" else "length"
             if ends.intersection(row["tokens"]):
                 return "stop"

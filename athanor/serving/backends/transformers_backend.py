@@ -19,7 +19,7 @@ import torch
 
 from athanor.base.errors import AthanorError, InputError
 from athanor.model.device import limit_memory
-from athanor.serving.backends.base import GREEDY, HALF, Answer, Emit, Request, fit_prompt, settings
+from athanor.serving.backends.base import GREEDY, UNFINISHED_CHARACTER, Answer, Emit, Request, fit_prompt, settings
 from athanor.text.conversations import Message
 
 
@@ -186,7 +186,7 @@ class _Pieces:
     def add(self, number: int) -> str:
         self.ids.append(number)
         text = self._new_text()
-        if not text or text.endswith(HALF):
+        if not text or text.endswith(UNFINISHED_CHARACTER):
             return ""
         self.start, self.shown = self.shown, len(self.ids)
         return text
