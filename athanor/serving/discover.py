@@ -30,7 +30,7 @@ SERVED = ".athanor/served"
 FACTS_FILE, CONFIG, WEIGHTS, INDEX = "athanor.json", "config.json", "model.safetensors", "model.safetensors.index.json"
 TORCH, LLAMA_CPP, TRANSFORMERS = "torch", "llama.cpp", "transformers"
 PACKAGES = {LLAMA_CPP: "xllamacpp", TRANSFORMERS: "transformers"}
-MAX_FILE_BYTES = 64 << 20  # of a file that is read whole while looking; the largest, a tokenizer, has some megabytes
+MAX_BYTES = 64 << 20  # of a file that is read whole while looking; the largest, a tokenizer, has some megabytes
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -179,20 +179,16 @@ def _gguf(path: Path, source: str, origin: str) -> AvailableModel:
 def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
     path = Path(value).expanduser()
     if not path.exists():
-        neighbours = (
-            [str(path.parent / neighbour.name) for neighbour in path.parent.iterdir()] if path.parent.is_dir() else []
-        )
-        known = [*names, *(neighbours if "/" in value else ())]
+        beside = [str(path.parent / file.name) for file in path.parent.iterdir()] if path.parent.is_dir() else []
+        known = [*names, *(beside if "/" in value else ())]
         fix = suggest(value, known, "name a directory, a .gguf file or an experiment")
         raise InputError("no model, experiment or path of this name", where=f"--model {value}", fix=fix)
     path = path.resolve()
     if path.is_file():
         return _gguf(path, "path", value)
-    export_folder = path / HF_DIR
+    inner = path / HF_DIR
     # An export as a whole is served as its exact weights; its GGUF files can be named one by one.
-    return _directory(
-        export_folder if export_folder.is_dir() and not (path / CONFIG).is_file() else path, "path", value
-    )
+    return _directory(inner if inner.is_dir() and not (path / CONFIG).is_file() else path, "path", value)
 
 
 def _recorded_name(path: Path) -> str:
@@ -204,10 +200,8 @@ def _recorded_name(path: Path) -> str:
 
 def _bounded(path: Path) -> Path:
     """The path; InputError for a file that is too large to be what its name says."""
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise InputError(
-            f"it has more than {MAX_FILE_BYTES >> 20} MiB", where=str(path), fix="export or fetch it again"
-        )
+    if path.stat().st_size > MAX_BYTES:
+        raise InputError(f"it has more than {MAX_BYTES >> 20} MiB", where=str(path), fix="export or fetch it again")
     return path
 
 
@@ -335,14 +329,12 @@ def _with_experiments(root: Path, local: list[AvailableModel]) -> tuple[list[Ava
         experiments_of.setdefault(by_content[key].path, []).append(name)
     result = []
     for model in [*local, *(model for model in by_content.values() if model.source == "experiment")]:
-        names_text = ", ".join(experiments_of.get(model.path, ()))
-        word = "experiments" if "," in names_text else "experiment"
+        listed = ", ".join(experiments_of.get(model.path, ()))
+        word = "experiments" if "," in listed else "experiment"
         label = (
-            f"{model.id} ({word} {names_text})"
-            if model.source == "experiment"
-            else f"{model.label}, also {word} {names_text}"
+            f"{model.id} ({word} {listed})" if model.source == "experiment" else f"{model.label}, also {word} {listed}"
         )
-        result.append(replace(model, label=label) if names_text else model)
+        result.append(replace(model, label=label) if listed else model)
     return result, names
 
 
