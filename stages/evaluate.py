@@ -19,8 +19,8 @@ from athanor.evaluation.report import (
     Answer,
     answer_rows,
     battery_facts,
-    chosen,
     condition_rows,
+    development_sample,
     findings,
     table_rows,
 )
@@ -80,7 +80,7 @@ def run(run: Run) -> None:
             progress.update(1)
 
         # The last model is the chat model.
-        subset = chosen(items, p.condition_items, p.seed) if p.conditions else []
+        subset = development_sample(items, p.condition_items, p.seed) if p.conditions else []
         ids = {item.id for item in subset}
         tried = {GREEDY_NAME: [answer for answer in answers[name] if answer.item in ids]} if subset else {}
         for condition, c in p.conditions.items() if subset else ():

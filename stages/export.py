@@ -23,7 +23,7 @@ from athanor.export.params import ExportParams
 from athanor.export.perplexity_gate import check_perplexity
 from athanor.export.probes import battery_prompts, make_probe
 from athanor.export.publish import check_files, write_files
-from athanor.export.source import MANIFESTS, METRICS, MODEL, TOKENIZER, load_source, locked, manifests, metrics
+from athanor.export.source import MANIFESTS, METRICS, MODEL, TOKENIZER, load_source, lock_hashes, manifests, metrics
 from athanor.runtime.machine import machine
 from athanor.runtime.process import stage_main
 from athanor.runtime.run import Run
@@ -37,7 +37,7 @@ PARAMETERS_PER_THREAD = 10_000_000
 def run(run: Run) -> None:
     params = run.params("export", ExportParams)
     lineage = manifests()
-    source = load_source(MODEL, TOKENIZER, params.name, lineage | metrics(), locked())
+    source = load_source(MODEL, TOKENIZER, params.name, lineage | metrics(), lock_hashes())
     # A small model's matrices are done before a second thread has woken; on a busy machine it is much slower.
     threads = min(machine().threads, 1 + source.config.parameter_count() // PARAMETERS_PER_THREAD)
     torch.set_num_threads(threads)

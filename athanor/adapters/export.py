@@ -27,7 +27,7 @@ from athanor.model.tensorfile import read_tensors, write_tensors
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 HF_DIR = "hf"
-WIDER = "set export.dtype to bfloat16 or float32"
+WIDER_DTYPE_FIX = "set export.dtype to bfloat16 or float32"
 # Tokens of a window, for processors that are slow in 16 bits; what overflows does so at the first ones.
 MAX_EXPORT_DTYPE_TOKENS = 64
 MAX_KL = 0.05  # nats; far above what rounding to 16 bits does to a model that is sure of its words
@@ -43,11 +43,11 @@ def write_merged(
     for name in weight_files(base):
         weights = read_tensors(base / name)
         for key, weight in weights.items():
-            pair = remaining.pop(key.removesuffix(".weight"), None)
-            merged = weight if pair is None else lora.merged(weight, *pair, scale)
+            factors = remaining.pop(key.removesuffix(".weight"), None)
+            merged = weight if factors is None else lora.merged(weight, *factors, scale)
             weights[key] = merged.to(DTYPES[dtype])
             if not bool(torch.isfinite(weights[key]).all()):
-                raise GateError("finite weights", f"{key} overflows {dtype}", fix=WIDER)
+                raise GateError("finite weights", f"{key} overflows {dtype}", fix=WIDER_DTYPE_FIX)
             size += weights[key].nbytes
         write_tensors(folder / name, weights, {"format": "pt"})
     if remaining:
@@ -64,8 +64,8 @@ def write_merged(
 
 
 def generation_config(base: Path, tokenizer: ForeignTokenizer) -> dict[str, Any]:
-    """Ends where the base's does and where a turn does; greedy. No other taste of the base's, such as a penalty on
-    repetition, which would punish the words of the question."""
+    """Greedy decoding that ends where the base ends and where a turn ends. No other setting of the base is kept, such
+    as a penalty on repetition, which would punish the words of the question."""
     path = base / "generation_config.json"
     values = read_json(path) if path.is_file() else {}
     ends = values.get("eos_token_id", read_json(base / "config.json").get("eos_token_id"))
@@ -75,7 +75,7 @@ def generation_config(base: Path, tokenizer: ForeignTokenizer) -> dict[str, Any]
 
 
 def tokenizer_config(base: Path) -> dict[str, Any]:
-    """The base's without its template: chat_template.jinja has the only one."""
+    """The base's tokenizer_config.json without its template, which stands in chat_template.jinja alone."""
     path = base / TOKENIZER_CONFIG
     values = read_json(path) if path.is_file() else {"tokenizer_class": "PreTrainedTokenizerFast"}
     return {key: item for key, item in values.items() if key != "chat_template"}
@@ -97,20 +97,20 @@ def check_merged(
     than rounding explains in 16 bits, or where the directory, run in its own type, gives no numbers. One model at a
     time is in memory.
     """
-    longest = max(window.shape[1] for window in windows)
-    model = load_foreign(base, settings, longest, seed=0)
+    max_tokens = max(window.shape[1] for window in windows)
+    model = load_foreign(base, settings, max_tokens, seed=0)
     for name, weight in model.named_parameters():
         weight.copy_(adapters[name])
     expected = [model(window) for window in windows]
     del model
     no_adapter = LoraSettings(1, 1.0, 0.0, settings.targets)  # its B is zero
-    merged = load_foreign(folder, no_adapter, longest, seed=0)
+    merged = load_foreign(folder, no_adapter, max_tokens, seed=0)
     logits = [merged(window) for window in windows]
     for weight in merged.causal.parameters():
         weight.data = weight.data.to(DTYPES[dtype])
     if not bool(torch.isfinite(merged(windows[0][:, :MAX_EXPORT_DTYPE_TOKENS])).all()):
         what = f"activations overflow {dtype}: the logits are no numbers"
-        raise GateError("merged model", what, where=folder.name, fix=WIDER)
+        raise GateError("merged model", what, where=folder.name, fix=WIDER_DTYPE_FIX)
     max_difference = max(
         float((actual - reference).abs().max()) for actual, reference in zip(logits, expected, strict=True)
     )
@@ -120,7 +120,7 @@ def check_merged(
     ]
     kl = max(float((reference.exp() * (reference - actual)).sum(-1).mean()) for actual, reference in pairs)
     agreement = sum(int((actual.argmax(-1) == reference.argmax(-1)).sum()) for actual, reference in pairs) / sum(
-        w.numel() for w in windows
+        window.numel() for window in windows
     )
     limit = tolerance * max(1.0, max_logit / 10)
     if (dtype == "float32" and max_difference > limit) or not kl <= MAX_KL:
@@ -131,15 +131,15 @@ def check_merged(
 
 def card(name: str, facts: Mapping[str, Mapping[str, Any]], digests: Mapping[str, str]) -> str:
     """MODEL_CARD.md: what it was made from and how, and how to use it; nothing that differs between equal runs."""
-    leaves = [(title, _leaves(values)) for title, values in facts.items()]
-    return markdown("athanor.adapters", "lora_card.md.j2").render(name=name, facts=leaves, digests=digests)
+    sections = [(title, _flatten(values)) for title, values in facts.items()]
+    return markdown("athanor.adapters", "lora_card.md.j2").render(name=name, facts=sections, digests=digests)
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for key, item in values.items():
         nested = isinstance(item, Mapping)
         rows += (
-            _leaves(item, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", json.dumps(item, ensure_ascii=False))]
+            _flatten(item, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", json.dumps(item, ensure_ascii=False))]
         )
     return rows

@@ -74,9 +74,9 @@ def shape(folder: str | os.PathLike[str], settings: LoraSettings, context_tokens
     _check_context(values, context_tokens, folder)
     with torch.device("meta"):
         causal = _transformers().AutoModelForCausalLM.from_config(_hf_config(folder), attn_implementation="sdpa")
-        base = sum(weight.numel() for weight in causal.parameters())
-        lora.inject(causal, settings, lora.Draws())
-    return _config(causal, context_tokens, base)
+        base_count = sum(weight.numel() for weight in causal.parameters())
+        lora.inject(causal, settings, lora.DropoutSeeds())
+    return _config(causal, context_tokens, base_count)
 
 
 def with_half_storage(config: ForeignConfig, precision: str, device: torch.device) -> ForeignConfig:
@@ -86,19 +86,21 @@ def with_half_storage(config: ForeignConfig, precision: str, device: torch.devic
     blocks' matrices for each product. Embeddings, norms and the LoRA stay fp32,
     and the residual stream with them.
     """
-    half = AUTOCAST[precision] is not None and not rounds_products(precision, device)
+    stores_half = AUTOCAST[precision] is not None and not rounds_products(precision, device)
     attention_rows = config.head_dim * 2 * (config.heads + config.kv_heads)
     matrices = config.layers * (config.dim * attention_rows + 3 * config.dim * config.ffn_dim)
-    return dataclasses.replace(config, half_count=matrices if half else 0)
+    return dataclasses.replace(config, half_count=matrices if stores_half else 0)
 
 
 class Foreign(nn.Module):
     """A transformers model with a LoRA, used like `Transformer`. Its parameters are those of the LoRA."""
 
-    def __init__(self, causal: nn.Module, config: ForeignConfig, draws: lora.Draws, settings: LoraSettings) -> None:
+    def __init__(
+        self, causal: nn.Module, config: ForeignConfig, dropout_seeds: lora.DropoutSeeds, settings: LoraSettings
+    ) -> None:
         super().__init__()
-        self.causal, self.config, self.draws, self.settings = causal, config, draws, settings
-        self._own = dict(lora.named_adapters(causal))
+        self.causal, self.config, self.dropout_seeds, self.settings = causal, config, dropout_seeds, settings
+        self._adapters = dict(lora.named_adapters(causal))
 
     @property
     def model(self) -> Any:
@@ -111,24 +113,24 @@ class Foreign(nn.Module):
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """A and B of every layer: what training works on, checkpoints hold and processes exchange."""
-        return iter(self._own.items())
+        return iter(self._adapters.items())
 
     def frozen_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        own = {id(weight) for weight in self.parameters()}
-        return ((name, weight) for name, weight in self.causal.named_parameters() if id(weight) not in own)
+        adapter_ids = {id(weight) for weight in self.parameters()}
+        return ((name, weight) for name, weight in self.causal.named_parameters() if id(weight) not in adapter_ids)
 
     def begin_step(self) -> None:
         """Called before each optimiser step, in every process."""
         if self.settings.dropout:
-            self.draws.begin_step()
+            self.dropout_seeds.begin_step()
 
     def hidden(self, ids_BT: Tensor, *, document_BT: Tensor | None = None) -> Tensor:
         """Final hidden states [B, T, D]; `document_BT` confines attention to equal numbers, positions run on."""
         T = ids_BT.shape[1]
         if T > self.config.context_tokens:
             raise ValueError(f"{T} tokens exceed the context of {self.config.context_tokens}")
-        if self.draws.step is not None and torch.is_grad_enabled():
-            self.draws.set_rows(ids_BT)
+        if self.dropout_seeds.step is not None and torch.is_grad_enabled():
+            self.dropout_seeds.set_rows(ids_BT)
         mask = None if document_BT is None else block_mask(document_BT)
         return self.model(input_ids=ids_BT, attention_mask=mask, use_cache=False).last_hidden_state
 
@@ -138,7 +140,7 @@ class Foreign(nn.Module):
 
     @torch.no_grad()
     def block_rows(self, rows: int) -> list[Tensor]:
-        """The first rows of every adapted matrix as they act: W + scale · B A."""
+        """The first rows of every adapted matrix with its LoRA added: W + scale · B A."""
         merged_rows = []
         for layer in lora.layers(self.causal).values():
             a_RD, b_DR = (module[lora.ADAPTER].weight for module in (layer.lora_A, layer.lora_B))
@@ -147,7 +149,7 @@ class Foreign(nn.Module):
 
     @contextlib.contextmanager
     def without_adapters(self) -> Iterator[None]:
-        """Inside, the model is the one that it began as."""
+        """Within the context the adapters are off, so the model is the base."""
         layers = list(lora.layers(self.causal).values())
         for layer in layers:
             layer.enable_adapters(False)
@@ -186,23 +188,23 @@ def load_foreign(
             mismatch = mismatch.replace("_", " ")
             fix = "fetch the checkpoint again, or save it with transformers: save_pretrained"
             raise InputError(f"weights do not fit config.json: {mismatch}, first {name}", where=str(folder), fix=fix)
-    base = sum(weight.numel() for weight in causal.parameters())
-    half = AUTOCAST[precision] if not rounds_products(precision, device) else None
+    base_count = sum(weight.numel() for weight in causal.parameters())
+    storage_dtype = AUTOCAST[precision] if not rounds_products(precision, device) else None
     for name, weight in causal.named_parameters():
         in_block = ".layers." in name and weight.dim() == 2
-        weight.data = weight.data.to(half if half is not None and in_block else torch.float32)
-    draws = lora.Draws()
-    lora.inject(causal, settings, draws)
+        weight.data = weight.data.to(storage_dtype if storage_dtype is not None and in_block else torch.float32)
+    dropout_seeds = lora.DropoutSeeds()
+    lora.inject(causal, settings, dropout_seeds)
     for _, weight in lora.named_adapters(causal):
         weight.data = weight.data.float()
     lora.initialise(causal, seed)
-    config = with_half_storage(_config(causal, context_tokens, base), precision, device)
-    return Foreign(causal, config, draws, settings).to(device).eval()
+    config = with_half_storage(_config(causal, context_tokens, base_count), precision, device)
+    return Foreign(causal, config, dropout_seeds, settings).to(device).eval()
 
 
 @contextlib.contextmanager
 def tuned(model: Foreign, choices: Choices, footprint: StepFootprint) -> Iterator[None]:
-    """Inside, the model runs as chosen. Its blocks are not ours, so they are never compiled."""
+    """Within the context the model runs as chosen. Its blocks are not ours, so they are never compiled."""
     device = model.head_weight.device
     if device.type == "cpu":
         keep_heap(training_bytes(model.config, footprint, device))
@@ -226,12 +228,12 @@ def preflight(model: Foreign, batch: Targets, precision: str) -> dict[str, float
     A and B are put back to the bit. GateError names the first check that fails.
     """
     check_targets(batch)
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    step, model.draws.step = model.draws.step, None
+    original = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    step, model.dropout_seeds.step = model.dropout_seeds.step, None
     try:
         with autocast(precision, model.head_weight.device):
             with torch.no_grad():
-                first = float(token_losses(model, batch).mean())
+                initial_loss = float(token_losses(model, batch).mean())
                 # At B = 0 no gradient reaches A.
                 for name, weight in model.named_parameters():
                     if name.endswith("lora_B.weight"):
@@ -244,15 +246,15 @@ def preflight(model: Foreign, batch: Targets, precision: str) -> dict[str, float
                 check_accumulation(model, narrowed(batch))
     finally:
         model.zero_grad(set_to_none=True)
-        model.draws.step = step
+        model.dropout_seeds.step = step
         with torch.no_grad():
             for name, weight in model.named_parameters():
-                weight.copy_(before[name])
-    return {"initial_loss": first}
+                weight.copy_(original[name])
+    return {"initial_loss": initial_loss}
 
 
 def check_gradients(model: Foreign) -> None:
-    """A and B have finite gradients, and nothing else has any."""
+    """GateError unless A and B have finite gradients and nothing else has any."""
     for name, weight in model.named_parameters():
         if weight.grad is None or not bool(weight.grad.any()) or not bool(torch.isfinite(weight.grad).all()):
             raise GateError("gradients", f"{name} gets none, or one that is not finite", fix="check the batch")
@@ -282,12 +284,12 @@ def _config(causal: Any, context_tokens: int, base_count: int) -> ForeignConfig:
 
 
 def _check_context(values: dict[str, Any], context_tokens: int, folder: str | os.PathLike[str]) -> None:
-    longest = values.get("max_position_embeddings") or context_tokens
-    if context_tokens > longest:
+    max_tokens = values.get("max_position_embeddings") or context_tokens
+    if context_tokens > max_tokens:
         raise InputError(
-            f"rows of {context_tokens} tokens, the model was made for {longest}",
+            f"rows of {context_tokens} tokens, the model was made for {max_tokens}",
             where=str(folder),
-            fix=f"set sft_data.context_tokens to {longest} or less",
+            fix=f"set sft_data.context_tokens to {max_tokens} or less",
         )
 
 

@@ -24,15 +24,17 @@ COPIED = re.compile(
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """config.json of a foreign directory; InputError where it is none that can be trained here."""
+    """config.json of a foreign directory; InputError if such a model cannot be trained here."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         fix = "name a directory with config.json, tokenizer.json and *.safetensors"
         raise InputError("no Hugging Face model", where=str(folder), fix=fix)
     values = read_json(path)
-    kind = values.get("model_type")
-    if kind not in MODEL_TYPES:
-        raise InputError(f"model_type '{kind}' is not supported", where=str(path), fix=f"use {', '.join(MODEL_TYPES)}")
+    model_type = values.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise InputError(
+            f"model_type '{model_type}' is not supported", where=str(path), fix=f"use {', '.join(MODEL_TYPES)}"
+        )
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ROPE_TYPES:
@@ -56,8 +58,8 @@ def weight_files(base: str | os.PathLike[str]) -> list[str]:
     base = Path(base)
     if (base / INDEX).is_file():
         index = read_json(base / INDEX)
-        mapped = index.get("weight_map") if isinstance(index, dict) else None
-        names = list(mapped.values()) if isinstance(mapped, dict) else []
+        weight_map = index.get("weight_map") if isinstance(index, dict) else None
+        names = list(weight_map.values()) if isinstance(weight_map, dict) else []
         for name in names:
             if not isinstance(name, str) or not WEIGHTS.fullmatch(name) or not (base / name).is_file():
                 what = f"'{name}' is no name of a safetensors file beside it"
@@ -81,8 +83,8 @@ def files_of(base: str | os.PathLike[str]) -> list[Path]:
     paths = sorted(path for path in folder.iterdir() if path.name in names or COPIED.fullmatch(path.name))
     for path in paths:
         target = path.resolve()
-        blob = target.parent.name == "blobs" and target.parents[1].name.startswith("models--")
-        if not blob and folder not in target.parents:
+        in_hub_cache = target.parent.name == "blobs" and target.parents[1].name.startswith("models--")
+        if not in_hub_cache and folder not in target.parents:
             fix = "put the file itself there, if you trust it"
             raise InputError(f"it is a link to {target}, outside the model", where=str(path), fix=fix)
     return [path for path in paths if path.is_file()]

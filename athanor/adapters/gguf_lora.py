@@ -17,7 +17,7 @@ from torch import Tensor
 
 from athanor.adapters import lora
 from athanor.base.errors import GateError
-from athanor.export.gguf_check import contents, differs, pair_order
+from athanor.export.gguf_check import contents, difference_error, pair_order
 from athanor.export.gguf_writer import BLOCK, Value, interleave, write_raw
 from athanor.model.config import ModelConfig
 
@@ -58,16 +58,16 @@ def check_lora(path: str | Path, adapters: Mapping[str, Tensor], arch: str, conf
     expected = {"general.architecture": arch, "general.type": "adapter", "adapter.type": "lora"}
     for key, value in (*expected.items(), ("adapter.lora.alpha", float(np.float32(alpha)))):
         if metadata.get(key) != value:
-            raise differs(path, f"key '{key}' is {metadata.get(key)!r}, expected {value!r}")
+            raise difference_error(path, f"key '{key}' is {metadata.get(key)!r}, expected {value!r}")
     stored = {tensor.name: tensor for tensor in reader.tensors}
-    for name, pair in lora.pairs(adapters).items():
+    for name, factors in lora.pairs(adapters).items():
         _, _, number, module, projection = name.split(".")
-        for suffix, tensor in zip(("lora_a", "lora_b"), pair, strict=True):
+        for suffix, tensor in zip(("lora_a", "lora_b"), factors, strict=True):
             array, key = tensor.float().numpy(), f"blk.{number}.{BLOCK[f'{module}.{projection}']}.weight.{suffix}"
             if arch == "llama" and suffix == "lora_b" and projection in ("q_proj", "k_proj"):
                 array = array[pair_order(len(array), config.head_dim)]
-            written = stored.pop(key, None)
-            if written is None or not np.array_equal(written.data.reshape(array.shape), array):
-                raise differs(path, f"tensor '{key}' is not the adapter's")
+            stored_tensor = stored.pop(key, None)
+            if stored_tensor is None or not np.array_equal(stored_tensor.data.reshape(array.shape), array):
+                raise difference_error(path, f"tensor '{key}' is not the adapter's")
     if stored:
-        raise differs(path, f"tensor '{min(stored)}' is too many")
+        raise difference_error(path, f"tensor '{min(stored)}' is too many")

@@ -46,7 +46,7 @@ class LoraSettings:
         return self.alpha / self.rank
 
 
-class Draws:
+class DropoutSeeds:
     """The seeds of dropout: a number for the step, and a hash for each row of the present micro-batch."""
 
     def __init__(self) -> None:
@@ -70,24 +70,24 @@ class RowDropout(nn.Module):
     So blocks can be run again in the backward pass without a state of random numbers to keep.
     """
 
-    def __init__(self, share: float, layer: int, draws: Draws) -> None:
+    def __init__(self, probability: float, layer: int, dropout_seeds: DropoutSeeds) -> None:
         super().__init__()
-        self.share, self.layer, self.draws = share, layer, draws
+        self.probability, self.layer, self.dropout_seeds = probability, layer, dropout_seeds
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        if not self.share or self.draws.step is None or not torch.is_grad_enabled():
+        if not self.probability or self.dropout_seeds.step is None or not torch.is_grad_enabled():
             return x_BTD
         uniform_BTD = torch.empty(x_BTD.shape, dtype=torch.float32, device=x_BTD.device)
         generator = torch.Generator(x_BTD.device)
-        for number, row in enumerate(self.draws.rows):
-            text = f"{self.draws.step} {self.layer} ".encode() + row
+        for number, row in enumerate(self.dropout_seeds.rows):
+            text = f"{self.dropout_seeds.step} {self.layer} ".encode() + row
             generator.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7]))
             uniform_BTD[number].uniform_(generator=generator)
-        return x_BTD * (uniform_BTD >= self.share).to(x_BTD.dtype) / (1 - self.share)
+        return x_BTD * (uniform_BTD >= self.probability).to(x_BTD.dtype) / (1 - self.probability)
 
 
 def peft_config(settings: LoraSettings, base: str) -> Any:
-    """peft's own configuration, which says all of it: no default that a later version may change."""
+    """peft's own configuration with every option stated, so that no later default of peft can change it."""
     from peft import LoraConfig
 
     alpha = int(settings.alpha) if settings.alpha == int(settings.alpha) else settings.alpha
@@ -104,7 +104,7 @@ def peft_config(settings: LoraSettings, base: str) -> Any:
     )
 
 
-def inject(causal: nn.Module, settings: LoraSettings, draws: Draws) -> None:
+def inject(causal: nn.Module, settings: LoraSettings, dropout_seeds: DropoutSeeds) -> None:
     """Wrap the target layers of a transformers model; everything but A and B is frozen."""
     from peft import inject_adapter_in_model
 
@@ -112,7 +112,7 @@ def inject(causal: nn.Module, settings: LoraSettings, draws: Draws) -> None:
     for weight in causal.parameters():
         weight.requires_grad_(False)
     for number, layer in enumerate(layers(causal).values()):
-        layer.lora_dropout[ADAPTER] = RowDropout(settings.dropout, number, draws)
+        layer.lora_dropout[ADAPTER] = RowDropout(settings.dropout, number, dropout_seeds)
         for matrix in (layer.lora_A, layer.lora_B):
             matrix[ADAPTER].weight.requires_grad_(True)
 
@@ -126,7 +126,7 @@ def layers(causal: nn.Module) -> dict[str, Any]:
 
 @torch.no_grad()
 def initialise(causal: nn.Module, seed: int) -> None:
-    """A uniform within 1/sqrt(its inputs), as peft does, from the seed alone; B zero: the model begins as it was."""
+    """Draw A uniformly within 1/sqrt(inputs), as peft does, from the seed alone; B is zero, so nothing changes yet."""
     generator = torch.Generator().manual_seed(seed)
     for layer in layers(causal).values():
         a_RD = layer.lora_A[ADAPTER].weight
@@ -144,20 +144,20 @@ def named_adapters(causal: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def save_adapter(folder: Path, tensors: Mapping[str, Tensor], settings: LoraSettings, base: str) -> None:
     """The two files that `peft.PeftModel.from_pretrained` reads. Equal weights and settings make equal bytes."""
-    named = {PREFIX + name: tensor.detach().to("cpu", torch.float32) for name, tensor in tensors.items()}
-    write_tensors(folder / WEIGHTS, named, {"format": "pt"})
+    prefixed = {PREFIX + name: tensor.detach().to("cpu", torch.float32) for name, tensor in tensors.items()}
+    write_tensors(folder / WEIGHTS, prefixed, {"format": "pt"})
     values = peft_config(settings, base).to_dict()
     values |= {"inference_mode": True, "target_modules": sorted(values["target_modules"])}
-    write_json(folder / CONFIG, {name: _plain(value) for name, value in values.items()})
+    write_json(folder / CONFIG, {name: _json_value(value) for name, value in values.items()})
 
 
 def read_adapter(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
     """A and B by name, without peft's prefix."""
     path = Path(folder) / WEIGHTS
     tensors = read_tensors(path)
-    odd = sorted(name for name in tensors if not name.startswith(PREFIX) or ".lora_" not in name)
-    if odd:
-        raise InputError(f"'{odd[0]}' is no weight of a LoRA", where=str(path), fix="dvc repro lora")
+    unexpected = sorted(name for name in tensors if not name.startswith(PREFIX) or ".lora_" not in name)
+    if unexpected:
+        raise InputError(f"'{unexpected[0]}' is no weight of a LoRA", where=str(path), fix="dvc repro lora")
     return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
 
 
@@ -173,7 +173,7 @@ def merged(weight: Tensor, a_RD: Tensor, b_DR: Tensor, scale: float) -> Tensor:
     return weight.float().addmm(b_DR.float(), a_RD.float(), alpha=scale)
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, (set, frozenset, tuple)):
         return sorted(value)
     return value.value if isinstance(value, enum.Enum) else value

@@ -80,8 +80,8 @@ class ForeignTokenizer:
     def pad(self) -> int:
         """An id to fill rows with, where nothing is learnt: the model's own, or else the stop."""
         config = self.folder / CONFIG
-        named = read_json(config).get("pad_token") if config.is_file() else None
-        text = named.get("content") if isinstance(named, dict) else named
+        pad_token = read_json(config).get("pad_token") if config.is_file() else None
+        text = pad_token.get("content") if isinstance(pad_token, dict) else pad_token
         return self._special.get(text, self.stop)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -124,17 +124,17 @@ class ForeignTokenizer:
         elif not missing[LLAMA3]:
             start, opener, header, close, tail = LLAMA3[0], LLAMA3[1], f"{LLAMA3[2]}\n\n", LLAMA3[3], ""
         else:
-            fewest = min(missing.values(), key=len)
+            missing_tokens = min(missing.values(), key=len)
             raise InputError(
-                f"no chat layout: the tokenizer has no special token {', '.join(fewest)}",
+                f"no chat layout: the tokenizer has no special token {', '.join(missing_tokens)}",
                 where=str(self.folder / FILE),
                 fix=f"use a base with {' and '.join(CHATML)} (ChatML), or with {', '.join(LLAMA3)} (Llama 3)",
             )
         self._texts = (start, opener, header, close + tail)
         opening = {role: self._encode_with_controls(f"{opener}{role}{header}") for role in ROLES}
         layout = Layout(self._encode_with_controls(start), opening, self._encode_with_controls(close + tail))
-        quoted = {"header": header.replace("\n", "\\n"), "close": (close + tail).replace("\n", "\\n"), "open": opener}
-        return layout, _JINJA.format(start=f"{{{{ '{start}' }}}}" if start else "", **quoted)
+        escaped = {"header": header.replace("\n", "\\n"), "close": (close + tail).replace("\n", "\\n"), "open": opener}
+        return layout, _JINJA.format(start=f"{{{{ '{start}' }}}}" if start else "", **escaped)
 
     def _bos_text(self) -> str:
         """What the tokenizer itself puts before a text: its bos, or nothing."""

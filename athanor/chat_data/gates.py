@@ -22,30 +22,32 @@ FIX = "run dvc repro --force sft-data; if it fails again, this is a bug"
 def messages_of(tokenizer: Tokenizer, ids: Sequence[int]) -> Messages:
     """The messages of a rendered conversation, read back from its ids; GateError if they do not have its layout."""
     layout, ids = layout_of(tokenizer), list(ids)
-    start, tail = list(layout.start), list(layout.closing[1:])
+    start, after_stop = list(layout.start), list(layout.closing[1:])
     messages: list[Message] = []
-    at = len(start)
-    while ids[: len(start)] == start and at < len(ids) and layout.stop in ids[at:]:
-        openings = [(role, len(o)) for role, o in layout.opening.items() if tuple(ids[at : at + len(o)]) == o]
+    position = len(start)
+    while ids[: len(start)] == start and position < len(ids) and layout.stop in ids[position:]:
+        openings = [
+            (role, len(o)) for role, o in layout.opening.items() if tuple(ids[position : position + len(o)]) == o
+        ]
         if not openings:
             break
-        (role, size), end = openings[0], ids.index(layout.stop, at)
-        messages.append(Message(role, tokenizer.decode(ids[at + size : end])))
+        (role, size), end = openings[0], ids.index(layout.stop, position)
+        messages.append(Message(role, tokenizer.decode(ids[position + size : end])))
         # What follows the stop is missing only after the last turn, where a long conversation was cut.
-        at = end + 1 + (len(tail) if ids[end + 1 : end + 1 + len(tail)] == tail else 0)
-        if tail and at == end + 1:
+        position = end + 1 + (len(after_stop) if ids[end + 1 : end + 1 + len(after_stop)] == after_stop else 0)
+        if after_stop and position == end + 1:
             break
-    if at != len(ids):
+    if position != len(ids):
         raise GateError("template", f"ids {list(ids[:20])} are not a rendered conversation", where="data/sft", fix=FIX)
     return tuple(messages)
 
 
 def check_split_keys(conversations: Iterable[Conversation]) -> None:
     """GateError for a key that is in both train and val."""
-    sides: dict[str, set[str]] = {"train": set(), "val": set()}
+    keys_of: dict[str, set[str]] = {"train": set(), "val": set()}
     for row in conversations:
-        sides[row.split].add(row.key)
-    if both := sides["train"] & sides["val"]:
+        keys_of[row.split].add(row.key)
+    if both := keys_of["train"] & keys_of["val"]:
         raise GateError(
             "split",
             f"{len(both)} keys are in train and val, as '{min(both)}'",
@@ -62,12 +64,12 @@ def check_packed(tokenizer: Tokenizer, packed: PackedRows, where: str) -> dict[i
     every row is within its size and has something to learn from. Pieces of
     text are checked by `check_text`.
     """
-    read = {}
+    conversations = {}
     for number in range(packed.conversation_count):
         if packed.is_text(number):
             check_text(tokenizer, packed, number, where)
         else:
-            read[number] = _check_conversation(tokenizer, packed, number, where)
+            conversations[number] = _check_conversation(tokenizer, packed, number, where)
     lengths, supervised = packed.lengths(), packed.supervised()
     for row in range(len(packed)):
         numbers = packed.numbers(row)
@@ -75,7 +77,7 @@ def check_packed(tokenizer: Tokenizer, packed: PackedRows, where: str) -> dict[i
             raise GateError("rows", f"row {row} is longer than the context", where=where, fix=FIX)
         if supervised[numbers].sum() == 0:
             raise GateError("rows", f"row {row} has no supervised token", where=where, fix=FIX)
-    return read
+    return conversations
 
 
 def _check_conversation(tokenizer: Tokenizer, packed: PackedRows, number: int, where: str) -> Messages:
@@ -106,10 +108,10 @@ def _check_conversation(tokenizer: Tokenizer, packed: PackedRows, number: int, w
 
 
 def check_text(tokenizer: Tokenizer, packed: PackedRows, number: int, where: str) -> None:
-    """A piece of pretraining text: no control id but `<|bos|>` in front and `<|eos|>` behind, all else supervised."""
+    """Check a piece of pretraining text: no control id but `<|bos|>` and `<|eos|>` at its ends, all else supervised."""
     ids, mask = packed.conversation(number)
-    inside = ids[int(ids[0] == tokenizer.bos) : len(ids) - int(ids[-1] == tokenizer.eos)]
-    if np.isin(inside, list(tokenizer.control_ids.values())).any():
+    content_ids = ids[int(ids[0] == tokenizer.bos) : len(ids) - int(ids[-1] == tokenizer.eos)]
+    if np.isin(content_ids, list(tokenizer.control_ids.values())).any():
         raise GateError("replay-text", f"text {number} has a control id inside", where=where, fix=FIX)
     if mask[0] != 0 or not mask[1:].all() or len(mask) < 2:
         what = f"text {number} supervises other tokens than all but its first"
@@ -123,7 +125,7 @@ def check_replay(
     numbers = [number for number in range(packed.conversation_count) if packed.is_text(number)]
     entries = Counter(number for row in range(len(packed)) for number in packed.numbers(row))
     supervised = packed.supervised()
-    total = sum(int(supervised[number]) * times for number, times in entries.items())
+    total = sum(int(supervised[number]) * repeats for number, repeats in entries.items())
     tokens: Counter[str] = Counter()
     for number in numbers:
         tokens[packed.source(number)] += int(supervised[number]) * entries[number]
@@ -132,8 +134,8 @@ def check_replay(
         raise GateError("replay-share", what, where=where, fix=FIX)
     texts = [tokenizer.decode(packed.conversation(number)[0].tolist()) for number in numbers]
     matches = index.matches(texts, max_ngram_documents=max_documents, prompts_alone=False)
-    if hits := [item for item in matches if item is not None]:
-        what = f"{len(hits)} pieces of text hold a battery item, as item {hits[0]}"
+    if contaminated := [item for item in matches if item is not None]:
+        what = f"{len(contaminated)} pieces of text hold a battery item, as item {contaminated[0]}"
         raise GateError("contamination", what, where=where, fix=FIX)
     return dict(sorted(tokens.items()))
 
@@ -145,25 +147,26 @@ def check_habits(
     max_hedge_share: float,
     where: str,
 ) -> tuple[int, float]:
-    """No answer claims to be another assistant, but in the sources `excepted` from that rule.
+    """GateError for an answer that claims to be another assistant, except in the sources `excepted` from that rule.
 
-    Returns how many do there, and the share of all answers that open with a hedge, at most `max_hedge_share`.
+    Returns the number of such answers there, and the share of all answers that open with a hedge: at most
+    `max_hedge_share`, or GateError.
     """
-    answers = claims = hedges = 0
+    answers = identity_claims = hedge_count = 0
     for number, messages in conversations.items():
         for message in messages:
             if message.role != "assistant":
                 continue
             answers += 1
-            hedges += hedge_opening(message.content)
+            hedge_count += hedge_opening(message.content)
             if not identity_leak(message.content):
                 continue
             source = packed.source(number)
             if source not in excepted:
                 what = f"an answer of source '{source}' claims to be another assistant: {message.content[:80]!r}"
                 raise GateError("identity", what, where=where, fix=FIX)
-            claims += 1
-    hedge_share = hedges / answers
+            identity_claims += 1
+    hedge_share = hedge_count / answers
     if hedge_share > max_hedge_share:
         raise GateError(
             "hedges",
@@ -171,15 +174,15 @@ def check_habits(
             where=where,
             fix="empty sft_data.filter_exceptions.hedge_opening, or raise sft_data.max_hedge_rate",
         )
-    return claims, hedge_share
+    return identity_claims, hedge_share
 
 
 def check_clean(conversations: Sequence[Sequence[Message]], index: ItemIndex, max_conversations: int) -> None:
-    """No battery item in what is trained, searched in the text read back from the ids."""
+    """GateError for a battery item in the training text, searched in the text read back from the ids."""
     matches = index.conversation_matches(conversations, max_ngram_documents=max_conversations)
-    hits = [item for item in matches if item is not None]
-    if hits:
-        what = f"{len(hits)} conversations hold a battery item, as item {hits[0]}"
+    contaminated = [item for item in matches if item is not None]
+    if contaminated:
+        what = f"{len(contaminated)} conversations hold a battery item, as item {contaminated[0]}"
         raise GateError("contamination", what, where="data/sft", fix=FIX)
 
 
@@ -201,8 +204,8 @@ def check_shares(supervised: Mapping[str, int], max_share: float) -> dict[str, f
 def check_padding(packed: PackedRows, max_share: float, where: str) -> float:
     """Share of row tokens that are padding; GateError above `max_share` when there are rows enough to judge."""
     lengths = packed.lengths()
-    used = sum(int(lengths[packed.numbers(row)].sum()) for row in range(len(packed)))
-    share = 1 - used / (len(packed) * (packed.context_tokens + 1))
+    used_tokens = sum(int(lengths[packed.numbers(row)].sum()) for row in range(len(packed)))
+    share = 1 - used_tokens / (len(packed) * (packed.context_tokens + 1))
     if len(packed) > PAD_GATE_ROWS and share > max_share:
         raise GateError(
             "padding",

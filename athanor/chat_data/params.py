@@ -75,9 +75,9 @@ class SftDataParams:
 
     def check_named(self, section: str) -> None:
         """ParamsError where another key names a source that is not one of `sources`."""
-        named = {"source_priority": self.source_priority}
-        named |= {f"filter_exceptions.{key}": names for key, names in vars(self.filter_exceptions).items()}
-        for key, names in named.items():
+        names_by_key = {"source_priority": self.source_priority}
+        names_by_key |= {f"filter_exceptions.{key}": names for key, names in vars(self.filter_exceptions).items()}
+        for key, names in names_by_key.items():
             for name in names:
                 if name not in self.sources:
                     fix = f"use some of: {', '.join(sorted(self.sources))}"

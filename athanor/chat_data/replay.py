@@ -43,9 +43,9 @@ def choose_replay(
     supervised: int,
 ) -> Replay:
     """Choose the text that makes up `params.replay_share` beside `supervised` tokens of conversations (with repeats)."""
-    wanted = quotas(shares, targets_for(supervised, params.replay_share)) if params.replay_share else {}
+    target_tokens = quotas(shares, targets_for(supervised, params.replay_share)) if params.replay_share else {}
     max_documents = params.decontamination.max_ngram_conversations
-    return choose(tokenizer, files, wanted, params.context_tokens + 1, params.seed, index, max_documents)
+    return choose(tokenizer, files, target_tokens, params.context_tokens + 1, params.seed, index, max_documents)
 
 
 def targets_for(supervised: int, share: float) -> int:
@@ -56,11 +56,11 @@ def targets_for(supervised: int, share: float) -> int:
 
 def quotas(shares: Mapping[str, float], total: int) -> dict[str, int]:
     """`total` divided in proportion to `shares`, in whole tokens; sources with share 0 are left out."""
-    used = {name: Fraction(str(share)) for name, share in sorted(shares.items()) if share > 0}
+    positive_shares = {name: Fraction(str(share)) for name, share in sorted(shares.items()) if share > 0}
     tokens, cumulative_share, total_so_far = {}, Fraction(0), 0
-    for name, share in used.items():
+    for name, share in positive_shares.items():
         cumulative_share += share
-        tokens[name] = round(total * cumulative_share / sum(used.values())) - total_so_far
+        tokens[name] = round(total * cumulative_share / sum(positive_shares.values())) - total_so_far
         total_so_far += tokens[name]
     return tokens
 
@@ -68,41 +68,41 @@ def quotas(shares: Mapping[str, float], total: int) -> dict[str, int]:
 def choose(
     tokenizer: Tokenizer,
     files: Mapping[str, Sequence[Path]],
-    wanted: Mapping[str, int],
+    target_tokens: Mapping[str, int],
     capacity: int,
     seed: int,
     index: ItemIndex,
     max_ngram_documents: int,
 ) -> Replay:
-    """Pieces with exactly `wanted[source]` targets of each source; InputError if a source has less text.
+    """Pieces with exactly `target_tokens[source]` targets of each source; InputError if a source has less text.
 
     Reads no more shards than it needs. Documents with a battery item are left out again, though `clean` has done so.
     What is common among the documents of a batch may be rare among the pieces that are used, so these are searched
     all together as well, and others take the place of what is found.
     """
-    left_out: Counter[str] = Counter()
+    contaminated: Counter[str] = Counter()
 
     def clean_pieces(source: str) -> Iterator[np.ndarray]:
         for batch in _batches(files.get(source, ()), source, seed):
             texts = [document.text for document in batch]
             matches = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
-            left_out[source] += sum(item is not None for item in matches)
+            contaminated[source] += sum(item is not None for item in matches)
             for ids in tokenizer.encode_arrays([t for t, item in zip(texts, matches, strict=True) if item is None]):
                 yield from pieces_of(tokenizer, ids, capacity)
 
-    streams = {source: clean_pieces(source) for source in wanted}
-    chosen: dict[str, list[np.ndarray]] = {source: [] for source in wanted}
+    streams = {source: clean_pieces(source) for source in target_tokens}
+    chosen: dict[str, list[np.ndarray]] = {source: [] for source in target_tokens}
     while True:
-        for source, targets in wanted.items():
+        for source, targets in target_tokens.items():
             _fill(chosen[source], streams[source], targets, source)
         entries = [(source, piece) for source, pieces in chosen.items() for piece in pieces]
         texts = [tokenizer.decode(piece.tolist()) for _, piece in entries]
         matches = index.matches(texts, max_ngram_documents=max_ngram_documents, prompts_alone=False)
         if not any(item is not None for item in matches):
-            return Replay(chosen, left_out.total())
-        left_out.update(source for (source, _), item in zip(entries, matches, strict=True) if item is not None)
+            return Replay(chosen, contaminated.total())
+        contaminated.update(source for (source, _), item in zip(entries, matches, strict=True) if item is not None)
         clean_entries = [entry for entry, item in zip(entries, matches, strict=True) if item is None]
-        chosen = {source: [piece for name, piece in clean_entries if name == source] for source in wanted}
+        chosen = {source: [piece for name, piece in clean_entries if name == source] for source in target_tokens}
 
 
 def _fill(chosen: list[np.ndarray], pieces: Iterator[np.ndarray], targets: int, source: str) -> None:

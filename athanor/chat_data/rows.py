@@ -21,14 +21,14 @@ from athanor.tokenizer.tokenizer import Tokenizer
 from athanor.words.decontaminate import ItemIndex
 
 QUESTION_CHARS, ANSWER_CHARS = 150, 200  # of the first question and answer, by which copies are known
-TELLING_CHARS = 150  # a first question and answer shorter than this together, like a greeting, prove no copy alone
+MIN_PREFIX_CHARS = 150  # a first question and answer shorter than this together, like a greeting, prove no copy alone
 
 Dropped = Mapping[str, Counter[str]]  # source -> reason -> conversations left out
 T = TypeVar("T", Conversation, "Encoded")
 
 
-def _any_answer(judge: Callable[[str], bool]) -> Callable[[Conversation], bool]:
-    return lambda row: any(judge(message.content) for message in row.messages if message.role == "assistant")
+def _any_answer(predicate: Callable[[str], bool]) -> Callable[[Conversation], bool]:
+    return lambda row: any(predicate(message.content) for message in row.messages if message.role == "assistant")
 
 
 # In the order in which they are asked; a conversation is counted by the first that drops it.
@@ -67,7 +67,7 @@ def choose(
     dropped: Dropped,
     contaminated: Counter[str],
 ) -> list[Encoded]:
-    """What is trained and held out of the sources' conversations; what is left out is counted in `dropped`.
+    """The conversations to train on and to hold out; those that are left out are counted in `dropped`.
 
     `contaminated` counts the conversations that held a battery item, by item.
 
@@ -89,7 +89,7 @@ def choose(
     )
 
 
-def _keep(rows: Iterable[T], reasons: Iterable[str | None], dropped: Dropped) -> list[T]:
+def _drop_with_reason(rows: Iterable[T], reasons: Iterable[str | None], dropped: Dropped) -> list[T]:
     """The rows without a reason to drop them; the others are counted by reason."""
     remaining = []
     for row, reason in zip(rows, reasons, strict=True):
@@ -103,13 +103,13 @@ def _keep(rows: Iterable[T], reasons: Iterable[str | None], dropped: Dropped) ->
 def drop_habits(
     conversations: Iterable[Conversation], exceptions: Mapping[str, Sequence[str]], dropped: Dropped
 ) -> list[Conversation]:
-    """Leave out what a filter finds, of both splits, but not in the sources that are `exceptions[filter]`."""
+    """Leave out the conversations that a filter matches, in both splits, except in the sources `exceptions[filter]`."""
     rows = list(conversations)
     reasons = (
-        next((f for f, finds in FILTERS.items() if row.source not in exceptions[f] and finds(row)), None)
+        next((name for name, matches in FILTERS.items() if row.source not in exceptions[name] and matches(row)), None)
         for row in rows
     )
-    return _keep(rows, reasons, dropped)
+    return _drop_with_reason(rows, reasons, dropped)
 
 
 def prefix_of(row: Conversation) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ def prefix_of(row: Conversation) -> tuple[str, ...]:
     """
     turns = [" ".join(message.content.split()).casefold() for message in row.messages if message.role != "system"]
     question, answer = turns[:2]
-    if len(question) + len(answer) < TELLING_CHARS:
+    if len(question) + len(answer) < MIN_PREFIX_CHARS:
         return ("\n".join(turns)[: QUESTION_CHARS + ANSWER_CHARS],)
     return question[:QUESTION_CHARS], answer[:ANSWER_CHARS]
 
@@ -141,7 +141,7 @@ def one_source_each(
         best[prefix] = min(best.get(prefix, row.source), row.source, key=names.index)
     pairs = zip(rows, prefixes, strict=True)
     reasons = (None if best[prefix] == row.source else "in_better_source" for row, prefix in pairs)
-    return _keep(rows, reasons, dropped)
+    return _drop_with_reason(rows, reasons, dropped)
 
 
 def deduplicate(
@@ -162,7 +162,7 @@ def deduplicate(
         seen[row.split, row.id] += 1
         return None
 
-    return _keep(rows, map(reason, rows), dropped)
+    return _drop_with_reason(rows, map(reason, rows), dropped)
 
 
 def encode(
@@ -172,15 +172,15 @@ def encode(
     encoded = []
     for row in conversations:
         ids, mask = render(tokenizer, row.messages)
-        keep = fit_turns(mask, capacity)
-        if keep == 0:
+        length = fit_turns(mask, capacity)
+        if length == 0:
             dropped[row.source]["too_long"] += 1
             continue
-        if keep < len(ids):
+        if length < len(ids):
             dropped[row.source]["truncated"] += 1
-            stops = ids[:keep].count(tokenizer.stop)
+            stops = ids[:length].count(tokenizer.stop)
             row = replace(row, messages=row.messages[:stops])
-        encoded.append(Encoded(row, np.array(ids[:keep], np.uint32), np.array(mask[:keep], np.uint8)))
+        encoded.append(Encoded(row, np.array(ids[:length], np.uint32), np.array(mask[:length], np.uint8)))
     return encoded
 
 
@@ -194,14 +194,14 @@ def cap_supervised(
             continue
         source_and_split = (source, "train")
         numbers = [i for i, row in enumerate(rows) if (row.source, row.conversation.split) == source_and_split]
-        used = 0
+        used_tokens = 0
         for index in permutation(len(numbers), seed, source, "cap").tolist():
             number = numbers[index]
-            if used + rows[number].supervised > cap:
+            if used_tokens + rows[number].supervised > cap:
                 reasons[number] = "over_cap"
             else:
-                used += rows[number].supervised
-    return _keep(rows, reasons, dropped)
+                used_tokens += rows[number].supervised
+    return _drop_with_reason(rows, reasons, dropped)
 
 
 def decontaminate(
@@ -216,7 +216,7 @@ def decontaminate(
         [row.conversation.messages for row in rows], max_ngram_documents=max_conversations
     )
     contaminated.update(item for item in matches if item is not None)
-    return _keep(rows, (item and "contaminated" for item in matches), dropped)
+    return _drop_with_reason(rows, (item and "contaminated" for item in matches), dropped)
 
 
 def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Iterable[str]) -> dict[str, int]:
@@ -231,11 +231,11 @@ def supervised_tokens(rows: Sequence[Encoded], params: SftDataParams, names: Ite
 def source_report(
     params: SftDataParams, read: Mapping[str, int], dropped: Dropped, supervised: Mapping[str, int]
 ) -> Facts:
-    """A report of what each source had and lost, and its share; GateError if one source makes up too much."""
+    """How many conversations each source had and lost, and its share; GateError if one source makes up too much."""
     shares = check_shares(supervised, params.max_source_share)
     return {
         "supervised_tokens": sum(supervised.values()),
-        "contaminated": sum(lost["contaminated"] for lost in dropped.values()),
+        "contaminated": sum(counts["contaminated"] for counts in dropped.values()),
         "sources": {
             name: {
                 "read": read[name],

@@ -81,7 +81,7 @@ class KVCache:
             values[rows_B1, :, self._slots_BT] = v_BKTE.transpose(1, 2).to(values.dtype)
         return keys.narrow(2, 0, self.length), values.narrow(2, 0, self.length)
 
-    def head(self, rows: int, length: int) -> KVCache:
+    def first_rows(self, rows: int, length: int) -> KVCache:
         """The first rows as a cache of their own that shares their memory, `length` tokens placed in the longest."""
         if not (0 < rows <= self.batch and 0 <= length <= self.capacity):
             raise ValueError(f"no {rows} rows of {length} tokens in a cache of {self.batch} rows of {self.capacity}")
@@ -91,11 +91,11 @@ class KVCache:
         return view
 
     def move(self, source: int, target: int) -> None:
-        """Put one row's tokens into the place of another."""
+        """Copy one row's tokens over those of another."""
         self.keys_LBKSE[:, target] = self.keys_LBKSE[:, source]
         self.values_LBKSE[:, target] = self.values_LBKSE[:, source]
 
-    def adopt(self, first: int, other: KVCache) -> None:
+    def write_rows(self, first: int, other: KVCache) -> None:
         """Put the rows of another cache into the rows from `first` on."""
         rows, length = slice(first, first + other.batch), other.length
         self.keys_LBKSE[:, rows, :, :length] = other.keys_LBKSE[:, :, :, :length]

@@ -2,8 +2,8 @@
 
 Battery, chat and server all decode through here. One preallocated cache; the
 answers under way are its first rows, without holes, so that a step costs what
-its answers cost. Who joins takes the next row, and the last row moves to where
-one leaves. Not safe to use from two threads at once.
+its answers cost. A new answer takes the next row; where one ends, the last row
+moves into its place. Not safe to use from two threads at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from athanor.decoding.sampling import Sampling, penalise, pick
 from athanor.model.config import ModelConfig
 
 
-class Decodes(Protocol):
+class DecoderModel(Protocol):
     """What the engine needs of a model: a `Transformer`, or a `FusedDecoder`, which is quicker."""
 
     @property
@@ -55,7 +55,7 @@ class _Row:
 
 
 class Engine:
-    """`rows` answers at a time, each of at most `tokens` with its prompt (default: the model's context).
+    """Decodes `rows` answers at a time, each of at most `tokens` with its prompt (default: the model's context).
 
     `stop_ids` end every answer. `exempt` ids are free of repetition penalties.
     An answer does not depend on the others, beyond floating-point ties.
@@ -63,7 +63,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Decodes,
+        model: DecoderModel,
         *,
         rows: int,
         tokens: int | None = None,
@@ -83,27 +83,27 @@ class Engine:
         return self.capacity - len(self.rows)
 
     @torch.inference_mode()
-    def add_requests(self, answers: Sequence[tuple[Hashable, Sequence[int], int, Sampling]]) -> list[TokenEvent]:
-        """Begin answers, given as (key, prompt ids, most new tokens, sampling), and make the first id of each.
+    def add_requests(self, requests: Sequence[tuple[Hashable, Sequence[int], int, Sampling]]) -> list[TokenEvent]:
+        """Begin answers, given as (key, prompt ids, maximum of new tokens, sampling), and make the first id of each.
 
         They are read in one pass, padded to the longest. InputError, before
         anything has changed, for a prompt that is empty or leaves no room.
         """
-        if len(answers) > self.free:
-            raise ValueError(f"{len(answers)} answers for {self.free} free rows")
-        for _, prompt, limit, _ in answers:
+        if len(requests) > self.free:
+            raise ValueError(f"{len(requests)} answers for {self.free} free rows")
+        for _, prompt, limit, _ in requests:
             check_prompt(prompt, self.cache.capacity)
             if limit < 1:
                 raise ValueError(f"an answer of at most {limit} ids")
-        if not answers:
+        if not requests:
             return []
-        prompts = [prompt for _, prompt, _, _ in answers]
+        prompts = [prompt for _, prompt, _, _ in requests]
         device, width = self.model.head_weight.device, max(map(len, prompts))
         scratch = KVCache(self.model.config, len(prompts), width, device=device, dtype=self.model.head_weight.dtype)
         logits_BV = _prefill(self.model, prompts, scratch)
         first = len(self.rows)
-        self.cache.adopt(first, scratch)
-        for key, prompt, limit, sampling in answers:
+        self.cache.write_rows(first, scratch)
+        for key, prompt, limit, sampling in requests:
             budget = min(limit, self.cache.capacity - len(prompt))
             self.rows.append(_Row(key, len(prompt), budget, sampling, random.Random(sampling.seed)))
         return self._choose_tokens(first, logits_BV)
@@ -114,9 +114,9 @@ class Engine:
         if not self.rows:
             return []
         device, lengths = self.model.head_weight.device, [row.length for row in self.rows]
-        view = self.cache.head(len(lengths), max(lengths))
-        even = len(set(lengths)) == 1
-        positions_B1 = None if even else torch.tensor(lengths, device=device)[:, None]
+        view = self.cache.first_rows(len(lengths), max(lengths))
+        equal_lengths = len(set(lengths)) == 1
+        positions_B1 = None if equal_lengths else torch.tensor(lengths, device=device)[:, None]
         ids_B1 = torch.tensor([row.token for row in self.rows], device=device)[:, None]
         for row in self.rows:
             row.length += 1
@@ -127,15 +127,15 @@ class Engine:
         """End an answer; nothing happens if it is not under way."""
         for index, row in enumerate(self.rows):
             if row.key == key:
-                last = self.rows.pop()
+                last_row = self.rows.pop()
                 if index < len(self.rows):
-                    self.rows[index] = last
+                    self.rows[index] = last_row
                     with torch.inference_mode():
                         self.cache.move(len(self.rows), index)
                 return
 
     def _choose_tokens(self, first: int, logits_BV: Tensor) -> list[TokenEvent]:
-        """Choose the next ids of the rows from `first` on; those that are done leave."""
+        """Choose the next ids of the rows from `first` on; those that are done leave the batch."""
         rows = self.rows[first:]
         for index, row in enumerate(rows):
             if row.generated:
@@ -162,13 +162,13 @@ def check_prompt(prompt: Sequence[int], context: int) -> None:
         )
 
 
-def _prefill(model: Decodes, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
+def _prefill(model: DecoderModel, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
     """Put the prompts into the cache; logits [B, V] after the last id of each."""
     device, width = model.head_weight.device, max(len(prompt) for prompt in prompts)
     ids_BT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
     lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
     index_BT = torch.arange(width, device=device).expand(len(prompts), width)
-    even = all(len(prompt) == width for prompt in prompts)
-    positions_BT = None if even else index_BT.where(index_BT < lengths_B[:, None], -1)
+    equal_lengths = all(len(prompt) == width for prompt in prompts)
+    positions_BT = None if equal_lengths else index_BT.where(index_BT < lengths_B[:, None], -1)
     h_BTD = model.hidden(ids_BT, positions_BT=positions_BT, cache=cache)
     return F.linear(h_BTD[torch.arange(len(prompts), device=device), lengths_B - 1], model.head_weight)

@@ -2,9 +2,9 @@
 
 At the widths of small models a decoding step is not arithmetic but calls into
 torch: with 5 layers of width 192 this one makes 2.2 to 2.8 times as many
-tokens a second as `Transformer.hidden`, on one core. What can be joined is:
-queries, keys and values are one product, gate and up another, queries and keys
-are normed and turned together. A norm's weight goes into the matrix behind it
+tokens a second as `Transformer.hidden`, on one core. So operations are
+joined: queries, keys and values are one product, gate and up another, queries and
+keys are normed and rotated together. A norm's weight goes into the matrix behind it
 and its division behind the product, which leaves two calls of eight. Matrices
 lie as `mm` reads them best (1.2 to 1.8 times as fast for one row as `linear`).
 """
@@ -69,7 +69,7 @@ class FusedDecoder:
         return self.model.head_weight
 
     def hidden(self, ids_BT: Tensor, *, positions_BT: Tensor | None = None, cache: KVCache) -> Tensor:
-        """Final hidden states [B, T, D], as `Transformer.hidden` with a cache, which does the rows of several tokens."""
+        """Final hidden states [B, T, D], as of `Transformer.hidden`, which is called for more than one token a row."""
         if ids_BT.shape[1] != 1:
             return self.model.hidden(ids_BT, positions_BT=positions_BT, cache=cache)
         return self._step(ids_BT[:, 0], positions_BT, cache)[:, None]
@@ -88,8 +88,8 @@ class FusedDecoder:
             k, v = cache.store(number, qk_BHE.narrow(1, H, K).unsqueeze(2), v_BKE.unsqueeze(2))
             # The queries of one key head stand in for a row of tokens, so grouped attention repeats nothing.
             q_BKGE = qk_BHE.narrow(1, 0, H).reshape(B, K, H // K, E)
-            out = F.scaled_dot_product_attention(q_BKGE, k, v, attn_mask=mask)
-            x_BD = torch.addmm(x_BD, out.reshape(B, H * E), layer.out_ND)
+            attended = F.scaled_dot_product_attention(q_BKGE, k, v, attn_mask=mask)
+            x_BD = torch.addmm(x_BD, attended.reshape(B, H * E), layer.out_ND)
             gate, up = torch.mm(x_BD, layer.gate_up_DN).div_(_norm(x_BD, self.floor_D)).chunk(2, -1)
             x_BD = torch.addmm(x_BD, F.silu(gate).mul_(up), layer.down_ND)
         return (x_BD * self.last_D).div_(_norm(x_BD, self.floor_D))

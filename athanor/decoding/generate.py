@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from athanor.decoding.engine import Decodes, Engine, check_prompt
+from athanor.decoding.engine import DecoderModel, Engine, check_prompt
 from athanor.decoding.sampling import GREEDY, Sampling
 
 PROMPT_GROUPS = (
@@ -30,7 +30,7 @@ class Generation:
 
 
 def generate(
-    model: Decodes,
+    model: DecoderModel,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -83,8 +83,8 @@ def generate(
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))[::-1]
     on_cpu = model.head_weight.device.type == "cpu"
     workers, groups = (threads if on_cpu and torch.get_num_threads() == 1 else 1), (PROMPT_GROUPS if on_cpu else 1)
-    shares = [share for group in range(groups) if (share := order[group::groups])]
+    prompt_groups = [members for group in range(groups) if (members := order[group::groups])]
     with ThreadPoolExecutor(workers, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
-        for _ in pool.map(decode, shares) if workers > 1 else map(decode, shares):
+        for _ in pool.map(decode, prompt_groups) if workers > 1 else map(decode, prompt_groups):
             pass
     return [Generation(i, end) for i, end in zip(ids, ends, strict=True)]

@@ -40,23 +40,23 @@ def fit(
     system = [message for message in messages[:1] if message.role == "system"]
     turns = list(messages[len(system) :])
 
-    def without(pairs: int) -> list[Message]:
+    def without_oldest(pairs: int) -> list[Message]:
         return [*system, *turns[2 * pairs :]]
 
     # From the newest on, in growing steps and then by halves: what is far too long costs no more than what fits.
     fitting, too_long, stride = max(0, len(turns) - 1) // 2, -1, 1
-    tokens = size(without(fitting))
+    tokens = size(without_oldest(fitting))
     if tokens >= context_tokens:
         raise InputError(
             f"a prompt of {tokens} tokens does not fit into a context of {context_tokens}",
             fix="shorten the message or the system message",
         )
     if tokens + reserve_tokens > context_tokens:
-        return without(fitting), fitting
+        return without_oldest(fitting), fitting
     while fitting - too_long > 1:
-        tried = max(too_long + 1, fitting - stride) if too_long < 0 else (fitting + too_long) // 2
-        if size(without(tried)) + reserve_tokens <= context_tokens:
-            fitting, stride = tried, 2 * stride
+        candidate = max(too_long + 1, fitting - stride) if too_long < 0 else (fitting + too_long) // 2
+        if size(without_oldest(candidate)) + reserve_tokens <= context_tokens:
+            fitting, stride = candidate, 2 * stride
         else:
-            too_long = tried
-    return without(fitting), fitting
+            too_long = candidate
+    return without_oldest(fitting), fitting

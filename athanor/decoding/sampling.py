@@ -78,15 +78,15 @@ def pick(logits_BV: Tensor, sampling: Sequence[Sampling], draws: Sequence[random
     sampled_rows = [row for row, setting in enumerate(sampling) if setting.temperature > 0]
     if not sampled_rows:
         return tokens
-    wide_BV = logits_BV if len(sampled_rows) == len(tokens) else logits_BV[sampled_rows]
+    sampled_BV = logits_BV if len(sampled_rows) == len(tokens) else logits_BV[sampled_rows]
     # Sorting a whole vocabulary took twice as long as the model; nearly always the likeliest ids decide.
-    top = wide_BV.topk(min(TOP_IDS + 1, wide_BV.shape[-1]))
+    top = sampled_BV.topk(min(TOP_IDS + 1, sampled_BV.shape[-1]))
     device = "cpu" if logits_BV.device.type == "mps" else logits_BV.device  # the former has no fp64
     temperature_B1 = torch.tensor(
         [[sampling[row].temperature] for row in sampled_rows], dtype=torch.float64, device=device
     )
-    norm_B1 = wide_BV.to(device).to(torch.float64, copy=True).div_(temperature_B1).logsumexp(-1, keepdim=True)
-    probs_BK = top.values.to(device).to(torch.float64, copy=True).div_(temperature_B1).sub_(norm_B1).exp_()
+    log_norm_B1 = sampled_BV.to(device).to(torch.float64, copy=True).div_(temperature_B1).logsumexp(-1, keepdim=True)
+    probs_BK = top.values.to(device).to(torch.float64, copy=True).div_(temperature_B1).sub_(log_norm_B1).exp_()
     for row, probs, ids in zip(sampled_rows, probs_BK.tolist(), top.indices.tolist(), strict=True):
         draw = draws[row].random()
         token = _among_likeliest(probs, ids, logits_BV.shape[-1], sampling[row], draw)
@@ -100,19 +100,19 @@ def _among_likeliest(probs: list[float], ids: list[int], size: int, setting: Sam
     `probs` descend. The last one only tells where the rest begins, unless there is no rest.
     """
     complete = len(ids) == size
-    known = size if complete else len(ids) - 1
-    if not complete and probs[known - 1] == probs[known]:
+    known_count = size if complete else len(ids) - 1
+    if not complete and probs[known_count - 1] == probs[known_count]:
         return None  # which of two equal ones came in was chance
-    ranked = sorted((-p, i) for p, i in zip(probs[:known], ids[:known], strict=True))
+    ranked = sorted((-p, i) for p, i in zip(probs[:known_count], ids[:known_count], strict=True))
     if setting.top_k:
-        if setting.top_k > known and not complete:
+        if setting.top_k > known_count and not complete:
             return None
         ranked, complete = ranked[: setting.top_k], True
     if setting.top_p < 1:
-        goal, mass = setting.top_p * _mass(ranked, complete), 0.0
+        target_mass, mass = setting.top_p * _mass(ranked, complete), 0.0
         for index, (p, _) in enumerate(ranked):
             mass -= p
-            if mass >= goal:
+            if mass >= target_mass:
                 ranked, complete = ranked[: index + 1], True
                 break
     min_prob = setting.min_p * -ranked[0][0]
@@ -120,10 +120,10 @@ def _among_likeliest(probs: list[float], ids: list[int], size: int, setting: Sam
         ranked, complete = [pair for pair in ranked if -pair[0] >= min_prob], True
     if not complete and (setting.top_p < 1 or setting.min_p > 0):
         return None  # a filter reaches beyond the likeliest ids
-    goal, mass = draw * _mass(ranked, complete), 0.0
+    target_mass, mass = draw * _mass(ranked, complete), 0.0
     for p, token in ranked:
         mass -= p
-        if mass > goal:
+        if mass > target_mass:
             return token
     return ranked[-1][1] if complete else None
 

@@ -1,8 +1,8 @@
 """Ask a model every item of the battery, as a user would: chat template in, greedy answer out, scored exactly.
 
 Items of kind likelihood are not answered but compared: the model's
-log-likelihood takes one of their choices. Whatever was said or compared goes
-through `judge`, so that a fake model is scored as a real one is.
+log-likelihood takes one of their choices. All outputs go
+through `score_outputs`, so that a fake model is scored as a real one is.
 """
 
 from __future__ import annotations
@@ -59,29 +59,30 @@ def ask(
     """
     spoken = [item for item in items if item.kind != "likelihood"]
     compared = [item for item in items if item.kind == "likelihood"]
-    said = _speak(model, tokenizer, spoken, max_new_tokens, batch_rows, threads, sampling)
-    values = choice_log_likelihoods(model, tokenizer, compared, threads)
-    outputs = dict(zip([item.id for item in spoken], said, strict=True))
-    outputs |= {item.id: Output(log_likelihoods=v) for item, v in zip(compared, values, strict=True)}
-    costs = gold_bits(model, tokenizer, items, threads) if gold else None
-    return judge(name, items, [outputs[item.id] for item in items], workers, costs)
+    spoken_outputs = _generate_outputs(model, tokenizer, spoken, max_new_tokens, batch_rows, threads, sampling)
+    log_likelihoods = choice_log_likelihoods(model, tokenizer, compared, threads)
+    outputs = dict(zip([item.id for item in spoken], spoken_outputs, strict=True))
+    outputs |= {item.id: Output(log_likelihoods=values) for item, values in zip(compared, log_likelihoods, strict=True)}
+    gold_costs = gold_bits(model, tokenizer, items, threads) if gold else None
+    return score_outputs(name, items, [outputs[item.id] for item in items], workers, gold_costs)
 
 
-def judge(
+def score_outputs(
     name: str,
     items: Sequence[Item],
     outputs: Sequence[Output],
     workers: int,
     gold: tuple[Sequence[float], Sequence[int]] | None = None,
 ) -> list[Answer]:
-    """The one way from what came out to what is right. `gold` holds bits and bytes of the accepted answers."""
+    """Score the outputs of a model, real or fake. `gold` holds bits and bytes of the accepted answers."""
     plain, normalised = (
-        [_text(item, output, by) for item, output in zip(items, outputs, strict=True)] for by in (0, 1)
+        [_scored_text(item, output, use_norm) for item, output in zip(items, outputs, strict=True)]
+        for use_norm in (0, 1)
     )
     correct = score_many(items, plain, workers)
-    compared = [place for place, item in enumerate(items) if item.kind == "likelihood"]
-    marks = score_many([items[place] for place in compared], [normalised[place] for place in compared], workers)
-    correct_norm: dict[int, bool | None] = dict(zip(compared, marks, strict=True))
+    compared = [index for index, item in enumerate(items) if item.kind == "likelihood"]
+    norm_results = score_many([items[index] for index in compared], [normalised[index] for index in compared], workers)
+    correct_norm: dict[int, bool | None] = dict(zip(compared, norm_results, strict=True))
     bits, sizes = gold if gold is not None else ([0.0] * len(items), [0] * len(items))
     return [
         Answer(
@@ -89,22 +90,22 @@ def judge(
             item=item.id,
             category=item.category,
             model=name,
-            correct=correct[place],
-            correct_norm=correct_norm.get(place),
-            gold_bits=bits[place],
-            gold_bytes=sizes[place],
+            correct=correct[index],
+            correct_norm=correct_norm.get(index),
+            gold_bits=bits[index],
+            gold_bytes=sizes[index],
         )
-        for place, (item, output, text) in enumerate(zip(items, outputs, plain, strict=True))
+        for index, (item, output, text) in enumerate(zip(items, outputs, plain, strict=True))
     ]
 
 
-def _text(item: Item, output: Output, normalised: int) -> str:
+def _scored_text(item: Item, output: Output, normalised: int) -> str:
     if item.kind != "likelihood":
         return output.text
     return item.choices[choose(output.log_likelihoods, item.choices, normalised=bool(normalised))]
 
 
-def _speak(
+def _generate_outputs(
     model: Transformer,
     tokenizer: Tokenizer,
     items: Sequence[Item],
@@ -121,7 +122,7 @@ def _speak(
                 where=f"battery item {item.category}/{item.id}",
                 fix="raise model.context_tokens, or leave the category out of the battery",
             )
-    made = generate(
+    generations = generate(
         FusedDecoder(model),
         prompts,
         max_new_tokens=max_new_tokens,
@@ -131,15 +132,15 @@ def _speak(
         threads=threads,
         exempt=exempt_ids(tokenizer) if sampling.repetition_penalty != 1 else (),
     )
-    opening = (tokenizer.bos, tokenizer.system, tokenizer.user, tokenizer.assistant)
+    opening_ids = (tokenizer.bos, tokenizer.system, tokenizer.user, tokenizer.assistant)
     return [
         Output(
             text=tokenizer.decode(generation.ids),
             tokens=len(generation.ids),
             stopped=generation.end == tokenizer.stop,
             ended=generation.stopped,
-            fake_turn=generation.end in opening,
+            fake_turn=generation.end in opening_ids,
             repeats=repeats(generation.ids),
         )
-        for generation in made
+        for generation in generations
     ]

@@ -78,8 +78,8 @@ def compression_rates(texts: dict[str, list[str]]) -> dict[str, dict[str, BitsPe
     encoded = {source: [text.encode() for text in texts[source]] for source in sorted(texts)}
     table: dict[str, dict[str, BitsPerByte]] = {}
     for name, size in COMPRESSORS.items():
-        parts = {s: rate([8 * size(d) for d in docs], [len(d) for d in docs]) for s, docs in encoded.items()}
-        table[name] = {**parts, ALL: pooled(parts)}
+        by_source = {s: rate([8 * size(d) for d in docs], [len(d) for d in docs]) for s, docs in encoded.items()}
+        table[name] = {**by_source, ALL: pooled(by_source)}
     for name, size in (("gzip_joined", gzip_bytes), ("xz_joined", xz_bytes)):
         streams = {source: b"".join(docs) for source, docs in encoded.items()}
         streams[ALL] = b"".join(streams[source] for source in sorted(encoded))
@@ -93,10 +93,10 @@ XZ = ("xz", "xz_extreme")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A document, or the start of one where the byte budget ended (`whole` False: its end is not scored)."""
+    """A document, or the start of one where the byte budget ended (`complete` False: its end is not scored)."""
 
     text: str
-    whole: bool
+    complete: bool
 
 
 def choose(documents: Iterable[Document], max_bytes_per_source: int, seed: int) -> dict[str, list[HeldOut]]:
@@ -107,23 +107,25 @@ def choose(documents: Iterable[Document], max_bytes_per_source: int, seed: int) 
     """
     ranked: dict[str, list[tuple[bytes, str]]] = {}
     for document in documents:
-        rank = hashlib.blake2b(f"{seed}:{document.id}".encode(), digest_size=16).digest()
-        ranked.setdefault(document.source, []).append((rank, document.text))
+        sort_key = hashlib.blake2b(f"{seed}:{document.id}".encode(), digest_size=16).digest()
+        ranked.setdefault(document.source, []).append((sort_key, document.text))
     if ALL in ranked:
         raise InputError(f"a source may not be called '{ALL}'", where="download.sources", fix="rename it")
     chosen: dict[str, list[HeldOut]] = {}
     for source in sorted(ranked):
-        room, taken = max_bytes_per_source, []
+        remaining_bytes, excerpts = max_bytes_per_source, []
         for _, text in sorted(ranked[source]):
             data = text.encode()
-            part = data[:room].decode("utf-8", errors="ignore")  # drops a character that the cut went through
-            if part:
-                taken.append(HeldOut(part, len(data) <= room))
-            room -= len(data)
-            if room <= 0:
+            excerpt = data[:remaining_bytes].decode(
+                "utf-8", errors="ignore"
+            )  # drops a character that the cut went through
+            if excerpt:
+                excerpts.append(HeldOut(excerpt, len(data) <= remaining_bytes))
+            remaining_bytes -= len(data)
+            if remaining_bytes <= 0:
                 break
-        if taken:
-            chosen[source] = taken
+        if excerpts:
+            chosen[source] = excerpts
     if not chosen:
         raise InputError("no held-out document", where="data/clean/val.parquet", fix="raise download.val_fraction")
     return chosen
@@ -133,14 +135,14 @@ def encode(tokenizer: Tokenizer, held_out: Sequence[HeldOut]) -> list[np.ndarray
     """`<|bos|>` + ids (+ `<|eos|>`) of each document; GateError if the ids do not stand for the text's bytes."""
     ids = tokenizer.encode_arrays([document.text for document in held_out])
     rows = []
-    for document, array in zip(held_out, ids, strict=True):
+    for document, document_ids in zip(held_out, ids, strict=True):
         size = len(document.text.encode())
-        if int(tokenizer.token_bytes[array].sum()) != size:
+        if int(tokenizer.token_bytes[document_ids].sum()) != size:
             raise GateError(
                 "bits per byte", f"ids stand for another number of bytes than the {size} of {document.text[:40]!r}"
             )
-        ends = [tokenizer.eos] if document.whole else []
-        rows.append(np.concatenate([[tokenizer.bos], array, ends]).astype(np.int64))
+        end_ids = [tokenizer.eos] if document.complete else []
+        rows.append(np.concatenate([[tokenizer.bos], document_ids, end_ids]).astype(np.int64))
     return rows
 
 
@@ -171,10 +173,10 @@ def bpb_facts(
             **{name: rates[source].bpb for name, rates in tools.items()},
         }
 
-    line = min(tools[name][ALL].bpb for name in XZ)
+    xz_bpb = min(tools[name][ALL].bpb for name in XZ)
     return {
         "sources": {source: row(source) for source in first if source != ALL},
         "all": row(ALL),
-        "beats_xz": {name: rates[ALL].bpb < line for name, rates in models.items()},
-        "margin_to_xz": {name: line - rates[ALL].bpb for name, rates in models.items()},
+        "beats_xz": {name: rates[ALL].bpb < xz_bpb for name, rates in models.items()},
+        "margin_to_xz": {name: xz_bpb - rates[ALL].bpb for name, rates in models.items()},
     }

@@ -36,12 +36,12 @@ CONSTANTS = (
     CONSTANT_CODE,
 )
 DELIMITERS = (":", "\n", ",", ";", ".", "?", '"', "'", "`", "(", ")", "[", "]", "{", "}", "<", ">", "=", "+", "-", " ")
-EDGE = " \t\n.,:;?!\"'`()[]{}"
-PLACES = {"first": 0, "second": 1, "third": 2, "fourth": 3, "third last": -3, "second last": -2, "last": -1}
+EDGE_CHARS = " \t\n.,:;?!\"'`()[]{}"
+POSITIONS = {"first": 0, "second": 1, "third": 2, "fourth": 3, "third last": -3, "second last": -2, "last": -1}
 # A word of more than this share of a category's questions belongs to their frame. Which share tells the wordings
 # from what is asked depends on the number of wordings and of words, so two are tried.
-SHARED = {"rare": 0.1, "own": 0.2}
-SLOTS = ("\ue000", "\ue001")
+MAX_WORD_SHARE = {"rare": 0.1, "own": 0.2}
+PLACEHOLDERS = ("\ue000", "\ue001")
 MAX_CONSTANTS = 200  # of the accepted answers, the ones that most items accept
 TEMPLATES = 12  # of the templates taken from accepted answers, so many of each category are scored,
 CODE_TEMPLATES = 2  # and so many of functions, each of which runs in a process
@@ -54,121 +54,132 @@ CHOICES: dict[str, Callable[[Sequence[str]], str]] = {
 }
 
 
-def _lined(mark: Callable[[int], str]) -> Callable[[list[str]], str]:
-    return lambda parts: "\n".join(mark(place) + part for place, part in enumerate(parts, 1))
+def _line_per_part(prefix: Callable[[int], str]) -> Callable[[list[str]], str]:
+    return lambda parts: "\n".join(prefix(number) + part for number, part in enumerate(parts, 1))
 
 
 LISTS: dict[str, Callable[[list[str]], str]] = {
-    "numbered": _lined(lambda place: f"{place}. "),
-    "numbered with colons": _lined(lambda place: f"{place}: "),
-    "in bullets": _lined(lambda place: "- "),
-    "in lines": _lined(lambda place: ""),
+    "numbered": _line_per_part(lambda number: f"{number}. "),
+    "numbered with colons": _line_per_part(lambda number: f"{number}: "),
+    "in bullets": _line_per_part(lambda number: "- "),
+    "in lines": _line_per_part(lambda number: ""),
     "with commas": ", ".join,
     "with spaces": " ".join,
 }
 
 
-def _places(what: str, parts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    yield from ((f"{name} {what}", parts[n]) for name, n in PLACES.items() if -len(parts) <= n < len(parts))
+def _by_position(kind: str, segments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield from (
+        (f"{name} {kind}", segments[index])
+        for name, index in POSITIONS.items()
+        if -len(segments) <= index < len(segments)
+    )
 
 
 def pieces(text: str, shares: Mapping[str, float]) -> dict[str, str]:
     """Pieces of a question by name. `shares` tells in which share of the category's questions a word stands."""
-    found = {"the question": text}
-    for mark in DELIMITERS:
-        if mark in text:
-            parts = [part.strip(EDGE) for part in text.split(mark)]
-            found |= _places(f"piece cut at {mark!r}", [part for part in parts if part])
-            found[f"all behind the first {mark!r}"] = text.partition(mark)[2].strip(EDGE)
-            found[f"all before the last {mark!r}"] = text.rpartition(mark)[0].strip(EDGE)
-    clauses = [part.strip(EDGE) for part in re.split(r"[:?!.\n]", text)]
-    found |= _places("clause", [part for part in clauses if part])
+    named = {"the question": text}
+    for delimiter in DELIMITERS:
+        if delimiter in text:
+            segments = [segment.strip(EDGE_CHARS) for segment in text.split(delimiter)]
+            named |= _by_position(f"piece cut at {delimiter!r}", [segment for segment in segments if segment])
+            named[f"all behind the first {delimiter!r}"] = text.partition(delimiter)[2].strip(EDGE_CHARS)
+            named[f"all before the last {delimiter!r}"] = text.rpartition(delimiter)[0].strip(EDGE_CHARS)
+    clauses = [segment.strip(EDGE_CHARS) for segment in re.split(r"[:?!.\n]", text)]
+    named |= _by_position("clause", [segment for segment in clauses if segment])
     words = [(match[0], *match.span()) for match in re.finditer(r"\w+", text)]
-    for name, share in SHARED.items():
-        own = [place for place, (word, _, _) in enumerate(words) if shares[word.lower()] <= share]
-        runs = [place for place in own if place - 1 not in own]
-        ends = [place for place in own if place + 1 not in own]
-        rows = [text[words[a][1] : words[b][2]] for a, b in zip(runs, ends, strict=True)]
-        found |= {
-            **dict(_places(f"{name} words in a row", rows)),
-            **dict(_places(f"{name} word", [words[n][0] for n in own])),
+    for name, share in MAX_WORD_SHARE.items():
+        rare_indices = [index for index, (word, _, _) in enumerate(words) if shares[word.lower()] <= share]
+        starts = [index for index in rare_indices if index - 1 not in rare_indices]
+        ends = [index for index in rare_indices if index + 1 not in rare_indices]
+        runs = [text[words[start][1] : words[end][2]] for start, end in zip(starts, ends, strict=True)]
+        named |= {
+            **dict(_by_position(f"{name} words in a row", runs)),
+            **dict(_by_position(f"{name} word", [words[n][0] for n in rare_indices])),
         }
-        found[f"the {name} words"] = " ".join(words[place][0] for place in own)
+        named[f"the {name} words"] = " ".join(words[index][0] for index in rare_indices)
     if numbers := NUMBER.findall(text):
-        found |= _places("number", numbers)
-        found |= {"the smallest number": min(numbers, key=float), "the largest number": max(numbers, key=float)}
-    return found
+        named |= _by_position("number", numbers)
+        named |= {"the smallest number": min(numbers, key=float), "the largest number": max(numbers, key=float)}
+    return named
 
 
 def null_answers(items: Sequence[Item]) -> dict[str, list[str]]:
-    """What each strategy says to every item of one category, all spoken or all choices. "" is said for want of a piece."""
+    """Each strategy's answer to every item of one category, all spoken or all choices; "" where it finds no piece."""
     if items[0].choices:
-        said = {name: [take(item.choices) for item in items] for name, take in CHOICES.items()}
-        return said | {
+        answers = {name: [pick(item.choices) for item in items] for name, pick in CHOICES.items()}
+        return answers | {
             f"constant {text!r}": [text] * len(items) for text in dict.fromkeys(item.answer for item in items)
         }
     accepted = Counter(text for item in items for text in item.accepted)
     constants = dict.fromkeys((*CONSTANTS, *(text for text, _ in accepted.most_common(MAX_CONSTANTS))))
-    said = {f"constant {text!r}": [text] * len(items) for text in constants}
-    first = list(dict.fromkeys(item.accepted[0] for item in items))
-    said |= {f"all accepted answers, joined by {mark!r}": [mark.join(first)] * len(items) for mark in ("\n", ", ", " ")}
-    cut = _cut(items)
-    for place, found in enumerate(cut):
-        for name, text in found.items():
-            for form, filled in _filled(text):
-                said.setdefault(name + form, [""] * len(items))[place] = filled
-    counts = Counter(key for item, found in zip(items, cut, strict=True) for key in _templates(item, found))
-    most = CODE_TEMPLATES if any(item.kind == "code" for item in items) else TEMPLATES
-    for (template, *names), n in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:most]:
-        if n > 1:
-            shown = repr(re.sub("|".join(SLOTS), "_", template))
-            said[f"{shown} with {' and '.join(names)}"] = [_fill(template, names, found) for found in cut]
-    return said
+    answers = {f"constant {text!r}": [text] * len(items) for text in constants}
+    first_answers = list(dict.fromkeys(item.accepted[0] for item in items))
+    answers |= {
+        f"all accepted answers, joined by {separator!r}": [separator.join(first_answers)] * len(items)
+        for separator in ("\n", ", ", " ")
+    }
+    pieces_by_item = _pieces_of_items(items)
+    for index, item_pieces in enumerate(pieces_by_item):
+        for name, text in item_pieces.items():
+            for form, formatted in _forms_of(text):
+                answers.setdefault(name + form, [""] * len(items))[index] = formatted
+    counts = Counter(
+        key for item, item_pieces in zip(items, pieces_by_item, strict=True) for key in _templates(item, item_pieces)
+    )
+    max_templates = CODE_TEMPLATES if any(item.kind == "code" for item in items) else TEMPLATES
+    for (template, *names), count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:max_templates]:
+        if count > 1:
+            shown = repr(re.sub("|".join(PLACEHOLDERS), "_", template))
+            answers[f"{shown} with {' and '.join(names)}"] = [
+                _fill_template(template, names, item_pieces) for item_pieces in pieces_by_item
+            ]
+    return answers
 
 
-def _cut(items: Sequence[Item]) -> list[dict[str, str]]:
+def _pieces_of_items(items: Sequence[Item]) -> list[dict[str, str]]:
     texts = ["\n".join(message.content for message in item.prompt) for item in items]
-    seen = Counter(word for text in texts for word in {word.lower() for word in re.findall(r"\w+", text)})
+    question_counts = Counter(word for text in texts for word in {word.lower() for word in re.findall(r"\w+", text)})
     # A word of one question is that question's own, however few there are.
-    shares = {word: (n - 1) / len(items) for word, n in seen.items()}
+    shares = {word: (count - 1) / len(items) for word, count in question_counts.items()}
     return [pieces(text, shares) for text in texts]
 
 
-def _filled(piece: str) -> Iterator[tuple[str, str]]:
+def _forms_of(piece: str) -> Iterator[tuple[str, str]]:
     yield from (("", piece), (", in quotes", f'"{piece}"'), (", fenced", f"```\n{piece}\n```"))
-    parts = re.split(r",\s*|\s+and\s+|\s+", piece)
-    if len(parts) > 1:
-        yield from ((f", {name}", form(parts)) for name, form in LISTS.items())
+    elements = re.split(r",\s*|\s+and\s+|\s+", piece)
+    if len(elements) > 1:
+        yield from ((f", {name}", form(elements)) for name, form in LISTS.items())
 
 
-def _fill(template: str, names: Sequence[str], found: dict[str, str]) -> str:
-    for slot, name in zip(SLOTS, names, strict=False):
-        if name not in found:
+def _fill_template(template: str, names: Sequence[str], item_pieces: dict[str, str]) -> str:
+    for placeholder, name in zip(PLACEHOLDERS, names, strict=False):
+        if name not in item_pieces:
             return ""
-        template = template.replace(slot, found[name])
+        template = template.replace(placeholder, item_pieces[name])
     return template
 
 
-def _templates(item: Item, found: dict[str, str]) -> set[tuple[str, ...]]:
+def _templates(item: Item, item_pieces: dict[str, str]) -> set[tuple[str, ...]]:
     """The first accepted answer without one piece or two: (template, names of what fills it)."""
     answer = item.accepted[0]
-    able: dict[str, list[str]] = {}
-    for name, text in found.items():
+    names_by_text: dict[str, list[str]] = {}
+    for name, text in item_pieces.items():
         if text and text != answer and text in answer:
-            able.setdefault(text, []).append(name)
+            names_by_text.setdefault(text, []).append(name)
 
-    def without(text: str, slot: str, template: str) -> str:
-        return re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", slot, template)
+    def without(text: str, placeholder: str, template: str) -> str:
+        return re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", placeholder, template)
 
     keys: set[tuple[str, ...]] = set()
-    for text, names in able.items():
-        one = without(text, SLOTS[0], answer)
-        if one != answer:
-            keys |= {(one, name) for name in names}
-            for other, others in able.items():
-                two = without(other, SLOTS[1], one)
-                if two != one:
-                    keys |= {(two, name, also) for name in names for also in others}
+    for text, names in names_by_text.items():
+        one_cut = without(text, PLACEHOLDERS[0], answer)
+        if one_cut != answer:
+            keys |= {(one_cut, name) for name in names}
+            for other_text, other_names in names_by_text.items():
+                two_cut = without(other_text, PLACEHOLDERS[1], one_cut)
+                if two_cut != one_cut:
+                    keys |= {(two_cut, name, other_name) for name in names for other_name in other_names}
     return keys
 
 
@@ -185,27 +196,31 @@ def null_floors(items: Sequence[Item], workers: int = 2) -> dict[str, dict[str, 
 @functools.lru_cache(maxsize=4)  # two models are asked the same items
 def _floors(items: tuple[Item, ...], workers: int) -> dict[str, dict[str, float | str]]:
     floors: dict[str, dict[str, float | str]] = {}
-    rights = 0
+    all_right = 0
     for category in sorted({item.category for item in items}):
         group = [item for item in items if item.category == category]
-        parts = [[item for item in group if bool(item.choices) == compared] for compared in (False, True)]
-        best = [_best(part, workers) for part in parts if part]
+        subsets = [[item for item in group if bool(item.choices) == compared] for compared in (False, True)]
+        best = [_best(subset, workers) for subset in subsets if subset]
         right = sum(right for right, _ in best)
         floors[category] = {"floor": right / len(group), "strategy": "; ".join(name for right, name in best if right)}
-        rights += right
-    return floors | {ALL: {"floor": rights / len(items), "strategy": "the best of each category" if rights else ""}}
+        all_right += right
+    return floors | {
+        ALL: {"floor": all_right / len(items), "strategy": "the best of each category" if all_right else ""}
+    }
 
 
 def _best(items: Sequence[Item], workers: int) -> tuple[int, str]:
     """How many items the best strategy has right, and its name, the first in the order of the search."""
-    said = null_answers(items)
-    asked = dict.fromkeys((place, text) for texts in said.values() for place, text in enumerate(texts) if text.strip())
+    answers = null_answers(items)
+    distinct = dict.fromkeys(
+        (index, text) for texts in answers.values() for index, text in enumerate(texts) if text.strip()
+    )
     # What an item accepts was proved by its gate, and functions need not run again for it.
-    open_ = [(place, text) for place, text in asked if text not in items[place].accepted]
-    marks = score_many([items[place] for place, _ in open_], [text for _, text in open_], workers)
-    right = {key for key in asked if key[1] in items[key[0]].accepted}
-    right |= {key for key, mark in zip(open_, marks, strict=True) if mark}
-    hits = {name: sum((place, text) in right for place, text in enumerate(texts)) for name, texts in said.items()}
+    unproved = [(index, text) for index, text in distinct if text not in items[index].accepted]
+    results = score_many([items[index] for index, _ in unproved], [text for _, text in unproved], workers)
+    right = {key for key in distinct if key[1] in items[key[0]].accepted}
+    right |= {key for key, result in zip(unproved, results, strict=True) if result}
+    hits = {name: sum((index, text) in right for index, text in enumerate(texts)) for name, texts in answers.items()}
     best = max(hits, key=lambda name: hits[name])
     return hits[best], best
 
@@ -239,15 +254,15 @@ def summarise(items: Sequence[Item], results: Sequence[bool]) -> dict[str, dict[
     """By category, and for all: n, right, accuracy, stderr, floor, strategy, how many standard errors above the floor."""
     table: dict[str, dict[str, float | int | str]] = {}
     for category, floor in null_floors(items).items():
-        marks = [result for item, result in zip(items, results, strict=True) if category in (ALL, item.category)]
-        accuracy, stderr = sum(marks) / len(marks), standard_error(sum(marks), len(marks))
-        margin = (accuracy - float(floor["floor"])) / stderr
+        subset = [result for item, result in zip(items, results, strict=True) if category in (ALL, item.category)]
+        accuracy, stderr = sum(subset) / len(subset), standard_error(sum(subset), len(subset))
+        stderrs_above = (accuracy - float(floor["floor"])) / stderr
         table[category] = {
-            "n": len(marks),
-            "right": sum(marks),
+            "n": len(subset),
+            "right": sum(subset),
             "accuracy": accuracy,
             "stderr": stderr,
             **floor,
-            "above_floor": margin,
+            "above_floor": stderrs_above,
         }
     return table

@@ -32,16 +32,16 @@ class Pair(NamedTuple):
 
 def logprobs(model: Transformer, pairs: Sequence[Pair], *, threads: int = 1) -> np.ndarray:
     """Summed log-probability in nats (float64) of each continuation after its context, at the model's context."""
-    room = model.config.context_tokens + 1  # the last id is only predicted
+    max_ids = model.config.context_tokens + 1  # the last id is only predicted
     sequences, masks = [], []
     for number, pair in enumerate(pairs):
-        if not pair.context or not pair.continuation or len(pair.continuation) >= room:
+        if not pair.context or not pair.continuation or len(pair.continuation) >= max_ids:
             raise InputError(
                 f"{len(pair.context)} ids of context and {len(pair.continuation)} to score",
                 where=f"pair {number}",
-                fix=f"give at least one of each, and fewer than {room} to score",
+                fix=f"give at least one of each, and fewer than {max_ids} to score",
             )
-        ids = [*pair.context, *pair.continuation][-room:]
+        ids = [*pair.context, *pair.continuation][-max_ids:]
         sequences.append(np.array(ids, dtype=np.int64))
         masks.append(np.arange(len(ids)) >= len(ids) - len(pair.continuation))
     if not sequences:
@@ -58,12 +58,12 @@ def choice_pairs(
     """
     if not isinstance(context, str):
         return [Pair(list(context), ids) for ids in tokenizer.encode_batch([delimiter + choice for choice in choices])]
-    kept = context.rstrip()
-    moved = context[len(kept) :] + delimiter
-    given, *whole = tokenizer.encode_batch([kept, *(kept + moved + choice for choice in choices)])
+    stripped = context.rstrip()
+    separator = context[len(stripped) :] + delimiter
+    context_ids, *joined = tokenizer.encode_batch([stripped, *(stripped + separator + choice for choice in choices)])
     # Where joining swallows a whole choice, its last id is what is left of it.
-    cuts = [min(len(given), len(ids) - 1) for ids in whole]
-    return [Pair([tokenizer.bos, *ids[:cut]], ids[cut:]) for ids, cut in zip(whole, cuts, strict=True)]
+    cuts = [min(len(context_ids), len(ids) - 1) for ids in joined]
+    return [Pair([tokenizer.bos, *ids[:cut]], ids[cut:]) for ids, cut in zip(joined, cuts, strict=True)]
 
 
 def choice_scores(
@@ -89,8 +89,8 @@ def rolling_pairs(ids: Sequence[int], start: int, context_tokens: int) -> list[P
     while done < len(ids):
         end = min(done + context_tokens, len(ids))
         begin = end - context_tokens - 1
-        given = [start, *ids[:done]] if begin < 0 else list(ids[begin:done])
-        pairs.append(Pair(given, list(ids[done:end])))
+        context_ids = [start, *ids[:done]] if begin < 0 else list(ids[begin:done])
+        pairs.append(Pair(context_ids, list(ids[done:end])))
         done = end
     return pairs
 
@@ -113,7 +113,7 @@ def item_pairs(tokenizer: Tokenizer, item: Item, choices: Sequence[str]) -> list
 def choice_log_likelihoods(
     model: Transformer, tokenizer: Tokenizer, items: Sequence[Item], threads: int = 1
 ) -> list[tuple[float, ...]]:
-    """Of every item the log-likelihood (nats, summed over its ids) of each of its choices."""
+    """For every item the log-likelihood (nats, summed over ids) of each of its choices."""
     pairs = [pair for item in items for pair in item_pairs(tokenizer, item, item.choices)]
     values = iter(logprobs(model, pairs, threads=threads).tolist())
     return [tuple(round(next(values), DIGITS) for _ in item.choices) for item in items]
@@ -125,7 +125,7 @@ def gold_bits(
     """Bits of every item's first accepted answer after its prompt, and the answer's UTF-8 bytes.
 
     The stop that ends an answer does not count: a model that never saw a
-    conversation has no idea of it, and the rate of stopping is told elsewhere.
+    conversation has no idea of it, and the rate of stopping is reported elsewhere.
     """
     pairs = []
     for item in items:

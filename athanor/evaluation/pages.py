@@ -36,13 +36,13 @@ def battery_markdown(
 def left_out_line(left_out: Mapping[str, int]) -> str:
     """Which items have no score, and why; nothing if all have one."""
     counts = ", ".join(f"{category} ({count})" for category, count in left_out.items())
-    why = "the machine has no system call filter (Linux, x86-64 or arm64), so code that a model wrote is not run"
-    return f"Left out: {counts}; {why}." if left_out else ""
+    reason = "the machine has no system call filter (Linux, x86-64 or arm64), so code that a model wrote is not run"
+    return f"Left out: {counts}; {reason}." if left_out else ""
 
 
 def samples_markdown(items: Sequence[Item], answers: Sequence[Answer], per_category: int) -> str:
     """A page to read: the first `per_category` items of each category with each model's answer."""
-    said = {(answer.item, answer.model): answer for answer in answers}
+    by_item_and_model = {(answer.item, answer.model): answer for answer in answers}
     models = list(dict.fromkeys(answer.model for answer in answers))
     groups: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda item: (item.category, item.id)):
@@ -55,7 +55,7 @@ def samples_markdown(items: Sequence[Item], answers: Sequence[Answer], per_categ
                 lines += [f"**{message.role}**", "", *_quoted(message.content), ""]
             lines += ["**expected**", "", *_quoted(item.accepted[0]), ""]
             for model in models:
-                answer = said[item.id, model]
+                answer = by_item_and_model[item.id, model]
                 verdict = "right" if answer.correct else "wrong"
                 ending = "" if answer.stopped else ", did not stop by itself"
                 lines += [f"**{model}** ({verdict}{ending})", "", *_quoted(answer.text), ""]
@@ -68,5 +68,5 @@ def _quoted(text: str) -> list[str]:
     if not text.strip():
         return [f"    ({len(text)} white-space characters)" if text else "    (nothing)"]
     lines = text.splitlines()
-    more = [f"    ({len(lines) - SAMPLE_LINES} more lines)"] if len(lines) > SAMPLE_LINES else []
-    return [f"    {line[:SAMPLE_CHARS]}".rstrip() for line in lines[:SAMPLE_LINES]] + more
+    rest = [f"    ({len(lines) - SAMPLE_LINES} more lines)"] if len(lines) > SAMPLE_LINES else []
+    return [f"    {line[:SAMPLE_CHARS]}".rstrip() for line in lines[:SAMPLE_LINES]] + rest

@@ -19,7 +19,7 @@ REPEATS, LONGEST_NGRAM = 4, 8
 
 @dataclass(frozen=True)
 class Answer:
-    """What one model said to one item."""
+    """One model's answer to one item, and how it was scored."""
 
     item: str  # Item.id
     category: str
@@ -125,8 +125,8 @@ def gold_table(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     groups[ALL] = [pair for pairs in groups.values() for pair in pairs]
     rows = {}
     for category, pairs in groups.items():
-        found = compression.rate(*zip(*pairs, strict=True))
-        rows[category] = {"bpb": found.bpb, "stderr": found.stderr, "n": found.documents}
+        gold_rate = compression.rate(*zip(*pairs, strict=True))
+        rows[category] = {"bpb": gold_rate.bpb, "stderr": gold_rate.stderr, "n": gold_rate.documents}
     return rows
 
 
@@ -134,48 +134,48 @@ def health(answers: Sequence[Answer]) -> dict[str, dict[str, float | int]]:
     """Shares of spoken answers with a good or bad habit, with counts and standard errors."""
     spoken = [answer for answer in answers if answer.spoken]
     return {
-        "stop": rate(answer.stopped for answer in spoken),
-        "repetition": rate(answer.repeats for answer in spoken),
-        "fake_turn": rate(answer.fake_turn for answer in spoken),
-        "empty": rate(not answer.text.strip() for answer in spoken),
-        "truncated": rate(cut(answer) for answer in spoken),
-        "hedge": rate(habits.hedge_opening(answer.text) for answer in spoken),
-        "refusal": rate(habits.refusal_opening(answer.text) for answer in spoken),
-        "identity_leak": rate(habits.identity_leak(answer.text) for answer in spoken),
+        "stop": share_of(answer.stopped for answer in spoken),
+        "repetition": share_of(answer.repeats for answer in spoken),
+        "fake_turn": share_of(answer.fake_turn for answer in spoken),
+        "empty": share_of(not answer.text.strip() for answer in spoken),
+        "truncated": share_of(hit_limit(answer) for answer in spoken),
+        "hedge": share_of(habits.hedge_opening(answer.text) for answer in spoken),
+        "refusal": share_of(habits.refusal_opening(answer.text) for answer in spoken),
+        "identity_leak": share_of(habits.identity_leak(answer.text) for answer in spoken),
     }
 
 
 def verbosity(answers: Sequence[Answer]) -> dict[str, float | int]:
-    """Tokens of a spoken answer, in the mean."""
+    """The mean number of tokens of a spoken answer."""
     tokens = [answer.tokens for answer in answers if answer.spoken]
     return {"n": len(tokens), "mean_tokens": sum(tokens) / max(1, len(tokens))}
 
 
-def cut(answer: Answer) -> bool:
+def hit_limit(answer: Answer) -> bool:
     """Whether the limit ended the answer, and no control id."""
     return not answer.ended
 
 
 def truncation(answers: Sequence[Answer]) -> dict[str, dict[str, float | int]]:
     """The share of answers that the limit ended, by category."""
-    return {name: rate(marks) for name, marks in grouped((a for a in answers if a.spoken), cut).items()}
+    return {name: share_of(marks) for name, marks in grouped((a for a in answers if a.spoken), hit_limit).items()}
 
 
-def rate(marks: Iterable[bool]) -> dict[str, float | int]:
-    found = [bool(mark) for mark in marks]
-    n, count = len(found), sum(found)
+def share_of(marks: Iterable[bool]) -> dict[str, float | int]:
+    flags = [bool(mark) for mark in marks]
+    n, count = len(flags), sum(flags)
     return {"n": n, "count": count, "rate": count / n if n else 0.0, "stderr": standard_error(count, n)}
 
 
 def contamination(items: Sequence[Item], documents: Mapping[str, int], conversations: Mapping[str, int] | None) -> dict:
     """How many training texts were dropped for sharing an item's words, over all items; conversations None: not known."""
     ids = {item.id for item in items}
-    told = {"documents_dropped": documents, "conversations_dropped": conversations}
+    dropped = {"documents_dropped": documents, "conversations_dropped": conversations}
     return {
         "items": len(ids),
         **{
-            name: None if found is None else sum(n for i, n in found.items() if i in ids)
-            for name, found in told.items()
+            name: None if counts is None else sum(n for i, n in counts.items() if i in ids)
+            for name, counts in dropped.items()
         },
         "items_touched": len(ids & (set(documents) | set(conversations or {}))),
     }
@@ -242,19 +242,19 @@ def battery_facts(
     that this machine could not score; where there are none, nothing is said, so that all other machines write the same bytes.
     """
     tables, gold, difficulty, development = {}, {}, {}, {}
-    kept: dict[str, list[Answer]] = {}
+    test_answers: dict[str, list[Answer]] = {}
     test = [item for item in items if item.split == "test"]
     if not test:
         raise InputError("no item for testing", where="data/battery", fix="lower battery.development_fraction")
-    other = [item for item in items if item.split != "test"]
-    for name, said in answers.items():
+    dev_items = [item for item in items if item.split != "test"]
+    for name, model_answers in answers.items():
         ids = {item.id for item in test}
-        kept[name] = [answer for answer in said if answer.item in ids]
-        tables[name] = score_table(test, kept[name], seed)
-        gold[name] = gold_table(kept[name])
-        difficulty[name] = by_difficulty(test, kept[name], seed)
-        if other:
-            row = score_table(other, [answer for answer in said if answer.item not in ids], seed)[ALL]
+        test_answers[name] = [answer for answer in model_answers if answer.item in ids]
+        tables[name] = score_table(test, test_answers[name], seed)
+        gold[name] = gold_table(test_answers[name])
+        difficulty[name] = by_difficulty(test, test_answers[name], seed)
+        if dev_items:
+            row = score_table(dev_items, [answer for answer in model_answers if answer.item not in ids], seed)[ALL]
             development[name] = {key: row[key] for key in ("n", "correct", "score", "stderr", "low", "high", "floor")}
     first, *_, last = answers
     return {
@@ -262,10 +262,10 @@ def battery_facts(
         "development": development,
         "difficulty": difficulty,
         "gold": gold,
-        "paired": {f"{last}_minus_{first}": comparison(kept[first], kept[last], seed)},
-        "health": {name: health(said) for name, said in answers.items()},
-        "verbosity": {name: verbosity(said) for name, said in answers.items()},
-        "truncation": {name: truncation(said) for name, said in answers.items()},
+        "paired": {f"{last}_minus_{first}": comparison(test_answers[first], test_answers[last], seed)},
+        "health": {name: health(model_answers) for name, model_answers in answers.items()},
+        "verbosity": {name: verbosity(model_answers) for name, model_answers in answers.items()},
+        "truncation": {name: truncation(model_answers) for name, model_answers in answers.items()},
         "contamination": contamination(items, documents, conversations),
         **({"left_out": dict(left_out)} if left_out else {}),
     }
@@ -275,10 +275,10 @@ CLEAR_STDERRS = 2.0
 GREEDY_NAME = "greedy"
 
 
-def chosen(items: Sequence[Item], count: int, seed: int) -> list[Item]:
+def development_sample(items: Sequence[Item], count: int, seed: int) -> list[Item]:
     """At most `count` items for development that a model answers in words, drawn by seed."""
-    able = [item for item in items if item.split == "development" and item.kind != "likelihood"]
-    ranked = sorted(able, key=lambda item: digest([seed, item.id]))[:count]
+    candidates = [item for item in items if item.split == "development" and item.kind != "likelihood"]
+    ranked = sorted(candidates, key=lambda item: digest([seed, item.id]))[:count]
     return sorted(ranked, key=lambda item: (item.category, item.id))
 
 
@@ -287,10 +287,10 @@ def condition_rows(
 ) -> dict[str, dict[str, Any]]:
     """Per condition its score, health and the paired difference to "greedy", which must be among `answers`."""
     rows = {}
-    for name, said in answers.items():
-        row = score_table(items, said, seed)[ALL]
-        pair = comparison(answers[GREEDY_NAME], said, seed)[ALL]
-        rates = health(said)
+    for name, condition_answers in answers.items():
+        row = score_table(items, condition_answers, seed)[ALL]
+        pair = comparison(answers[GREEDY_NAME], condition_answers, seed)[ALL]
+        rates = health(condition_answers)
         rows[name] = {
             **{key: row[key] for key in ("n", "correct", "score", "stderr", "low", "high")},
             "minus_greedy": {key: pair[key] for key in ("difference", "stderr", "low", "high", "wins", "losses", "p")},
@@ -300,13 +300,13 @@ def condition_rows(
 
 
 def findings(rows: Mapping[str, Mapping[str, Any]], penalties: Mapping[str, float]) -> list[str]:
-    """What a penalty costs, in words, where it is clear."""
-    told = []
+    """One sentence for each repetition penalty that clearly costs points."""
+    sentences = []
     for name, penalty in penalties.items():
         pair = rows[name]["minus_greedy"]
         if penalty != 1 and pair["difference"] < -CLEAR_STDERRS * pair["stderr"]:
-            told.append(
+            sentences.append(
                 f"condition {name}: a repetition penalty of {penalty:g} costs {-100 * pair['difference']:.1f} points "
                 f"(± {100 * pair['stderr']:.1f}) against greedy on the same {rows[name]['n']} items"
             )
-    return told
+    return sentences

@@ -40,7 +40,7 @@ _PYTHON = os.path.realpath(sys.executable)  # the one that a virtual environment
 ANSWER_SECONDS = (
     sandbox_child.WALL_SECONDS + 50
 )  # sandbox_child.py keeps the time; this is for a busy machine, and the worst
-# With the filter, the kernel refuses even these three, of which Python's audit hears nothing.
+# With the filter, the kernel refuses even these calls, which Python's audit does not report.
 PROBE = """
 import os
 def refused():
@@ -72,9 +72,9 @@ def parse_test(test: str) -> tuple[str, object]:
 
 
 def isolation() -> str:
-    """What stands around model-written code on this machine, in words; "" where it is not run at all."""
-    wall = _wall()
-    return wall[1] if wall else ""
+    """What confines model-written code on this machine, in words; "" where such code is not run at all."""
+    confinement = _confinement()
+    return confinement[1] if confinement else ""
 
 
 def passes(code: str, tests: Sequence[str]) -> bool:
@@ -93,56 +93,56 @@ def passes_many(tasks: Sequence[tuple[str, Sequence[str]]], workers: int = 2) ->
             raise InputError("no tests", where=code[:60], fix="give at least one assert")
     if not parsed:
         return []
-    wall = _wall()
-    if wall is None:
+    confinement = _confinement()
+    if confinement is None:
         fix = "evaluate on Linux (x86-64 or arm64) in a container that allows seccomp, or leave out items of kind code"
         raise InputError("this machine has no system call filter, so model-written code is not run", fix=fix)
-    results, waiting = [False] * len(parsed), deque(range(len(parsed)))
+    results, pending = [False] * len(parsed), deque(range(len(parsed)))
 
     def work() -> None:
-        with _Process(wall[0]) as process:
+        with _Process(confinement[0]) as process:
             while True:
                 try:
-                    place = waiting.popleft()
+                    index = pending.popleft()
                 except IndexError:
                     return
-                code, pairs = parsed[place]
+                code, pairs = parsed[index]
                 texts = process.call(code, [call for call, _ in pairs])
-                results[place] = len(texts) == len(pairs) and all(
-                    _same(text, value) for text, (_, value) in zip(texts, pairs, strict=True)
+                results[index] = len(texts) == len(pairs) and all(
+                    _equals_literal(text, value) for text, (_, value) in zip(texts, pairs, strict=True)
                 )
 
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-        for done in [pool.submit(work) for _ in range(min(max(1, workers), len(parsed)))]:
+        for future in [pool.submit(work) for _ in range(min(max(1, workers), len(parsed)))]:
             try:
-                done.result()
+                future.result()
             except OSError as error:
                 fix = "look for full memory or a limit on processes, then run again"
                 raise InputError(f"no process for code that a model wrote: {error}", fix=fix) from None
     return results
 
 
-def _same(text: str, expected: object) -> bool:
+def _equals_literal(text: str, expected: object) -> bool:
     if len(text) > 2 * len(repr(expected)):
         return False  # no equal value reads so; what is parsed here is bounded by what the battery expects
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return False
-    return _alike(value, expected)
+    return _equal_with_types(value, expected)
 
 
-def _alike(a: Any, b: Any) -> bool:
-    """Equal and of one type, at every depth: to Python True is 1."""
+def _equal_with_types(a: Any, b: Any) -> bool:
+    """Whether two values are equal and of one type at every depth; plain == takes True for 1."""
     if type(a) is not type(b) or a != b:
         return False
     if isinstance(a, (dict, set)):  # equal, so in order of repr only what differs in type stands beside another
         a, b = (sorted(x.items() if isinstance(x, dict) else x, key=repr) for x in (a, b))
-    return not isinstance(a, (list, tuple)) or all(map(_alike, a, b))
+    return not isinstance(a, (list, tuple)) or all(map(_equal_with_types, a, b))
 
 
 @functools.cache
-def _wall() -> tuple[tuple[str, ...], str] | None:
+def _confinement() -> tuple[tuple[str, ...], str] | None:
     """The command that starts a confined program, and in words what confines it; None where nothing does."""
     for name, prefix in (("bubblewrap, ", _bubblewrap()), ("", ())):
         with contextlib.suppress(OSError), _Process(prefix) as process:
@@ -164,7 +164,7 @@ def _bubblewrap() -> tuple[str, ...]:
 
 
 class _Process:
-    """The program of sandbox_child.py at work. OSError where it does not start or shows no filter."""
+    """A running process of sandbox_child.py. OSError where it does not start or shows no filter."""
 
     def __init__(self, prefix: Sequence[str]) -> None:
         self.command = [*prefix, _PYTHON, "-s", "-S", "-P", "-B", "-c", inspect.getsource(sandbox_child)]
@@ -180,17 +180,17 @@ class _Process:
         self.channel.close()
 
     def _start(self) -> None:
-        self.channel, theirs = socket.socketpair()
+        self.channel, child_end = socket.socketpair()
         self.channel.settimeout(ANSWER_SECONDS)
         null = subprocess.DEVNULL
-        with theirs:
+        with child_end:
             self.process = subprocess.Popen(
-                self.command, stdin=theirs, stdout=null, stderr=null, cwd="/", env={"PYTHONHASHSEED": "0"},
+                self.command, stdin=child_end, stdout=null, stderr=null, cwd="/", env={"PYTHONHASHSEED": "0"},
                 start_new_session=True,
             )  # fmt: skip
         try:
             (self.uid,) = struct.unpack(">I", self._receive(4))
-            if self._ask(PROBE, ["refused()"]) != ["-3"]:
+            if self._request(PROBE, ["refused()"]) != ["-3"]:
                 raise OSError("the system call filter does not hold")
         except OSError:
             self.__exit__()
@@ -200,13 +200,13 @@ class _Process:
         """The values of the calls as text; fewer where the code failed. A process that is lost is replaced once."""
         for _ in range(2):
             try:
-                return self._ask(code, calls)
+                return self._request(code, calls)
             except OSError:
                 self.__exit__()
                 self._start()
         return []
 
-    def _ask(self, code: str, calls: list[str]) -> list[str]:
+    def _request(self, code: str, calls: list[str]) -> list[str]:
         self.channel.sendall(json.dumps({"code": code, "calls": calls}).encode() + b"\n")
         (size,) = struct.unpack(">I", self._receive(4))
         try:
@@ -216,10 +216,10 @@ class _Process:
         return texts if isinstance(texts, list) and all(isinstance(text, str) for text in texts) else []
 
     def _receive(self, size: int) -> bytes:
-        parts = []
+        chunks = []
         while size:
-            parts.append(self.channel.recv(size))
-            if not parts[-1]:
+            chunks.append(self.channel.recv(size))
+            if not chunks[-1]:
                 raise OSError("the confined process ended")
-            size -= len(parts[-1])
-        return b"".join(parts)
+            size -= len(chunks[-1])
+        return b"".join(chunks)

@@ -41,7 +41,7 @@ pathlib pickle pprint queue random re secrets shutil socket statistics string st
 threading time timeit tokenize traceback types typing unicodedata unittest urllib.parse uuid warnings weakref
 xml.etree.ElementTree zlib _strptime encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16 encodings.utf_32"""
 
-# Numbers of system calls. Of these alone nothing can be opened, made or reached: the two open handles are /dev/null and
+# Numbers of system calls. With these alone nothing can be opened, made or reached: the open handles are /dev/null and
 # the pipe. mmap and mprotect stand apart, as they are refused what would make memory executable.
 CALLS = {
     "x86_64": (0xC000003E, {
@@ -72,15 +72,15 @@ def filter_program(machine: str) -> bytes:
 
     KeyError for a machine whose numbers are not known.
     """
-    architecture, plain, without_exec = CALLS[machine]
-    lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
-    for number in plain.values():
-        lines += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    architecture, unconditional, without_exec = CALLS[machine]
+    instructions = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
+    for number in unconditional.values():
+        instructions += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     for number in without_exec.values():
-        lines += [(EQUAL, 0, 4, number), (LOAD, 0, 0, PROTECTION), (ANY_BIT, 1, 0, 4), (RETURN, 0, 0, ALLOW)]
-        lines += [(RETURN, 0, 0, REFUSE)]
-    lines += [(RETURN, 0, 0, REFUSE)]
-    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+        instructions += [(EQUAL, 0, 4, number), (LOAD, 0, 0, PROTECTION), (ANY_BIT, 1, 0, 4), (RETURN, 0, 0, ALLOW)]
+        instructions += [(RETURN, 0, 0, REFUSE)]
+    instructions += [(RETURN, 0, 0, REFUSE)]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
 
 
 class _Program(ctypes.Structure):
@@ -123,17 +123,17 @@ def _confine(parent: int, out: int, program: bytes) -> None:
 def _execute(code: str, calls: list[str]) -> None:
     """Run the code and write the values of the calls as text; the process ends here."""
     random.seed(0)  # the same code gets the same verdict
-    space: dict[str, Any] = {"__name__": "answer"}
+    namespace: dict[str, Any] = {"__name__": "answer"}
     results = []
     with contextlib.suppress(BaseException):
-        exec(compile(code, "answer", "exec"), space)
+        exec(compile(code, "answer", "exec"), namespace)
         for call in calls:
-            results.append(repr(eval(call, space)))
+            results.append(repr(eval(call, namespace)))
     os.write(3, json.dumps(results).encode())
 
 
 def _result(code: str, calls: list[str], program: bytes) -> bytes:
-    """What a copy of this process wrote, or nothing if it wrote too much or did not end in time."""
+    """What a forked copy of this process wrote; empty if it wrote too much or did not end in time."""
     parent = os.getpid()
     reader, writer = os.pipe()
     child = os.fork()
@@ -144,9 +144,9 @@ def _result(code: str, calls: list[str], program: bytes) -> bytes:
         finally:
             os._exit(0)
     os.close(writer)
-    text, end = b"", time.monotonic() + WALL_SECONDS
+    text, deadline = b"", time.monotonic() + WALL_SECONDS
     try:
-        while len(text) <= RESULT_BYTES and select.select([reader], [], [], max(0.0, end - time.monotonic()))[0]:
+        while len(text) <= RESULT_BYTES and select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
             chunk = os.read(reader, RESULT_BYTES)
             if not chunk:
                 return text

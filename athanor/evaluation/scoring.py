@@ -19,16 +19,16 @@ from athanor.base.errors import GateError
 from athanor.evaluation.sandbox import extract_code, isolation, passes, passes_many
 from athanor.text.conversations import Item
 
-READ = ("exact", "numeric", "list", "likelihood")  # kinds of which `_read` tells all that counts
+PARSED_KINDS = ("exact", "numeric", "list", "likelihood")  # an answer of these kinds is right if its `_parsed` value is
 CONSTANT_CODE = "def f(x):\n    return x"
 
 
 def scorable(items: Iterable[Item]) -> tuple[list[Item], dict[str, int]]:
     """The items that this machine can score, and of each category how many it cannot: code that nothing would confine."""
-    every = list(items)
-    out = [item for item in every if item.kind == "code" and not isolation()]
-    kept = [item for item in every if item.kind != "code"] if out else every
-    return kept, dict(sorted(Counter(item.category for item in out).items()))
+    all_items = list(items)
+    unscorable = [item for item in all_items if item.kind == "code" and not isolation()]
+    remaining = [item for item in all_items if item.kind != "code"] if unscorable else all_items
+    return remaining, dict(sorted(Counter(item.category for item in unscorable).items()))
 
 
 def score(item: Item, answer: str) -> bool:
@@ -42,11 +42,11 @@ def score(item: Item, answer: str) -> bool:
 def score_many(items: Sequence[Item], answers: Sequence[str], workers: int = 2) -> list[bool]:
     """`score` for many answers; the ones to be executed run a few at a time."""
     results = [item.kind != "code" and _score_text(item, text) for item, text in zip(items, answers, strict=True)]
-    codes = {place: extract_code(answers[place]) for place, item in enumerate(items) if item.kind == "code"}
-    places = [place for place, code in codes.items() if defines_only(code, items[place].tests)]
-    ran = passes_many([(codes[place], items[place].tests) for place in places], workers)
-    for place, result in zip(places, ran, strict=True):
-        results[place] = result
+    codes = {index: extract_code(answers[index]) for index, item in enumerate(items) if item.kind == "code"}
+    indices = [index for index, code in codes.items() if defines_only(code, items[index].tests)]
+    passed = passes_many([(codes[index], items[index].tests) for index in indices], workers)
+    for index, result in zip(indices, passed, strict=True):
+        results[index] = result
     return results
 
 
@@ -60,8 +60,8 @@ def defines_only(code: str, tests: Sequence[str]) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     names = [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    named = [node for node in body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)]
-    names += [ast.unparse(target) for node in named for target in node.targets]
+    lambdas = [node for node in body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)]
+    names += [ast.unparse(target) for node in lambdas for target in node.targets]
     return len(names) == 1 and all(test.startswith(f"assert {names[0]}(") for test in tests)
 
 
@@ -69,17 +69,17 @@ def _score_text(item: Item, answer: str) -> bool:
     text = answer.strip()
     if not text:
         return False
-    if item.kind in READ:
-        found = _read(item.kind, answer)
-        return found is not None and found == _read(item.kind, item.answer)
+    if item.kind in PARSED_KINDS:
+        parsed = _parsed(item.kind, answer)
+        return parsed is not None and parsed == _parsed(item.kind, item.answer)
     if item.kind == "format":
-        return all(holds(check, text) for check in item.checks)
+        return all(passes_check(check, text) for check in item.checks)
     raise GateError("battery", f"unknown item kind '{item.kind}'", where=item.id)
 
 
 @functools.lru_cache(maxsize=2**16)  # the floors read the same answers for every item
-def _read(kind: str, answer: str) -> Hashable:
-    """What counts of an answer: one that reads as the expected answer does is right. None: nothing that counts."""
+def _parsed(kind: str, answer: str) -> Hashable:
+    """The value of an answer that is compared with the expected answer's; None where it has no such value."""
     if kind == "likelihood":
         return answer  # one of the choices, so the whole of it
     text = answer.strip()
@@ -105,7 +105,7 @@ def read_list(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def choose(log_likelihoods: Sequence[float], choices: Sequence[str], *, normalised: bool) -> int:
-    """The place of the likeliest choice, the first of equal ones.
+    """The index of the likeliest choice, the first of equal ones.
 
     As lm-evaluation-harness does: its acc compares the sums over the choice's
     tokens, its acc_norm (`normalised`) those sums divided by the choice's characters.
@@ -119,21 +119,21 @@ NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
 SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 
 
-def _number(text: str) -> tuple[str, Decimal]:
-    """A number that is no other value's equal: to Python true is 1. 1 and 1.0 are one number."""
+def _tagged_number(text: str) -> tuple[str, Decimal]:
+    """A number as a tuple, which equals no other JSON value (in Python True == 1). 1 and 1.0 stay equal."""
     return ("number", Decimal(text))
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
-        return json.loads(text, parse_int=_number, parse_float=_number)
+        return json.loads(text, parse_int=_tagged_number, parse_float=_tagged_number)
     except (ValueError, RecursionError):
         return None
 
 
-def _object_with(text: str, keys: str) -> bool:
-    found = _json(text)
-    return isinstance(found, dict) and sorted(found) == sorted(keys.split(","))
+def _has_exact_keys(text: str, keys: str) -> bool:
+    parsed = _parse_json(text)
+    return isinstance(parsed, dict) and sorted(parsed) == sorted(keys.split(","))
 
 
 def _has_word(text: str, word: str) -> bool:
@@ -164,12 +164,12 @@ CHECKS: dict[str, Callable[[str, str], bool]] = {
     "contains": _has_word,
     "without": lambda text, word: not _has_word(text, word),
     "no_letter": lambda text, letter: letter.lower() not in text.lower(),
-    "json": lambda text, value: _json(text) == _json(value),
-    "json_keys": _object_with,
+    "json": lambda text, value: _parse_json(text) == _parse_json(value),
+    "json_keys": _has_exact_keys,
 }
 
 
-def holds(check: str, text: str) -> bool:
+def passes_check(check: str, text: str) -> bool:
     """Whether a stripped answer passes one check; GateError for a check that does not exist."""
     name, _, argument = check.partition(" ")
     if name not in CHECKS:

@@ -15,7 +15,7 @@ RESAMPLES = 2000
 LEVEL = 0.95
 POWER = 0.8
 TYPICAL_DISCORDANCE = 0.1  # share of items on which two versions of one model commonly disagree
-CHUNK = 1 << 20  # drawn places at once: 8 MiB
+CHUNK = 1 << 20  # positions drawn at once: 8 MiB
 
 
 def standard_error(right: int, count: int) -> float:
@@ -25,12 +25,12 @@ def standard_error(right: int, count: int) -> float:
 
 
 def resampled_sums(values_N: np.ndarray, seed: str, resamples: int = RESAMPLES) -> np.ndarray:
-    """Sums of `values_N` drawn with replacement, float64 [resamples]; equal seeds draw equal places."""
+    """Sums of `values_N` drawn with replacement, float64 [resamples]; equal seeds draw equal positions."""
     n = len(values_N)
     rng = np.random.default_rng(int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=8).digest(), "big"))
-    sums_R, step = np.empty(resamples), max(1, CHUNK // n)
-    for start in range(0, resamples, step):
-        rows = min(step, resamples - start)
+    sums_R, chunk_rows = np.empty(resamples), max(1, CHUNK // n)
+    for start in range(0, resamples, chunk_rows):
+        rows = min(chunk_rows, resamples - start)
         sums_R[start : start + rows] = values_N[rng.integers(0, n, size=(rows, n))].sum(axis=1)
     return sums_R
 
@@ -55,15 +55,15 @@ def interval(
             hidden_R += _hidden(float(values[0]), len(values), f"{seed}/{name}/hidden", bounds)
     ends = np.quantile(np.stack([sums_R, sums_R + hidden_R]) / count, (tail, 1 - tail), axis=1)
     low, high = float(ends[0].min()), float(ends[1].max())
-    kinds = {value for values in groups.values() for value in values}
-    if len(kinds) == 1:
-        slack, value = 1 - tail ** (1 / count), kinds.pop()
+    distinct = {value for values in groups.values() for value in values}
+    if len(distinct) == 1:
+        slack, value = 1 - tail ** (1 / count), distinct.pop()
         low, high = min(low, value - slack), max(high, value + slack)
     return max(low, bounds[0]), min(high, bounds[1])
 
 
 def _hidden(value: float, n: int, seed: str, bounds: tuple[float, float]) -> np.ndarray:
-    """What n equal values may be off in sum, float64 [resamples]: away from a bound, else either way."""
+    """How far the sum of n equal values may be off, float64 [resamples]: away from a bound, else either way."""
     rng = np.random.default_rng(int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=8).digest(), "big"))
     size_R = n * rng.beta(0.5, n + 0.5, RESAMPLES)
     if value in bounds:
@@ -95,8 +95,8 @@ def resolvable(count: int, discordance: float, power: float = POWER, level: floa
         return None
     low, high = 0.0, 1.0  # `needed` falls as d grows
     for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if needed(middle) <= count else (middle, high)
+        midpoint = (low + high) / 2
+        low, high = (low, midpoint) if needed(midpoint) <= count else (midpoint, high)
     return high
 
 

@@ -39,23 +39,25 @@ def check_gguf(path: str | Path, source: Source, file_type: str) -> None:
     reader = GGUFReader(path)
     expected = {"general.architecture": source.architecture}
     expected |= {key: item.value for key, item in metadata(source, file_type).items()}
-    found = contents(reader)
-    for key in sorted(set(expected) | set(found)):
-        if key not in found or key not in expected or not _same(expected[key], found[key]):
-            raise differs(path, f"key '{key}' is {_short(found.get(key))}, expected {_short(expected.get(key))}")
+    actual = contents(reader)
+    for key in sorted(set(expected) | set(actual)):
+        if key not in actual or key not in expected or not _values_equal(expected[key], actual[key]):
+            raise difference_error(
+                path, f"key '{key}' is {_shortened(actual.get(key))}, expected {_shortened(expected.get(key))}"
+            )
     stored = {tensor.name: tensor for tensor in reader.tensors}
     names = tensor_names(source.config)
     if set(stored) != set(names.values()):
-        odd = sorted(set(stored) ^ set(names.values()))
-        raise differs(path, f"tensors missing or too many: {', '.join(odd[:3])}")
+        unmatched = sorted(set(stored) ^ set(names.values()))
+        raise difference_error(path, f"tensors missing or too many: {', '.join(unmatched[:3])}")
     for name, tensor_name in names.items():
-        tensor, array = stored[tensor_name], _rotated(source, name)
-        if shape_of(tensor) != array.shape or not _holds(tensor, array, file_type):
-            raise differs(path, f"tensor '{tensor_name}' is not the model's '{name}'")
+        tensor, expected_array = stored[tensor_name], _in_file_order(source, name)
+        if shape_of(tensor) != expected_array.shape or not _matches(tensor, expected_array, file_type):
+            raise difference_error(path, f"tensor '{tensor_name}' is not the model's '{name}'")
 
 
-def _rotated(source: Source, name: str) -> np.ndarray:
-    """A weight with its rows in the file's order."""
+def _in_file_order(source: Source, name: str) -> np.ndarray:
+    """A weight with its rows in the order that the file stores them in."""
     array = source.weights[name].numpy()
     if source.architecture != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
         return array
@@ -69,10 +71,10 @@ def pair_order(rows: int, head_dim: int) -> list[int]:
     return [head + row for head in heads for pair in range(half) for row in (pair, pair + half)]
 
 
-def _holds(tensor: ReaderTensor, array: np.ndarray, file_type: str) -> bool:
+def _matches(tensor: ReaderTensor, array: np.ndarray, file_type: str) -> bool:
     if file_type not in K_TYPES or array.ndim == 1:
-        data, kind = encode(array, "f32" if file_type in K_TYPES else file_type)
-        return tensor.tensor_type == kind and tensor.data.tobytes() == data.tobytes()
+        data, tensor_type = encode(array, "f32" if file_type in K_TYPES else file_type)
+        return tensor.tensor_type == tensor_type and tensor.data.tobytes() == data.tobytes()
     values = quants.dequantize(tensor.data, tensor.tensor_type).reshape(array.shape)
     error = float(np.square(values - array, dtype=np.float64).mean() ** 0.5)
     # Rows in another order or of another layer are off by more than the whole size of the weights.
@@ -81,22 +83,22 @@ def _holds(tensor: ReaderTensor, array: np.ndarray, file_type: str) -> bool:
 
 def stored_types(path: str | Path) -> dict[str, int]:
     """How many tensors a file stores in each type."""
-    kinds = Counter(tensor.tensor_type.name.lower() for tensor in GGUFReader(Path(path)).tensors)
-    return dict(sorted(kinds.items()))
+    type_counts = Counter(tensor.tensor_type.name.lower() for tensor in GGUFReader(Path(path)).tensors)
+    return dict(sorted(type_counts.items()))
 
 
-def _same(expected: Any, found: Any) -> bool:
+def _values_equal(expected: Any, actual: Any) -> bool:
     if isinstance(expected, float):
-        return np.float32(expected) == np.float32(found)
+        return np.float32(expected) == np.float32(actual)
     if isinstance(expected, list) and expected and isinstance(expected[0], float):
-        return np.array_equal(np.float32(expected), np.float32(found))
-    return expected == found
+        return np.array_equal(np.float32(expected), np.float32(actual))
+    return expected == actual
 
 
-def _short(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 60 else f"{text[:57]}..."
 
 
-def differs(path: str | Path, what: str) -> GateError:
+def difference_error(path: str | Path, what: str) -> GateError:
     return GateError("GGUF read back", what, where=Path(path).name, fix="report it: the writer and the model disagree")

@@ -18,7 +18,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 # Bounds on what a file from anywhere can cost: the largest vocabularies take 15 MB, and a model has an item per layer.
-MOST_BYTES, MOST_ITEMS, MOST_KEYS = 32 << 20, 1 << 16, 10_000
+MAX_BYTES, MAX_ITEMS, MAX_KEYS = 32 << 20, 1 << 16, 10_000
 
 
 def read_header(path: str | Path, *, arrays: bool = False) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def read_header(path: str | Path, *, arrays: bool = False) -> dict[str, Any]:
         raise InputError("file not found", where=str(path), fix="dvc repro export")
     try:
         with open(path, "rb") as file:
-            size = min(os.fstat(file.fileno()).st_size, MOST_BYTES)
+            size = min(os.fstat(file.fileno()).st_size, MAX_BYTES)
             with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
                 return _keys(data, arrays)
     except (struct.error, KeyError, OverflowError, ValueError) as error:
@@ -42,13 +42,13 @@ def _keys(data: mmap.mmap, arrays: bool) -> dict[str, Any]:
     magic, version, _, count = struct.unpack_from("<4sIQQ", data, 0)
     if magic != b"GGUF" or version not in (2, 3):
         raise ValueError(f"it begins with {magic!r}, version {version}")
-    if count > MOST_KEYS:
+    if count > MAX_KEYS:
         raise ValueError(f"it promises {count} keys")
     position, header = 24, {}
     for _ in range(count):
         key, position = _text(data, position)
-        (kind,) = struct.unpack_from("<I", data, position)
-        header[key], position = _value(data, position + 4, kind, arrays)
+        (value_type,) = struct.unpack_from("<I", data, position)
+        header[key], position = _value(data, position + 4, value_type, arrays)
     return header
 
 
@@ -60,26 +60,26 @@ def _text(data: mmap.mmap, position: int) -> tuple[str, int]:
     return data[position + 8 : end].decode("utf-8"), end
 
 
-def _value(data: mmap.mmap, position: int, kind: int, arrays: bool) -> tuple[Any, int]:
-    if kind == _STRING:
+def _value(data: mmap.mmap, position: int, value_type: int, arrays: bool) -> tuple[Any, int]:
+    if value_type == _STRING:
         return _text(data, position)
-    if kind != _ARRAY:
-        number = struct.Struct("<" + _NUMBERS[kind])
+    if value_type != _ARRAY:
+        number = struct.Struct("<" + _NUMBERS[value_type])
         return number.unpack_from(data, position)[0], position + number.size
-    inner, count = struct.unpack_from("<IQ", data, position)
+    element_type, count = struct.unpack_from("<IQ", data, position)
     position += 12
-    if inner != _STRING:  # an array of arrays is in no model, and can be nested without end
-        size = struct.calcsize(f"<{_NUMBERS[inner]}")
-        if count > MOST_ITEMS and not arrays:
+    if element_type != _STRING:  # an array of arrays is in no model, and can be nested without end
+        size = struct.calcsize(f"<{_NUMBERS[element_type]}")
+        if count > MAX_ITEMS and not arrays:
             return count, position + count * size
-        return list(struct.unpack_from(f"<{count}{_NUMBERS[inner]}", data, position)), position + count * size
+        return list(struct.unpack_from(f"<{count}{_NUMBERS[element_type]}", data, position)), position + count * size
     if arrays:
         texts = []
         for _ in range(count):
             text, position = _text(data, position)
             texts.append(text)
         return texts, position
-    read = _LENGTH.unpack_from
+    unpack_length = _LENGTH.unpack_from
     for _ in range(count):
-        position += 8 + read(data, position)[0]
+        position += 8 + unpack_length(data, position)[0]
     return count, position

@@ -35,7 +35,7 @@ K_TYPES = {
 _U32, _F32, _BOOL, _STR = GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.BOOL, GGUFValueType.STRING
 _LIST = GGUFValueType.ARRAY
 
-TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+TOP_LEVEL = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 BLOCK = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -63,13 +63,13 @@ def gguf_name(file_type: str) -> str:
 
 def metadata(source: Source, file_type: str) -> dict[str, Value]:
     """Every key of the file, in the order it is written."""
-    number = K_TYPES[file_type] if file_type in K_TYPES else FILE_TYPES[file_type][1]
+    file_type_number = K_TYPES[file_type] if file_type in K_TYPES else FILE_TYPES[file_type][1]
     config, arch, controls = source.config, source.architecture, source.controls
     pieces = source.vocabulary.pieces
     values = {
         "general.type": Value(_STR, "model"),
         "general.name": Value(_STR, source.name),
-        "general.file_type": Value(_U32, int(number)),
+        "general.file_type": Value(_U32, int(file_type_number)),
         "general.quantization_version": Value(_U32, 2),
         # Greedy, as evaluated: llama.cpp's server takes this for its default.
         "general.sampling.temp": Value(_F32, 0.0),
@@ -113,13 +113,13 @@ def metadata(source: Source, file_type: str) -> dict[str, Value]:
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:
     """Names of a model's weights, in transformers and here, and in llama.cpp."""
-    parts = {
+    modules = {
         name: theirs for name, theirs in BLOCK.items() if config.qk_norm or not name.endswith(("q_norm", "k_norm"))
     }
-    return TOP | {
+    return TOP_LEVEL | {
         f"model.layers.{n}.{ours}.weight": f"blk.{n}.{theirs}.weight"
         for n in range(config.layers)
-        for ours, theirs in parts.items()
+        for ours, theirs in modules.items()
     }
 
 
@@ -130,10 +130,10 @@ def tensors(source: Source) -> dict[str, np.ndarray]:
     for name, tensor in source.weights.items():
         if name not in names:
             raise GateError("mapped weights", f"'{name}' has no place in a {source.architecture} file")
-        array, part = tensor.numpy(), name.split(".")[-2]
-        turned = source.architecture == "llama" and part in heads
-        arrays[names[name]] = interleave(array, heads[part]) if turned else array
-    return dict(sorted(arrays.items(), key=lambda item: _natural(item[0])))
+        array, module = tensor.numpy(), name.split(".")[-2]
+        interleaved = source.architecture == "llama" and module in heads
+        arrays[names[name]] = interleave(array, heads[module]) if interleaved else array
+    return dict(sorted(arrays.items(), key=lambda item: _file_order(item[0])))
 
 
 def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -148,8 +148,8 @@ def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
 
 def encode(array: np.ndarray, file_type: str) -> tuple[np.ndarray, GGMLQuantizationType]:
     """A tensor's bytes in the file: norms stay fp32 (llama.cpp aborts on others), matrices take the file's type."""
-    kind = GGMLQuantizationType.F32 if array.ndim == 1 else FILE_TYPES[file_type][0]
-    return quants.quantize(np.ascontiguousarray(array), kind), kind
+    tensor_type = GGMLQuantizationType.F32 if array.ndim == 1 else FILE_TYPES[file_type][0]
+    return quants.quantize(np.ascontiguousarray(array), tensor_type), tensor_type
 
 
 def write_gguf(path: str | Path, source: Source, file_type: str) -> None:
@@ -181,16 +181,16 @@ def write_encoded(
 ) -> None:
     """Write keys, and tensors whose bytes are ready: (bytes, type)."""
     writer = GGUFWriter(path, arch)
-    for key, item in values.items():
-        writer.add_key_value(key, item.value, item.type)
-    for name, (data, kind) in stored.items():
-        writer.add_tensor(name, data, raw_dtype=kind)
+    for key, entry in values.items():
+        writer.add_key_value(key, entry.value, entry.type)
+    for name, (data, tensor_type) in stored.items():
+        writer.add_tensor(name, data, raw_dtype=tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _natural(name: str) -> tuple[int, int, str]:
+def _file_order(name: str) -> tuple[int, int, str]:
     match = re.match(r"blk\.(\d+)\.", name)
     return (1, int(match[1]), name) if match else (0 if name.startswith("token_embd") else 2, 0, name)

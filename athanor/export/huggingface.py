@@ -21,7 +21,7 @@ from athanor.export.vocabulary import CONTROL, SPACE, UNKNOWN, USER_DEFINED
 from athanor.model.tensorfile import write_tensors
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-OWN = "athanor.json"
+FACTS_FILE = "athanor.json"
 
 
 def model_config(source: Source, dtype: str) -> dict[str, Any]:
@@ -105,16 +105,16 @@ def write_huggingface(folder: str | Path, source: Source, dtype: str) -> None:
     write_json(folder / "tokenizer_config.json", tokenizer_config(source))
     write_text(folder / "chat_template.jinja", source.template)
     write_bytes(folder / "tokenizer.model", source.vocabulary.proto)
-    hashes = {path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.name != OWN}
-    write_json(folder / OWN, own_facts(source, dtype) | {"files": hashes})
+    hashes = {path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.name != FACTS_FILE}
+    write_json(folder / FACTS_FILE, own_facts(source, dtype) | {"files": hashes})
 
 
 def check_names(source: Source) -> None:
     """GateError for a weight that transformers would drop or invent: it only logs such names."""
-    odd = sorted(set(tensor_names(source.config)) ^ set(source.weights))
-    if odd:
-        kind = "Qwen3" if source.config.qk_norm else "Llama"
-        raise GateError("mapped weights", f"transformers' {kind} does not match the weights at '{odd[0]}'")
+    mismatched = sorted(set(tensor_names(source.config)) ^ set(source.weights))
+    if mismatched:
+        family = "Qwen3" if source.config.qk_norm else "Llama"
+        raise GateError("mapped weights", f"transformers' {family} does not match the weights at '{mismatched[0]}'")
 
 
 def tokenizer_json(source: Source) -> dict[str, Any]:
@@ -136,8 +136,8 @@ def tokenizer_json(source: Source) -> dict[str, Any]:
         for number, piece in enumerate(pieces)
         if piece.type in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
-    first = {"SpecialToken": {"id": bos, "type_id": 0}}
-    text_a, text_b = ({"Sequence": {"id": name, "type_id": kind}} for name, kind in (("A", 0), ("B", 1)))
+    bos_token = {"SpecialToken": {"id": bos, "type_id": 0}}
+    text_a, text_b = ({"Sequence": {"id": name, "type_id": type_id}} for name, type_id in (("A", 0), ("B", 1)))
     return {
         "version": "1.0",
         "truncation": None,
@@ -147,8 +147,8 @@ def tokenizer_json(source: Source) -> dict[str, Any]:
         "pre_tokenizer": None,
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [first, text_a],
-            "pair": [first, text_a, text_b],
+            "single": [bos_token, text_a],
+            "pair": [bos_token, text_a, text_b],
             "special_tokens": {bos: {"id": bos, "ids": [controls["bos"]], "tokens": [bos]}},
         },
         "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},

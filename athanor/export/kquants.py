@@ -32,10 +32,12 @@ def find(name: str = QUANTISER) -> Path | None:
 
     InputError when the variable names no folder: a mistyped one must not end in another build's program.
     """
-    named = os.environ.get(VARIABLE)
-    if named and not Path(named).is_dir():
-        raise InputError(f"'{named}' is no folder", where=VARIABLE, fix="name the folder with llama-quantize, or unset")
-    for folder in (named, os.environ.get("PATH", os.defpath), str(FOLDER)):
+    env_folder = os.environ.get(VARIABLE)
+    if env_folder and not Path(env_folder).is_dir():
+        raise InputError(
+            f"'{env_folder}' is no folder", where=VARIABLE, fix="name the folder with llama-quantize, or unset"
+        )
+    for folder in (env_folder, os.environ.get("PATH", os.defpath), str(FOLDER)):
         program = shutil.which(name, path=folder) if folder else None
         if program:
             return Path(program).resolve()
@@ -52,12 +54,12 @@ def write_quantised(
         command = [str(quantiser), str(exact), str(quantised), file_type.upper(), "1"]
         environment = os.environ | {"LC_ALL": "C"}
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=timeout_seconds
             )
             status, output = (
-                f"ended with status {done.returncode}",
-                (done.stdout + done.stderr).decode(errors="replace"),
+                f"ended with status {completed.returncode}",
+                (completed.stdout + completed.stderr).decode(errors="replace"),
             )
         except subprocess.TimeoutExpired:
             status, output = f"did not end in {timeout_seconds:g} s", ""
@@ -73,6 +75,6 @@ def write_quantised(
     write_encoded(path, source.architecture, metadata(source, file_type), stored)
 
 
-def odd_rows(source: Source) -> int:
+def unpackable_matrices(source: Source) -> int:
     """How many matrices have rows that no K type can pack: the quantiser gives them a plain type with more bits."""
     return sum(weight.ndim == 2 and weight.shape[1] % BLOCK != 0 for weight in source.weights.values())

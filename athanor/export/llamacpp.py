@@ -29,9 +29,9 @@ INSTALL = "pip install xllamacpp"
 NOT_INSTALLED = 3  # exit status
 ATTEMPTS = 4
 STALLS = 6  # so many stalls would fill the time allowed
-FORCED = 1000.0
+FORCING_BIAS = 1000.0
 # Waiting threads must sleep: spinning ones slow a shared machine down by a factor of ten.
-QUIET = {"LC_ALL": "C", "GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive"}
+QUIET_ENVIRONMENT = {"LC_ALL": "C", "GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive"}
 
 
 class NotInstalled(InputError):
@@ -114,35 +114,35 @@ class Client:
         return self.ask("/tokenize", {"content": text, "parse_special": symbols, "add_special": True})["tokens"]
 
     def chat_tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """As the chat endpoint does it."""
+        """Ids of a conversation as the chat endpoint renders it."""
         return self.tokens(self.ask("/apply-template", {"messages": messages})["prompt"], True)
 
-    def _complete(self, ids: Sequence[int], limit: int, cache: bool, more: Mapping[str, Any]) -> dict[str, Any]:
+    def _completion(self, ids: Sequence[int], limit: int, cache: bool, options: Mapping[str, Any]) -> dict[str, Any]:
         """cache: keys and values of the request before may be used where the ids begin alike."""
-        body = {"prompt": list(ids), "n_predict": limit, "temperature": 0, "cache_prompt": cache, **more}
+        body = {"prompt": list(ids), "n_predict": limit, "temperature": 0, "cache_prompt": cache, **options}
         return self.ask("/completion", body)
 
     def greedy(self, ids: Sequence[int], limit: int) -> tuple[list[int], bool]:
         """Ids made, and whether an end token stopped them."""
-        answer = self._complete(ids, limit, False, {"return_tokens": True})
+        answer = self._completion(ids, limit, False, {"return_tokens": True})
         return answer["tokens"], answer["stop_type"] == "eos"
 
     def next_logprobs(self, ids: Sequence[int], vocab_size: int, cache: bool) -> list[tuple[int, float]]:
         """Log probabilities of all ids that may follow, as (id, log probability)."""
-        answer = self._complete(ids, 1, cache, {"n_probs": vocab_size})
+        answer = self._completion(ids, 1, cache, {"n_probs": vocab_size})
         return [(row["id"], row["logprob"]) for row in answer["completion_probabilities"][0]["top_logprobs"]]
 
     def nats(self, ids: Sequence[int], targets: Sequence[int], vocab_size: int) -> list[float]:
-        """Nats of the ids at the places `targets`. The server tells the next id alone, so each costs a request.
+        """Nats of the ids at the positions `targets`. The server gives the next id alone, so each costs a request.
 
-        The target is forced by a bias: the log probability told of the chosen id is from before it. An end token may
-        be chosen and not told; then the whole vocabulary is asked for, which takes a hundred times longer.
+        The target is forced by a bias: the log probability reported for it is from before the bias. An end token may
+        be chosen and not reported; then the whole vocabulary is asked for, which takes a hundred times longer.
         """
         nats = []
         for target in targets:
-            more = {"n_probs": 1, "logit_bias": [[ids[target], FORCED]]}
-            told = self._complete(ids[:target], 1, True, more)["completion_probabilities"][:1]
-            rows = [(row["id"], row["logprob"]) for row in told]
+            options = {"n_probs": 1, "logit_bias": [[ids[target], FORCING_BIAS]]}
+            probabilities = self._completion(ids[:target], 1, True, options)["completion_probabilities"][:1]
+            rows = [(row["id"], row["logprob"]) for row in probabilities]
             if [number for number, _ in rows] != [ids[target]]:
                 rows = self.next_logprobs(ids[:target], vocab_size, True)
             # It takes the logarithm of an fp32 probability, which is 0 below 1e-45.
@@ -176,14 +176,14 @@ def ask(
         command = [sys.executable, "-P", "-m", "athanor.export.llamacpp", str(job_path), str(result_path)]
         status = _run(command, log_path, timeout_seconds)
         lines = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last_words = " / ".join(line.strip(". ") for line in lines[-3:])[-400:] or "no message"
+        log_tail = " / ".join(line.strip(". ") for line in lines[-3:])[-400:] or "no message"
         if status == NOT_INSTALLED:
-            raise NotInstalled(last_words, where="llama.cpp", fix=INSTALL)
+            raise NotInstalled(log_tail, where="llama.cpp", fix=INSTALL)
         if status != 0:
             what = f"gave no answer in {timeout_seconds:g} s" if status is None else f"ended with status {status}"
             raise GateError(
                 "llama.cpp",
-                f"llama.cpp {what}: {last_words}",
+                f"llama.cpp {what}: {log_tail}",
                 where=Path(path).name,
                 fix="allow more time on a slow machine (export.llama_cpp_timeout_seconds, athanor evaluate --timeout),"
                 " otherwise the file is broken",
@@ -193,8 +193,8 @@ def ask(
 
 def _run(command: Sequence[str], log_path: Path, timeout_seconds: float) -> int | None:
     """Exit status of the command, started again where its log stops growing; None if it did not end in time."""
-    end = time.monotonic() + timeout_seconds
-    search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    deadline = time.monotonic() + timeout_seconds
+    python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     for _ in range(ATTEMPTS):
         with log_path.open("wb") as log:
             process = subprocess.Popen(
@@ -202,25 +202,25 @@ def _run(command: Sequence[str], log_path: Path, timeout_seconds: float) -> int 
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | QUIET | {"PYTHONPATH": search},
+                env=os.environ | QUIET_ENVIRONMENT | {"PYTHONPATH": python_path},
             )
         try:
-            size, moved = 0, time.monotonic()
-            while process.poll() is None and time.monotonic() < min(end, moved + timeout_seconds / STALLS):
+            size, grew_at = 0, time.monotonic()
+            while process.poll() is None and time.monotonic() < min(deadline, grew_at + timeout_seconds / STALLS):
                 time.sleep(0.02)
                 if log_path.stat().st_size != size:
-                    size, moved = log_path.stat().st_size, time.monotonic()
+                    size, grew_at = log_path.stat().st_size, time.monotonic()
         finally:
             status = process.poll()
             process.kill()
             process.wait()
-        if status is not None or time.monotonic() > end:
+        if status is not None or time.monotonic() > deadline:
             return status
     return None
 
 
-class _Reporting(Client):
-    """Prints a dot for each request: who started this process watches the log grow."""
+class _ReportingClient(Client):
+    """Prints a dot for each request: the process that started this one watches the log grow."""
 
     def send(self, path: str, body: Mapping[str, Any] | None = None) -> http.client.HTTPResponse:
         print(".", end="", file=sys.stderr, flush=True)
@@ -235,7 +235,7 @@ def main(job_path: str, result_path: str) -> int:
     except ImportError as error:
         print(f"xllamacpp cannot be imported: {error}", file=sys.stderr)
         return NOT_INSTALLED
-    client = _Reporting(server.listening_address)
+    client = _ReportingClient(server.listening_address)
     answers = {name: [getattr(client, name)(*call) for call in calls] for name, calls in job["questions"].items()}
     Path(result_path).write_text(json.dumps(answers), encoding="utf-8")
     return 0

@@ -72,6 +72,6 @@ class ExportParams:
             raise ParamsError(f"llama.cpp treats a model named '{self.name}' specially", where="name")
         if not self.gguf_types or len(set(self.gguf_types)) != len(self.gguf_types):
             raise ParamsError("expected one or more different file types", where="gguf_types", fix="[f16, q8_0]")
-        packed = [name for name in self.gguf_types if name not in ("f32", "f16", "q8_0")]
-        if packed and self.llama_cpp == "off":
-            raise ParamsError(f"{packed[0]} needs llama.cpp and llama_cpp is off", where="gguf_types", fix="drop it")
+        k_types = [name for name in self.gguf_types if name not in ("f32", "f16", "q8_0")]
+        if k_types and self.llama_cpp == "off":
+            raise ParamsError(f"{k_types[0]} needs llama.cpp and llama_cpp is off", where="gguf_types", fix="drop it")

@@ -51,7 +51,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Expected:
-    """What our own code says about a probe; every runtime is compared with it."""
+    """What our own code gives for a probe; every runtime is compared with it."""
 
     texts: list[list[int]]  # with <|bos|> in front, as every runtime must add it
     conversations: list[list[int]]
@@ -84,18 +84,18 @@ def rebuilt(source: Source, dtype: str) -> Transformer:
 
 @torch.inference_mode()
 def expect(source: Source, model: Transformer, probe: Probe, new_tokens: int) -> Expected:
-    """Ask our own tokenizer, template, sampler and model."""
+    """What our own tokenizer, template, sampler and model give for the probe."""
     tokenizer, context = source.tokenizer, source.config.context_tokens
     limits = [min(new_tokens, context - len(ids)) for ids in probe.prompts]
     stops = (tokenizer.eos, tokenizer.stop)
-    made = generate(model, probe.prompts, max_new_tokens=new_tokens, stop_ids=stops, sampling=GREEDY)
+    generations = generate(model, probe.prompts, max_new_tokens=new_tokens, stop_ids=stops, sampling=GREEDY)
     answers = []
-    for prompt, generation in zip(probe.prompts, made, strict=True):
+    for prompt, generation in zip(probe.prompts, generations, strict=True):
         ids = [*generation.ids, *([] if generation.end is None else [generation.end])]
         logits_TV = model(torch.tensor([[*prompt, *ids][:-1]]))[0, len(prompt) - 1 :]
-        best = logits_TV.topk(2).values
+        top_two = logits_TV.topk(2).values
         logprobs = logits_TV.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)]
-        answers.append(Answer(ids, (best[:, 0] - best[:, 1]).tolist(), logprobs.tolist()))
+        answers.append(Answer(ids, (top_two[:, 0] - top_two[:, 1]).tolist(), logprobs.tolist()))
     return Expected(
         texts=[[tokenizer.bos, *ids] for ids in tokenizer.encode_batch(probe.texts)],
         conversations=[prompt_ids(tokenizer, messages) for messages in probe.conversations],
@@ -119,36 +119,36 @@ def check_transformers(
     limits = limits.scaled(expected)
     gate = "transformers parity"
     model, tokenizer = load_directory(folder, gate)
-    worst, apart = 0.0, Divergence()
+    max_difference, divergence = 0.0, Divergence()
     with torch.inference_mode():
         for number, (ids, logits_TV) in enumerate(zip(probe.windows, expected.logits, strict=True)):
-            found_TV = model(torch.tensor([ids])).logits[0]
-            worst = max(worst, float((found_TV - logits_TV).abs().max()))
+            actual_TV = model(torch.tensor([ids])).logits[0]
+            max_difference = max(max_difference, float((actual_TV - logits_TV).abs().max()))
             unrounded_TV = logits_TV if reference is None else reference[number]
-            apart.add(unrounded_TV.log_softmax(-1), found_TV.log_softmax(-1))
-    if not worst <= limits.logit_tolerance:
-        raise GateError(gate, f"logits differ by {worst:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX)
+            divergence.add(unrounded_TV.log_softmax(-1), actual_TV.log_softmax(-1))
+    if not max_difference <= limits.logit_tolerance:
+        raise GateError(gate, f"logits differ by {max_difference:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX)
 
     # The split: control symbols in a text are text, as our encoder has it.
-    found = [tokenizer.encode(text, split_special_tokens=True) for text in probe.texts]
-    _same_ids(gate, "text", probe.texts, expected.texts, found)
+    actual = [tokenizer.encode(text, split_special_tokens=True) for text in probe.texts]
+    _check_same_ids(gate, "text", probe.texts, expected.texts, actual)
     for text, ids in zip(probe.texts, expected.texts, strict=True):
         if tokenizer.decode(ids, skip_special_tokens=True) != text:
             raise GateError(gate, f"decoding does not give back {_short(text)}", fix=FIX)
     chats = [[{"role": m.role, "content": m.content} for m in messages] for messages in probe.conversations]
-    found = [
+    actual = [
         list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False))
         for chat in chats
     ]
-    _same_ids(gate, "conversation", chats, expected.conversations, found)
+    _check_same_ids(gate, "conversation", chats, expected.conversations, actual)
 
     ties = 0
-    for number, out in enumerate(_continuations(model, probe.prompts, expected.limits)):
-        ties += _same_answer(gate, number, expected.answers[number], out, 2 * limits.logit_tolerance)
+    for number, continuation in enumerate(_continuations(model, probe.prompts, expected.limits)):
+        ties += _count_tie(gate, number, expected.answers[number], continuation, 2 * limits.logit_tolerance)
     return {
         "windows": len(probe.windows),
-        "logit_difference_below": bound(worst),
-        **apart.facts(),
+        "logit_difference_below": bound(max_difference),
+        **divergence.facts(),
         "texts": len(probe.texts),
         "conversations": len(chats),
         "prompts": len(probe.prompts),
@@ -165,11 +165,11 @@ def _continuations(model: Any, prompts: Sequence[Sequence[int]], limits: Sequenc
     mask_BT = torch.tensor([[*[0] * (width - len(prompt)), *[1] * len(prompt)] for prompt in prompts])
     rows = model.generate(ids_BT, attention_mask=mask_BT, max_new_tokens=max(limits))[:, width:].tolist()
     ends = set(ends) if isinstance(ends, list) else {ends}
-    found = []
+    continuations = []
     for row, limit in zip(rows, limits, strict=True):
-        end = next((place for place, token in enumerate(row) if token in ends), len(row))
-        found.append(row[: min(end + 1, limit)])
-    return found
+        end = next((index for index, token in enumerate(row) if token in ends), len(row))
+        continuations.append(row[: min(end + 1, limit)])
+    return continuations
 
 
 def check_llama_cpp(
@@ -193,18 +193,20 @@ def check_llama_cpp(
     gate, exact = f"llama.cpp parity of {file_type}", file_type == "f32"
     limits = limits.scaled(expected)
     # llama.cpp reads a literal U+2581 as a space, and no key can stop it.
-    texts = [number for number, text in enumerate(probe.texts) if SPACE not in text]
-    chats = [n for n, chat in enumerate(probe.conversations) if not any(SPACE in m.content for m in chat)]
+    text_numbers = [number for number, text in enumerate(probe.texts) if SPACE not in text]
+    chat_numbers = [n for n, chat in enumerate(probe.conversations) if not any(SPACE in m.content for m in chat)]
     # A full window leaves no room for the next token.
-    full = [ids[: source.config.context_tokens - 1] for ids in probe.windows]
-    asked = [(number, length) for number, ids in enumerate(full) for length in spread(len(ids), positions)]
+    cut_windows = [ids[: source.config.context_tokens - 1] for ids in probe.windows]
+    prefixes = [
+        (number, length) for number, ids in enumerate(cut_windows) for length in prefix_lengths(len(ids), positions)
+    ]
     vocab_size = source.config.vocab_size
     # Prefixes of one window follow each other. The exact mode computes each afresh, as the model did.
     questions = {
-        "tokens": [[probe.texts[number]] for number in texts],
-        "chat_tokens": [[[asdict(message) for message in probe.conversations[number]]] for number in chats],
+        "tokens": [[probe.texts[number]] for number in text_numbers],
+        "chat_tokens": [[[asdict(message) for message in probe.conversations[number]]] for number in chat_numbers],
         "greedy": list(zip(probe.prompts, expected.limits, strict=True)),
-        "next_logprobs": [[full[number][:length], vocab_size, not exact] for number, length in asked],
+        "next_logprobs": [[cut_windows[number][:length], vocab_size, not exact] for number, length in prefixes],
     }
     reply = llamacpp.ask(
         path,
@@ -214,41 +216,47 @@ def check_llama_cpp(
         threads=threads,
         timeout_seconds=timeout_seconds,
     )
-    _same_ids(gate, "text", [probe.texts[n] for n in texts], [expected.texts[n] for n in texts], reply["tokens"])
-    wanted = [expected.conversations[number] for number in chats]
-    _same_ids(gate, "conversation", [probe.conversations[n] for n in chats], wanted, reply["chat_tokens"])
+    _check_same_ids(
+        gate, "text", [probe.texts[n] for n in text_numbers], [expected.texts[n] for n in text_numbers], reply["tokens"]
+    )
+    expected_ids = [expected.conversations[number] for number in chat_numbers]
+    _check_same_ids(
+        gate, "conversation", [probe.conversations[n] for n in chat_numbers], expected_ids, reply["chat_tokens"]
+    )
 
-    worst, apart = 0.0, Divergence()
-    for (window, length), top in zip(asked, reply["next_logprobs"], strict=True):
-        wanted_V = expected.logits[window][length - 1].log_softmax(-1).clamp(min=FLOOR)
-        found_V = torch.full_like(wanted_V, math.nan)
+    max_difference, divergence = 0.0, Divergence()
+    for (window, length), top in zip(prefixes, reply["next_logprobs"], strict=True):
+        expected_V = expected.logits[window][length - 1].log_softmax(-1).clamp(min=FLOOR)
+        actual_V = torch.full_like(expected_V, math.nan)
         for number, logprob in top:
-            found_V[number] = max(logprob, FLOOR)
-        if bool(found_V.isnan().any()):
-            raise GateError(gate, f"log probabilities of {int(found_V.isnan().sum())} ids are missing", fix=FIX)
-        worst = max(worst, float((wanted_V - found_V).abs().max()))
-        apart.add(wanted_V[None], found_V[None])
-    if exact and not worst <= limits.logit_tolerance:
-        raise GateError(gate, f"log probabilities differ by {worst:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX)
+            actual_V[number] = max(logprob, FLOOR)
+        if bool(actual_V.isnan().any()):
+            raise GateError(gate, f"log probabilities of {int(actual_V.isnan().sum())} ids are missing", fix=FIX)
+        max_difference = max(max_difference, float((expected_V - actual_V).abs().max()))
+        divergence.add(expected_V[None], actual_V[None])
+    if exact and not max_difference <= limits.logit_tolerance:
+        raise GateError(
+            gate, f"log probabilities differ by {max_difference:.3g}, allowed {limits.logit_tolerance:g}", fix=FIX
+        )
 
-    if not apart.mean <= limits.kl:
+    if not divergence.mean <= limits.kl:
         fix = FIX if exact else f"leave {file_type} out of export.gguf_types, or allow more with export.kl_limit"
-        raise GateError(gate, f"mean divergence {apart.mean:.3g} nats per token, allowed {limits.kl:g}", fix=fix)
+        raise GateError(gate, f"mean divergence {divergence.mean:.3g} nats per token, allowed {limits.kl:g}", fix=fix)
 
     ties = 0
     margin = 2 * limits.logit_tolerance if exact else math.inf if file_type in K_TYPES else limits.margin_logits
-    for number, (answer, (out, ended)) in enumerate(zip(expected.answers, reply["greedy"], strict=True)):
+    for number, (answer, (actual_ids, ended)) in enumerate(zip(expected.answers, reply["greedy"], strict=True)):
         # Its answers leave out the token that ended them.
-        if ended and len(out) < len(answer.ids) and answer.ids[: len(out)] == out:
-            last = answer.ids[len(out)]
-            out = [*out, last if last in (source.tokenizer.eos, source.tokenizer.stop) else -1]
-        ties += _same_answer(gate, number, answer, out, margin, FIX if exact else ROUNDED.format(file_type))
+        if ended and len(actual_ids) < len(answer.ids) and answer.ids[: len(actual_ids)] == actual_ids:
+            last = answer.ids[len(actual_ids)]
+            actual_ids = [*actual_ids, last if last in (source.tokenizer.eos, source.tokenizer.stop) else -1]
+        ties += _count_tie(gate, number, answer, actual_ids, margin, FIX if exact else ROUNDED.format(file_type))
     return {
-        "texts": len(texts),
-        "conversations": len(chats),
-        "windows": len(full),
-        "logprob_difference_below": bound(worst),
-        **apart.facts(),
+        "texts": len(text_numbers),
+        "conversations": len(chat_numbers),
+        "windows": len(cut_windows),
+        "logprob_difference_below": bound(max_difference),
+        **divergence.facts(),
         "prompts": len(probe.prompts),
         "prompts_apart" if file_type in K_TYPES else "prompts_with_ties": ties,
     }
@@ -259,28 +267,29 @@ def bound(value: float) -> float:
     return 0.0 if value == 0 else float(f"1e{math.ceil(math.log10(value))}")
 
 
-def _same_ids(
-    gate: str, kind: str, inputs: Sequence[Any], expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]
+def _check_same_ids(
+    gate: str, kind: str, inputs: Sequence[Any], expected: Sequence[Sequence[int]], actual: Sequence[Sequence[int]]
 ) -> None:
-    wrong = [n for n, (ours, theirs) in enumerate(zip(expected, found, strict=True)) if list(ours) != list(theirs)]
+    wrong = [n for n, (ours, theirs) in enumerate(zip(expected, actual, strict=True)) if list(ours) != list(theirs)]
     if wrong:
         first = wrong[0]
-        at = next(
-            (n for n, (a, b) in enumerate(zip(expected[first], found[first], strict=False)) if a != b),
-            min(len(expected[first]), len(found[first])),
+        start = next(
+            (n for n, (a, b) in enumerate(zip(expected[first], actual[first], strict=False)) if a != b),
+            min(len(expected[first]), len(actual[first])),
         )
         raise GateError(
             gate,
-            f"{len(wrong)} of {len(inputs)} {kind}s give other token ids, first {_short(inputs[first])} at token {at}: "
-            f"{list(expected[first][at : at + 4])} here, {list(found[first][at : at + 4])} there",
+            f"{len(wrong)} of {len(inputs)} {kind}s give other token ids, "
+            f"first {_short(inputs[first])} at token {start}: "
+            f"{list(expected[first][start : start + 4])} here, {list(actual[first][start : start + 4])} there",
             fix=FIX,
         )
 
 
-def _same_answer(gate: str, number: int, answer: Answer, found: Sequence[int], margin: float, fix: str = FIX) -> int:
+def _count_tie(gate: str, number: int, answer: Answer, actual: Sequence[int], margin: float, fix: str = FIX) -> int:
     """0 for the same ids, 1 if they part at a near-tie; GateError otherwise."""
     for step, ours in enumerate(answer.ids):
-        theirs = found[step] if step < len(found) else None
+        theirs = actual[step] if step < len(actual) else None
         if theirs == ours:
             continue
         if answer.margins[step] <= margin:
@@ -291,7 +300,7 @@ def _same_answer(gate: str, number: int, answer: Answer, found: Sequence[int], m
             f"with a margin of {answer.margins[step]:.3g} between the two best logits (allowed {margin:g})",
             fix=fix,
         )
-    if len(found) > len(answer.ids):
+    if len(actual) > len(answer.ids):
         raise GateError(gate, f"greedy answer {number} goes on after token {len(answer.ids)}", fix=fix)
     return 0
 
@@ -306,7 +315,7 @@ FLOOR = -60.0
 KL_FLOOR = 1e-7  # nats; below it is the noise of fp32 logarithms
 
 
-def spread(length: int, positions: int) -> list[int]:
+def prefix_lengths(length: int, positions: int) -> list[int]:
     """At most so many prefix lengths of a window, evenly spread, the whole window always among them."""
     count = min(length, positions)
     return [(number + 1) * length // count for number in range(count)]
@@ -317,23 +326,23 @@ class Divergence:
     """KL(model || file) in nats and whether both put the same id first, over positions."""
 
     nats: list[float] = field(default_factory=list)
-    same: int = 0
+    same_best: int = 0
 
     def add(self, model_NV: Tensor, file_NV: Tensor) -> None:
-        """Log probabilities of some positions.
+        """Add the log probabilities of some positions.
 
         Summed to one again: an error in fp32 of that sum would count in full, all others only by their square.
         """
         model_NV, file_NV = (logprobs.double().clamp(min=FLOOR).log_softmax(-1) for logprobs in (model_NV, file_NV))
         self.nats += (model_NV.exp() * (model_NV - file_NV)).sum(-1).clamp(min=0).tolist()
-        self.same += int((model_NV.argmax(-1) == file_NV.argmax(-1)).sum())
+        self.same_best += int((model_NV.argmax(-1) == file_NV.argmax(-1)).sum())
 
     @property
     def mean(self) -> float:
         return math.fsum(self.nats) / len(self.nats)
 
     def facts(self) -> dict[str, Any]:
-        """Two digits, and nothing below the floor: what repeats, also where the last bits do not."""
-        mean, most = (rounded(value, 2) if value > KL_FLOOR else 0.0 for value in (self.mean, max(self.nats)))
-        share = self.same / len(self.nats)
-        return {"positions": len(self.nats), "kl_mean": mean, "kl_max": most, "same_best": rounded(share)}
+        """Figures of two digits, zero below the floor: they repeat even where the last bits do not."""
+        mean, maximum = (rounded(value, 2) if value > KL_FLOOR else 0.0 for value in (self.mean, max(self.nats)))
+        share = self.same_best / len(self.nats)
+        return {"positions": len(self.nats), "kl_mean": mean, "kl_max": maximum, "same_best": rounded(share)}

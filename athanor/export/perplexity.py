@@ -134,7 +134,7 @@ def scored_bytes(windows: Sequence[Window], token_bytes: np.ndarray | None) -> i
 
 
 def measured(nats_N: np.ndarray, windows: int, size: int | None) -> Measured:
-    """From the nats of every target; `size` are the bytes they stand for. GateError if one is no number."""
+    """The figures for the nats of every target; `size` is the bytes they stand for. GateError if one is no number."""
     count = len(nats_N)
     if not count:
         raise InputError("no target to score", where="evaluation set", fix="give it more text")
@@ -151,7 +151,7 @@ def measured(nats_N: np.ndarray, windows: int, size: int | None) -> Measured:
 
 
 class Ours(Scorer):
-    """Our own network."""
+    """Our own model in torch."""
 
     name = "torch"
 
@@ -204,10 +204,14 @@ class HuggingFace(Scorer):
         config = self.model.config
         self.dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
         self.context_tokens = int(config.max_position_embeddings)
-        first = self.tokenizer.encode("a", split_special_tokens=True)[:1]
-        self.bos = self.tokenizer.bos_token_id if first == [self.tokenizer.bos_token_id] else None
-        own = folder / MODEL_FILE
-        self.token_bytes = Tokenizer(own.read_bytes(), str(own)).token_bytes if own.is_file() else None
+        first_ids = self.tokenizer.encode("a", split_special_tokens=True)[:1]
+        self.bos = self.tokenizer.bos_token_id if first_ids == [self.tokenizer.bos_token_id] else None
+        tokenizer_file = folder / MODEL_FILE
+        self.token_bytes = (
+            Tokenizer(tokenizer_file.read_bytes(), str(tokenizer_file)).token_bytes
+            if tokenizer_file.is_file()
+            else None
+        )
 
     def encode(self, text: str) -> np.ndarray:
         return np.array(self.tokenizer.encode(text, split_special_tokens=True), dtype=np.int64)
@@ -236,13 +240,13 @@ def torch_nats(windows: Sequence[Window], score: Callable[[Targets], Tensor], ba
         for row, number in enumerate(group):
             ids = windows[number].ids
             ids_BT[row, : len(ids) - 1] = ids[:-1]
-        where = [row * width + windows[number].targets - 1 for row, number in enumerate(group)]
-        following = [windows[number].ids[windows[number].targets] for number in group]
-        parts = (torch.from_numpy(np.concatenate(part)) for part in (where, following))
-        losses_N = score(Targets(torch.from_numpy(ids_BT), None, *parts)).double().cpu().numpy()
+        positions = [row * width + windows[number].targets - 1 for row, number in enumerate(group)]
+        next_ids = [windows[number].ids[windows[number].targets] for number in group]
+        tensors = (torch.from_numpy(np.concatenate(array)) for array in (positions, next_ids))
+        losses_N = score(Targets(torch.from_numpy(ids_BT), None, *tensors)).double().cpu().numpy()
         ends = np.cumsum([len(windows[number].targets) for number in group])
-        for number, part in zip(group, np.split(losses_N, ends[:-1]), strict=True):
-            nats[number] = part
+        for number, array in zip(group, np.split(losses_N, ends[:-1]), strict=True):
+            nats[number] = array
     return nats
 
 
@@ -258,17 +262,19 @@ class LlamaCpp(Scorer):
         self.header = header = read_header(path, arrays=True)
         try:
             model = header.get("tokenizer.ggml.model")
-            tokens, kind = header["tokenizer.ggml.tokens"], header.get("general.file_type")
+            tokens, file_type = header["tokenizer.ggml.tokens"], header.get("general.file_type")
             self.context_tokens = int(header[f"{header['general.architecture']}.context_length"])
             self.vocab_size = len(tokens)
-            names = "unknown" if kind is None else LlamaFileType(kind).name
-            self.dtype = names.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
+            type_name = "unknown" if file_type is None else LlamaFileType(file_type).name
+            self.dtype = type_name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
             with_bos = header.get("tokenizer.ggml.add_bos_token", model == "llama")
             self.bos = int(header.get("tokenizer.ggml.bos_token_id", 1)) if with_bos else None
             self.token_bytes = None
             if model == "llama":  # SentencePiece's
                 types = header.get("tokenizer.ggml.token_type", [1] * len(tokens))
-                self.token_bytes = np.array([_bytes(token, kind) for token, kind in zip(tokens, types, strict=True)])
+                self.token_bytes = np.array(
+                    [_bytes(token, token_type) for token, token_type in zip(tokens, types, strict=True)]
+                )
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"not a whole GGUF file ({error})", where=str(path), fix="dvc repro export") from None
 

@@ -19,7 +19,7 @@ from athanor.export.llamacpp import INSTALL, NotInstalled
 from athanor.export.params import ExportParams
 from athanor.export.parity import FIX, FULL_SCALE, bound, rebuilt
 from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, Scorer, TextScore
-from athanor.export.publish import AGAIN, HF_DIR, exact_file
+from athanor.export.publish import HF_DIR, RERUN_HINT, exact_file
 from athanor.export.source import Source
 from athanor.tokenizer.tokenizer import SPACE_MARK, Tokenizer
 
@@ -56,7 +56,7 @@ def check_perplexity(
 
     def compare(name: str, scorer: Scorer, expected: TextScore, tolerance: float, rounds: bool) -> None:
         score = scorer.text(text, context, params.perplexity_chunks)
-        difference = agree(name, score, expected, tolerance, rounds)
+        difference = check_agreement(name, score, expected, tolerance, rounds)
         facts = {
             "perplexity_difference_below": bound(max(difference, LOWEST_BOUND)),
             "perplexity_tokens": score.measured.tokens,
@@ -78,17 +78,17 @@ def check_perplexity(
         with exact_file(folder, source) as exact:
             compare("llama_cpp_f32", llama_cpp(exact, True), exact_score, limits.f32, False)
     except NotInstalled:
-        why = f"the package xllamacpp is not here ({INSTALL})"
-        note(f"perplexity in llama.cpp: NOT CHECKED, {why}; {AGAIN}")
-        parity["perplexity_llama_cpp"] = f"not checked: {why}"
+        reason = f"the package xllamacpp is not here ({INSTALL})"
+        note(f"perplexity in llama.cpp: NOT CHECKED, {reason}; {RERUN_HINT}")
+        parity["perplexity_llama_cpp"] = f"not checked: {reason}"
         return
-    for kind in (name for name in params.gguf_types if name != "f32" and (folder / gguf_name(name)).exists()):
-        limit = {"f16": limits.f16, "q8_0": limits.q8_0}.get(kind, limits.k_types)
-        scorer = llama_cpp(folder / gguf_name(kind), False)
-        compare(f"llama_cpp_{kind}", scorer, exact_score, limit * factor, kind != "f16")
+    for file_type in (name for name in params.gguf_types if name != "f32" and (folder / gguf_name(name)).exists()):
+        limit = {"f16": limits.f16, "q8_0": limits.q8_0}.get(file_type, limits.k_types)
+        scorer = llama_cpp(folder / gguf_name(file_type), False)
+        compare(f"llama_cpp_{file_type}", scorer, exact_score, limit * factor, file_type != "f16")
 
 
-def agree(name: str, score: TextScore, expected: TextScore, tolerance: float, rounds: bool) -> float:
+def check_agreement(name: str, score: TextScore, expected: TextScore, tolerance: float, rounds: bool) -> float:
     """The relative difference of two perplexities; GateError for other ids or a difference above `tolerance`.
 
     `rounds`: a type so small that its rounding moves single targets; the chance in that is allowed for, by the
@@ -98,16 +98,16 @@ def agree(name: str, score: TextScore, expected: TextScore, tolerance: float, ro
     if len(score.ids) != len(expected.ids):
         raise GateError(gate, f"{len(score.ids)} ids where ours are {len(expected.ids)}", fix=FIX)
     if not np.array_equal(score.ids, expected.ids):
-        at = int(np.flatnonzero(score.ids != expected.ids)[0])
-        raise GateError(gate, f"id {at} is {score.ids[at]}, ours {expected.ids[at]}", fix=FIX)
+        position = int(np.flatnonzero(score.ids != expected.ids)[0])
+        raise GateError(gate, f"id {position} is {score.ids[position]}, ours {expected.ids[position]}", fix=FIX)
     if score.measured.tokens != expected.measured.tokens:
         counts = f"{score.measured.tokens} targets where ours are {expected.measured.tokens}"
         raise GateError(gate, counts, fix=FIX)
     difference = math.expm1(abs(score.measured.loss - expected.measured.loss))
     allowed = tolerance
     if rounds and len(score.nats) > 1:
-        apart = score.nats - expected.nats
-        allowed += min(tolerance, NOISE * float(apart.std(ddof=1)) / math.sqrt(len(apart)))
+        differences = score.nats - expected.nats
+        allowed += min(tolerance, NOISE * float(differences.std(ddof=1)) / math.sqrt(len(differences)))
     if not difference <= allowed:
         figures = f"{score.measured.perplexity:.4f}, ours {expected.measured.perplexity:.4f}"
         raise GateError(gate, f"{figures}: apart by {difference:.2g}, allowed {allowed:.2g}", fix=FIX)
@@ -120,20 +120,22 @@ def held_out_text(tokenizer: Tokenizer, documents: Iterable[str], tokens: int) -
     Too few of them are repeated: what is compared is runtimes, for which any text will do. Documents that hold U+2581,
     which llama.cpp reads as a space, are left out; InputError if no other is there.
     """
-    parts = (document[:DOCUMENT_CHARS] for document in documents)
-    drawn = heapq.nsmallest(MAX_DOCUMENTS, {part for part in parts if SPACE_MARK not in part}, key=_draw)
+    excerpts = (document[:DOCUMENT_CHARS] for document in documents)
+    drawn = heapq.nsmallest(
+        MAX_DOCUMENTS, {excerpt for excerpt in excerpts if SPACE_MARK not in excerpt}, key=_content_hash
+    )
     if not any(drawn):
         fix = "raise download.val_fraction, or add documents"
         raise InputError("no held-out document without U+2581", where="data/clean/val.parquet", fix=fix)
-    taken: list[str] = []
-    have = 1
-    for part in itertools.cycle(drawn):
-        if have >= tokens:
+    chosen: list[str] = []
+    token_count = 1
+    for excerpt in itertools.cycle(drawn):
+        if token_count >= tokens:
             break
-        taken.append(part)
-        have += len(tokenizer.encode(part))
-    return "\n\n".join(taken)
+        chosen.append(excerpt)
+        token_count += len(tokenizer.encode(excerpt))
+    return "\n\n".join(chosen)
 
 
-def _draw(text: str) -> bytes:
+def _content_hash(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -80,16 +80,16 @@ def fuzz_texts(count: int, seed: int = 0) -> list[str]:
 
 def battery_prompts(path: str | Path) -> list[list[Message]]:
     """The conversation of every item in an evaluation's battery.jsonl, once, in file order."""
-    found: dict[str, list[Message]] = {}
+    conversations: dict[str, list[Message]] = {}
     try:
         for line in Path(path).read_text(encoding="utf-8").split("\n")[:-1]:
             row = json.loads(line)
-            found[row["item"]] = [Message(**message) for message in row["prompt"]]
+            conversations[row["item"]] = [Message(**message) for message in row["prompt"]]
     except FileNotFoundError:
         raise InputError("file not found", where=str(path), fix="dvc repro eval") from None
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"not a list of battery answers ({error!r})", where=str(path), fix="dvc repro eval") from None
-    return list(found.values())
+    return list(conversations.values())
 
 
 def has_control(text: str) -> bool:
@@ -111,17 +111,17 @@ def make_probe(
 
     Where a small corpus has fewer of them than are asked for, it takes what is there; InputError only without any.
     """
-    taken: list[str] = []
-    long: list[list[int]] = []
-    short: list[list[int]] = []  # compared only where there are not enough others
+    excerpts: list[str] = []
+    full_windows: list[list[int]] = []
+    short_windows: list[list[int]] = []  # compared only where there are not enough others
     for document in documents:
         ids = [tokenizer.bos, *tokenizer.encode(document), tokenizer.eos][:context_tokens]
-        taken.append(document[:2000])
-        (long if len(ids) >= min(16, context_tokens) else short).append(ids)
-        if len(long) == windows:
+        excerpts.append(document[:2000])
+        (full_windows if len(ids) >= min(16, context_tokens) else short_windows).append(ids)
+        if len(full_windows) == windows:
             break
-    long += short[: windows - len(long)]
-    if not long:
+    full_windows += short_windows[: windows - len(full_windows)]
+    if not full_windows:
         fix = "raise download.val_fraction, or add documents"
         raise InputError("no held-out document", where="data/clean/val.parquet", fix=fix)
     usable = [list(messages) for messages in conversations if not any(has_control(m.content) for m in messages)]
@@ -138,19 +138,19 @@ def make_probe(
     chosen = [fitting[number * len(fitting) // prompts] for number in range(prompts)]
     strings = fuzz_texts(texts)
     return Probe(
-        texts=[*strings, *taken],
-        conversations=[messages for messages, _ in chosen] + _odd_conversations(strings),
+        texts=[*strings, *excerpts],
+        conversations=[messages for messages, _ in chosen] + _nasty_conversations(strings),
         prompts=[ids for _, ids in chosen],
-        windows=long,
+        windows=full_windows,
     )
 
 
-def _odd_conversations(texts: Sequence[str]) -> list[list[Message]]:
+def _nasty_conversations(texts: Sequence[str]) -> list[list[Message]]:
     """System messages, several turns, and contents of every sort that spell no control token."""
     contents = [text for text in texts if text and not has_control(text)][:96]
-    found = []
+    conversations = []
     for start in range(0, len(contents) - 3, 4):
         system, first, answer, second = contents[start : start + 4]
         turns = [Message("user", first), Message("assistant", answer), Message("user", second)]
-        found.append([Message("system", system), *turns] if start % 8 else turns)
-    return found
+        conversations.append([Message("system", system), *turns] if start % 8 else turns)
+    return conversations

@@ -25,7 +25,7 @@ MODELFILE = "Modelfile"
 PREFERRED = ("f16", "q8_0", "f32")  # the smallest that rounds next to nothing; else the first K type there is
 # No <|bos|>: the runner adds it, as tokenizer.ggml.add_bos_token says, and would warn of two.
 OLLAMA_TEMPLATE = "{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}" + STOP + "{{ end }}" + ROLE_PIECES["assistant"]
-AGAIN = "then: dvc repro -s -f export"  # a program is no dependency that DVC knows of
+RERUN_HINT = "then: dvc repro -s -f export"  # a program is no dependency that DVC knows of
 
 
 def write_files(folder: Path, source: Source, params: ExportParams) -> None:
@@ -35,11 +35,11 @@ def write_files(folder: Path, source: Source, params: ExportParams) -> None:
     where llama.cpp is required, else left out (`check_files` says so).
     """
     write_huggingface(folder / HF_DIR, source, params.dtype)
-    packed = [name for name in params.gguf_types if name in K_TYPES]
-    quantiser = kquants.find() if packed else None
-    if packed and quantiser is None and params.llama_cpp == "required":
+    k_types = [name for name in params.gguf_types if name in K_TYPES]
+    quantiser = kquants.find() if k_types else None
+    if k_types and quantiser is None and params.llama_cpp == "required":
         raise InputError(
-            f"{packed[0]} cannot be made: {kquants.MISSING}",
+            f"{k_types[0]} cannot be made: {kquants.MISSING}",
             where="export.gguf_types",
             fix="build llama.cpp, drop the type, or set export.llama_cpp to if_installed",
         )
@@ -88,7 +88,7 @@ def check_files(
         "transformers": check_transformers(folder / HF_DIR, probe, stored, limits, expected.logits)
     }
     for file_type in (name for name in params.gguf_types if not (folder / gguf_name(name)).exists()):
-        note(f"{gguf_name(file_type)}: NOT WRITTEN, {kquants.MISSING}; {AGAIN}")
+        note(f"{gguf_name(file_type)}: NOT WRITTEN, {kquants.MISSING}; {RERUN_HINT}")
         parity[f"llama_cpp_{file_type}"] = f"not written: {kquants.MISSING}"
     if params.llama_cpp == "off":
         note("llama.cpp: NOT CHECKED, export.llama_cpp is off")
@@ -112,7 +112,7 @@ def check_files(
                     positions=1 if file_type == "f32" else params.parity_positions,
                 )
                 if file_type in K_TYPES:
-                    facts |= _packing(folder / gguf_name(file_type), source, note)
+                    facts |= _k_type_facts(folder / gguf_name(file_type), source, note)
                 parity[f"llama_cpp_{file_type}"] = facts
     except NotInstalled as reason:
         if params.llama_cpp == "required":
@@ -121,17 +121,17 @@ def check_files(
                 where="export.llama_cpp",
                 fix="pip install xllamacpp, or set export.llama_cpp to if_installed",
             ) from None
-        note(f"llama.cpp: NOT CHECKED, the package xllamacpp cannot be imported (pip install xllamacpp); {AGAIN}")
+        note(f"llama.cpp: NOT CHECKED, the package xllamacpp cannot be imported (pip install xllamacpp); {RERUN_HINT}")
         parity["llama_cpp"] = "not checked: xllamacpp is not installed"
     return parity
 
 
-def _packing(path: Path, source: Source, note: Callable[[str], None]) -> dict[str, Any]:
-    """What a K type came to: tensors by type, and how many matrices it could not pack."""
-    odd = kquants.odd_rows(source)
-    if odd:
-        note(f"{path.name}: {odd} matrices have rows that are no multiple of {kquants.BLOCK}; larger types hold them")
-    return {"tensors": stored_types(path), "fallback_tensors": odd}
+def _k_type_facts(path: Path, source: Source, note: Callable[[str], None]) -> dict[str, Any]:
+    """Facts of a K-type file: its tensors by type, and how many matrices the type could not pack."""
+    count = kquants.unpackable_matrices(source)
+    if count:
+        note(f"{path.name}: {count} matrices have rows that are no multiple of {kquants.BLOCK}; larger types hold them")
+    return {"tensors": stored_types(path), "fallback_tensors": count}
 
 
 def modelfile(source: Source, file_name: str) -> str:
@@ -155,7 +155,7 @@ def modelfile(source: Source, file_name: str) -> str:
 
 def write_modelfile(folder: Path, source: Source) -> None:
     """For the file in `folder` that loses least for its size; nothing where no GGUF was written."""
-    there = sorted(path.name for path in folder.glob("*.gguf"))
-    names = [gguf_name(file_type) for file_type in PREFERRED if gguf_name(file_type) in there] + there
+    existing = sorted(path.name for path in folder.glob("*.gguf"))
+    names = [gguf_name(file_type) for file_type in PREFERRED if gguf_name(file_type) in existing] + existing
     if names:
         write_text(folder / MODELFILE, modelfile(source, names[0]))

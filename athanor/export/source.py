@@ -126,8 +126,8 @@ MANIFESTS = {
     "eval": Path("data/eval"),
 }
 METRICS = ("train_tokenizer", "pretrain", "sft", "eval")
-# As dvc.yaml names them: whole folders where the stage reads all, else their manifest.
-WHOLE = ("tokenizer", "sft", "eval")
+# Inputs that dvc.yaml names as whole folders, because the stage reads all of them; of the others it names the manifest.
+FOLDER_INPUTS = ("tokenizer", "sft", "eval")
 _METRIC = "metrics."
 
 
@@ -150,9 +150,9 @@ def metrics() -> dict[str, str]:
     return {f"{_METRIC}{name}": sha256_file(path_of(f"{_METRIC}{name}")) for name in METRICS}
 
 
-def locked() -> dict[str, str]:
+def lock_hashes() -> dict[str, str]:
     """The same inputs with the hashes that dvc.lock has for them."""
-    paths = [folder if name in WHOLE else folder / MANIFEST for name, folder in MANIFESTS.items()]
+    paths = [folder if name in FOLDER_INPUTS else folder / MANIFEST for name, folder in MANIFESTS.items()]
     paths += [path_of(f"{_METRIC}{name}") for name in METRICS]
     return {path.as_posix(): dvc_hash(path) for path in paths}
 

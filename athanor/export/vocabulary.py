@@ -83,8 +83,8 @@ class Vocabulary:
         texts = {piece.text for piece in self.pieces}
         _require(len(texts) == len(self.pieces), "two pieces have the same text", path)
         expected = {f"<0x{byte:02X}>" for byte in range(256)}
-        found = {self.pieces[i].text for i in self.ids(BYTE)}
-        _require(found == expected, "it lacks some of the 256 byte pieces", path)
+        actual = {self.pieces[i].text for i in self.ids(BYTE)}
+        _require(actual == expected, "it lacks some of the 256 byte pieces", path)
         _require(len(self.ids(UNKNOWN)) == 1, "it must have exactly one unknown piece", path)
         _require(not self.ids(UNUSED), "it has unused pieces", path)
         for piece in self.pieces:
@@ -106,13 +106,13 @@ class Vocabulary:
         pairs sorted by that score makes the same choices.
         """
         index = {piece.text: number for number, piece in enumerate(self.pieces) if piece.type == NORMAL}
-        found = []
+        candidates = []
         for text, number in index.items():
             for cut in range(1, len(text)):
                 left, right = text[:cut], text[cut:]
                 if left in index and right in index:
-                    found.append((-self.pieces[number].score, number, index[left], index[right], left, right))
-        return [(left, right) for *_, left, right in sorted(found)]
+                    candidates.append((-self.pieces[number].score, number, index[left], index[right], left, right))
+        return [(left, right) for *_, left, right in sorted(candidates)]
 
 
 def _require(condition: bool, problem: str, path: Path) -> None:

@@ -45,8 +45,8 @@ HEADERS = {
 FREE = ("/health", "/page/")  # without a key; so is the page itself
 
 
-class Gate:
-    """What a request passes before any route: the host it names, and the key, if there is one.
+class AccessMiddleware:
+    """Checks every request before any route: the host it names, and the key, if the server has one.
 
     A page elsewhere whose name was turned to this server's address (DNS
     rebinding) would otherwise be the same origin. It always sends a name, so
@@ -60,7 +60,7 @@ class Gate:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -69,23 +69,25 @@ class Gate:
                     headers["Cache-Control"] = "no-cache"
             await send(message)
 
-        # Nobody needs a part of the page's files, and Starlette answers a faulty wish for one in a form of its own.
+        # No client needs byte ranges of the page's files, and Starlette's errors for faulty ones have another form.
         scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         refusal = self._refusal(Headers(scope=scope), scope["path"])
-        await (refusal or self.app)(scope, receive, guarded)
+        await (refusal or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, headers: Headers, path: str) -> Response | None:
         host = headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self.hosts and name.lower() not in self.hosts and not (self.addresses and _is_address(name)):
-            known = ", ".join((*self.hosts, "addresses") if self.addresses else self.hosts)
+            answered_names = ", ".join((*self.hosts, "addresses") if self.addresses else self.hosts)
             fix = f"athanor serve --allow-host {name if HOST_NAME.fullmatch(name) else 'NAME'}"
-            return problem(403, f"this server answers to {known} only. Fix: {fix}")
+            return problem(403, f"this server answers to {answered_names} only. Fix: {fix}")
         if self.key and path != "/" and not path.startswith(FREE):
-            kind, _, given = headers.get("authorization", "").partition(" ")
+            scheme, _, credentials = headers.get("authorization", "").partition(" ")
             # The bytes as sent: headers are read as Latin-1.
-            same = hmac.compare_digest(given.strip().encode("latin-1"), self.key.encode("utf-8", "surrogateescape"))
-            if kind.lower() != "bearer" or not same:
+            key_matches = hmac.compare_digest(
+                credentials.strip().encode("latin-1"), self.key.encode("utf-8", "surrogateescape")
+            )
+            if scheme.lower() != "bearer" or not key_matches:
                 return problem(401, "an API key is needed: Authorization: Bearer KEY")
         return None
 
@@ -134,14 +136,14 @@ def build_app(
     app.mount("/page", StaticFiles(directory=PAGE))
 
     @app.exception_handler(HTTPException)
-    async def told(request: Request, error: HTTPException) -> Response:
+    async def http_error(request: Request, error: HTTPException) -> Response:
         return problem(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
 
     @app.exception_handler(Exception)
-    async def broken(request: Request, error: Exception) -> Response:
+    async def internal_error(request: Request, error: Exception) -> Response:
         return problem(500, f"{type(error).__name__}; the server's log has more")
 
-    app.add_middleware(Gate, key=key, hosts=hosts, addresses=addresses)
+    app.add_middleware(AccessMiddleware, key=key, hosts=hosts, addresses=addresses)
     return app
 
 
@@ -155,32 +157,34 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._untaken: dict[Any, tuple[int, float]] = {}  # connection -> bytes that wait, since when no fewer
+        self._stalled: dict[
+            Any, tuple[int, float]
+        ] = {}  # connection -> unsent bytes, and since when they have not shrunk
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # each second
-            self._let_go(asyncio.get_running_loop().time())
+            self._drop_stalled(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
-    def _let_go(self, now: float) -> None:
-        """Cut off who has taken nothing for long. A close would wait for them to take what is there, for ever."""
-        before, self._untaken = self._untaken, {}
+    def _drop_stalled(self, now: float) -> None:
+        """Abort connections whose client has read nothing for long: closing them would wait for it for ever."""
+        previous, self._stalled = self._stalled, {}
         for connection in list(self.server_state.connections):
             transport: Any = connection.transport
             size = transport.get_write_buffer_size()
-            last, since = before.get(connection, (size, now))
-            since = now if size < last else since
-            if size and now - since >= SEND_SECONDS:
+            last_size, waiting_since = previous.get(connection, (size, now))
+            waiting_since = now if size < last_size else waiting_since
+            if size and now - waiting_since >= SEND_SECONDS:
                 transport.abort()
             elif size:
-                self._untaken[connection] = size, since
+                self._stalled[connection] = size, waiting_since
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
         loop = asyncio.get_running_loop()
-        end = loop.time() + GRACE_SECONDS
-        while self.server_state.tasks and not self.force_exit and loop.time() < end:
+        deadline = loop.time() + GRACE_SECONDS
+        while self.server_state.tasks and not self.force_exit and loop.time() < deadline:
             await asyncio.sleep(0.05)
         if not self.force_exit:
             await self.lifespan.shutdown()

@@ -55,19 +55,22 @@ def on_network(path: Path, mounts: str = "/proc/self/mounts") -> bool:
     """Whether a file lies on another machine's disk, as far as the table of mounts tells."""
     with suppress(OSError, UnicodeDecodeError):
         rows = [line.split(" ") for line in Path(mounts).read_text(encoding="utf-8").splitlines()]
-        here = path.resolve()
-        places = [(Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), row[1])), row[2]) for row in rows]
-        over = [
-            (len(place.parts), number, kind)
-            for number, (place, kind) in enumerate(places)
-            if here.is_relative_to(place)
+        resolved = path.resolve()
+        mount_points = [
+            (Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), row[1])), row[2]) for row in rows
         ]
-        return bool(over) and NETWORK.fullmatch(max(over)[2]) is not None  # the deepest, of equal ones the last
+        containing = [
+            (len(mount_point.parts), number, kind)
+            for number, (mount_point, kind) in enumerate(mount_points)
+            if resolved.is_relative_to(mount_point)
+        ]
+        # The deepest mount point decides, and the last one of those at the same place.
+        return bool(containing) and NETWORK.fullmatch(max(containing)[2]) is not None
     return False
 
 
 class Unusable(InputError):
-    """The file cannot be opened, read or written, through no fault of who asks."""
+    """The file cannot be opened, read or written; the request is not at fault."""
 
     status = 503
 
@@ -102,7 +105,7 @@ class Database:
         db = self._db
         db.row_factory = sqlite3.Row
         newest = len(MIGRATIONS)
-        with self._told():
+        with self._as_unusable():
             tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if tables and db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
                 raise Unusable("a database, but not of chats", where=str(self.path), fix="name another file")
@@ -125,11 +128,11 @@ class Database:
                     db.execute(f"PRAGMA user_version = {version + 1}")
 
     def _version(self) -> int:
-        with self._told():
+        with self._as_unusable():
             return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
-    def forget(self) -> None:
-        """Take what was deleted out of the log beside the file, too, unless somebody is reading there."""
+    def truncate_log(self) -> None:
+        """Truncate the log beside the file, which still holds what was deleted; not while somebody reads there."""
         with self._lock, suppress(sqlite3.Error):  # what was deleted stays deleted, and the next one takes it out
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -138,8 +141,8 @@ class Database:
             self._db.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Faults of the file as Unusable, which names it."""
+    def _as_unusable(self) -> Iterator[None]:
+        """Turn faults of the file into Unusable, which names it."""
         try:
             yield
         except (sqlite3.IntegrityError, sqlite3.ProgrammingError):  # faults of the program
@@ -154,7 +157,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """The lock and one view of the file for several statements."""
-        with self._lock, self._told():
+        with self._lock, self._as_unusable():
             self._db.execute("BEGIN")
             try:
                 yield self._db
@@ -165,7 +168,7 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
         """A transaction: all of the block or nothing."""
-        with self._lock, self._told():
+        with self._lock, self._as_unusable():
             self._db.execute("BEGIN IMMEDIATE")  # a lock taken late may find that it read what is no longer so
             try:
                 yield self._db

@@ -27,15 +27,15 @@ from athanor.tokenizer.chat import template_hash
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
 SERVED = ".athanor/served"
-OWN, CONFIG, WEIGHTS, INDEX = "athanor.json", "config.json", "model.safetensors", "model.safetensors.index.json"
+FACTS_FILE, CONFIG, WEIGHTS, INDEX = "athanor.json", "config.json", "model.safetensors", "model.safetensors.index.json"
 TORCH, LLAMA_CPP, TRANSFORMERS = "torch", "llama.cpp", "transformers"
 PACKAGES = {LLAMA_CPP: "xllamacpp", TRANSFORMERS: "transformers"}
-MOST_BYTES = 64 << 20  # of a file that is read whole while looking; the largest, a tokenizer, has some megabytes
+MAX_BYTES = 64 << 20  # of a file that is read whole while looking; the largest, a tokenizer, has some megabytes
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
-class Found:
+class AvailableModel:
     """A model that could be served.
 
     id: what clients write as "model"; unique. path: its directory or file; of
@@ -55,38 +55,38 @@ class Found:
     fetch: str = ""
 
 
-def discover(root: Path, given: Sequence[str]) -> list[Found]:
-    """The models to serve, newest first, or exactly those that `given` (`--model`) names, in its order.
+def discover(root: Path, requested: Sequence[str]) -> list[AvailableModel]:
+    """The models to serve, newest first, or exactly those that `requested` (`--model`) names, in its order.
 
-    A value of `given` is the id of a found model, the name of an experiment, or a
+    A value of `requested` is the id of an available model, the name of an experiment, or a
     path. InputError for one that is none of these, with the nearest.
     """
     root = root.resolve()
-    found, names = _withrecorded(root, _local(root))
-    found = _unique(sorted(found, key=lambda one: -one.created))
-    if not given:
-        return found
-    known = {one.path: one for one in found}
-    by_name = {one.id: one for one in found} | {name: known[path] for name, path in names.items()}
-    lacking = [] if set(given) <= set(by_name) else unexported(root)
-    for value in given:
-        if value in lacking and value not in by_name:
+    available, names = _with_experiments(root, _local(root))
+    available = _unique(sorted(available, key=lambda model: -model.created))
+    if not requested:
+        return available
+    by_path = {model.path: model for model in available}
+    by_name = {model.id: model for model in available} | {name: by_path[path] for name, path in names.items()}
+    unexported_names = [] if set(requested) <= set(by_name) else unexported(root)
+    for value in requested:
+        if value in unexported_names and value not in by_name:
             what = "this experiment has no export of its own: its dvc.lock names one made from other weights, or none"
             fix = f"dvc exp apply {value}, then dvc repro export"
             raise InputError(what, where=f"--model {value}", fix=fix)
-    chosen = [by_name[value] if value in by_name else _named_path(value, sorted(by_name)) for value in given]
+    chosen = [by_name[value] if value in by_name else _named_path(value, sorted(by_name)) for value in requested]
     return _unique(dict.fromkeys(chosen))
 
 
-def materialise(root: Path, found: Found) -> None:
+def materialise(root: Path, model: AvailableModel) -> None:
     """Put an experiment's files at its `path`, by links into DVC's cache; does nothing where they are.
 
     InputError where the cache lacks one of them.
     """
-    target = Path(found.path)
-    if not found.fetch or (target / OWN).is_file():
+    target = Path(model.path)
+    if not model.fetch or (target / FACTS_FILE).is_file():
         return
-    files = _fetched(root, found)
+    files = _cached_files(root, model)
     with new_dir(target) as folder:
         for name, path in files.items():
             try:
@@ -97,24 +97,24 @@ def materialise(root: Path, found: Found) -> None:
                 shutil.copyfile(path, folder / name)
 
 
-def problem_of(root: Path, found: Found) -> str:
+def problem_of(root: Path, model: AvailableModel) -> str:
     """Why a model cannot be served, as far as that shows without loading it; "" if it does not."""
-    package = PACKAGES.get(found.backend)
+    package = PACKAGES.get(model.backend)
     if package and importlib.util.find_spec(package) is None:
         return f"the package {package} cannot be imported. Fix: pip install {package}"
-    path = Path(found.path)
+    path = Path(model.path)
     try:
-        if found.source == "export" and (stale := _of_other_weights(path.parent)):
-            return stale
-        if found.backend == LLAMA_CPP:
+        if model.source == "export" and (problem := _stale_export_problem(path.parent)):
+            return problem
+        if model.backend == LLAMA_CPP:
             return gguf_problem(path)
-        if found.fetch and not path.is_dir():
-            files = _fetched(root, found)
+        if model.fetch and not path.is_dir():
+            files = _cached_files(root, model)
         elif not path.is_dir():
             return f"{path} is gone"
         else:
             files = {file.name: file for file in path.iterdir() if file.is_file()}
-        return _own_problem(files) if found.backend == TORCH else _foreign_problem(files)
+        return _own_problem(files) if model.backend == TORCH else _foreign_problem(files)
     except (AthanorError, OSError) as error:
         return str(error)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
@@ -124,20 +124,20 @@ def problem_of(root: Path, found: Found) -> str:
 # -- this checkout and paths ------------------------------------------------------
 
 
-def _local(root: Path) -> list[Found]:
-    found = []
-    for place in WEIGHTS_OF:
-        folder = root / place / HF_DIR
+def _local(root: Path) -> list[AvailableModel]:
+    models = []
+    for export in WEIGHTS_OF:
+        folder = root / export / HF_DIR
         if folder.is_dir():
-            found.append(_directory(folder, "export", place))
+            models.append(_directory(folder, "export", export))
     files = (root / EXPORT).glob("*.gguf") if (root / EXPORT).is_dir() else ()
-    made = [_gguf(path, "export", EXPORT) for path in sorted(files)]
+    gguf_models = [_gguf(path, "export", EXPORT) for path in sorted(files)]
     # As old as the exact weights they were made from, which come first.
-    exact = [one.created for one in found if Path(one.path).parent == root / EXPORT]
-    return found + [replace(one, created=exact[0]) if exact else one for one in made]
+    exact_created = [model.created for model in models if Path(model.path).parent == root / EXPORT]
+    return models + [replace(model, created=exact_created[0]) if exact_created else model for model in gguf_models]
 
 
-def _of_other_weights(folder: Path) -> str:
+def _stale_export_problem(folder: Path) -> str:
     """Why a checkout's export is not one of the weights beside it, "" if it is or cannot be compared."""
     root = folder.parents[1]
     weights = WEIGHTS_OF.get(folder.relative_to(root).as_posix())
@@ -151,33 +151,35 @@ def _of_other_weights(folder: Path) -> str:
     return f"it was made from other weights than those in {weights}. Fix: {fix}"
 
 
-def _directory(folder: Path, source: str, place: str) -> Found:
-    own = (folder / OWN).is_file()
+def _directory(folder: Path, source: str, origin: str) -> AvailableModel:
+    is_ours = (folder / FACTS_FILE).is_file()
     # "hf" alone says nothing: of ours the name inside, of others that of the directory around it.
-    name = (_own_name(folder / OWN) if own else "") or (folder.parent if folder.name == HF_DIR else folder).name
-    main = folder / (OWN if own else CONFIG)
+    name = (_recorded_name(folder / FACTS_FILE) if is_ours else "") or (
+        folder.parent if folder.name == HF_DIR else folder
+    ).name
+    main_file = folder / (FACTS_FILE if is_ours else CONFIG)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    created = main.stat().st_mtime if main.is_file() else folder.stat().st_mtime
-    backend = TORCH if own else TRANSFORMERS
-    found = Found(_slug(name), f"{name} ({place})", str(folder), backend, source, created, size)
-    return replace(found, problem=problem_of(folder, found))
+    created = main_file.stat().st_mtime if main_file.is_file() else folder.stat().st_mtime
+    backend = TORCH if is_ours else TRANSFORMERS
+    model = AvailableModel(_slug(name), f"{name} ({origin})", str(folder), backend, source, created, size)
+    return replace(model, problem=problem_of(folder, model))
 
 
-def _gguf(path: Path, source: str, place: str) -> Found:
+def _gguf(path: Path, source: str, origin: str) -> AvailableModel:
     name = path.stem
     with contextlib.suppress(AthanorError, OSError, KeyError):
         header = read_header(path)
         if "athanor.file" in header:  # model-q8_0.gguf: the name of the model is inside
             name = f"{header['general.name']}-{path.stem.removeprefix('model-')}"
-    facts = path.stat()
-    found = Found(_slug(name), f"{name} ({place})", str(path), LLAMA_CPP, source, facts.st_mtime, facts.st_size)
-    return replace(found, problem=problem_of(path, found))
+    stat = path.stat()
+    model = AvailableModel(_slug(name), f"{name} ({origin})", str(path), LLAMA_CPP, source, stat.st_mtime, stat.st_size)
+    return replace(model, problem=problem_of(path, model))
 
 
-def _named_path(value: str, names: Sequence[str]) -> Found:
+def _named_path(value: str, names: Sequence[str]) -> AvailableModel:
     path = Path(value).expanduser()
     if not path.exists():
-        beside = [str(path.parent / one.name) for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        beside = [str(path.parent / file.name) for file in path.parent.iterdir()] if path.parent.is_dir() else []
         known = [*names, *(beside if "/" in value else ())]
         fix = suggest(value, known, "name a directory, a .gguf file or an experiment")
         raise InputError("no model, experiment or path of this name", where=f"--model {value}", fix=fix)
@@ -189,7 +191,7 @@ def _named_path(value: str, names: Sequence[str]) -> Found:
     return _directory(inner if inner.is_dir() and not (path / CONFIG).is_file() else path, "path", value)
 
 
-def _own_name(path: Path) -> str:
+def _recorded_name(path: Path) -> str:
     try:
         return str(read_json(_bounded(path)).get("name") or "")
     except (AthanorError, AttributeError):
@@ -198,8 +200,8 @@ def _own_name(path: Path) -> str:
 
 def _bounded(path: Path) -> Path:
     """The path; InputError for a file that is too large to be what its name says."""
-    if path.stat().st_size > MOST_BYTES:
-        raise InputError(f"it has more than {MOST_BYTES >> 20} MiB", where=str(path), fix="export or fetch it again")
+    if path.stat().st_size > MAX_BYTES:
+        raise InputError(f"it has more than {MAX_BYTES >> 20} MiB", where=str(path), fix="export or fetch it again")
     return path
 
 
@@ -207,16 +209,16 @@ def _slug(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name).strip("-") or "model"
 
 
-def _unique(found: Iterable[Found]) -> list[Found]:
-    taken: set[str] = set()
+def _unique(models: Iterable[AvailableModel]) -> list[AvailableModel]:
+    used_ids: set[str] = set()
     result = []
-    for one in found:
-        name, number = one.id, 1
-        while name in taken:
+    for model in models:
+        name, number = model.id, 1
+        while name in used_ids:
             number += 1
-            name = f"{one.id}-{number}"
-        taken.add(name)
-        result.append(replace(one, id=name))
+            name = f"{model.id}-{number}"
+        used_ids.add(name)
+        result.append(replace(model, id=name))
     return result
 
 
@@ -224,11 +226,11 @@ def _unique(found: Iterable[Found]) -> list[Found]:
 
 
 def _own_problem(files: Mapping[str, Path]) -> str:
-    for name in (OWN, CONFIG, MODEL_FILE, WEIGHTS):
+    for name in (FACTS_FILE, CONFIG, MODEL_FILE, WEIGHTS):
         if name not in files or not files[name].is_file():
             return f"{name} is missing. Fix: export it again: dvc repro export"
-    facts = read_json(_bounded(files[OWN]))
-    return _strangers(facts.get("tokenizer_digest"), facts.get("template_hash"), files[MODEL_FILE])
+    facts = read_json(_bounded(files[FACTS_FILE]))
+    return _mismatch_problem(facts.get("tokenizer_digest"), facts.get("template_hash"), files[MODEL_FILE])
 
 
 def gguf_problem(path: Path) -> str:
@@ -243,21 +245,21 @@ def gguf_problem(path: Path) -> str:
     tokenizer = tokenizer_beside(path)
     if tokenizer is None:
         return f"its tokenizer is not beside it. Fix: put the export's {HF_DIR}/{MODEL_FILE} into {path.parent}"
-    return _strangers(header.get("athanor.tokenizer_digest"), header["athanor.template_hash"], tokenizer)
+    return _mismatch_problem(header.get("athanor.tokenizer_digest"), header["athanor.template_hash"], tokenizer)
 
 
 def tokenizer_beside(path: Path) -> Path | None:
     """The SentencePiece model of one of our GGUF files, as the export lays it out or right beside it."""
-    places = (path.parent / HF_DIR / MODEL_FILE, path.parent / MODEL_FILE)
-    return next((place for place in places if place.is_file()), None)
+    candidates = (path.parent / HF_DIR / MODEL_FILE, path.parent / MODEL_FILE)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def _strangers(tokenizer: str | None, template: str | None, path: Path) -> str:
-    here, rendered = identity(_bounded(path).read_bytes())
-    if tokenizer != here:
-        return f"it was trained with another tokenizer ({tokenizer}) than the one beside it ({here})"
-    if template != rendered:
-        return f"it was trained with another chat template ({template}) than this code renders ({rendered})"
+def _mismatch_problem(tokenizer: str | None, template: str | None, path: Path) -> str:
+    actual_digest, actual_template = identity(_bounded(path).read_bytes())
+    if tokenizer != actual_digest:
+        return f"it was trained with another tokenizer ({tokenizer}) than the one beside it ({actual_digest})"
+    if template != actual_template:
+        return f"it was trained with another chat template ({template}) than this code renders ({actual_template})"
     return ""
 
 
@@ -270,8 +272,8 @@ def identity(model: bytes) -> tuple[str, str]:
 
 def _foreign_problem(files: Mapping[str, Path]) -> str:
     if CONFIG not in files:
-        packed = sorted(name for name in files if name.endswith(".gguf"))
-        fix = f"name a file: {packed[0]}" if packed else "name a directory with config.json and *.safetensors"
+        gguf_names = sorted(name for name in files if name.endswith(".gguf"))
+        fix = f"name a file: {gguf_names[0]}" if gguf_names else "name a directory with config.json and *.safetensors"
         return f"no Hugging Face model: {CONFIG} is missing. Fix: {fix}"
     if WEIGHTS in files or INDEX in files:
         return ""
@@ -287,51 +289,59 @@ def _foreign_problem(files: Mapping[str, Path]) -> str:
 # -- experiments ----------------------------------------------------------------------
 
 
-def _withrecorded(root: Path, local: list[Found]) -> tuple[list[Found], dict[str, str]]:
+def _with_experiments(root: Path, local: list[AvailableModel]) -> tuple[list[AvailableModel], dict[str, str]]:
     """`local` and the experiments, equal models once; the second: name of an experiment -> path of its model."""
     experiments = recorded(root)
     if not experiments:
         return local, {}
     cache = cache_folder(root)
-    seen: dict[str, Found] = {}
-    mine = root / EXPORT / HF_DIR
-    here = next((one for one in local if one.path == str(mine) and not one.problem), None)
-    if here is not None and (mine / OWN).is_file():
-        seen[hashlib.md5((mine / OWN).read_bytes(), usedforsecurity=False).hexdigest()] = here
+    by_content: dict[str, AvailableModel] = {}
+    export_folder = root / EXPORT / HF_DIR
+    own_export = next((model for model in local if model.path == str(export_folder) and not model.problem), None)
+    if own_export is not None and (export_folder / FACTS_FILE).is_file():
+        by_content[hashlib.md5((export_folder / FACTS_FILE).read_bytes(), usedforsecurity=False).hexdigest()] = (
+            own_export
+        )
         lock = root / "dvc.lock"
-        out = export_of(lock.read_text(encoding="utf-8")) if lock.is_file() else None
-        if out and cached(cache, out[0]) is None:  # nothing better to go by
-            seen[out[0]] = here
+        export = export_of(lock.read_text(encoding="utf-8")) if lock.is_file() else None
+        if export and cached(cache, export[0]) is None:  # nothing better to go by
+            by_content[export[0]] = own_export
     names: dict[str, str] = {}
-    told: dict[str, list[str]] = {}
-    for name, revision, created, out in experiments:
-        if out is None:
+    experiments_of: dict[str, list[str]] = {}
+    for name, revision, created, export in experiments:
+        if export is None:
             continue
-        folder, size = out
+        folder, size = export
         files = cached(cache, folder)
         # athanor.json holds the hashes of the files beside it, so equal ones mean equal models.
-        key = folder if files is None or OWN not in files else files[OWN].parent.name + files[OWN].name
-        if key not in seen:
+        key = (
+            folder
+            if files is None or FACTS_FILE not in files
+            else files[FACTS_FILE].parent.name + files[FACTS_FILE].name
+        )
+        if key not in by_content:
             if files is not None and WEIGHTS in files and files[WEIGHTS].is_file():
                 size = files[WEIGHTS].stat().st_size
             path = str(root / SERVED / folder)
-            seen[key] = found = Found(name, "", path, TORCH, "experiment", created, size, fetch=revision)
-            seen[key] = replace(found, problem=problem_of(root, found))
-        names.setdefault(name, seen[key].path)
-        told.setdefault(seen[key].path, []).append(name)
+            by_content[key] = model = AvailableModel(name, "", path, TORCH, "experiment", created, size, fetch=revision)
+            by_content[key] = replace(model, problem=problem_of(root, model))
+        names.setdefault(name, by_content[key].path)
+        experiments_of.setdefault(by_content[key].path, []).append(name)
     result = []
-    for one in [*local, *(one for one in seen.values() if one.source == "experiment")]:
-        also = ", ".join(told.get(one.path, ()))
-        word = "experiments" if "," in also else "experiment"
-        label = f"{one.id} ({word} {also})" if one.source == "experiment" else f"{one.label}, also {word} {also}"
-        result.append(replace(one, label=label) if also else one)
+    for model in [*local, *(model for model in by_content.values() if model.source == "experiment")]:
+        listed = ", ".join(experiments_of.get(model.path, ()))
+        word = "experiments" if "," in listed else "experiment"
+        label = (
+            f"{model.id} ({word} {listed})" if model.source == "experiment" else f"{model.label}, also {word} {listed}"
+        )
+        result.append(replace(model, label=label) if listed else model)
     return result, names
 
 
-def _fetched(root: Path, found: Found) -> dict[str, Path]:
+def _cached_files(root: Path, model: AvailableModel) -> dict[str, Path]:
     """An experiment's files in DVC's cache; InputError where it lacks one of them."""
-    files = cached(cache_folder(root), Path(found.path).name)
+    files = cached(cache_folder(root), Path(model.path).name)
     if files is None or not all(path.is_file() for path in files.values()):
-        get = f"dvc exp pull REMOTE {found.id}, or dvc exp apply {found.id} and then dvc pull or dvc repro export"
-        raise InputError(f"the files of experiment {found.id} are not in DVC's cache", fix=get)
+        fix = f"dvc exp pull REMOTE {model.id}, or dvc exp apply {model.id} and then dvc pull or dvc repro export"
+        raise InputError(f"the files of experiment {model.id} are not in DVC's cache", fix=fix)
     return files

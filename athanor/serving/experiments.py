@@ -20,9 +20,9 @@ def recorded(root: Path) -> list[tuple[str, str, float, tuple[str, int] | None]]
     ).splitlines()
     experiments = []
     for commit, seconds, ref in (row.split(" ", 2) for row in rows):
-        if (named := _NAMED.fullmatch(ref)) and (lock := git(root, "show", f"{commit}:./dvc.lock")):
-            experiments.append((named[1], commit, float(seconds), export_of(lock)))
-    return sorted(experiments, key=lambda one: (-one[2], one[0]))
+        if (match := _NAMED.fullmatch(ref)) and (lock := git(root, "show", f"{commit}:./dvc.lock")):
+            experiments.append((match[1], commit, float(seconds), export_of(lock)))
+    return sorted(experiments, key=lambda experiment: (-experiment[2], experiment[0]))
 
 
 def unexported(root: Path) -> list[str]:
@@ -41,9 +41,9 @@ def export_of(lock: str) -> tuple[str, int] | None:
     weights, outs, made_from = WEIGHTS_OF[EXPORT], {}, None
     try:
         for stage in YAML(typ="safe").load(lock)["stages"].values():
-            here = {row["path"]: row for row in stage.get("outs", ())}
-            outs |= here
-            if EXPORT in here:
+            stage_outs = {row["path"]: row for row in stage.get("outs", ())}
+            outs |= stage_outs
+            if EXPORT in stage_outs:
                 made_from = next((row["md5"] for row in stage["deps"] if row["path"] == weights), None)
         md5 = str(outs[EXPORT]["md5"]).removesuffix(".dir")
     except (YAMLError, KeyError, TypeError, AttributeError):
@@ -60,12 +60,12 @@ def cached(cache: Path, md5: str) -> dict[str, Path] | None:
     path = cache / md5[:2] / f"{md5[2:]}.dir"
     try:
         rows = json.loads(path.read_bytes())
-        places = {row["relpath"]: row["md5"] for row in rows}
+        md5_of = {row["relpath"]: row["md5"] for row in rows}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     # The list may be somebody else's: an export's files lie side by side, and each has the hash of its content.
     return {
-        name.removeprefix(f"{HF_DIR}/"): cache / one[:2] / one[2:]
-        for name, one in places.items()
-        if re.fullmatch(rf"{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", one)
+        name.removeprefix(f"{HF_DIR}/"): cache / checksum[:2] / checksum[2:]
+        for name, checksum in md5_of.items()
+        if re.fullmatch(rf"{HF_DIR}/[\w-][\w.-]*", name) and re.fullmatch("[0-9a-f]{32}", checksum)
     }

@@ -17,7 +17,7 @@ from athanor.model.weights import WEIGHTS, fill
 from athanor.tokenizer.chat import check_made_with
 from athanor.tokenizer.tokenizer import MODEL_FILE, Tokenizer
 
-OWN, CONFIG, GENERATION = "athanor.json", "config.json", "generation_config.json"
+FACTS_FILE, CONFIG, GENERATION = "athanor.json", "config.json", "generation_config.json"
 MAKE_IT = "make the model first: make repro"
 EXPORT_IT = "export it again: dvc repro export"
 SMALL_PARAMETERS = 30_000_000
@@ -34,9 +34,9 @@ def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError("no exported model here", where=str(folder), fix=MAKE_IT)
-    facts = _read(folder, OWN)
+    facts = _read(folder, FACTS_FILE)
     tokenizer = _tokenizer(folder)
-    check_made_with(facts, tokenizer, where=str(folder / OWN), fix=EXPORT_IT)
+    check_made_with(facts, tokenizer, where=str(folder / FACTS_FILE), fix=EXPORT_IT)
     config = model_config(_read(folder, CONFIG), str(folder / CONFIG))
     with torch.device("meta"):
         model = Transformer(config)
@@ -47,18 +47,18 @@ def load_export(folder: str | Path, device: torch.device | str = "cpu") -> tuple
 
 def model_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     """The shape from a Hugging Face config.json; InputError for an architecture that is not ours."""
-    kind = (values.get("architectures") or ["none"])[0]
+    architecture = (values.get("architectures") or ["none"])[0]
     rope = values.get("rope_parameters") or {"rope_type": "default", "rope_theta": values.get("rope_theta")}
-    foreign = [
-        kind not in QK_NORM and f"architecture {kind}",
+    unsupported = [
+        architecture not in QK_NORM and f"architecture {architecture}",
         not values.get("tie_word_embeddings") and "untied embeddings",
         bool(values.get("attention_bias") or values.get("mlp_bias")) and "biases",
         values.get("hidden_act") != "silu" and f"activation {values.get('hidden_act')}",
         rope.get("rope_type", "default") != "default" and f"rope type {rope.get('rope_type')}",
     ]
-    if any(foreign):
-        named = ", ".join(text for text in foreign if text)
-        raise InputError(f"cannot run a model with {named}", where=where, fix=EXPORT_IT)
+    if any(unsupported):
+        reasons = ", ".join(text for text in unsupported if text)
+        raise InputError(f"cannot run a model with {reasons}", where=where, fix=EXPORT_IT)
     try:
         return ModelConfig(
             vocab_size=values["vocab_size"],
@@ -71,7 +71,7 @@ def model_config(values: Mapping[str, Any], where: str) -> ModelConfig:
             context_tokens=values["max_position_embeddings"],
             rope_theta=float(rope["rope_theta"]),
             norm_eps=values["rms_norm_eps"],
-            qk_norm=QK_NORM[kind],
+            qk_norm=QK_NORM[architecture],
         )
     except (KeyError, TypeError) as error:
         raise InputError(f"a key is missing or odd ({error})", where=where, fix=EXPORT_IT) from None

@@ -20,7 +20,7 @@ class Metrics:
         self.answers = Counter("athanor_answers", "Answers, by how they ended", ["model", "end"], registry=registry)
         self.prompts = Counter("athanor_prompt_tokens", "Tokens read", ["model"], registry=registry)
         self.tokens = Counter("athanor_generated_tokens", "Tokens made", ["model"], registry=registry)
-        self.first = Histogram(
+        self.first_text_seconds = Histogram(
             "athanor_first_text_seconds",
             "Request to first text, loading included",
             ["model"],
@@ -32,7 +32,7 @@ class Metrics:
 
     async def counted(self, model: str, events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
         """The events of an answer, passed on."""
-        began, tokens, end = time.monotonic(), 0, "left"  # the caller went away
+        started_at, tokens, end = time.monotonic(), 0, "left"  # the caller went away
         self.under_way.inc()
         try:
             async with aclosing(events) as opened:
@@ -42,7 +42,7 @@ class Metrics:
                             self.prompts.labels(model).inc(event["prompt_tokens"])
                         case "text":
                             if not tokens:
-                                self.first.labels(model).observe(time.monotonic() - began)
+                                self.first_text_seconds.labels(model).observe(time.monotonic() - started_at)
                             tokens = event["tokens"]
                         case "end":
                             tokens, end = event["tokens"], event["reason"]

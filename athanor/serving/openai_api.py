@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from athanor.base.errors import suggest
-from athanor.serving.backends.base import Request as Asked
+from athanor.serving.backends.base import Request as AnswerRequest
 from athanor.serving.models import Models
 from athanor.serving.requests import ApiRoute, EventStream, Limit, Refused, SamplingFields, read
 from athanor.text.conversations import Message
@@ -69,7 +69,7 @@ class ChatMessage(BaseModel):
     content: Annotated[str, Field(max_length=MAX_CHARS)] | list[TextPart] | None = None
 
     @model_validator(mode="after")
-    def said(self) -> ChatMessage:
+    def check_supported(self) -> ChatMessage:
         for name in ("tool_calls", "function_call", "audio"):
             if (self.model_extra or {}).get(name):
                 raise ValueError(f"'{name}' is not supported here; leave the message out")
@@ -99,7 +99,7 @@ class ChatCompletion(SamplingFields):
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
-    def honoured(self) -> ChatCompletion:
+    def check_options(self) -> ChatCompletion:
         for name, value in (self.model_extra or {}).items():
             if name in NEUTRAL:
                 if value is not None and value not in NEUTRAL[name]:
@@ -116,11 +116,11 @@ class ChatCompletion(SamplingFields):
         messages = [message.message() for message in self.messages]
         return messages[1:] if messages[0].role == "system" and not messages[0].content.strip() else messages
 
-    def request(self) -> Asked:
+    def request(self) -> AnswerRequest:
         sampling = self.model_dump(include=set(SamplingFields.model_fields), exclude_none=True)
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
-        return Asked(self.conversation(), limit, sampling, stops)
+        return AnswerRequest(self.conversation(), limit, sampling, stops)
 
 
 def openai_router(models: Models, limit: Limit) -> APIRouter:
@@ -128,37 +128,39 @@ def openai_router(models: Models, limit: Limit) -> APIRouter:
     router = APIRouter(prefix="/v1", route_class=ApiRoute)
 
     @router.get("/models")
-    async def listed() -> dict[str, Any]:
-        return {"object": "list", "data": [_card(state) for state in models.states()]}
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model_card(state) for state in models.states()]}
 
     @router.get("/models/{name:path}")
-    async def one(name: str) -> dict[str, Any]:
+    async def get_model(name: str) -> dict[str, Any]:
         for state in models.states():
             if state["id"] == name:
-                return _card(state)
+                return _model_card(state)
         raise Refused(404, f"there is no model '{name[:200]}'")
 
     @router.post("/chat/completions")
     async def complete(request: Request) -> Response:
-        asked = await read(request, ChatCompletion, invalid=400)
-        name = asked.model or models.default()
-        answer = _Answer(name, models.answer(name, asked.request()))
+        body = await read(request, ChatCompletion, invalid=400)
+        name = body.model or models.default()
+        answer = _Answer(name, models.answer(name, body.request()))
         limit.begin()
         try:
-            gone = asyncio.create_task(_gone(request))
+            disconnected = asyncio.create_task(_wait_disconnected(request))
             try:
-                await _unless(gone, answer.start())
-                whole = None if asked.stream else JSONResponse(await _unless(gone, answer.whole()))
+                await _unless_disconnected(disconnected, answer.start())
+                response = (
+                    None if body.stream else JSONResponse(await _unless_disconnected(disconnected, answer.completion()))
+                )
             finally:
-                gone.cancel()
+                disconnected.cancel()
         except BaseException:
             limit.end()
             await answer.close()
             raise
-        if whole is not None:
+        if response is not None:
             limit.end()
-            return whole
-        usage = bool(asked.stream_options and asked.stream_options.include_usage)
+            return response
+        usage = bool(body.stream_options and body.stream_options.include_usage)
         return EventStream(answer.chunks(usage), limit, answer.close)
 
     return router
@@ -170,80 +172,84 @@ class _Answer:
     def __init__(self, model: str, events: AsyncGenerator[dict[str, Any], None]) -> None:
         self.model, self.events = model, events
         self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
-        self.began: dict[str, Any] = {}
+        self.start_event: dict[str, Any] = {}
 
     async def start(self) -> None:
         async for event in self.events:
             if event["type"] == "start":
-                self.began = event
+                self.start_event = event
                 return
-            _raise(event)
+            _raise_on_error(event)
 
-    async def whole(self) -> dict[str, Any]:
+    async def completion(self) -> dict[str, Any]:
         """The answer of a request that does not stream."""
         texts = []
         async for event in self.events:
-            _raise(event)
+            _raise_on_error(event)
             if event["type"] == "text":
                 texts.append(event["text"])
             elif event["type"] == "end":
                 message = {"role": "assistant", "content": "".join(texts), "refusal": None}
                 choice = {"index": 0, "message": message, "finish_reason": _finish(event), "logprobs": None}
-                return {**self._head("chat.completion"), "choices": [choice], **self._usage(event)}
+                return {**self._envelope("chat.completion"), "choices": [choice], **self._usage(event)}
         raise Refused(503, "the answer broke off")
 
     async def chunks(self, usage: bool) -> AsyncIterator[str]:
         """Server-sent events of a request that streams."""
-        head = self._head("chat.completion.chunk")
+        head = self._envelope("chat.completion.chunk")
 
-        def line(delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
+        def chunk_line(delta: dict[str, Any], finish: str | None = None, **extra: Any) -> str:
             choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-            return _sse({**head, "choices": [choice], **more})
+            return _sse({**head, "choices": [choice], **extra})
 
-        async with aclosing(_ahead(self.events)) as events:
-            yield line({"role": "assistant", "content": ""})
+        async with aclosing(_buffered(self.events)) as events:
+            yield chunk_line({"role": "assistant", "content": ""})
             async for event in events:
                 if event["type"] == "text":
-                    yield line({"content": event["text"]})
+                    yield chunk_line({"content": event["text"]})
                 elif event["type"] == "error":  # too late for a status
                     yield _sse({"error": {"message": event["message"], "type": "unavailable"}})
                     return
                 elif event["type"] == "end":
-                    told = self._usage(event)
-                    yield line({}, _finish(event), athanor=told["athanor"])
+                    usage_facts = self._usage(event)
+                    yield chunk_line({}, _finish(event), athanor=usage_facts["athanor"])
                     if usage:
-                        yield _sse({**head, "choices": [], "usage": told["usage"]})
+                        yield _sse({**head, "choices": [], "usage": usage_facts["usage"]})
             yield "data: [DONE]\n\n"
 
     async def close(self) -> None:
         await self.events.aclose()
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _usage(self, end: dict[str, Any]) -> dict[str, Any]:
-        prompt, made = self.began.get("prompt_tokens", 0), end["tokens"]
-        speed = round(made / end["seconds"], 1) if end["seconds"] else None
+        prompt, completion_tokens = self.start_event.get("prompt_tokens", 0), end["tokens"]
+        speed = round(completion_tokens / end["seconds"], 1) if end["seconds"] else None
         return {
-            "usage": {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made},
-            "athanor": {"tokens_per_second": speed, "forgotten_exchanges": self.began.get("forgotten", 0)},
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": completion_tokens,
+                "total_tokens": prompt + completion_tokens,
+            },
+            "athanor": {"tokens_per_second": speed, "forgotten_exchanges": self.start_event.get("forgotten", 0)},
         }
 
 
-async def _ahead(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
-    """`events` as the model makes them, however slowly they are read: a model that has ended must not look busy."""
-    made: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # no longer than the answer is
+async def _buffered(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    """Take `events` as fast as the model makes them, so that a slow reader does not keep a model busy."""
+    buffer: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()  # no longer than the answer is
 
     async def fill() -> None:
         try:
             async for event in events:
-                made.put_nowait(event)
+                buffer.put_nowait(event)
         finally:
-            made.put_nowait(None)
+            buffer.put_nowait(None)
 
     task = asyncio.create_task(fill())
     try:
-        while (event := await made.get()) is not None:
+        while (event := await buffer.get()) is not None:
             yield event
         await task
     finally:
@@ -251,17 +257,17 @@ async def _ahead(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[st
         await asyncio.wait({task})
 
 
-async def _gone(request: Request) -> None:
+async def _wait_disconnected(request: Request) -> None:
     """Return when the client has closed the connection; its body has been read already."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _unless(gone: asyncio.Task[None], work: Any) -> Any:
+async def _unless_disconnected(disconnected: asyncio.Task[None], work: Any) -> Any:
     """The result of `work`, which is cancelled when the client goes."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({gone, task}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({disconnected, task}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
     finally:
@@ -271,7 +277,7 @@ async def _unless(gone: asyncio.Task[None], work: Any) -> Any:
     raise Refused(499, "the client has gone")
 
 
-def _raise(event: dict[str, Any]) -> None:
+def _raise_on_error(event: dict[str, Any]) -> None:
     if event["type"] == "error":
         raise Refused(400 if event["kind"] == "request" else 503, event["message"])
 
@@ -280,7 +286,7 @@ def _finish(event: dict[str, Any]) -> str:
     return "length" if event["reason"] == "length" else "stop"
 
 
-def _card(state: dict[str, Any]) -> dict[str, Any]:
+def _model_card(state: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": state["id"],
         "object": "model",

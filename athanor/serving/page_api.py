@@ -32,19 +32,19 @@ Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=NAME_CHARS)
 Content = Annotated[str, Field(max_length=CONTENT_CHARS)]
 
 
-class Strict(BaseModel):
+class StrictBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class SamplingBody(SamplingFields, Strict):
+class SamplingBody(SamplingFields, StrictBody):
     seed: int | None = Field(None, ge=0, le=2**32 - 1)
     max_new_tokens: int | None = Field(None, ge=1, le=10_000_000)
 
-    def given(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)
 
 
-class ChatBody(Strict):
+class ChatBody(StrictBody):
     title: str = Field("", max_length=TITLE_CHARS)
     system: Content = ""
     models: Names | None = None
@@ -55,7 +55,7 @@ class ChangesBody(ChatBody):
     leaf: Id | None = None
 
 
-class AnswersBody(Strict):
+class AnswersBody(StrictBody):
     content: Content | None = None
     parent: Id | None = None
     user: Id | None = None
@@ -73,27 +73,27 @@ class AnswersBody(Strict):
         return self
 
 
-class FeedbackBody(Strict):
+class FeedbackBody(StrictBody):
     verdict: Literal["up", "down"] | None
     correction: Content | None = None
 
 
-class StatusBody(Strict):
+class StatusBody(StrictBody):
     status: Literal["candidate", "accepted", "rejected"]
 
 
-class NothingBody(Strict):
+class EmptyBody(StrictBody):
     pass
 
 
-def number(text: str) -> int:
+def message_id(text: str) -> int:
     """A message's id in an address; Unknown for what cannot be one."""
     if not re.fullmatch("[0-9]{1,18}", text):
         raise Unknown(f"there is no message '{text[:50]}'", fix="ids of messages are numbers")
     return int(text)
 
 
-async def _lines(turn: Turn) -> AsyncIterator[str]:
+async def _event_lines(turn: Turn) -> AsyncIterator[str]:
     async for event in turn.events():
         yield f"data: {json.dumps(event)}\n\n"
 
@@ -108,7 +108,7 @@ def page_router(store: Store, models: Models, limit: Limit, *, version: str = ""
         await turns.close()
 
     router = APIRouter(prefix="/api", route_class=ApiRoute, lifespan=lifespan)
-    do = asyncio.to_thread  # the store waits for the disk and for other processes
+    in_thread = asyncio.to_thread  # the store waits for the disk and for other processes
 
     @router.get("/state")
     async def state() -> dict[str, Any]:
@@ -117,19 +117,19 @@ def page_router(store: Store, models: Models, limit: Limit, *, version: str = ""
 
     @router.get("/chats")
     async def chats(request: Request) -> dict[str, Any]:
-        return {"chats": await do(store.chats, request.query_params.get("q", "")[:QUERY_CHARS])}
+        return {"chats": await in_thread(store.chats, request.query_params.get("q", "")[:QUERY_CHARS])}
 
     @router.post("/chats")
     async def create(request: Request) -> Response:
         body = await read(request, ChatBody)
-        named = turns.check_names(body.models) if body.models else turns.default_names()
-        sampling = body.sampling.given() if body.sampling else {}
-        made = await do(store.create, title=body.title, system=body.system, models=named, sampling=sampling)
-        return JSONResponse(made, 201)
+        names = turns.check_names(body.models) if body.models else turns.default_names()
+        sampling = body.sampling.settings() if body.sampling else {}
+        created = await in_thread(store.create, title=body.title, system=body.system, models=names, sampling=sampling)
+        return JSONResponse(created, 201)
 
     @router.get("/chats/{chat}")
     async def chat(chat: str) -> dict[str, Any]:
-        return await do(store.chat, chat)
+        return await in_thread(store.chat, chat)
 
     @router.patch("/chats/{chat}")
     async def change(chat: str, request: Request) -> dict[str, Any]:
@@ -140,69 +140,70 @@ def page_router(store: Store, models: Models, limit: Limit, *, version: str = ""
         elif "models" in changes:
             changes["models"] = []
         if "sampling" in changes:
-            changes["sampling"] = body.sampling.given() if body.sampling else {}
-        return await do(store.update, chat, **changes)
+            changes["sampling"] = body.sampling.settings() if body.sampling else {}
+        return await in_thread(store.update, chat, **changes)
 
     @router.delete("/chats/{chat}", status_code=204)
     async def delete(chat: str) -> Response:
         await turns.stop(chat)
-        await do(store.delete, chat)
+        await in_thread(store.delete, chat)
         return Response(status_code=204)
 
     @router.get("/chats/{chat}/export")
     async def export(chat: str, request: Request) -> Response:
-        form = request.query_params.get("format", "markdown")
-        if form not in EXPORTS:
+        format_name = request.query_params.get("format", "markdown")
+        if format_name not in EXPORTS:
             raise InputError("no such format", where="format", fix=f"one of {', '.join(EXPORTS)}")
-        whole = await do(store.chat, chat)
-        shown = await do(store.way, chat, whole["leaf"])
-        write, suffix, kind = EXPORTS[form]
-        name = file_name(whole["title"])
-        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-        plain = re.sub("-+", "-", plain).rstrip("-")  # letters have fallen out
+        stored_chat = await in_thread(store.chat, chat)
+        messages = await in_thread(store.way, chat, stored_chat["leaf"])
+        write, suffix, kind = EXPORTS[format_name]
+        name = file_name(stored_chat["title"])
+        ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+        ascii_name = re.sub("-+", "-", ascii_name).rstrip("-")  # letters have fallen out
         headers = {
-            "Content-Disposition": f"attachment; filename=\"{plain}{suffix}\"; filename*=UTF-8''{quote(name + suffix)}",
+            "Content-Disposition": f'attachment; filename="{ascii_name}{suffix}"; '
+            f"filename*=UTF-8''{quote(name + suffix)}",
             "X-Content-Type-Options": "nosniff",
         }
-        return Response(write(whole, shown), media_type=kind, headers=headers)
+        return Response(write(stored_chat, messages), media_type=kind, headers=headers)
 
     @router.post("/chats/{chat}/answers")
     async def answers(chat: str, request: Request) -> Response:
         body = await read(request, AnswersBody)
         question = body.user if body.user is not None else (body.parent, body.content)
-        sampling = body.sampling.given() if body.sampling else None
+        sampling = body.sampling.settings() if body.sampling else None
         limit.begin()
         try:
             turn = await turns.start(chat, question, names=body.models, sampling=sampling)
 
-            async def gone() -> None:
+            async def on_end() -> None:
                 turn.stop()  # it stores by itself
 
-            return EventStream(_lines(turn), limit, gone)
+            return EventStream(_event_lines(turn), limit, on_end)
         except BaseException:
             limit.end()
             raise
 
     @router.post("/chats/{chat}/stop")
     async def stop(chat: str, request: Request) -> Response:
-        await read(request, NothingBody)
-        await do(store.way, chat, None)  # 404
+        await read(request, EmptyBody)
+        await in_thread(store.way, chat, None)  # 404
         await turns.stop(chat)
         return Response(status_code=204)
 
     @router.put("/messages/{message}/feedback")
     async def feedback(message: str, request: Request) -> dict[str, Any]:
         body = await read(request, FeedbackBody)
-        return await do(store.feedback, number(message), body.verdict, body.correction)
+        return await in_thread(store.feedback, message_id(message), body.verdict, body.correction)
 
     @router.get("/corrections")
     async def corrections() -> dict[str, Any]:
-        return {"corrections": await do(store.corrections)}
+        return {"corrections": await in_thread(store.corrections)}
 
     @router.patch("/corrections/{message}")
-    async def settle(message: str, request: Request) -> dict[str, Any]:
+    async def set_status(message: str, request: Request) -> dict[str, Any]:
         body = await read(request, StatusBody)
-        return await do(store.settle, number(message), body.status)
+        return await in_thread(store.settle, message_id(message), body.status)
 
     return router
 
@@ -213,26 +214,26 @@ def file_name(title: str) -> str:
     return "-".join(["chat", *words])[:60].rstrip("-")
 
 
-def _markdown(chat: dict[str, Any], shown: list[dict[str, Any]]) -> str:
+def _markdown(chat: dict[str, Any], messages: list[dict[str, Any]]) -> str:
     title = " ".join(chat["title"].split()) or "Chat"
-    parts = [f"# {title}"]
+    blocks = [f"# {title}"]
     if chat["system"].strip():
-        parts += ["## System", chat["system"].strip()]
-    for message in shown:
+        blocks += ["## System", chat["system"].strip()]
+    for message in messages:
         name = f"Answer ({message['model']})" if message["model"] else "Answer"
-        parts += [f"## {'Question' if message['role'] == 'user' else name}", message["content"].strip()]
-    return "\n\n".join(parts) + "\n"
+        blocks += [f"## {'Question' if message['role'] == 'user' else name}", message["content"].strip()]
+    return "\n\n".join(blocks) + "\n"
 
 
-def _json(chat: dict[str, Any], shown: list[dict[str, Any]]) -> str:
+def _json(chat: dict[str, Any], messages: list[dict[str, Any]]) -> str:
     return json.dumps(chat, ensure_ascii=False, indent=2) + "\n"
 
 
-def _messages(chat: dict[str, Any], shown: list[dict[str, Any]]) -> str:
-    if not shown:
+def _messages(chat: dict[str, Any], messages: list[dict[str, Any]]) -> str:
+    if not messages:
         raise InputError("the chat has no messages yet", where="format", fix="ask something first")
     system = [{"role": "system", "content": chat["system"]}] if chat["system"].strip() else []
-    rows = [*system, *({"role": message["role"], "content": message["content"]} for message in shown)]
+    rows = [*system, *({"role": message["role"], "content": message["content"]} for message in messages)]
     return json.dumps({"messages": rows}, ensure_ascii=False) + "\n"
 
 

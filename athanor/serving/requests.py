@@ -37,13 +37,13 @@ class Refused(AthanorError):
 class Limit:
     """How many requests for answers are under way, of the page and of OpenAI's clients together."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.count = most, 0
+    def __init__(self, maximum: int) -> None:
+        self.maximum, self.count = maximum, 0
 
     def begin(self) -> None:
         """One more; Refused (429) if there are as many as may be. Every `begin` wants its `end`."""
-        if self.count >= self.most:
-            raise Refused(429, f"{self.most} answers are under way", "ask again in a moment")
+        if self.count >= self.maximum:
+            raise Refused(429, f"{self.maximum} answers are under way", "ask again in a moment")
         self.count += 1
 
     def end(self) -> None:
@@ -51,13 +51,13 @@ class Limit:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events of an answer; `ended` runs when it is over or the client has gone, in whatever way.
+    """Server-sent events of an answer; `on_end` runs when it is over or the client has gone, in whatever way.
 
     The answer counts for `limit` until then.
     """
 
-    def __init__(self, lines: AsyncIterator[str], limit: Limit, ended: Callable[[], Awaitable[None]]) -> None:
-        self.limit, self.ended = limit, ended
+    def __init__(self, lines: AsyncIterator[str], limit: Limit, on_end: Callable[[], Awaitable[None]]) -> None:
+        self.limit, self.on_end = limit, on_end
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(lines, media_type="text/event-stream", headers=headers)
 
@@ -69,7 +69,7 @@ class EventStream(StreamingResponse):
             try:
                 await self.body_iterator.aclose()
             finally:
-                await self.ended()
+                await self.on_end()
 
 
 class SamplingFields(BaseModel):
@@ -84,18 +84,18 @@ class SamplingFields(BaseModel):
 
 
 class ApiRoute(APIRoute):
-    """Tells every error in the one form."""
+    """Answers every error in the same form."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
-        async def told(request: Request) -> Response:
+        async def handle(request: Request) -> Response:
             try:
                 return await handler(request)
             except AthanorError as error:
                 return problem(getattr(error, "status", 422), str(error))
 
-        return told
+        return handle
 
 
 def problem(status: int, message: str) -> JSONResponse:
@@ -126,7 +126,7 @@ async def read(request: Request, kind: type[Body], *, invalid: int = 422) -> Bod
     try:
         return kind.model_validate_json(bytes(data))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])[:200]
-        message = first["msg"].removeprefix("Value error, ")
-        raise Refused(invalid, f"{place}: {message}" if place else message) from None
+        first_error = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        location = ".".join(str(part) for part in first_error["loc"])[:200]
+        message = first_error["msg"].removeprefix("Value error, ")
+        raise Refused(invalid, f"{location}: {message}" if location else message) from None

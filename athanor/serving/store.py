@@ -25,7 +25,7 @@ from athanor.serving.database import Database
 from athanor.serving.words import fold, snippet, title_of, words_of
 
 STATUSES = ("candidate", "accepted", "rejected")
-_WAY = """WITH RECURSIVE way(id, up, depth) AS (
+_PATH_TO = """WITH RECURSIVE way(id, up, depth) AS (
     SELECT id, parent, 0 FROM messages WHERE id = ? AND chat = ?
     UNION ALL SELECT m.id, m.parent, depth + 1 FROM messages m JOIN way ON m.id = up)
 SELECT messages.* FROM way JOIN messages ON messages.id = way.id ORDER BY depth DESC"""
@@ -63,8 +63,8 @@ class Store:
     def chats(self, query: str = "") -> list[dict[str, Any]]:
         """All chats, newest update first; with a query those where every word stands in the title or a message."""
         words = words_of(query)
-        inside = "(instr(folded, ?) OR id IN (SELECT chat FROM messages WHERE instr(folded, ?)))"
-        where = " AND ".join([inside] * len(words)) or "1"
+        condition = "(instr(folded, ?) OR id IN (SELECT chat FROM messages WHERE instr(folded, ?)))"
+        where = " AND ".join([condition] * len(words)) or "1"
         with self._file.read() as db:
             rows = db.execute(
                 f"""SELECT id, title, created_at, updated_at, (SELECT count(*) FROM messages WHERE chat = chats.id) AS n
@@ -78,7 +78,7 @@ class Store:
         ]
 
     def _snippet(self, db: sqlite3.Connection, chat: str, words: list[str]) -> str | None:
-        """Of the first message with the most of the words; None where only the title has them."""
+        """A snippet of the first message with the most of the words; None where only the title has them."""
         hits = " + ".join(["(instr(folded, ?) > 0)"] * len(words))
         row = db.execute(
             f"SELECT content, {hits} AS hits FROM messages WHERE chat = ? ORDER BY hits DESC, id LIMIT 1",
@@ -116,7 +116,7 @@ class Store:
         A leaf that is a question stands for its newest answer: what is shown ends with an answer.
         """
         with self._file.write() as db:
-            old = self._row(db, chat)
+            row = self._chat_row(db, chat)
             if "title" in changes:
                 changes["title"] = changes["title"].strip() or self._first_title(db, chat)
                 changes["folded"] = fold(changes["title"])
@@ -125,7 +125,7 @@ class Store:
                     changes[name] = json.dumps(changes[name])
             if changes.get("leaf") is not None:
                 changes["leaf"] = self._leaf(db, chat, changes["leaf"])
-            elif "leaf" in changes and old["leaf"] is not None:
+            elif "leaf" in changes and row["leaf"] is not None:
                 raise InputError("a chat with messages shows one of them", where="leaf", fix="name a message's id")
             if set(changes) - {"leaf"}:  # looking at another variant is no update
                 changes["updated_at"] = _now()
@@ -137,17 +137,17 @@ class Store:
     def delete(self, chat: str) -> None:
         """A chat, its messages and what was said about them."""
         with self._file.write() as db:
-            self._row(db, chat)
+            self._chat_row(db, chat)
             db.execute("DELETE FROM chats WHERE id = ?", (chat,))
-        self._file.forget()
+        self._file.truncate_log()
 
     # Messages
 
     def way(self, chat: str, message: int | None) -> list[dict[str, Any]]:
         """The messages from the root to `message`; empty for None."""
         with self._file.read() as db:
-            self._row(db, chat)
-            return [_message(row) for row in self._way(db, chat, message)]
+            self._chat_row(db, chat)
+            return [_message(row) for row in self._path_to(db, chat, message)]
 
     def answer(
         self,
@@ -159,14 +159,14 @@ class Store:
         stats: Mapping[str, Any],
         shown: bool = True,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Store an answer; returns the question and it.
+        """Store an answer; returns the question and the answer.
 
         `question` is the id of a stored one, or (parent, text) of a new one,
         which is stored with it or not at all. `shown` makes the answer the chat's leaf.
         """
         now = _now()
         with self._file.write() as db:
-            title = self._row(db, chat)["title"]
+            title = self._chat_row(db, chat)["title"]
             if isinstance(question, tuple):
                 parent, text = question
                 self._check(db, chat, parent, "assistant", "parent")
@@ -185,10 +185,10 @@ class Store:
     def check_turn(self, chat: str, question: int | tuple[int | None, str]) -> list[dict[str, Any]]:
         """The stored messages that a turn goes on from (a stored question is the last); raises what `answer` would."""
         with self._file.read() as db:
-            self._row(db, chat)
+            self._chat_row(db, chat)
             last = question[0] if isinstance(question, tuple) else question
             self._check(db, chat, last, *(("assistant", "parent") if isinstance(question, tuple) else ("user", "user")))
-            return [_message(row) for row in self._way(db, chat, last)]
+            return [_message(row) for row in self._path_to(db, chat, last)]
 
     # What people say about answers
 
@@ -227,33 +227,33 @@ class Store:
     def correction(self, message: int) -> dict[str, Any]:
         """One of `corrections`, with "variants": the other answers to its question as messages."""
         with self._file.read() as db:
-            found = self._correction(db, message)
+            correction_row = self._correction(db, message)
             rows = db.execute(
                 """SELECT other.* FROM messages AS one JOIN messages AS other ON other.parent = one.parent
                    WHERE one.id = ?1 AND other.id <> ?1 ORDER BY other.id""",
                 (message,),
             ).fetchall()
-            return {**found, "variants": [_message(row) for row in rows]}
+            return {**correction_row, "variants": [_message(row) for row in rows]}
 
     def settle(self, message: int, status: str) -> dict[str, Any]:
         """Accept or reject a correction, or make it a candidate again."""
         if status not in STATUSES:
             raise InputError(f"no status '{status}'", where="status", fix=f"one of {', '.join(STATUSES)}")
         with self._file.write() as db:
-            found = self._correction(db, message)
+            correction = self._correction(db, message)
             db.execute("UPDATE messages SET status = ? WHERE id = ?", (status, message))
-            return {**found, "status": status}
+            return {**correction, "status": status}
 
     # Inside a transaction
 
-    def _row(self, db: sqlite3.Connection, chat: str) -> sqlite3.Row:
+    def _chat_row(self, db: sqlite3.Connection, chat: str) -> sqlite3.Row:
         row = db.execute("SELECT * FROM chats WHERE id = ?", (chat,)).fetchone()
         if row is None:
             raise Unknown(f"there is no chat '{chat}'", fix="it may have been deleted; look at the list of chats")
         return row
 
     def _chat(self, db: sqlite3.Connection, chat: str) -> dict[str, Any]:
-        row = self._row(db, chat)
+        row = self._chat_row(db, chat)
         messages = db.execute("SELECT * FROM messages WHERE chat = ? ORDER BY id", (chat,)).fetchall()
         return {
             **_pick(row, "id title created_at updated_at system leaf"),
@@ -277,16 +277,16 @@ class Store:
             return message
         return int(db.execute("SELECT max(id) FROM messages WHERE parent = ?", (message,)).fetchone()[0])
 
-    def _way(self, db: sqlite3.Connection, chat: str, message: int | None) -> list[sqlite3.Row]:
-        return db.execute(_WAY, (message, chat)).fetchall()
+    def _path_to(self, db: sqlite3.Connection, chat: str, message: int | None) -> list[sqlite3.Row]:
+        return db.execute(_PATH_TO, (message, chat)).fetchall()
 
     def _check(self, db: sqlite3.Connection, chat: str, message: int | None, role: str, where: str) -> None:
-        """That `message` is in the chat and has the role; None is the place above the first question."""
+        """InputError unless `message` is in the chat and has the role; None stands for the root of the tree."""
         if message is None:
             return
-        if (found := self._role(db, chat, message, where)) != role:
+        if (actual_role := self._role(db, chat, message, where)) != role:
             kinds = {"user": "a question", "assistant": "an answer"}
-            what = f"message {message} is {kinds[found]}, {kinds[role]} is needed"
+            what = f"message {message} is {kinds[actual_role]}, {kinds[role]} is needed"
             raise InputError(what, where=where, fix="a question goes below an answer, an answer below a question")
 
     def _insert(
@@ -320,14 +320,14 @@ class Store:
         row = db.execute("SELECT * FROM messages WHERE id = ? AND correction IS NOT NULL", (message,)).fetchone()
         if row is None:
             raise Unknown(f"there is no correction {message}", fix="athanor chat list --all shows those there are")
-        chat = self._row(db, row["chat"])
-        way = self._way(db, chat["id"], row["parent"])
+        chat = self._chat_row(db, row["chat"])
+        path = self._path_to(db, chat["id"], row["parent"])
         system = [{"role": "system", "content": chat["system"]}] if chat["system"].strip() else []
         return {
             "id": row["id"],
             "chat": chat["id"],
             "chat_title": chat["title"],
-            "prompt": [*system, *(_pick(message, "role content") for message in way)],
+            "prompt": [*system, *(_pick(message, "role content") for message in path)],
             "answer": row["content"],
             **_pick(row, "correction status model created_at"),
         }

@@ -38,7 +38,7 @@ HELP = """\
 
 
 class Chat:
-    """One conversation. Attributes after an answer: `tokens` generated, `cut` at a limit, `forgotten` exchanges."""
+    """One conversation. After an answer: `tokens` generated, `truncated` at a limit, `forgotten` exchanges."""
 
     def __init__(
         self, backend: Backend, *, sampling: Mapping[str, Any], max_new_tokens: int | None, system: str = ""
@@ -46,8 +46,8 @@ class Chat:
         self.backend, self.system, self.max_new_tokens = backend, system, max_new_tokens
         self.sampling = {"seed": secrets.randbelow(2**31), **sampling}
         self.turns: list[Message] = []
-        self.tokens, self.cut, self.forgotten = 0, False, 0
-        self._numbers = itertools.count()
+        self.tokens, self.truncated, self.forgotten = 0, False, 0
+        self._request_ids = itertools.count()
 
     def reset(self) -> None:
         """Forget the conversation; the system message stays."""
@@ -60,15 +60,15 @@ class Chat:
         in the history; an answer that was stopped before its first piece, or
         failed, leaves the history as it was. AthanorError for the latter.
         """
-        system, asked = [Message("system", self.system)] if self.system else [], Message("user", text)
+        system, question = [Message("system", self.system)] if self.system else [], Message("user", text)
         # Another turn draws other numbers; the same conversation with the same seed repeats itself.
         sampling = {**self.sampling, "seed": self.sampling["seed"] + len(self.turns)}
-        messages = (*system, *self.turns, asked)
-        request = Request(messages, self.max_new_tokens, sampling, id=next(self._numbers))
+        messages = (*system, *self.turns, question)
+        request = Request(messages, self.max_new_tokens, sampling, id=next(self._request_ids))
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.backend.submit(request, events.put)
         pieces: list[str] = []
-        self.tokens, self.cut = 0, False
+        self.tokens, self.truncated = 0, False
         try:
             while (event := events.get())["type"] not in ("end", "error"):
                 if event["type"] == "start":
@@ -82,12 +82,12 @@ class Chat:
             while (event := events.get())["type"] not in ("end", "error"):
                 pass
             if pieces:
-                self.turns += [asked, Message("assistant", "".join(pieces))]
+                self.turns += [question, Message("assistant", "".join(pieces))]
             raise
         if event["type"] == "error":
             raise AthanorError(event["message"])
-        self.tokens, self.cut = event["tokens"], event["reason"] == "length"
-        self.turns += [asked, Message("assistant", "".join(pieces))]
+        self.tokens, self.truncated = event["tokens"], event["reason"] == "length"
+        self.turns += [question, Message("assistant", "".join(pieces))]
 
 
 class Terminal:
@@ -95,23 +95,23 @@ class Terminal:
 
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
-        self.typed = sys.stdin.isatty()
-        self.shown = sys.stdout.isatty()
+        self.interactive = sys.stdin.isatty()
+        self.stdout_is_tty = sys.stdout.isatty()
         self.answering = self.stop = False
         self.forgotten = 0
 
     def run(self) -> None:
-        """Until /exit or the end of the input."""
-        before = signal.signal(signal.SIGINT, self._on_interrupt)
+        """Read and answer lines until /exit or the end of the input."""
+        previous_handler = signal.signal(signal.SIGINT, self._on_interrupt)
         try:
             self._loop()
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)
 
     def _loop(self) -> None:
         while True:
             try:
-                line = input("you: " if self.typed else "").strip()
+                line = input("you: " if self.interactive else "").strip()
                 if line in ("/exit", "/quit"):
                     return
                 if line.startswith("/"):
@@ -119,22 +119,22 @@ class Terminal:
                 elif line:
                     self.answer(line)
             except EOFError:
-                if self.typed:
+                if self.interactive:
                     print()
                 return
             except KeyboardInterrupt:
-                print(self.dim(" (Ctrl-D leaves)") if self.typed else "", flush=True)
+                print(self.dim(" (Ctrl-D leaves)") if self.interactive else "", flush=True)
             except AthanorError as error:
                 print(str(error), file=sys.stderr, flush=True)
 
     def command(self, line: str) -> None:
-        name, _, rest = line.partition(" ")
+        name, _, argument = line.partition(" ")
         if name == "/reset":
             self.chat.reset()
             self.forgotten = 0
             self.say("The conversation is forgotten.")
         elif name == "/system":
-            self.chat.system = rest.strip()
+            self.chat.system = argument.strip()
             self.say("System message set." if self.chat.system else "System message removed.")
         else:
             if name != "/help":
@@ -142,7 +142,7 @@ class Terminal:
             self.say(HELP)
 
     def answer(self, text: str) -> None:
-        if self.typed:
+        if self.interactive:
             print("model: ", end="", flush=True)
         started = time.monotonic()
         self.stop, self.answering = False, True
@@ -154,7 +154,7 @@ class Terminal:
                 if self.stop:
                     break
         except AthanorError:
-            if self.typed:
+            if self.interactive:
                 print(flush=True)  # the error gets a line of its own
             raise
         finally:
@@ -164,17 +164,21 @@ class Terminal:
         if self.chat.forgotten > self.forgotten:
             self.say(f"(the context is full; the oldest {self.chat.forgotten} exchanges are no longer seen)")
             self.forgotten = self.chat.forgotten
-        if self.shown:
-            rate = self.chat.tokens / max(time.monotonic() - started, 1e-9)
-            how = "stopped, " if self.stop else "cut at the limit, " if self.chat.cut else ""
-            print(self.dim(f"{how}{self.chat.tokens} tokens, {rate:,.0f} tokens/s"), flush=True)
+        if self.stdout_is_tty:
+            tokens_per_second = self.chat.tokens / max(time.monotonic() - started, 1e-9)
+            ending = "stopped, " if self.stop else "cut at the limit, " if self.chat.truncated else ""
+            print(self.dim(f"{ending}{self.chat.tokens} tokens, {tokens_per_second:,.0f} tokens/s"), flush=True)
 
     def say(self, text: str) -> None:
-        """Something that is not an answer: beside it on a terminal, on standard error for a pipe."""
-        print(self.dim(text) if self.shown else text, file=sys.stdout if self.shown else sys.stderr, flush=True)
+        """Print something that is not an answer: on standard error where the output is a pipe."""
+        print(
+            self.dim(text) if self.stdout_is_tty else text,
+            file=sys.stdout if self.stdout_is_tty else sys.stderr,
+            flush=True,
+        )
 
     def dim(self, text: str) -> str:
-        return text if "NO_COLOR" in os.environ or not self.shown else f"\033[2m{text}\033[0m"
+        return text if "NO_COLOR" in os.environ or not self.stdout_is_tty else f"\033[2m{text}\033[0m"
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         # A flag while answering: an exception could strike in the middle of a history update.
@@ -186,18 +190,18 @@ class Terminal:
 
 def printable(text: str) -> str:
     """Text with control and direction characters made visible, so that a model cannot steer the terminal."""
-    return "".join("\ufffd" if _steers(c) else c for c in text)
+    return "".join("\ufffd" if _is_control(c) else c for c in text)
 
 
-def _steers(c: str) -> bool:
+def _is_control(c: str) -> bool:
     code = ord(c)
     control = (code < 0x20 and c not in "\n\t") or 0x7F <= code < 0xA0
     return control or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    more = "athanor chat list | accept | reject | export | item: corrections from the page (docs/chat-to-data.md)"
-    parser = argparse.ArgumentParser(prog="athanor chat", description="Chat in the terminal.", epilog=more)
+    epilog = "athanor chat list | accept | reject | export | item: corrections from the page (docs/chat-to-data.md)"
+    parser = argparse.ArgumentParser(prog="athanor chat", description="Chat in the terminal.", epilog=epilog)
     parser.add_argument("--model", default=DEFAULT_MODEL, help=f"exported directory (default {DEFAULT_MODEL})")
     parser.add_argument("--system", default="", help="system message")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: as exported)")
@@ -226,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"chat: {error}", file=sys.stderr)
         return 1
     terminal = Terminal(chat)
-    if terminal.typed:
+    if terminal.interactive:
         with suppress(ImportError):
             import readline  # noqa: F401  line editing and history for input()
         size = f"{backend.info['parameters'] / 1e6:.1f}M parameters, context {backend.info['context_tokens']} tokens"

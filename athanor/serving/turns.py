@@ -29,29 +29,29 @@ Question = int | tuple[int | None, str]  # a stored question, or (parent, text) 
 
 
 @dataclass
-class _Said:
-    """What one slot has said so far."""
+class _AnswerProgress:
+    """What one model has answered so far."""
 
     texts: list[str] = field(default_factory=list)
     tokens: int = 0
     prompt_tokens: int | None = None
     forgotten: int | None = None
-    began: float | None = None  # monotonic seconds, of the start of generation
-    last: Event | None = None  # the "end" or "error"
+    started_at: float | None = None  # monotonic seconds, of the start of generation
+    final_event: Event | None = None  # the "end" or "error"
 
-    def take(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         if event["type"] == "start":
             self.prompt_tokens, self.forgotten = event["prompt_tokens"], event["forgotten"]
-            self.began = time.monotonic()
+            self.started_at = time.monotonic()
         elif event["type"] == "text":
             self.texts.append(event["text"])
             self.tokens = event["tokens"]
         elif event["type"] in ("end", "error"):
-            self.last = event
+            self.final_event = event
 
     def stopped(self) -> Event:
         """The end of an answer that was told to stop; the worker's own figures no longer arrive."""
-        seconds = 0.0 if self.began is None else time.monotonic() - self.began
+        seconds = 0.0 if self.started_at is None else time.monotonic() - self.started_at
         return {"type": "end", "reason": "stopped", "tokens": self.tokens, "seconds": round(seconds, 3)}
 
 
@@ -63,8 +63,8 @@ class Turn:
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()  # no longer than the answers are
         self._stop, self.ended = asyncio.Event(), asyncio.Event()
         self._storing = asyncio.Lock()
-        self._stored: dict[int, int] = {}  # slot -> message
-        self._asked: Event | None = None  # the question as stored
+        self._message_ids: dict[int, int] = {}  # column of the page -> id of the stored answer
+        self._stored_question: Event | None = None  # the question as stored
         self._question: Question = 0
 
     def stop(self) -> None:
@@ -88,71 +88,71 @@ class Turn:
         """Have every model of `names` answer, and store what they say. Raises nothing but cancellation."""
         self._question = question
         try:
-            await asyncio.gather(*(self._slot(slot, name, request) for slot, name in enumerate(names)))
+            await asyncio.gather(*(self._answer_column(column, name, request) for column, name in enumerate(names)))
             with suppress(AthanorError):  # the chat may have been deleted by now
                 leaf = (await asyncio.to_thread(self.store.chat, self.chat))["leaf"]
-                self._queue.put_nowait({"type": "done", "user": self._asked, "leaf": leaf})
+                self._queue.put_nowait({"type": "done", "user": self._stored_question, "leaf": leaf})
                 return
             self._queue.put_nowait({"type": "done", "user": None, "leaf": None})
         finally:
             self._queue.put_nowait(None)
 
-    async def _slot(self, slot: int, name: str, request: Request) -> None:
-        said = _Said()
-        pump = asyncio.create_task(self._pump(slot, name, said, request))
+    async def _answer_column(self, column: int, name: str, request: Request) -> None:
+        progress = _AnswerProgress()
+        forwarding = asyncio.create_task(self._forward_events(column, name, progress, request))
         stop = asyncio.create_task(self._stop.wait())
         with suppress(asyncio.CancelledError):  # the server is torn down: what was said is stored all the same
-            await asyncio.wait({pump, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if not pump.done():
+            await asyncio.wait({forwarding, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not forwarding.done():
             self.stop()
         stop.cancel()
-        pump.cancel()  # closes the iterator, and with it the answer in the worker
-        await asyncio.wait({pump})
-        if said.last is None:
-            said.last = said.stopped() if self._stop.is_set() else _error("the answer broke off")
+        forwarding.cancel()  # closes the iterator, and with it the answer in the worker
+        await asyncio.wait({forwarding})
+        if progress.final_event is None:
+            progress.final_event = progress.stopped() if self._stop.is_set() else _error("the answer broke off")
         try:
-            last = await self._keep(slot, name, said)
+            final_event = await self._store_answer(column, name, progress)
         except AthanorError as error:
-            last = _error(str(error))
+            final_event = _error(str(error))
         except Exception as error:
             logger.exception("an answer of %s could not be stored", name)
-            last = _error(f"the answer could not be stored ({type(error).__name__})")
-        self._queue.put_nowait({**last, "slot": slot})
+            final_event = _error(f"the answer could not be stored ({type(error).__name__})")
+        self._queue.put_nowait({**final_event, "slot": column})
 
-    async def _pump(self, slot: int, name: str, said: _Said, request: Request) -> None:
+    async def _forward_events(self, column: int, name: str, progress: _AnswerProgress, request: Request) -> None:
         """Pass on the events of one answer until its last one, which waits until the answer is stored."""
         try:
             async with aclosing(self.models.answer(name, request)) as events:
                 async for event in events:
-                    said.take(event)
-                    if said.last is not None:
+                    progress.update(event)
+                    if progress.final_event is not None:
                         return
-                    self._queue.put_nowait({**event, "slot": slot})
+                    self._queue.put_nowait({**event, "slot": column})
         except AthanorError as error:
-            said.last = _error(str(error), "request")
+            progress.final_event = _error(str(error), "request")
         except Exception as error:  # whatever a model's part does, the chat goes on
             logger.exception("an answer of %s failed", name)
-            said.last = _error(f"the model failed ({type(error).__name__})")
+            progress.final_event = _error(f"the model failed ({type(error).__name__})")
 
-    async def _keep(self, slot: int, name: str, said: _Said) -> Event:
-        """Store an answer; returns the event that ends its slot."""
-        last = dict(said.last or {})
-        if last["type"] == "error":
-            return last
-        content = "".join(said.texts)
-        if last["reason"] == "stopped" and not content:
-            return {**last, "message": None}
-        stats = {name: last[name] for name in ("tokens", "seconds", "reason")}
-        stats |= {"prompt_tokens": said.prompt_tokens, "forgotten": said.forgotten}
+    async def _store_answer(self, column: int, name: str, progress: _AnswerProgress) -> Event:
+        """Store an answer; returns the event that ends its column."""
+        final_event = dict(progress.final_event or {})
+        if final_event["type"] == "error":
+            return final_event
+        content = "".join(progress.texts)
+        if final_event["reason"] == "stopped" and not content:
+            return {**final_event, "message": None}
+        stats = {name: final_event[name] for name in ("tokens", "seconds", "reason")}
+        stats |= {"prompt_tokens": progress.prompt_tokens, "forgotten": progress.forgotten}
         async with self._storing:  # the first to store brings the question with it, the second finds it there
-            # Of two answers the first stored is shown, until that of slot 0 is there; then a person picks.
-            shown = slot == 0 or not self._stored
-            asked, answer = await asyncio.to_thread(
+            # Of two answers the first stored is shown, until that of column 0 is there; then a person picks.
+            shown = column == 0 or not self._message_ids
+            stored_question, answer = await asyncio.to_thread(
                 self.store.answer, self.chat, self._question, content, model=name, stats=stats, shown=shown
             )
-            self._question, self._asked = asked["id"], asked
-            self._stored[slot] = answer["id"]
-        return {**last, "message": answer}
+            self._question, self._stored_question = stored_question["id"], stored_question
+            self._message_ids[column] = answer["id"]
+        return {**final_event, "message": answer}
 
 
 class Turns:
@@ -167,18 +167,18 @@ class Turns:
         self, chat: str, question: Question, *, names: Sequence[str] | None, sampling: dict[str, Any] | None
     ) -> Turn:
         """Begin a turn; Refused (409) if the chat has one. Names and sampling of None are the chat's own."""
-        while (old := self._turns.get(chat)) is not None:
-            if not old.stopping or not await old.wait():
+        while (running := self._turns.get(chat)) is not None:
+            if not running.stopping or not await running.wait():
                 raise Refused(409, "this chat is being answered", "wait for the end, or stop it")
         turn = self._turns[chat] = Turn(self.store, self.models, chat)
         try:
-            before = await asyncio.to_thread(self.store.check_turn, chat, question)
-            kept = await asyncio.to_thread(self.store.chat, chat)
-            names = self.check_names(names or kept["models"])
-            sampling = dict(kept["sampling"] if sampling is None else sampling)
+            history = await asyncio.to_thread(self.store.check_turn, chat, question)
+            stored_chat = await asyncio.to_thread(self.store.chat, chat)
+            names = self.check_names(names or stored_chat["models"])
+            sampling = dict(stored_chat["sampling"] if sampling is None else sampling)
             limit = sampling.pop("max_new_tokens", None)
-            messages = [Message("system", kept["system"])] if kept["system"].strip() else []
-            messages += [Message(message["role"], message["content"]) for message in before]
+            messages = [Message("system", stored_chat["system"])] if stored_chat["system"].strip() else []
+            messages += [Message(message["role"], message["content"]) for message in history]
             if isinstance(question, tuple):
                 messages.append(Message("user", question[1]))
         except BaseException:

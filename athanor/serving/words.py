@@ -26,28 +26,28 @@ def words_of(query: str) -> list[str]:
 
 
 def snippet(text: str, words: list[str]) -> str:
-    """About `SNIPPET_CHARS` characters around the first place where one of the words stands, on one line."""
-    place, length = _first(text, words)
-    start = max(0, place - (SNIPPET_CHARS - length) // 2)
+    """About `SNIPPET_CHARS` characters around the first occurrence of one of the words, on one line."""
+    position, length = _first_hit(text, words)
+    start = max(0, position - (SNIPPET_CHARS - length) // 2)
     start = max(0, min(start, len(text) - SNIPPET_CHARS))
     end = start + SNIPPET_CHARS
-    if 0 < start and (gap := text.find(" ", start, place)) >= 0 and gap - start < 20:
+    if 0 < start and (gap := text.find(" ", start, position)) >= 0 and gap - start < 20:
         start = gap + 1  # begin with a whole word, if one begins near
     shown = " ".join(text[start:end].split())
     return f"{'…' if start else ''}{shown}{'…' if end < len(text) else ''}"
 
 
-def _first(text: str, words: list[str]) -> tuple[int, int]:
-    """Where in `text` the first hit is, and how long it is. Folding changes lengths, so places are counted back."""
+def _first_hit(text: str, words: list[str]) -> tuple[int, int]:
+    """Where in `text` the first hit is, and how long it is. Folding changes lengths, so positions are counted back."""
     folded = fold(text)
-    found = [(place, len(word)) for word in words if (place := folded.find(word)) >= 0]
-    place, length = min(found, default=(0, 0))
+    hits = [(position, len(word)) for word in words if (position := folded.find(word)) >= 0]
+    position, length = min(hits, default=(0, 0))
     if len(folded) == len(text):  # then each character has become one, but for rare texts where it is off by a few
-        return place, length
+        return position, length
     size = 0
     for number, character in enumerate(text):
         size += len(fold(character))
-        if size > place:
+        if size > position:
             return number, length
     return 0, 0
 

@@ -48,7 +48,7 @@ class Worker:
         self.process, self.log = process, log
         self.info: dict[str, Any] = {}
         self.queues: dict[int, asyncio.Queue[dict[str, Any]]] = {}
-        self.numbers = itertools.count(1)
+        self.request_ids = itertools.count(1)
         self.reader: asyncio.Task[None] | None = None
         self.closing = False
 
@@ -57,7 +57,8 @@ class Worker:
         """Load a model in a new process. InputError with the reason if it cannot be loaded."""
         log = tempfile.TemporaryFile(prefix="athanor-worker-")
         inherited = os.environ.get("PYTHONPATH")
-        quiet = {"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive"}  # waiting threads sleep: others compute here
+        # Waiting threads sleep, because others compute on this machine.
+        quiet = {"GOMP_SPINCOUNT": "0", "OMP_WAIT_POLICY": "passive"}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
@@ -74,13 +75,13 @@ class Worker:
         try:
             await worker._write(dict(spec))
             line = await process.stdout.readline()
-            first = json.loads(line)[0] if line else {"type": "failed", "message": await worker._last_words()}
-            if first["type"] == "failed":
-                raise InputError(first["message"])
+            reply = json.loads(line)[0] if line else {"type": "failed", "message": await worker._exit_reason()}
+            if reply["type"] == "failed":
+                raise InputError(reply["message"])
         except BaseException:
             await worker.close()
             raise
-        worker.info = first["info"]
+        worker.info = reply["info"]
         worker.reader = asyncio.create_task(worker._read())
         return worker
 
@@ -97,7 +98,7 @@ class Worker:
 
     async def answer(self, request: Request) -> AsyncIterator[dict[str, Any]]:
         """Events of one answer; the last is "end" or "error". Closing the iterator stops the answer."""
-        number, events = next(self.numbers), asyncio.Queue[dict[str, Any]]()
+        number, events = next(self.request_ids), asyncio.Queue[dict[str, Any]]()
         self.queues[number] = events
         ended = False
         try:
@@ -108,7 +109,7 @@ class Worker:
                 yield event
         except ConnectionError:
             ended = True
-            yield {"type": "error", "kind": "model", "message": await self._last_words()}
+            yield {"type": "error", "kind": "model", "message": await self._exit_reason()}
         finally:
             del self.queues[number]
             if not ended and self.alive:
@@ -130,8 +131,8 @@ class Worker:
             await self.reader
         self.log.close()
 
-    async def _write(self, what: Mapping[str, Any]) -> None:
-        self.process.stdin.write(_line(what))
+    async def _write(self, message: Mapping[str, Any]) -> None:
+        self.process.stdin.write(_line(message))
         await self.process.stdin.drain()
 
     async def _read(self) -> None:
@@ -144,25 +145,25 @@ class Worker:
         except ValueError:  # half a line: it was killed while it wrote
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
-        words = await self._last_words()
+        reason = await self._exit_reason()
         for events in self.queues.values():
-            events.put_nowait({"type": "error", "kind": "model", "message": words})
+            events.put_nowait({"type": "error", "kind": "model", "message": reason})
 
-    async def _last_words(self) -> str:
+    async def _exit_reason(self) -> str:
         """Why the process ended, with the end of what it printed."""
         status = await self.process.wait()
         if self.closing:
             return "the server is stopping"
         self.log.seek(max(0, self.log.seek(0, os.SEEK_END) - 2000))
         printed = self.log.read().decode("utf-8", errors="replace").strip().splitlines()
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        ending = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         memory = " (out of memory, perhaps)" if status == -9 else ""
-        said = f": {' / '.join(line.strip() for line in printed[-2:])}" if printed else ""
-        return f"the process of this model {how}{memory}{said}"
+        printed_end = f": {' / '.join(line.strip() for line in printed[-2:])}" if printed else ""
+        return f"the process of this model {ending}{memory}{printed_end}"
 
 
-def _line(what: Mapping[str, Any]) -> bytes:
-    return json.dumps(what).encode() + b"\n"
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 class Replies:
@@ -217,17 +218,17 @@ def main() -> int:
         return 1
     replies.send({"type": "ready", "info": backend.info})
     while True:
-        line = json.loads(lines.get())
-        number = line["id"]
-        if line.pop("op") == "cancel":
+        command = json.loads(lines.get())
+        number = command["id"]
+        if command.pop("op") == "cancel":
             backend.cancel(number)
             continue
-        request = Request(**{**line, "messages": [Message(**message) for message in line["messages"]]})
+        request = Request(**{**command, "messages": [Message(**message) for message in command["messages"]]})
         backend.submit(request, lambda event, number=number: replies.send({"id": number, **event}))
 
 
 def _read(lines: queue.SimpleQueue[str]) -> None:
-    """Also while the model loads: a server that has gone must not leave a process behind that loads for minutes."""
+    """Read requests, also while the model loads; end the process when the server has gone."""
     for line in sys.stdin:
         lines.put(line)
     os._exit(0)

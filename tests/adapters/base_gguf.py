@@ -107,7 +107,7 @@ def main(job_path, result_path):
     # The bias decides which token is made, one with text, and leaves the probabilities told as they are.
     more = {"n_probs": 512, "logit_bias": [[34, 1000.0]]}
     for ids in job["windows"]:
-        row = client._complete(ids, 1, False, more)["completion_probabilities"][0]["top_logprobs"]
+        row = client._completion(ids, 1, False, more)["completion_probabilities"][0]["top_logprobs"]
         found.append([(one["id"], one["logprob"]) for one in row])
     Path(result_path).write_text(json.dumps(found))
     return 0

@@ -168,19 +168,19 @@ def test_a_bf16_checkpoint_trains_in_fp32(tmp_path):
 
 
 def test_dropout_is_of_the_step_the_row_and_the_layer():
-    draws = lora.Draws()
-    first, second = (lora.RowDropout(0.5, layer, draws) for layer in (0, 1))
+    seeds = lora.DropoutSeeds()
+    first, second = (lora.RowDropout(0.5, layer, seeds) for layer in (0, 1))
     x = torch.ones(2, 8, 64)
-    draws.set_rows(torch.tensor([[1, 2], [3, 4]]))
+    seeds.set_rows(torch.tensor([[1, 2], [3, 4]]))
     assert torch.equal(first(x), x)  # before the first step: preflight
     torch.manual_seed(0)
-    draws.begin_step()
+    seeds.begin_step()
     out = first(x)
     assert torch.equal(out, first(x)) and not torch.equal(out, second(x)) and not torch.equal(out[0], out[1])
     assert set(out.unique().tolist()) == {0.0, 2.0} and 0.4 < float((out > 0).float().mean()) < 0.6
-    draws.set_rows(torch.tensor([[3, 4]]))
+    seeds.set_rows(torch.tensor([[3, 4]]))
     assert torch.equal(first(x[:1])[0], out[1])  # the same row, elsewhere
-    draws.begin_step()
+    seeds.begin_step()
     assert not torch.equal(first(x[:1])[0], out[1])
     with torch.no_grad():
         assert torch.equal(first(x), x)

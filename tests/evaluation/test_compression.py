@@ -89,11 +89,11 @@ def test_choice_is_seeded_bounded_and_independent_of_order():
     assert chosen == choose(rows[::-1], 3000, 1) != choose(rows, 3000, 2)
     for source, taken in chosen.items():
         assert 2998 <= sum(len(held.text.encode()) for held in taken) <= 3000
-        assert [held.whole for held in taken] == [True] * (len(taken) - 1) + [False]
+        assert [held.complete for held in taken] == [True] * (len(taken) - 1) + [False]
         full = {row.text for row in rows if row.source == source}
         assert all(held.text in full for held in taken[:-1]) and any(t.startswith(taken[-1].text) for t in full)
     whole = choose(rows, 10**6, 1)
-    assert sum(len(taken) for taken in whole.values()) == 60 and all(h.whole for t in whole.values() for h in t)
+    assert sum(len(taken) for taken in whole.values()) == 60 and all(h.complete for t in whole.values() for h in t)
 
 
 def test_adding_a_source_moves_nothing_in_another():
@@ -119,7 +119,7 @@ def test_model_and_compressors_are_measured_on_the_same_bytes(tokenizer):
     own = bits_per_byte(model, encoded["one"], tokenizer.token_bytes, 64)
     assert rates["one"].bpb == pytest.approx(own.bpb, rel=1e-12) and rates["one"].stderr == own.stderr
     # A whole document's end is a prediction the model pays for; a cut one has none.
-    assert [ids[-1] == tokenizer.eos for ids in encoded["one"]] == [doc.whole for doc in held["one"]]
+    assert [ids[-1] == tokenizer.eos for ids in encoded["one"]] == [doc.complete for doc in held["one"]]
 
 
 def test_ids_that_stand_for_other_bytes_are_refused(tokenizer):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from athanor.decoding.sampling import Sampling
-from athanor.evaluation.battery import Output, ask, judge
+from athanor.evaluation.battery import Output, ask, score_outputs
 from athanor.evaluation.report import (
     ALL,
     GREEDY_NAME,
     battery_facts,
     by_difficulty,
-    chosen,
     comparison,
     condition_rows,
+    development_sample,
     findings,
     health,
     truncation,
@@ -24,7 +24,7 @@ from tests.evaluation.tiny import all_kinds, always_says, make_model, silence
 def said(items, right):
     """Answers to `items`, those in `right` with the accepted text."""
     outputs = [Output(text=item.accepted[0] if item.id in right else "nonsense") for item in items]
-    return judge("sft", items, outputs, workers=1)
+    return score_outputs("sft", items, outputs, workers=1)
 
 
 def spoken():
@@ -34,10 +34,12 @@ def spoken():
 def test_items_are_for_development_and_answered_in_words():
     items = all_kinds()
     assert {item.split for item in items} == {"development", "test"}
-    found = chosen(items, 99, 1)
+    found = development_sample(items, 99, 1)
     assert found and all(item.split == "development" and item.kind != "likelihood" for item in found)
-    assert len(chosen(spoken(), 3, 1)) == 3 and chosen(spoken(), 3, 1) == chosen(spoken()[::-1], 3, 1)
-    assert len({tuple(item.id for item in chosen(spoken(), 3, seed)) for seed in range(9)}) > 3
+    assert len(development_sample(spoken(), 3, 1)) == 3 and development_sample(spoken(), 3, 1) == development_sample(
+        spoken()[::-1], 3, 1
+    )
+    assert len({tuple(item.id for item in development_sample(spoken(), 3, seed)) for seed in range(9)}) > 3
 
 
 def test_a_penalty_that_hurts_is_told_and_one_that_does_not_is_not():
@@ -71,13 +73,13 @@ def test_habits_are_counted(tokenizer):
     items = spoken()
     texts = ["I am ChatGPT, made by OpenAI.", "I'm not sure what you mean.", "I am Athanor.", ""]
     outputs = [Output(text=text, stopped=text != "", ended=text != "") for text in texts]
-    answers = judge("sft", items[:4], outputs, workers=1)
+    answers = score_outputs("sft", items[:4], outputs, workers=1)
     rates = health(answers)
     assert rates["identity_leak"]["count"] == 1 and rates["hedge"]["count"] == 1
     assert (rates["empty"]["count"], rates["truncated"]["count"], rates["stop"]["count"]) == (1, 1, 3)
     assert sum(row["count"] for row in truncation(answers).values()) == 1
     choices = [item for item in all_kinds() if item.choices]
-    compared = judge(
+    compared = score_outputs(
         "sft", choices, [Output(log_likelihoods=(-1.0,) * len(item.choices)) for item in choices], workers=1
     )
     assert health([*answers, *compared]) == rates  # nothing was said, so nothing is counted

@@ -53,16 +53,16 @@ def test_batches_of_any_lengths_give_the_plain_greedy_ids(tokenizer, qk_norm, ba
     assert any(end is None and len(ids) < 20 for ids, end in expected)
 
 
-@pytest.mark.parametrize("planted", ["move", "adopt", "head"])
+@pytest.mark.parametrize("planted", ["move", "write_rows", "first_rows"])
 def test_a_wrong_cache_is_noticed(tokenizer, monkeypatch, planted):
     if planted == "move":
         monkeypatch.setattr(KVCache, "move", lambda self, source, target: None)
-    elif planted == "adopt":
-        right = KVCache.adopt
-        monkeypatch.setattr(KVCache, "adopt", lambda self, first, other: right(self, 0, other))
+    elif planted == "write_rows":
+        right = KVCache.write_rows
+        monkeypatch.setattr(KVCache, "write_rows", lambda self, first, other: right(self, 0, other))
     else:
-        right = KVCache.head
-        monkeypatch.setattr(KVCache, "head", lambda self, rows, length: right(self, rows, length - 1))
+        right = KVCache.first_rows
+        monkeypatch.setattr(KVCache, "first_rows", lambda self, rows, length: right(self, rows, length - 1))
     model, asked, stops = make_model(tokenizer), prompts(tokenizer.vocab_size), set(range(0, 512, 17))
     expected = [plain_greedy(model, prompt, 20, stops)[0] for prompt in asked]
     try:

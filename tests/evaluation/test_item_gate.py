@@ -80,9 +80,9 @@ CASES = {
         "any case": lambda item, text, right: scoring.read_list(text.lower()) == scoring.read_list(item.answer.lower()),
     },
     "format": {
-        "any check": lambda item, text, right: any(scoring.holds(check, text.strip()) for check in item.checks),
-        "the first check": lambda item, text, right: scoring.holds(item.checks[0], text.strip()),
-        "the last check": lambda item, text, right: scoring.holds(item.checks[-1], text.strip()),
+        "any check": lambda item, text, right: any(scoring.passes_check(check, text.strip()) for check in item.checks),
+        "the first check": lambda item, text, right: scoring.passes_check(item.checks[0], text.strip()),
+        "the last check": lambda item, text, right: scoring.passes_check(item.checks[-1], text.strip()),
     },
 }
 # No fault: the last number of a text is that of its last line, and answers that end in a line without one are wrong.

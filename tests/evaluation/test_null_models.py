@@ -11,7 +11,7 @@ import pytest
 from athanor.base.errors import GateError
 from athanor.base.strict import load_section
 from athanor.evaluation import scoring
-from athanor.evaluation.battery import Output, judge
+from athanor.evaluation.battery import Output, score_outputs
 from athanor.evaluation.floors import FLOOR_LIMIT, check_floors, null_answers, null_floors
 from athanor.evaluation.report import score_table
 from athanor.evaluation.scoring import score_many
@@ -76,7 +76,7 @@ def test_an_answer_without_thought_scores_no_more_than_the_printed_floor(items: 
     category, answer = THOUGHTLESS[null]
     group = of(items, category)
     outputs = [Output(text=answer(item.prompt[-1].content, group)) for item in group]
-    row = score_table(group, judge("null", group, outputs, workers=2), 1)[category]
+    row = score_table(group, score_outputs("null", group, outputs, workers=2), 1)[category]
     assert row["score"] <= row["floor"] <= FLOOR_LIMIT, row
 
 
@@ -98,7 +98,7 @@ def test_models_that_follow_the_winners_score_the_floors(items: list[Item]) -> N
         group = of(items, category)
         for item, text in zip(group, null_answers(group)[str(floors[category]["strategy"])], strict=True):
             outputs[item.id] = Output(text=text, log_likelihoods=likelihoods(item.choices, text))
-    table = score_table(items, judge("null", items, [outputs[item.id] for item in items], workers=2), 1)
+    table = score_table(items, score_outputs("null", items, [outputs[item.id] for item in items], workers=2), 1)
     assert {category: row["score"] for category, row in table.items()} == {c: row["floor"] for c, row in floors.items()}
     assert all(row["floor_answer"] not in ("", "none") and row["margin_stderrs"] == 0 for row in table.values())
 
@@ -116,10 +116,12 @@ def test_any_accepted_answer_said_to_all_stays_below_the_floor(items: list[Item]
 
 def test_an_always_equal_likelihood_takes_the_first_choice_both_ways(items: list[Item]) -> None:
     asked = [item for item in items if item.kind == "likelihood"]
-    flat = judge("flat", asked, [Output(log_likelihoods=tuple(-2.0 for _ in item.choices)) for item in asked], 1)
+    flat = score_outputs(
+        "flat", asked, [Output(log_likelihoods=tuple(-2.0 for _ in item.choices)) for item in asked], 1
+    )
     assert [answer.text for answer in flat] == [item.choices[0] for item in asked]
     even = [Output(log_likelihoods=tuple(-2.0 * len(choice) for choice in item.choices)) for item in asked]
-    marks = [answer.correct_norm for answer in judge("even", asked, even, 1)]
+    marks = [answer.correct_norm for answer in score_outputs("even", asked, even, 1)]
     assert marks == [item.choices[0] == item.answer for item in asked]
 
 

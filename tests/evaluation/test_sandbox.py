@@ -28,11 +28,11 @@ def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Each strength that this machine has: with namespaces around the filter, and as where none can be made."""
     if request.param == "filter alone":
         monkeypatch.setattr(sandbox, "_bubblewrap", lambda: ("false",))
-    sandbox._wall.cache_clear()
+    sandbox._confinement.cache_clear()
     if request.param == "bubblewrap" and "bubblewrap" not in sandbox.isolation():
         pytest.skip("bubblewrap is not installed here, or may not make namespaces")
     yield request.param
-    sandbox._wall.cache_clear()
+    sandbox._confinement.cache_clear()
 
 
 def code(text: str) -> str:
@@ -56,10 +56,16 @@ def test_results_are_compared_with_their_type() -> None:
 
 def test_true_is_not_one() -> None:
     """Nor inside of lists and tables; order in a table or a set is nothing."""
-    assert not sandbox._same("[1, 0]", [True, False]) and sandbox._same("[True, False]", [True, False])
-    assert not sandbox._same("{'a': (1,)}", {"a": (True,)}) and not sandbox._same("{1: 'a'}", {True: "a"})
-    assert not sandbox._same("{1}", {True}) and not sandbox._same("[1.0]", [1])
-    assert sandbox._same("{'b': [1], 'a': {2, 1}}", {"a": {1, 2}, "b": [1]}) and sandbox._same("-0.0", 0.0)
+    assert not sandbox._equals_literal("[1, 0]", [True, False]) and sandbox._equals_literal(
+        "[True, False]", [True, False]
+    )
+    assert not sandbox._equals_literal("{'a': (1,)}", {"a": (True,)}) and not sandbox._equals_literal(
+        "{1: 'a'}", {True: "a"}
+    )
+    assert not sandbox._equals_literal("{1}", {True}) and not sandbox._equals_literal("[1.0]", [1])
+    assert sandbox._equals_literal("{'b': [1], 'a': {2, 1}}", {"a": {1, 2}, "b": [1]}) and sandbox._equals_literal(
+        "-0.0", 0.0
+    )
 
 
 FORGERIES = {
@@ -211,7 +217,7 @@ def test_root_is_never_kept(walls: str) -> None:
 def test_without_a_filter_no_code_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the table says which items have no score; a filter that does not hold is found before any task."""
     monkeypatch.setattr(sandbox, "PROBE", "def refused():\n    return 0")
-    sandbox._wall.cache_clear()
+    sandbox._confinement.cache_clear()
     try:
         assert sandbox.isolation() == ""
         with pytest.raises(InputError, match="no system call filter"):
@@ -221,7 +227,7 @@ def test_without_a_filter_no_code_is_run(monkeypatch: pytest.MonkeyPatch) -> Non
         assert sum(left_out.values()) == sum(item.kind == "code" for item in tiny.all_kinds()) > 0
         assert f"Left out: {next(iter(left_out))} (" in pages.left_out_line(left_out)
     finally:
-        sandbox._wall.cache_clear()
+        sandbox._confinement.cache_clear()
 
 
 @pytest.mark.parametrize("machine", sorted(sandbox_child.CALLS))

@@ -9,7 +9,7 @@ import pytest
 
 from athanor.base.errors import GateError
 from athanor.evaluation import floors, item_gate, scoring, statistics
-from athanor.evaluation.scoring import holds
+from athanor.evaluation.scoring import passes_check
 from athanor.text.conversations import Item, Message
 
 
@@ -76,8 +76,8 @@ def test_a_numbered_list_must_count() -> None:
 
 def test_true_is_not_one() -> None:
     for value, other in (('{"a": 1}', '{"a": true}'), ("[0]", "[false]"), ("1", '["number", 1]')):
-        assert not holds(f"json {value}", other) and not holds(f"json {other}", value)
-    assert holds('json {"a": 1, "b": [true]}', '{"b": [true], "a": 1.0}')  # in any order, and one number
+        assert not passes_check(f"json {value}", other) and not passes_check(f"json {other}", value)
+    assert passes_check('json {"a": 1, "b": [true]}', '{"b": [true], "a": 1.0}')  # in any order, and one number
 
 
 def test_code_is_executed() -> None:
@@ -111,9 +111,9 @@ def test_a_program_answers_with_the_asked_function_alone(code: str, right: bool)
 
 def test_one_number_is_said_alone() -> None:
     for text in ("4", "4.0", "There are 4 words."):
-        assert holds("one_number 4", text)
+        assert passes_check("one_number 4", text)
     for text in ("3 or 4", "1. a\n2. b\n3. c\n4. d", "four", "44", "-4"):
-        assert not holds("one_number 4", text)
+        assert not passes_check("one_number 4", text)
 
 
 def test_score_many_counts_every_item_and_keeps_order() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from athanor.export.huggingface import write_huggingface
-from athanor.export.parity import Divergence, Limits, check_transformers, expect, rebuilt, spread
+from athanor.export.parity import Divergence, Limits, check_transformers, expect, prefix_lengths, rebuilt
 
 
 def test_divergence_is_the_sum_over_all_ids():
@@ -29,9 +29,9 @@ def test_a_common_error_of_all_logarithms_is_no_divergence():
 
 
 def test_positions_are_spread_to_the_end():
-    assert spread(95, 1) == [95] and spread(96, 4) == [24, 48, 72, 96]
-    assert spread(3, 16) == [1, 2, 3]
-    assert len(set(spread(255, 12))) == 12 and spread(255, 12)[-1] == 255
+    assert prefix_lengths(95, 1) == [95] and prefix_lengths(96, 4) == [24, 48, 72, 96]
+    assert prefix_lengths(3, 16) == [1, 2, 3]
+    assert len(set(prefix_lengths(255, 12))) == 12 and prefix_lengths(255, 12)[-1] == 255
 
 
 @pytest.mark.parametrize(

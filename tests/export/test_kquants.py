@@ -59,7 +59,7 @@ def test_keys_are_ours_and_weights_are_the_models(case, file_type, quantiser, tm
     found = gguf_check.contents(GGUFReader(path))
     assert found["athanor.lineage.sft"] == "0" * 64 and found["athanor.file"] == path.name
     # Rows of 64 and 128 numbers: nothing here can be packed by 256, and larger types stand in.
-    assert kquants.odd_rows(case.source) == 15
+    assert kquants.unpackable_matrices(case.source) == 15
     kinds = gguf_check.stored_types(path)
     assert not any(kind.startswith("q4_k") for kind in kinds) and sum(kinds.values()) - kinds["f32"] == 15
     again = made(case, tmp_path, quantiser, file_type, "again.gguf")
@@ -77,7 +77,7 @@ def test_rows_of_256_are_packed_by_k_types(llama, quantiser, tmp_path):
     path = made(case, tmp_path, quantiser)
     gguf_check.check_gguf(path, case.source, "q4_k_m")
     kinds = gguf_check.stored_types(path)
-    assert kinds["q4_k"] > 0 and kquants.odd_rows(case.source) == 2  # the two ffn_down, with rows of 128
+    assert kinds["q4_k"] > 0 and kquants.unpackable_matrices(case.source) == 2  # the two ffn_down, with rows of 128
 
 
 def test_weights_of_another_model_or_order_do_not_pass(llama, quantiser, tmp_path, monkeypatch):

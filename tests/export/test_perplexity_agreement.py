@@ -17,7 +17,7 @@ from athanor.export import gguf_writer, llamacpp
 from athanor.export.huggingface import write_huggingface
 from athanor.export.parity import rebuilt
 from athanor.export.perplexity import HuggingFace, LlamaCpp, Ours, TextScore, measured
-from athanor.export.perplexity_gate import agree, held_out_text
+from athanor.export.perplexity_gate import check_agreement, held_out_text
 from athanor.tokenizer.chat import render
 from tests.export.conftest import CONTEXT, alterations, documents, permuted, question, reply, write_altered
 
@@ -47,7 +47,7 @@ def test_transformers_gives_the_same_number(case, text, wanted, tmp_path):
     write_huggingface(tmp_path / "hf", case.source, "float32")
     expected = wanted[case.source.architecture]
     found = HuggingFace(tmp_path / "hf").text(text, CONTEXT, CHUNKS)
-    assert agree("transformers", found, expected, 1e-6, False) < 1e-6
+    assert check_agreement("transformers", found, expected, 1e-6, False) < 1e-6
     assert found.measured.bits_per_byte == pytest.approx(expected.measured.bits_per_byte, rel=1e-6)
     assert found.measured.tokens == CHUNKS * (CONTEXT - CONTEXT // 2 - 1)
 
@@ -57,7 +57,9 @@ def test_llama_cpp_gives_the_same_number(file_type, tolerance, case, text, wante
     gguf_writer.write_gguf(tmp_path / "model.gguf", case.source, file_type)
     found = scorer(tmp_path / "model.gguf", file_type == "f32").text(text, CONTEXT, CHUNKS)
     expected = wanted[case.source.architecture]
-    assert agree(file_type, found, expected, tolerance, file_type == "q8_0") < (1e-5 if file_type == "f32" else 0.02)
+    assert check_agreement(file_type, found, expected, tolerance, file_type == "q8_0") < (
+        1e-5 if file_type == "f32" else 0.02
+    )
     assert np.array_equal(found.ids, expected.ids)
     assert found.measured.bits_per_byte == pytest.approx(expected.measured.bits_per_byte, rel=0.01)
 
@@ -75,9 +77,9 @@ def caught(path, text, expected):
     """By the ids, and by the perplexity alone."""
     score = scorer(path).text(text, CONTEXT, CHUNKS)
     with pytest.raises(GateError, match="perplexity in trapped"):
-        agree("trapped", score, expected, 1e-5, False)
+        check_agreement("trapped", score, expected, 1e-5, False)
     with pytest.raises(GateError, match="apart by|targets where ours"):
-        agree("trapped", replace(score, ids=expected.ids), expected, 1e-5, False)
+        check_agreement("trapped", replace(score, ids=expected.ids), expected, 1e-5, False)
 
 
 @pytest.mark.parametrize("trap", TRAPS)
@@ -102,10 +104,10 @@ def test_rounding_is_allowed_its_chance_and_no_more():
     nats = np.linspace(0.1, 8, 400)
     noise = np.where(np.arange(400) % 2, 0.05, -0.05)
     shifted = scored(nats + 0.003 + noise)
-    assert agree("q8_0", shifted, scored(nats), 2e-3, True) == pytest.approx(0.003, rel=0.01)
+    assert check_agreement("q8_0", shifted, scored(nats), 2e-3, True) == pytest.approx(0.003, rel=0.01)
     for rounds, moved in ((False, 0.003 + noise), (True, 0.003), (True, 0.2 * np.sign(noise) + 0.005)):
         with pytest.raises(GateError, match="apart by"):
-            agree("q8_0", scored(nats + moved), scored(nats), 2e-3, rounds)
+            check_agreement("q8_0", scored(nats + moved), scored(nats), 2e-3, rounds)
 
 
 # -- conversations ----------------------------------------------------------

@@ -72,7 +72,7 @@ def test_the_list_of_locked_paths_is_what_dvc_records_for_the_stage():
     from athanor.base.strict import read_yaml
 
     deps = read_yaml(ROOT / "dvc.yaml")["stages"]["export"]["deps"]
-    ours = [f.as_posix() if n in lineage.WHOLE else f"{f}/manifest.json" for n, f in lineage.MANIFESTS.items()]
+    ours = [f.as_posix() if n in lineage.FOLDER_INPUTS else f"{f}/manifest.json" for n, f in lineage.MANIFESTS.items()]
     assert set(ours) | {f"metrics/{name}.json" for name in lineage.METRICS} <= set(deps)
 
 

@@ -135,12 +135,12 @@ def test_the_head_of_a_cache_takes_another_continuation():
     model, ids, other = make(), some_ids(rows=1), some_ids(rows=1, seed=9)
     cache = KVCache(CONFIG, 1, 24)
     model(ids, cache=cache)
-    cache = cache.head(1, 10)
+    cache = cache.first_rows(1, 10)
     joined = torch.cat((ids[:, :10], other[:, :6]), 1)
     assert torch.allclose(model(other[:, :6], cache=cache), model(joined)[:, 10:], atol=1e-5, rtol=0)
     for rows, length in ((2, 10), (0, 10), (1, 25)):
         with pytest.raises(ValueError, match="rows of"):
-            cache.head(rows, length)
+            cache.first_rows(rows, length)
 
 
 @torch.no_grad()

@@ -279,7 +279,7 @@ def test_headers_are_read_as_the_gguf_package_reads_them(decided, bases):
 
 
 def test_room_for_keys_and_values_limits_rows_first_then_the_context():
-    from athanor.serving.backends.llamacpp_backend import room
+    from athanor.serving.backends.llamacpp_backend import fit_cache
 
     header = {
         "general.architecture": "x",
@@ -290,10 +290,10 @@ def test_room_for_keys_and_values_limits_rows_first_then_the_context():
         "x.context_length": 4096,
     }
     each = 2 * 2 * (16 + 16) * 2
-    assert room(header, 4, 4 * 4096 * each) == (4096, 4)
-    assert room(header, 4, 2 * 4096 * each) == (4096, 2)
-    assert room(header, 4, 2048 * each) == (2048, 1)
-    assert room(header, 4, 1) == (512, 1)
+    assert fit_cache(header, 4, 4 * 4096 * each) == (4096, 4)
+    assert fit_cache(header, 4, 2 * 4096 * each) == (4096, 2)
+    assert fit_cache(header, 4, 2048 * each) == (2048, 1)
+    assert fit_cache(header, 4, 1) == (512, 1)
 
 
 # -- foreign models ------------------------------------------------------------------------------

@@ -40,7 +40,9 @@ def test_up_to_a_quarter_of_the_context_is_kept_free_for_the_answer(tokenizer, l
     exchange = len(prompt_ids(tokenizer, [*turns[:2], Message("user", "?")])) - len(
         prompt_ids(tokenizer, [Message("user", "?")])
     )
-    assert room <= 512 - len(prompt.ids) < room + exchange + 4 and prompt.room == min(limit, 512 - len(prompt.ids))
+    assert room <= 512 - len(prompt.ids) < room + exchange + 4 and prompt.max_new_tokens == min(
+        limit, 512 - len(prompt.ids)
+    )
     assert 0 < prompt.forgotten < 200
 
 
@@ -62,7 +64,7 @@ def test_history_is_what_training_saw_and_forgets_the_oldest(tokenizer):
     chat = chat_with(model, tokenizer, system="Be brief.")
     for number in range(12):
         "".join(chat.answer(f"question {number}"))
-    assert chat.cut and chat.tokens == 8 and 0 < chat.forgotten < 12
+    assert chat.truncated and chat.tokens == 8 and 0 < chat.forgotten < 12
     assert [turn.role for turn in chat.turns] == ["user", "assistant"] * 12
     trained, _ = render(tokenizer, [Message("system", "Be brief."), *chat.turns])
     prompt = prompt_ids(tokenizer, [Message("system", "Be brief."), *chat.turns[:-1]])
@@ -92,7 +94,7 @@ def test_an_answer_that_fails_or_is_stopped_leaves_a_well_formed_history(tokeniz
 
 def test_a_model_that_says_nothing(tokenizer):
     chat = chat_with(always_says(tokenizer, tokenizer.stop), tokenizer)
-    assert list(chat.answer("hello")) == [] and not chat.cut and chat.tokens == 0
+    assert list(chat.answer("hello")) == [] and not chat.truncated and chat.tokens == 0
     assert list(chat.answer("again")) == [] and len(chat.turns) == 4
 
 

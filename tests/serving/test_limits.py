@@ -11,7 +11,7 @@ import httpx2
 import psutil
 import pytest
 
-from athanor.serving.app import LOOPBACK, Gate
+from athanor.serving.app import LOOPBACK, AccessMiddleware
 from tests.serving.endless import write_endless
 from tests.serving.live import PATIENCE, Live, lay_out, serve, until
 
@@ -146,7 +146,7 @@ def test_a_name_that_is_none_is_refused(exports, name):
 
 
 def test_loopback_answers_to_no_other_address():
-    gate = Gate(None, key="", hosts=LOOPBACK, addresses=False)
+    gate = AccessMiddleware(None, key="", hosts=LOOPBACK, addresses=False)
     assert gate._refusal({"host": "0.0.0.0:80"}, "/").status_code == 403
     assert gate._refusal({"host": "127.0.0.1:80"}, "/") is None
     said = json.loads(gate._refusal({"host": "<b>"}, "/").body)["error"]["message"]

@@ -9,7 +9,7 @@ import pytest
 
 from athanor.base.errors import InputError
 from athanor.serving.backends.base import Request
-from athanor.serving.discover import Found
+from athanor.serving.discover import AvailableModel
 from athanor.serving.models import RUNTIME_BYTES, Models, default_memory_bytes
 from athanor.text.conversations import Message
 from tests.evaluation.tiny import make_model, write_tiny_tokenizer
@@ -87,7 +87,7 @@ def world(export, tmp_path):
         for number, name in enumerate(sizes):
             path = tmp_path / name
             path.symlink_to(export, target_is_directory=True)
-            found.append(Found(name, name, str(path), "torch", "export", float(number), 1000))
+            found.append(AvailableModel(name, name, str(path), "torch", "export", float(number), 1000))
         models = Models(
             found,
             memory_bytes=bound * MIB,
@@ -283,7 +283,7 @@ async def test_closing_the_iterator_cancels_the_answer_and_frees_the_model(world
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    assert [slot.busy for slot in models._slots.values()] == [0]
+    assert [entry.busy for entry in models._entries.values()] == [0]
     await models.close()
 
 
@@ -297,8 +297,8 @@ async def test_an_unknown_model_is_named_with_the_nearest(world):
 
 async def test_a_model_known_to_be_broken_has_its_reason_and_is_no_default(world, tmp_path):
     models, workers = world(2000, a=1)
-    broken = Found("broken", "", str(tmp_path / "gone"), "torch", "path", 9.0, 0, problem="it is gone")
-    models = Models([broken, models._slots["a"].found], memory_bytes=1 << 40, root=tmp_path, start=workers.start)
+    broken = AvailableModel("broken", "", str(tmp_path / "gone"), "torch", "path", 9.0, 0, problem="it is gone")
+    models = Models([broken, models._entries["a"].model], memory_bytes=1 << 40, root=tmp_path, start=workers.start)
     assert models.default() == "a" and states(models) == {"broken": "failed", "a": "idle"}
     assert (await ask(models, "broken"))[-1]["message"] == "it is gone"
     assert kinds(await ask(models, "a"))[-1] == "end"

@@ -242,9 +242,9 @@ async def test_a_turn_that_failed_leaves_the_pages_history_as_it_was(parrot_dir,
     told = []
     async for event in second.events():
         if event["type"] == "text" and len(told) < 5:
-            (slot,) = models._slots.values()
+            (entry,) = models._entries.values()
             with suppress(ProcessLookupError):
-                slot.worker.process.kill()
+                entry.worker.process.kill()
         told.append(event)
     assert told[-2]["type"] == "error" and told[-1] == {"type": "done", "user": None, "leaf": leaf}
     await second.wait()

@@ -17,7 +17,7 @@ from athanor.tokenizer.tokenizer import Tokenizer
 
 RESERVE_SHARE = 0.25  # of the context, kept free for an answer at the cost of the oldest turns
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-HALF = "\ufffd"  # stands for the bytes of an unfinished character
+UNFINISHED_CHARACTER = "\ufffd"  # stands for the bytes of an unfinished character
 MIN_TEMPERATURE = 1e-6  # as athanor.decoding.sampling has it: below it logits overflow, which can end a GPU's process
 RANGES = {
     "temperature": (0, 100),
@@ -65,32 +65,32 @@ class Answer:
     def __init__(self, request: Request, emit: Emit) -> None:
         self.request, self.stops = request, Stops(request.stop)
         self.tokens = 0  # made so far
-        self._emit, self._began = emit, 0.0
-        self._lock, self._over = threading.Lock(), False
+        self._emit, self._started_at = emit, 0.0
+        self._lock, self._finished = threading.Lock(), False
 
     def start(self, prompt: Prompt) -> None:
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self._emit({"type": "start", "prompt_tokens": len(prompt.ids), "forgotten": prompt.forgotten})
 
     def add(self, text: str) -> None:
-        self._say(self.stops.add(text))
+        self._emit_text(self.stops.add(text))
 
     def end(self, reason: str) -> None:
-        self._say(self.stops.rest())
-        seconds = round(time.monotonic() - self._began, 3) if self._began else 0.0
-        self._last({"type": "end", "reason": reason, "tokens": self.tokens, "seconds": seconds})
+        self._emit_text(self.stops.rest())
+        seconds = round(time.monotonic() - self._started_at, 3) if self._started_at else 0.0
+        self._emit_final({"type": "end", "reason": reason, "tokens": self.tokens, "seconds": seconds})
 
     def fail(self, kind: str, message: str) -> None:
-        self._last({"type": "error", "kind": kind, "message": message})
+        self._emit_final({"type": "error", "kind": kind, "message": message})
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if text:
             self._emit({"type": "text", "text": text, "tokens": self.tokens})
 
-    def _last(self, event: dict[str, Any]) -> None:
+    def _emit_final(self, event: dict[str, Any]) -> None:
         with self._lock:
-            first, self._over = not self._over, True
-        if first:
+            is_first, self._finished = not self._finished, True
+        if is_first:
             self._emit(event)
 
 
@@ -100,34 +100,34 @@ class Stops:
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = [text for text in texts if text]
         self.longest = max(map(len, self.texts), default=0)
-        self.held, self.found = "", False
+        self.held_back, self.found = "", False
 
     def add(self, text: str) -> str:
-        """What may be shown of all up to now; sets `found` where a stop text appeared."""
+        """The text that may be shown now; sets `found` when a stop text appears."""
         if self.found:
             return ""
-        text = self.held + text
-        places = [place for place in map(text.find, self.texts) if place >= 0]
-        if places:
-            self.held, self.found = "", True
-            return text[: min(places)]
+        text = self.held_back + text
+        positions = [position for position in map(text.find, self.texts) if position >= 0]
+        if positions:
+            self.held_back, self.found = "", True
+            return text[: min(positions)]
         lengths = range(min(self.longest - 1, len(text)), 0, -1)
-        keep = next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self.texts)), 0)
-        self.held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        held_length = next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self.texts)), 0)
+        self.held_back = text[len(text) - held_length :]
+        return text[: len(text) - held_length]
 
     def rest(self) -> str:
         """What was held back and turned out to be no stop text."""
-        held, self.held = self.held, ""
-        return held
+        held_back, self.held_back = self.held_back, ""
+        return held_back
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Ids to continue, the most ids that may follow, and how many of the oldest exchanges were left out to fit."""
+    """Ids to continue, how many ids may follow, and how many of the oldest exchanges were left out to fit."""
 
     ids: list[int]
-    room: int
+    max_new_tokens: int
     forgotten: int
 
 
@@ -152,25 +152,25 @@ def fit_prompt(
 
     InputError if the last message alone does not fit.
     """
-    kept, forgotten = fit(
+    fitting, forgotten = fit(
         messages,
-        lambda some: len(ids_of(some)),
+        lambda candidate: len(ids_of(candidate)),
         context_tokens=context_tokens,
         reserve_tokens=reserve(context_tokens, max_new_tokens),
     )
-    ids = ids_of(kept)
+    ids = ids_of(fitting)
     return Prompt(ids, min(max_new_tokens, context_tokens - len(ids)), forgotten)
 
 
-def settings(given: Mapping[str, float], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling settings of an answer: what was given, else the model's defaults. InputError for an impossible one."""
-    chosen = {name: given.get(name, defaults.get(name)) for name in RANGES}
+def settings(requested: Mapping[str, float], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling settings of an answer: the requested ones, else the model's. InputError for an impossible one."""
+    chosen = {name: requested.get(name, defaults.get(name)) for name in RANGES}
     for name, value in chosen.items():
         low, high = RANGES[name]
-        open_below = name == "top_p"
-        faint = name == "temperature" and 0 < value < MIN_TEMPERATURE
-        if not low <= value <= high or (open_below and value == low) or faint:
-            fix = f"use {'more than ' if open_below else ''}{low} to {high}"
-            fix += f", if not 0 then {MIN_TEMPERATURE:g} at least" if faint else ""
+        exclusive_low = name == "top_p"
+        too_small = name == "temperature" and 0 < value < MIN_TEMPERATURE
+        if not low <= value <= high or (exclusive_low and value == low) or too_small:
+            fix = f"use {'more than ' if exclusive_low else ''}{low} to {high}"
+            fix += f", if not 0 then {MIN_TEMPERATURE:g} at least" if too_small else ""
             raise InputError(f"{value} is impossible", where=name, fix=fix)
     return chosen

@@ -26,7 +26,17 @@ from athanor.base.errors import AthanorError, InputError
 from athanor.decoding.prompting import end_ids
 from athanor.export.gguf_reader import read_header
 from athanor.export.llamacpp import INSTALL, Client, Refused, start_server
-from athanor.serving.backends.base import GREEDY, HALF, Answer, Emit, Prompt, Request, fit_prompt, prepare, settings
+from athanor.serving.backends.base import (
+    GREEDY,
+    UNFINISHED_CHARACTER,
+    Answer,
+    Emit,
+    Prompt,
+    Request,
+    fit_prompt,
+    prepare,
+    settings,
+)
 from athanor.serving.discover import gguf_problem, tokenizer_beside
 from athanor.text.conversations import Message
 from athanor.tokenizer.tokenizer import Tokenizer
@@ -50,10 +60,12 @@ class LlamaCpp:
         problem = gguf_problem(path)
         if problem:
             raise InputError(problem, where=str(path))
-        header, beside = read_header(path), tokenizer_beside(path)
-        ours = beside is not None and "athanor.template_hash" in header
-        self.tokenizer = Tokenizer(beside.read_bytes(), str(beside)) if beside and ours else None
-        context, rows = room(header, int(spec.get("rows") or 1), int(spec.get("cache_bytes") or CACHE_BYTES))
+        header, tokenizer_path = read_header(path), tokenizer_beside(path)
+        ours = tokenizer_path is not None and "athanor.template_hash" in header
+        self.tokenizer = (
+            Tokenizer(tokenizer_path.read_bytes(), str(tokenizer_path)) if tokenizer_path and ours else None
+        )
+        context, rows = fit_cache(header, int(spec.get("rows") or 1), int(spec.get("cache_bytes") or CACHE_BYTES))
         self._key = secrets.token_hex(16)
         device = str(spec.get("device") or "auto")
         self._server = _serve(
@@ -83,15 +95,17 @@ class LlamaCpp:
 
     def _defaults(self, path: Path, shipped: Mapping[str, Any]) -> dict[str, Any]:
         if self.tokenizer is None:
-            named = {name: round(shipped[name], 6) for name in SAMPLERS}
-            return {**named, "repetition_penalty": 1.0, "max_new_tokens": self.context}
+            sampling = {name: round(shipped[name], 6) for name in SAMPLERS}
+            return {**sampling, "repetition_penalty": 1.0, "max_new_tokens": self.context}
         # generation_config.json has no sampling settings: our exports are greedy, as evaluated.
         limit = max(1, self.context // 2)
         for folder in (path.parent / "hf", path.parent):
             if (folder / "generation_config.json").is_file():
                 values = read_json(folder / "generation_config.json")
-                named = {name: values.get(name, GREEDY[name]) for name in GREEDY} if values.get("do_sample") else GREEDY
-                return {**named, "max_new_tokens": int(values.get("max_new_tokens", limit))}
+                sampling = (
+                    {name: values.get(name, GREEDY[name]) for name in GREEDY} if values.get("do_sample") else GREEDY
+                )
+                return {**sampling, "max_new_tokens": int(values.get("max_new_tokens", limit))}
         return {**GREEDY, "max_new_tokens": limit}
 
     def connected(self) -> contextlib.closing[Client]:
@@ -157,8 +171,8 @@ class _Job:
         if backend.tokenizer is not None:
             return prepare(backend.tokenizer, messages, context_tokens=backend.context, max_new_tokens=limit)
 
-        def ids_of(some: Sequence[Message]) -> list[int]:
-            return client.chat_tokens([asdict(message) for message in some])
+        def ids_of(candidate: Sequence[Message]) -> list[int]:
+            return client.chat_tokens([asdict(message) for message in candidate])
 
         return fit_prompt(messages, ids_of, backend.context, limit)
 
@@ -177,7 +191,7 @@ class _Job:
         body = {
             **chosen,
             "prompt": prompt.ids,
-            "n_predict": prompt.room,
+            "n_predict": prompt.max_new_tokens,
             "samplers": SAMPLERS,
             "seed": int(request.sampling.get("seed", secrets.randbits(31))) & 0x7FFFFFFF,
             "stream": True,
@@ -187,24 +201,24 @@ class _Job:
         return "stopped" if self.cancelled.is_set() else self._read(client.send("/completion", body))
 
     def _read(self, response: http.client.HTTPResponse) -> str:
-        """Pass the text on; why the answer ended."""
+        """Pass the text on; returns why the answer ended."""
         answer, ends = self.answer, set(end_ids(self.backend.tokenizer)) if self.backend.tokenizer else set()
         for row in _rows(response):
             if self.cancelled.is_set():  # what had arrived before can still be read
                 return "stopped"
             if "error" in row:
                 raise Refused(str(row["error"].get("message", row["error"])), int(row["error"].get("code", 500)))
-            made = int(row["tokens_predicted"])
+            generated = int(row["tokens_predicted"])
             if row["stop"]:
-                made -= row["stop_type"] == "eos"
+                generated -= row["stop_type"] == "eos"
                 # It keeps the bytes of an unfinished character to itself, where our own decoder marks them.
-                if made > answer.tokens and row["stop_type"] == "limit":
-                    answer.tokens = made
-                    answer.add(HALF)
+                if generated > answer.tokens and row["stop_type"] == "limit":
+                    answer.tokens = generated
+                    answer.add(UNFINISHED_CHARACTER)
                 return "stop" if row["stop_type"] == "eos" else "length"
             if ends.intersection(row["tokens"]):
                 return "stop"
-            answer.tokens = made
+            answer.tokens = generated
             answer.add(row["content"])
             if answer.stops.found:
                 return "stop"
@@ -220,30 +234,32 @@ def _rows(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
                 yield row if name == b"data: " or "error" in row else {"error": row}
 
 
-def room(header: Mapping[str, Any], rows: int, cache_bytes: int) -> tuple[int, int]:
+def fit_cache(header: Mapping[str, Any], rows: int, cache_bytes: int) -> tuple[int, int]:
     """Tokens of context and answers side by side whose keys and values fit into `cache_bytes`.
 
     Fewer answers before a shorter context; one answer gets at least 512 tokens.
     """
     arch = header["general.architecture"]
 
-    def value(name: str, default: Any = None) -> int:
+    def header_number(name: str, default: Any = None) -> int:
         number = header.get(f"{arch}.{name}", default)
         if number is None:
             raise InputError(f"it does not say its {name}", where="GGUF file", fix="convert the model again")
         return int(max(number) if isinstance(number, list) else number)
 
-    heads = value("attention.head_count")
-    width = value("embedding_length") // max(heads, 1)
-    keys, values = value("attention.key_length", width), value("attention.value_length", width)
-    each = value("block_count") * value("attention.head_count_kv", heads) * (keys + values) * ELEMENT_BYTES
-    context = value("context_length")
-    rows = max(1, min(rows, cache_bytes // max(1, each * context)))
-    return min(context, max(512, cache_bytes // max(1, each * rows))), rows
+    heads = header_number("attention.head_count")
+    width = header_number("embedding_length") // max(heads, 1)
+    keys, values = header_number("attention.key_length", width), header_number("attention.value_length", width)
+    token_bytes = (
+        header_number("block_count") * header_number("attention.head_count_kv", heads) * (keys + values) * ELEMENT_BYTES
+    )
+    context = header_number("context_length")
+    rows = max(1, min(rows, cache_bytes // max(1, token_bytes * context)))
+    return min(context, max(512, cache_bytes // max(1, token_bytes * rows))), rows
 
 
 def _serve(path: Path, **options: Any) -> Any:
-    """`start_server`, its failure told with llama.cpp's reason."""
+    """`start_server`; its failure is an InputError with the reason from llama.cpp's log."""
     with tempfile.TemporaryFile() as log:
         try:
             with _stderr_to(log.fileno()):
@@ -262,12 +278,12 @@ def _serve(path: Path, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def _stderr_to(handle: int) -> Iterator[None]:
-    """What C++ writes to the second stream goes to `handle`."""
+    """Redirect file descriptor 2, to which C++ writes its messages, to `handle`."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved_stderr = os.dup(2)
     os.dup2(handle, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved_stderr, 2)
+        os.close(saved_stderr)

@@ -121,14 +121,14 @@ class TorchBackend:
                 for request_id in cancelled:
                     self._stop(request_id)
                 with self.work:  # after the stops: who was cancelled while it waited does not join
-                    joining = self._next()
-                self._take(self.engine.step())
+                    joining = self._next_answers()
+                self._handle_events(self.engine.step())
                 self._join(joining)
             except Exception as error:  # out of memory, say: these answers fail, the next may not
                 self._fail(joining, error)
 
-    def _next(self) -> list[_Answer]:
-        """Who joins now: as many as there are rows, and as can be read in one pass without a long wait for the others."""
+    def _next_answers(self) -> list[_Answer]:
+        """The waiting answers to start: as many as have a free row, and as one pass can read without a long delay."""
         chosen: list[_Answer] = []
         widest = 0
         while self.waiting and len(chosen) < self.engine.free:
@@ -142,10 +142,14 @@ class TorchBackend:
         for answer in joining:
             self.answers[answer.request.id] = answer
             answer.start(answer.prompt)
-        self._take(self.engine.add_requests([(a.request.id, a.prompt.ids, a.prompt.room, a.sampling) for a in joining]))
+        self._handle_events(
+            self.engine.add_requests(
+                [(a.request.id, a.prompt.ids, a.prompt.max_new_tokens, a.sampling) for a in joining]
+            )
+        )
 
-    def _take(self, made: list[Any]) -> None:
-        for request_id, token, done in made:
+    def _handle_events(self, events: list[Any]) -> None:
+        for request_id, token, done in events:
             answer = self.answers[request_id]
             if token in self.ends:
                 self.answers.pop(request_id).end("stop")

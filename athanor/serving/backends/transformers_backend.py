@@ -19,7 +19,7 @@ import torch
 
 from athanor.base.errors import AthanorError, InputError
 from athanor.model.device import limit_memory
-from athanor.serving.backends.base import GREEDY, HALF, Answer, Emit, Request, fit_prompt, settings
+from athanor.serving.backends.base import GREEDY, UNFINISHED_CHARACTER, Answer, Emit, Request, fit_prompt, settings
 from athanor.text.conversations import Message
 
 
@@ -35,10 +35,14 @@ class HuggingFace:
         folder = Path(spec["path"])
         self.device = _device(str(spec.get("device") or "auto"))
         self.model, self.tokenizer = _load(folder, self.device)
-        shown = self.model.generation_config
-        text = self.model.config.get_text_config()
-        self.context = int(getattr(text, "max_position_embeddings", 0) or 2048)
-        ends = shown.eos_token_id if shown.eos_token_id is not None else self.tokenizer.eos_token_id
+        generation_config = self.model.generation_config
+        text_config = self.model.config.get_text_config()
+        self.context = int(getattr(text_config, "max_position_embeddings", 0) or 2048)
+        ends = (
+            generation_config.eos_token_id
+            if generation_config.eos_token_id is not None
+            else self.tokenizer.eos_token_id
+        )
         self.ends = set() if ends is None else set(ends) if isinstance(ends, (list, tuple)) else {int(ends)}
         self.info: dict[str, Any] = {
             "backend": "transformers",
@@ -47,7 +51,7 @@ class HuggingFace:
             "context_tokens": self.context,
             "parameters": int(self.model.num_parameters()),
             "rows": 1,
-            "defaults": _defaults(shown, max(1, self.context // 2)),
+            "defaults": _sampling_defaults(generation_config, max(1, self.context // 2)),
         }
         self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._jobs: dict[int, _Job] = {}
@@ -99,17 +103,17 @@ class _Job(Answer):
         super().__init__(request, emit)
         self.backend, self.pieces = backend, _Pieces(backend.tokenizer)
         self.cancelled, self.started, self.reason = False, False, "length"
-        self._turn = threading.Lock()
+        self._state_lock = threading.Lock()
 
     def cancel(self) -> None:
-        with self._turn:
+        with self._state_lock:
             self.cancelled = True
-            waits = not self.started
-        if waits:
+            not_started = not self.started
+        if not_started:
             self.end("stopped")
 
     def begin(self) -> bool:
-        with self._turn:
+        with self._state_lock:
             self.started = not self.cancelled
             return self.started
 
@@ -128,9 +132,9 @@ class _Job(Answer):
         backend.model.generate(
             ids_1T,
             attention_mask=torch.ones_like(ids_1T),
-            generation_config=_settings(backend, chosen, prompt.room),
+            generation_config=_settings(backend, chosen, prompt.max_new_tokens),
             streamer=_Streamer(self),
-            stopping_criteria=[lambda ids_BT, scores, **_: torch.full((1,), self._enough(), device=ids_BT.device)],
+            stopping_criteria=[lambda ids_BT, scores, **_: torch.full((1,), self._should_stop(), device=ids_BT.device)],
         )
         self.add(self.pieces.rest())
         self.end("stop" if self.stops.found else self.reason)
@@ -143,7 +147,7 @@ class _Job(Answer):
         self.tokens += 1
         self.add(self.pieces.add(number))
 
-    def _enough(self) -> bool:
+    def _should_stop(self) -> bool:
         if self.stops.found:
             self.reason = "stop"
         elif self.cancelled and self.reason != "stop":
@@ -181,21 +185,21 @@ class _Pieces:
 
     def add(self, number: int) -> str:
         self.ids.append(number)
-        text = self._new()
-        if not text or text.endswith(HALF):
+        text = self._new_text()
+        if not text or text.endswith(UNFINISHED_CHARACTER):
             return ""
         self.start, self.shown = self.shown, len(self.ids)
         return text
 
     def rest(self) -> str:
         """The bytes of a character that was never finished, as U+FFFD."""
-        text = self._new()
+        text = self._new_text()
         self.start = self.shown = len(self.ids)
         return text
 
-    def _new(self) -> str:
-        before = self._decode(self.ids[self.start : self.shown])
-        return self._decode(self.ids[self.start :])[len(before) :]
+    def _new_text(self) -> str:
+        shown_text = self._decode(self.ids[self.start : self.shown])
+        return self._decode(self.ids[self.start :])[len(shown_text) :]
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
@@ -229,9 +233,9 @@ def _load(folder: Path, device: torch.device) -> tuple[Any, Any]:
         raise InputError("config.json is missing", where=str(folder), fix=fix)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    local = {"local_files_only": True, "trust_remote_code": False}
+    local_only = {"local_files_only": True, "trust_remote_code": False}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **local_only)
         if not tokenizer.chat_template:
             fix = "put a chat_template.jinja into the directory, or take the model's chat version"
             raise InputError("the model has no chat template: it continues text and was not made to answer", fix=fix)
@@ -241,19 +245,19 @@ def _load(folder: Path, device: torch.device) -> tuple[Any, Any]:
             dtype=torch.float32 if device.type == "cpu" else "auto",
             use_safetensors=True,  # never a pickle, which could run any code
             output_loading_info=True,
-            **local,
+            **local_only,
         )
     except InputError as error:
         raise InputError(error.what, where=str(folder), fix=error.fix) from None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
-        said = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         fix = "fetch it again; it needs config.json, a tokenizer and *.safetensors"
-        raise InputError(f"transformers cannot load it ({said})", where=str(folder), fix=fix) from None
+        raise InputError(f"transformers cannot load it ({reason})", where=str(folder), fix=fix) from None
     # transformers invents missing weights; all it does is log.
     for kind in ("missing_keys", "mismatched_keys"):
         if loading[kind]:
-            named = ", ".join(sorted(map(str, loading[kind]))[:3])
-            raise InputError(f"{kind.replace('_', ' ')}: {named}", where=str(folder), fix="fetch it again")
+            names = ", ".join(sorted(map(str, loading[kind]))[:3])
+            raise InputError(f"{kind.replace('_', ' ')}: {names}", where=str(folder), fix="fetch it again")
     return model.to(device).eval(), tokenizer
 
 
@@ -267,9 +271,9 @@ def _device(name: str) -> torch.device:
     raise InputError(f"there is no device '{name}'", where="device", fix="use auto, cpu or cuda")
 
 
-def _defaults(shown: Any, limit: int) -> dict[str, Any]:
+def _sampling_defaults(generation_config: Any, limit: int) -> dict[str, Any]:
     """A generation_config's settings, each of its usual type; without sampling only its penalty counts."""
-    usual = {**GREEDY, "max_new_tokens": limit, **({"temperature": 1.0} if shown.do_sample else {})}
-    counts = usual if shown.do_sample else ("repetition_penalty", "max_new_tokens")
-    given = {name: getattr(shown, name) for name in counts}
-    return {**usual, **{name: type(usual[name])(value) for name, value in given.items() if value is not None}}
+    defaults = {**GREEDY, "max_new_tokens": limit, **({"temperature": 1.0} if generation_config.do_sample else {})}
+    honoured = defaults if generation_config.do_sample else ("repetition_penalty", "max_new_tokens")
+    declared = {name: getattr(generation_config, name) for name in honoured}
+    return {**defaults, **{name: type(defaults[name])(value) for name, value in declared.items() if value is not None}}
