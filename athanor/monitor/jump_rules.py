@@ -45,8 +45,8 @@ class LossSpike(Rule):
         if history is None or len(history) < MIN_HISTORY or loss <= 0:
             return None
         lasting = spike if spike is not None and spike.name == jump.name else None
-        middle = math.log(lasting.base) if lasting else history.median
-        rise = math.exp(math.log(loss) - middle)
+        log_median = math.log(lasting.base) if lasting else history.median
+        rise = math.exp(math.log(loss) - log_median)
         if rise <= 1 + limits.spike_rise:
             return None
         sigma = lasting.sigma if lasting else _scale(history)
@@ -54,16 +54,22 @@ class LossSpike(Rule):
         if z <= limits.spike_sigma or (jump.name == "loss" and not self._steadiest(history)):
             return None
         if not any(jump.recent):
-            jump.before = math.exp(middle), sigma
+            jump.before = math.exp(log_median), sigma
         critical, single = rise > limits.spike_critical, rise > limits.spike_single and z > limits.spike_single_sigma
         jump.recent[-1] = CRITICAL if critical else WARNING
-        told = sorted(jump.recent)[1]  # of three readings, what two have at least
-        if not (told or single):
+        agreed_level = sorted(jump.recent)[1]  # of three readings, what two have at least
+        if not (agreed_level or single):
             return None
-        level = CRITICAL if single else told
-        limit = limits.spike_single if single else limits.spike_critical if told == CRITICAL else 1 + limits.spike_rise
-        of = "" if jump.name == "loss" else f" of {jump.name.removeprefix('loss.')}"
-        text = f"The loss{of} jumped to {loss:.3f}, {rise:.2f} times the median {math.exp(middle):.3f} ({z:.0f} sigma)."
+        level = CRITICAL if single else agreed_level
+        limit = (
+            limits.spike_single
+            if single
+            else limits.spike_critical
+            if agreed_level == CRITICAL
+            else 1 + limits.spike_rise
+        )
+        suffix = "" if jump.name == "loss" else f" of {jump.name.removeprefix('loss.')}"
+        text = f"The loss{suffix} jumped to {loss:.3f}, {rise:.2f} times the median {math.exp(log_median):.3f} ({z:.0f} sigma)."
         fix = f"wait whether it recovers; {self.phase}.lr 2-5 times lower or {self.phase}.grad_clip "
         fix += "0.5 if it comes again."
         return Verdict(level, rise, limit, text, fix)
@@ -73,20 +79,23 @@ class LossSpike(Rule):
         sources = [window for name, window in self.shared.log_losses.items() if name != "loss"]
         return all(len(window) >= MIN_HISTORY and _scale(total) <= _scale(window) for window in sources)
 
-    def told(self, step: int) -> None:
+    def on_finding(self, step: int) -> None:
         """A finding went out: the episode begins that SpikeRecovery closes."""
         if self.shared.spike is None and self.worst is not None:
             self.shared.spike = Spike(step, self.worst.name, *self.worst.before)
 
 
 def _scale(history: Window) -> float:
-    """Of the upper half too: a tenth of batches that are unlike the others is no spike."""
+    """The larger of the noise of all values and of the upper half: a tenth of batches unlike the others is no spike."""
     return max(history.sigma, history.sigma_above)
 
 
 @dataclass
 class _Jump:
-    """Of one series of losses: levels of the last three readings; median and sigma of the logarithm before them."""
+    """What is known of one series of losses: the levels of its last three readings, and the median and sigma before them.
+
+    The sigma is that of the logarithm.
+    """
 
     name: str
     recent: deque[int] = field(default_factory=lambda: deque((0, 0, 0), maxlen=3))
@@ -115,11 +124,11 @@ class SpikeRecovery(Rule):
         level_now = median(spike.recent)
         if len(spike.recent) > 2 and level_now <= 1.01 * spike.base * math.exp(0.5 * spike.sigma):
             self.shared.spike = None
-            told = f"from the spike at step {spike.step}: back at {level_now:.3f} after {took} steps."
+            details = f"from the spike at step {spike.step}: back at {level_now:.3f} after {took} steps."
             if took <= self.fast:
-                return Verdict(INFO, took, float(self.fast), f"The loss recovered {told}", "nothing.")
+                return Verdict(INFO, took, float(self.fast), f"The loss recovered {details}", "nothing.")
             fix = f"{self.phase}.lr lower if spikes come again; look at the data around it."
-            return Verdict(WARNING, took, float(self.fast), f"The loss recovered slowly {told}", fix)
+            return Verdict(WARNING, took, float(self.fast), f"The loss recovered slowly {details}", fix)
         if took <= self.never:
             return None
         text = f"The loss did not recover from the spike at step {spike.step}: {level_now:.3f} after {took} steps, "
@@ -203,8 +212,8 @@ class ResumeUnderReport(Rule):
         now, limit = self.recent.median, self.limits.resume_warning
         if self.lowest is None:
             self.lowest = now
-            low = self.expected - now
-            self.open = low > limit * self.error and low > self.limits.resume_change * self.expected
+            shortfall = self.expected - now
+            self.open = shortfall > limit * self.error and shortfall > self.limits.resume_change * self.expected
             return None
         self.lowest = min(self.lowest, now)
         z = (now - self.lowest) / self.error

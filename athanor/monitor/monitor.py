@@ -61,10 +61,10 @@ class Monitor:
                 self._row["validation"] = value
             elif name != "step":
                 self._row[name] = value
-        found = [finding for name, rule in self._complete(before) if (finding := self._ask(name, rule, step))]
+        findings = [finding for name, rule in self._complete(before) if (finding := self._check(name, rule, step))]
         if "loss" in row:
             self._enter(step)
-        return found
+        return findings
 
     def resumed(self) -> None:
         """The run was interrupted here; what follows is another process."""
@@ -74,7 +74,7 @@ class Monitor:
     def _rewind(self, step: int) -> None:
         """A step that came already comes again: the run went back to a checkpoint and takes another way."""
         self._step = None
-        self.shared.curve.forget(step)
+        self.shared.curve.drop_from(step)
         self.shared.rebase()
 
     def _complete(self, before: tuple[str, ...]) -> list[tuple[str, Rule]]:
@@ -89,7 +89,7 @@ class Monitor:
             ]
         return self._due[key]
 
-    def _ask(self, name: str, rule: Rule, step: int) -> Finding | None:
+    def _check(self, name: str, rule: Rule, step: int) -> Finding | None:
         row = self._row
         if rule.finite and not all(math.isfinite(row[each]) for each in rule.inputs):
             return None
@@ -102,7 +102,7 @@ class Monitor:
         level = rule.alarm.see(step, verdict.level, verdict.at_once)
         if not level:
             return None
-        rule.told(step)
+        rule.on_finding(step)
         _, value, threshold, diagnosis, fix, _ = verdict
         return Finding(name, LEVELS[level], step, value, threshold, diagnosis, fix)
 
@@ -176,7 +176,7 @@ class Reader:
 
     def line(self, row: Mapping[str, Any]) -> list[Finding]:
         """Take in one journal row; returns what the monitor says to it."""
-        event, found = row.get("event"), []
+        event, findings = row.get("event"), []
         if event == "training" and self.monitor is None:
             self.plan = {key: value for key, value in row.items() if key not in ("t", "event")}
             self.monitor = Monitor(plan_of(self.plan), self.thresholds)
@@ -189,6 +189,6 @@ class Reader:
                 self.monitor = Monitor(Plan(self.phase), self.thresholds)
             self.last_step = max(self.last_step, row["s"])
             numbers = {name: float(value) for name, value in row["m"].items()}
-            found = self.monitor.feed({**numbers, "step": row["s"]})
-            self.findings += found
-        return found
+            findings = self.monitor.feed({**numbers, "step": row["s"]})
+            self.findings += findings
+        return findings

@@ -129,8 +129,8 @@ class Rule:
 
     def level(self, name: str, value: float, below: bool = False) -> tuple[int, float]:
         """The level of a value by the thresholds of this name, and the one that it broke; level 0 for none."""
-        for level, line in ((CRITICAL, "critical"), (WARNING, "warning")):
-            limit = getattr(self.limits, f"{name}_{line}")
+        for level, suffix in ((CRITICAL, "critical"), (WARNING, "warning")):
+            limit = getattr(self.limits, f"{name}_{suffix}")
             if value < limit if below else value > limit:
                 return level, limit
         return 0, 0.0
@@ -139,7 +139,7 @@ class Rule:
         """A verdict when the step is bad, None when it is fine or history is too short, NO_READING inside a window."""
         raise NotImplementedError
 
-    def told(self, step: int) -> None:
+    def on_finding(self, step: int) -> None:
         """A finding of this rule went out."""
 
     def resumed(self) -> None:

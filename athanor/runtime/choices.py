@@ -18,7 +18,7 @@ from typing import Any
 from athanor.base.artifacts import canonical_json, read_json
 from athanor.base.errors import InputError
 from athanor.hardware import profile as profiles
-from athanor.hardware.policy import AUTO, Asked, resolve
+from athanor.hardware.policy import AUTO, Requested, resolve
 from athanor.model import gpu_family
 from athanor.model.config import ModelConfig
 from athanor.model.device import prepare
@@ -70,7 +70,7 @@ def choose(
     local, root = machine(), anchor()
     device = prepare(local.device, local.threads)
     kept = next((record for record in map(_kept, folders) if record is not None), None)
-    asked = Asked(
+    asked = Requested(
         precision=precision,
         attention=local.attention,
         compile=local.compile,
@@ -97,7 +97,7 @@ def choose(
     choices, why = resolve(asked, found, config, profile, available_bytes(device))
     record = {
         "device": device.type,
-        "profile": None if known is None else profiles.short(known),
+        "profile": None if known is None else profiles.short_digest(known),
         "choices": dataclasses.asdict(choices),
         "why": why,
     }
@@ -108,12 +108,12 @@ def choose(
     return Choices(**first["choices"]), first["why"]
 
 
-def _as_kept(asked: Asked, kept: dict[str, Any], device: str) -> tuple[Choices | None, dict[str, str]]:
+def _as_kept(asked: Requested, kept: dict[str, Any], device: str) -> tuple[Choices | None, dict[str, str]]:
     """Kept choices, with what is set by hand put above them; None where they were made for another device."""
     if kept["device"] != device:
         return None, {}
     choices = Choices(**kept["choices"])
-    by_hand = asked.by_hand()
+    by_hand = asked.explicit()
     why = {name: "as when the run began" for name in kept["choices"]} | dict.fromkeys(by_hand, "as set")
     return dataclasses.replace(choices, **by_hand), why
 

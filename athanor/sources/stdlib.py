@@ -112,7 +112,7 @@ def source_files(base: Path) -> list[Path]:
     files = []
     for path in base.rglob("*.py"):
         parts = path.relative_to(base).parts
-        if SKIPPED_FOLDERS.isdisjoint(parts[:-1]) and not any(part.startswith("config-") for part in parts):
+        if SKIPPED_FOLDERS.isdisjoint(parts[:-1]) and not any(folder.startswith("config-") for folder in parts):
             if not path.name.startswith(SKIPPED_FILES) or len(parts) > 1:
                 files.append((parts, path))
     if not files:

@@ -32,7 +32,7 @@ def read_written(path: str | Path, seed: int) -> list[Item]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"not readable ({error})", where=path, fix="name another file, or null") from None
     rows = [(number, _row(line, f"{path}:{number}")) for number, line in enumerate(lines, 1) if line.strip()]
-    return [_item(row, f"{path}:{number}", place, seed) for place, (number, row) in enumerate(rows)]
+    return [_item(row, f"{path}:{number}", index, seed) for index, (number, row) in enumerate(rows)]
 
 
 def _row(line: str, where: str) -> Facts:
@@ -63,13 +63,13 @@ def _texts(value: Any, where: str) -> list[str]:
     return value
 
 
-def _item(row: Facts, where: str, place: int, seed: int) -> Item:
+def _item(row: Facts, where: str, index: int, seed: int) -> Item:
     accepted, rejected, choices = tuple(row["accepted"]), tuple(row["rejected"]), ()
     if row["kind"] == "likelihood":
-        others = list(rejected)
-        random.Random(f"{seed}/written/{place}").shuffle(others)
-        others.insert((place + seed) % (len(others) + 1), accepted[0])
-        choices = tuple(others)
+        shuffled = list(rejected)
+        random.Random(f"{seed}/written/{index}").shuffle(shuffled)
+        shuffled.insert((index + seed) % (len(shuffled) + 1), accepted[0])
+        choices = tuple(shuffled)
     return Item(
         row["category"],
         _prompt(row["prompt"], where),
