@@ -31,7 +31,7 @@ def run(run: Run) -> None:
     parents = {"raw": manifest_digest(RAW), "battery": manifest_digest(BATTERY)}
     parents |= {"classifiers": manifest_digest(CLASSIFIERS)}
     # What is measured depends on no threshold: another threshold finds it done.
-    measures = run.part("measures", "athanor.cleaning.measuring", settings_of(params), parents)
+    measures = run.sub_slot("measures", "athanor.cleaning.measuring", settings_of(params), parents)
     with measures, run.slot({"clean": asdict(params)}, parents) as slot:
         work = slot.path / "work"
         cleaned = clean(sources, ITEMS, CLASSIFIERS, params, measures.path / "shards", work, run.map_shards, text_bytes)

@@ -96,7 +96,7 @@ def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -
 
 def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
     def progress_folder(name: str, module: str, inputs: Facts) -> Slot:
-        slot = run.part(name, module, inputs, {})
+        slot = run.sub_slot(name, module, inputs, {})
         run.fact(**{f"slot_{slot.fingerprint}": slot.fingerprint})  # one part, and a slot for each source
         return slot
 

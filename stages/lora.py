@@ -82,7 +82,7 @@ def run(run: Run) -> None:
         adam = OptimizerSettings.of(params)
         with foreign.tuned(model, execution, footprint):
             with model.without_adapters():
-                before = run.lasting("validation", validate)(model)
+                before = run.long_operation("validation", validate)(model)
             result = train(
                 model,
                 sampler,

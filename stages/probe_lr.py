@@ -75,7 +75,7 @@ def measure_lr(run: Run, params: PretrainParams, bar: Progress) -> Point:
     prepared = prepare(run, params)
     if bar.done >= (bar.total or 0.0):
         bar.expect(params.tokens)
-    slot = run.part(f"lr_{params.lr:g}", "stages.probe_lr", _recipe(prepared, params), prepared.inputs)
+    slot = run.sub_slot(f"lr_{params.lr:g}", "stages.probe_lr", _recipe(prepared, params), prepared.inputs)
     with slot:
         if slot.done:
             bar.update(params.tokens)

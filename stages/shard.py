@@ -34,7 +34,7 @@ def run(run: Run) -> None:
     tokenizer = Tokenizer.load(TOKENIZER)
     parents = {"clean": manifest_digest(CLEAN), "tokenizer": manifest_digest(TOKENIZER)}
     # What decides the tokens, so that every mixture finds them.
-    slot = run.part("tokens", "athanor.sharding.tokenise", {}, parents)
+    slot = run.sub_slot("tokens", "athanor.sharding.tokenise", {}, parents)
     with slot, new_dir(OUT) as folder:
         used = {name for shares, _ in mixtures.values() for name, source in shares.items() if source.share > 0}
         tokens = tokenised(run, mixture, used, slot.path)

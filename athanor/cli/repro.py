@@ -156,7 +156,7 @@ def why(stage: str, said: str, kernel: bool) -> str:
         cause = "the kernel has killed a process for want of memory meanwhile"
     else:
         cause = "most often the kernel does that for want of memory (dmesg knows)"
-    return f"{stage} was killed and could say nothing; {cause}; {memory}. Fix: {lifetime.LEANER}"
+    return f"{stage} was killed and could say nothing; {cause}; {memory}. Fix: {lifetime.MEMORY_FIX}"
 
 
 def oom_kills() -> int:

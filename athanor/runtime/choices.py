@@ -44,7 +44,7 @@ def chosen(
     total_tokens: int,
     world: World = SINGLE,
 ) -> Choices:
-    """How this run works here; told in its facts. `slots`: its own, then the trunk's if it has one.
+    """The resolved settings of this run on this machine, also added to its facts. `slots`: its own, then the trunk's.
 
     In a world of several processes the main one chooses, for all of them.
     """
@@ -69,8 +69,8 @@ def choose(
     """Choices and reasons: what was set, else what the first of `folders` that knows has, else the profile's."""
     local, root = machine(), anchor()
     device = prepare(local.device, local.threads)
-    kept = next((record for record in map(_kept, folders) if record is not None), None)
-    asked = Requested(
+    saved = next((record for record in map(_read_record, folders) if record is not None), None)
+    requested = Requested(
         precision=precision,
         attention=local.attention,
         compile=local.compile,
@@ -81,61 +81,63 @@ def choose(
         replicas=replica_count(config, device),
         threads=local.threads,
     )
-    if kept is not None:
-        choices, why = _as_kept(asked, kept, device.type)
+    if saved is not None:
+        choices, why = _with_explicit(requested, saved, device.type)
         if choices is not None:
-            _leave(folders, kept)
+            _save_record(folders, saved)
             return choices, why
-        asked = dataclasses.replace(asked, precision=kept["choices"]["precision"] if precision == AUTO else precision)
+        requested = dataclasses.replace(
+            requested, precision=saved["choices"]["precision"] if precision == AUTO else precision
+        )
     profile = profiles.load(root, profiles.fingerprint(config, device, local.threads))
-    known = profile
-    if profile is None and asked.precision == AUTO and device.type != "cpu":
+    stored_profile = profile
+    if profile is None and requested.precision == AUTO and device.type != "cpu":
         from athanor.hardware import measure
 
         profile = measure.quick(config, device, batch_tokens)
-    found = gpu_family.identify(device)
-    choices, why = resolve(asked, found, config, profile, available_bytes(device))
+    architecture = gpu_family.identify(device)
+    choices, why = resolve(requested, architecture, config, profile, available_bytes(device))
     record = {
         "device": device.type,
-        "profile": None if known is None else profiles.short_digest(known),
+        "profile": None if stored_profile is None else profiles.short_digest(stored_profile),
         "choices": dataclasses.asdict(choices),
         "why": why,
     }
-    if kept is not None:
+    if saved is not None:
         return choices, why
-    _leave(folders, record)
-    first = _kept(folders[0]) or record  # of two processes that began at once, one was first
-    return Choices(**first["choices"]), first["why"]
+    _save_record(folders, record)
+    earliest = _read_record(folders[0]) or record  # of two processes that began at once, one was first
+    return Choices(**earliest["choices"]), earliest["why"]
 
 
-def _as_kept(asked: Requested, kept: dict[str, Any], device: str) -> tuple[Choices | None, dict[str, str]]:
-    """Kept choices, with what is set by hand put above them; None where they were made for another device."""
-    if kept["device"] != device:
+def _with_explicit(requested: Requested, saved: dict[str, Any], device: str) -> tuple[Choices | None, dict[str, str]]:
+    """The saved choices, overridden by what is set explicitly; None where they were made for another device."""
+    if saved["device"] != device:
         return None, {}
-    choices = Choices(**kept["choices"])
-    by_hand = asked.explicit()
-    why = {name: "as when the run began" for name in kept["choices"]} | dict.fromkeys(by_hand, "as set")
-    return dataclasses.replace(choices, **by_hand), why
+    choices = Choices(**saved["choices"])
+    explicit = requested.explicit()
+    why = {name: "as when the run began" for name in saved["choices"]} | dict.fromkeys(explicit, "as set")
+    return dataclasses.replace(choices, **explicit), why
 
 
-def _kept(folder: Path) -> dict[str, Any] | None:
+def _read_record(folder: Path) -> dict[str, Any] | None:
     """The record of a slot; None where there is none, or one that other code made in another form."""
     try:
         record = read_json(folder / FILE)
     except InputError:
         return None
     names = {field.name for field in dataclasses.fields(Choices)}
-    known = isinstance(record, dict) and "device" in record and set(record.get("choices", ())) == names
-    return record if known else None
+    valid = isinstance(record, dict) and "device" in record and set(record.get("choices", ())) == names
+    return record if valid else None
 
 
-def _leave(folders: Sequence[Path], record: dict[str, Any]) -> None:
-    """Write the record where there is none yet, whole or not at all."""
+def _save_record(folders: Sequence[Path], record: dict[str, Any]) -> None:
+    """Write the record atomically to each folder that has none yet."""
     for folder in folders:
         for tries_left in (2, 1, 0):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                if _kept(folder) is None:
+                if _read_record(folder) is None:
                     _write(folder, record)
                 break
             except (FileNotFoundError, FileExistsError):  # `athanor slots prune` may have taken the folder away
@@ -153,7 +155,7 @@ def _write(folder: Path, record: dict[str, Any]) -> None:
         try:
             os.link(temporary, folder / FILE)
         except OSError:  # a file system without links, or a record that is not understood
-            if _kept(folder) is None:
+            if _read_record(folder) is None:
                 os.replace(temporary, folder / FILE)
     finally:
         with contextlib.suppress(FileNotFoundError):

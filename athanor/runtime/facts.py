@@ -22,10 +22,10 @@ PACKAGES = ("torch", "numpy", "dvc", "mlflow", "sentencepiece", "pyarrow", "data
 def git(root: Path, *args: str) -> str:
     """Output of a Git command, or "" outside a repository."""
     try:
-        done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=20)
+        process = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return process.stdout.strip() if process.returncode == 0 else ""
 
 
 def provenance(root: Path, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Graph:
     def maker(self, path: Path) -> str:
         """The stage whose output `path` is, or is a part of; nothing for other files."""
         outs = {out: name for name in self.stages for out in self.outputs(name)}
-        return next((outs[str(place)] for place in (path, *path.parents) if str(place) in outs), "")
+        return next((outs[str(parent)] for parent in (path, *path.parents) if str(parent) in outs), "")
 
     def results(self, stage: str) -> list[str]:
         """Everything that a stage writes and DVC removes before it starts it; nothing for a stage it does not know."""
@@ -135,15 +135,15 @@ class Graph:
 
     def upstream(self, stage: str) -> list[str]:
         """Every stage that `stage` depends on, directly or not, in dvc.yaml order."""
-        found: set[str] = set()
+        upstream: set[str] = set()
         queue = [stage] if stage in self._known else []
         while queue:
             for dep in self.dependencies(queue.pop()):
                 maker = self.maker(Path(dep))
-                if maker and maker not in found:
-                    found.add(maker)
+                if maker and maker not in upstream:
+                    upstream.add(maker)
                     queue.append(maker)
-        return [name for name in self.stages if name in found]
+        return [name for name in self.stages if name in upstream]
 
     def makers(self, stage: str) -> dict[str, str]:
         """Upstream stage to the run that made the bytes in the workspace, cached or not."""

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from athanor.runtime.locks import lives, lock, locked
+from athanor.runtime.locks import lock, locked, process_exists
 from athanor.runtime.redact import redact
 from athanor.runtime.terminal import say
 
 FOLDER = Path(".athanor/stages")
 STOPPED = 75
-LEANER = (  # for want of memory
+MEMORY_FIX = (
     "close other programs, or in machine.yaml: for training a smaller micro_batch_tokens or checkpointing: on,"
     " for data work fewer workers"
 )
@@ -68,7 +68,7 @@ def at_work(stage: str) -> Iterator[bool]:
             if _own is not None:
                 file.truncate(0)
         except BaseException as error:
-            died(repr(error))
+            record_death(repr(error))
             raise
         finally:
             faulthandler.disable()
@@ -86,7 +86,7 @@ def end_with(parent: int, poll: float) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def died(why: str) -> None:
+def record_death(why: str) -> None:
     """Leave behind that this process ends although nobody asked for it and no input is at fault."""
     global _own
     if _own is not None:
@@ -98,10 +98,10 @@ def died(why: str) -> None:
 
 def deaths(root: Path) -> dict[str, str]:
     """Stages whose last process in this checkout died, and what it said of it; each is told once."""
-    found = {}
+    causes = {}
     for path in sorted((root / FOLDER).glob("*")):
         pid, _, why = path.read_text(encoding="utf-8", errors="replace").partition("\n")
-        if pid.isdigit() and not (lives(int(pid)) and locked(path)):
-            found[path.name] = why.strip()
+        if pid.isdigit() and not (process_exists(int(pid)) and locked(path)):
+            causes[path.name] = why.strip()
             path.write_text("")
-    return found
+    return causes

@@ -120,7 +120,7 @@ def machine() -> Machine:
         kind: Any = type(field.default)
         try:
             if kind is Launch:
-                pairs = [part.split("=", 1) for part in shlex.split(text)]
+                pairs = [setting.split("=", 1) for setting in shlex.split(text)]
                 values[field.name] = {key: int(value) if value.isdigit() else value for key, value in pairs}
             else:
                 values[field.name] = kind(text)

@@ -83,11 +83,11 @@ def identity(uri: str) -> tuple[int, int] | None:
 
 
 def make_tables(path: Path) -> None:
-    """An SQLite store that appears whole: one whose making was cut short by a kill could never be opened again."""
+    """Create an SQLite store atomically: one whose creation was cut short by a kill could never be opened again."""
     from mlflow.tracking import MlflowClient
 
-    for left in path.parent.glob(f"{path.name}.*.new*"):
-        left.unlink()
+    for leftover in path.parent.glob(f"{path.name}.*.new*"):
+        leftover.unlink()
     draft = path.with_name(f"{path.name}.{os.getpid()}-{time.time_ns()}.new")  # mlflow remembers paths it has seen
     MlflowClient(tracking_uri=f"sqlite:///{draft}")
     os.replace(draft, path)

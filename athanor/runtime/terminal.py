@@ -16,7 +16,7 @@ from typing import TextIO
 
 from athanor.runtime.redact import redact
 
-GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
+READER_GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 NO_ROOM = {
     errno.ENOSPC: "the disk is full",
@@ -41,7 +41,7 @@ def say(text: str, file: TextIO | None = None) -> None:
     try:
         print(redact(text), file=stream, flush=True)
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a signal came while another line was written
-        if getattr(error, "errno", None) in GONE:
+        if getattr(error, "errno", None) in READER_GONE:
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), stream.fileno())
 
@@ -58,8 +58,8 @@ def in_words(error: OSError) -> str | None:
     path = Path(name) if name else Path.cwd()
     where = str(path) if name else f"a file that the system does not name, perhaps below {path}"
     if error.errno in NO_ROOM:
-        there = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
-        free = shutil.disk_usage(there).free / 2**20
+        existing = next(folder for folder in (path, *path.resolve().parents) if folder.exists())
+        free = shutil.disk_usage(existing).free / 2**20
         return f"{where}: {NO_ROOM[error.errno]} ({free:.0f} MiB free). Fix: free some space and run the same command again"
     if error.errno in BROKEN:
         fix = "see dmesg for what the kernel says, then run the same command again; python -m athanor doctor --deep finds damage"
