@@ -63,16 +63,16 @@ def run(run: Run) -> None:
 
 def read_inputs() -> tuple[dict[str, list[Path]], dict[str, int]]:
     """The shards of each source, and its bytes of text; InputError when there is nothing to clean, or nothing to keep out of it."""
-    named = read_manifest(RAW, "raw", 1)["counts"]
+    source_counts = read_manifest(RAW, "raw", 1)["counts"]
     read_manifest(BATTERY, "battery", 1)
     sources = shard_files(RAW)
-    missing = sorted(set(named) - set(sources))
+    missing = sorted(set(source_counts) - set(sources))
     if missing or not sources:
         what = f"no shard of source {missing[0]} is there" if missing else "no source is there"
         raise InputError(what, where=RAW, fix="run dvc repro download")
     if not any(True for _ in read_items(ITEMS)):
         raise InputError("the battery is empty", where=ITEMS, fix="run dvc repro download")
-    return sources, {name: count.get("bytes", 0) for name, count in named.items()}
+    return sources, {name: count.get("bytes", 0) for name, count in source_counts.items()}
 
 
 def write_outputs(folder: Path, cleaned: Cleaned) -> None:
@@ -83,9 +83,9 @@ def write_outputs(folder: Path, cleaned: Cleaned) -> None:
                 target = folder / "train" / source / f"{number:05d}.parquet"
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(shard_folder / "train.parquet", target)
-    everything = [shard_folder for shard_folders in cleaned.shard_folders.values() for shard_folder in shard_folders]
+    all_folders = [shard_folder for shard_folders in cleaned.shard_folders.values() for shard_folder in shard_folders]
     for name in ("val.parquet", "dropped.parquet"):
-        join(folder / name, [shard_folder / name for shard_folder in everything if (shard_folder / name).is_file()])
+        join(folder / name, [shard_folder / name for shard_folder in all_folders if (shard_folder / name).is_file()])
 
 
 def join(path: Path, files: Iterable[Path]) -> None:

@@ -40,11 +40,13 @@ def run(run: Run) -> None:
         provenance: dict[str, Facts] = {}
         # Filled by the first pass over the standard library, so that it is parsed once.
         pairs: list[docstrings.Pair] = []
-        wanted = any(isinstance(source, DocstringsSource) for source in instruct.sources)
-        get = fetcher(run, raw, download.val_fraction)
+        needs_docstrings = any(isinstance(source, DocstringsSource) for source in instruct.sources)
+        document_fetcher = fetcher(run, raw, download.val_fraction)
         for source in download.sources:
             started = time.monotonic()
-            for name, (tally, facts) in get.fetch(source, pairs if wanted and not pairs else None).items():
+            for name, (tally, facts) in document_fetcher.fetch(
+                source, pairs if needs_docstrings and not pairs else None
+            ).items():
                 tallies[name], provenance[name] = tally, facts
                 if "unreadable" in facts:
                     reasons = ", ".join(f"{count:,} {reason}" for reason, count in facts["unreadable"].items())
@@ -54,8 +56,8 @@ def run(run: Run) -> None:
         write_manifest(raw, kind="raw", version=1, counts=counts, sources=provenance, **run.codes())
 
         started = time.monotonic()
-        if wanted and not pairs:
-            get.python(None, pairs)
+        if needs_docstrings and not pairs:
+            document_fetcher.python(None, pairs)
         items = battery_items(battery)
         categories = dict(sorted(Counter(item.category for item in items).items()))
         left_out: dict[str, Counter[str]] = {source.name: Counter() for source in instruct.sources}
@@ -119,8 +121,10 @@ def make_conversations(
         conversations = identity.conversations(source, instruct.seed, instruct.val_fraction)
     else:
         with run.progress(None, source.name, "conversations") as bar:
-            read = messages.conversations(source, instruct.val_fraction, bar.update, lambda why: left_out.update([why]))
-            conversations = list(until_stopped(run, read))
+            stream = messages.conversations(
+                source, instruct.val_fraction, bar.update, lambda reason: left_out.update([reason])
+            )
+            conversations = list(until_stopped(run, stream))
     minimum = getattr(source, "min_rows", 1)
     if len(conversations) < minimum:
         what = f"source '{source.name}' gave {len(conversations):,} conversations, its minimum is {minimum:,}"
