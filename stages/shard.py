@@ -95,7 +95,7 @@ def tokenised(run: Run, mixture: MixtureParams, used: Collection[str], folder: P
         source_tokens = tokenise(run.map_shards, group, TOKENIZER, folder / split, f"tokenise {split}", sizes[split])
         tokens_of[split] = {name: tokens for name, tokens in source_tokens.items() if name in used}
         shard_gate.check_complete(tokens_of[split], document_counts[split], used, split)
-    train, val = ((tokens for t in tokens_of[split].values() for tokens in t.contents()) for split in groups)
+    train, val = ((tokens for t in tokens_of[split].values() for tokens in t.content_hashes()) for split in groups)
     shard_gate.check_disjoint(train, val)
     return tokens_of
 

@@ -49,7 +49,7 @@ def run(run: Run) -> None:
         origin = card.origin_words(cards[name]["labels"])
         run.note(f"{name} ({origin} labels): AUROC {cards[name]['auroc']['held_out']:.3f} on held-out documents")
         card.check(name, cards[name], params.min_auroc, params.max_length_correlation)
-    if len(held_out) < card.JUDGED:
+    if len(held_out) < card.MIN_DOCUMENTS:
         run.note(f"{len(held_out)} held-out documents are too few to judge the correlation of scores with length")
 
     with new_dir(OUT) as folder:

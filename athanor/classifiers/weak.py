@@ -124,13 +124,13 @@ def loop(text: str, rng: random.Random) -> str:
     return _join([phrase[number % len(phrase)] for number in range(len(words))], gaps)
 
 
-def insulted(text: str, toxic: bool, test: bool, rng: random.Random) -> str:
+def with_inserted_sentences(text: str, toxic: bool, test: bool, rng: random.Random) -> str:
     """Insert abusive or friendly sentences between the lines, a twentieth to a half as many words as the text has."""
     lines = text.split("\n")
     words = len(text.split())
     count = max(round(words * rng.uniform(0.05, 0.5) / 7), 1)
-    fill = TEXTS["abuse" if toxic else "friendly"]
+    vocabulary = TEXTS["abuse" if toxic else "friendly"]
     for _ in range(count):
-        slots = {name: rng.choice(values) for name, values in fill.items()}
+        slots = {name: rng.choice(values) for name, values in vocabulary.items()}
         lines.insert(rng.randrange(len(lines) + 1), rng.choice(TEXTS["templates"])[test].format(**slots))
     return "\n".join(lines)
