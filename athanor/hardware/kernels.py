@@ -112,7 +112,7 @@ def product(layout: str, outputs: int, inputs: int, tokens: int, **tensor_option
 
 
 def _random_matrix(rows: int, columns: int, **tensor_options: Any) -> Tensor:
-    """Numbers as a model has them: constant ones take less power, so a chip that is warm works faster on them."""
+    """Normal random numbers, as in a model: a chip draws less power on constants, and then runs faster."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(rows, columns, generator=generator).to(**tensor_options)
 
@@ -219,5 +219,5 @@ def _difference(values: list[Tensor], reference: list[Tensor]) -> float:
 
 
 def _seeded_normal(*shape: int, device: torch.device) -> Tensor:
-    """The same numbers whenever asked; the global generator is left alone."""
+    """Normal random numbers, the same for every call of this shape; the global generator is not used."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(device)

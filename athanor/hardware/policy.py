@@ -1,4 +1,4 @@
-"""What to choose for a machine, given what was measured on it. Pure functions: numbers in, a choice and its reason out.
+"""What to choose for a machine, given what was measured on it. Pure functions from numbers to a decision with its reason.
 
 `resolve` decides every `auto` at once. The measurements are parts of a profile (athanor/hardware/profile.py); a part
 that was not measured is None, and then the choice is the safe one.

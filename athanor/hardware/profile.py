@@ -36,7 +36,7 @@ def fingerprint(config: ModelConfig, device: torch.device, threads: int) -> dict
 
 
 def read(root: Path) -> dict[str, Any] | None:
-    """The stored profile, whatever it is of; None where there is none that can be understood."""
+    """The stored profile, of whatever machine and model; None where there is none that can be read."""
     path = root / FILE
     try:
         profile = read_json(path) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Widths that a device multiplies slowly, and proportions that a model learns slowly: told before the run, as advice.
+"""Advice before a run about widths that a device multiplies slowly and proportions that a model learns slowly.
 
 Matrix units work on tiles; a width that is no multiple of the tile pays for
 the whole tile and, on NVIDIA's cards, may fall back to a slower kernel

@@ -14,7 +14,7 @@ from athanor.monitor.statistics import MEDIAN_ERROR, Window, median
 class LossSpike(Rule):
     """A sudden jump: far outside the noise and by a tenth, in two of three steps, or to twice the median in one.
 
-    Judged by the logarithm, and each source of data by itself where the losses of sources are told: in
+    Judged by the logarithm, and each source of data by itself where the losses of sources are known: in
     fine-tuning the loss of a batch is mostly a matter of what is in it, 0.01 for answers known by heart and 3
     for text. Of such a run the total is judged only while it is steadier than any source, as in pretraining.
     """
@@ -80,7 +80,7 @@ class LossSpike(Rule):
         return all(len(window) >= MIN_HISTORY and _scale(total) <= _scale(window) for window in sources)
 
     def on_finding(self, step: int) -> None:
-        """A finding went out: the episode begins that SpikeRecovery closes."""
+        """Begin the episode that SpikeRecovery closes."""
         if self.shared.spike is None and self.worst is not None:
             self.shared.spike = Spike(step, self.worst.name, *self.worst.before)
 

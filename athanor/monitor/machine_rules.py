@@ -91,7 +91,7 @@ class Throughput(Rule):
 
 
 class _Steps:
-    """Readings of a stretch of steps. They may come at every step, or at the steps where the device is looked at."""
+    """Readings of a stretch of steps. They may come at every step, or only at steps that read the device."""
 
     least = 3  # readings
 
@@ -136,7 +136,7 @@ class DataWait(Rule):
 
 
 class _Growth(Rule):
-    """Memory that grows in each of three stretches in a row, about evenly, by its least value in a stretch."""
+    """Memory that grows in each of three stretches in a row, about evenly; the minimum of a stretch counts."""
 
     growth: str
     what: str

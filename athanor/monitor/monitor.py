@@ -147,7 +147,7 @@ def plan_facts(
 
 
 def plan_of(facts: Mapping[str, Any]) -> Plan:
-    """The plan that an event `training` tells."""
+    """The plan in an event `training`."""
     schedule, batch = Schedule(**facts["schedule"]), facts["batch_tokens"]
     return Plan(
         PHASES[facts["phase"]],
@@ -164,7 +164,7 @@ def plan_of(facts: Mapping[str, Any]) -> Plan:
 
 
 class Reader:
-    """Follows one journal. `stage`: what the run is when its journal tells no plan (rules that need one sleep)."""
+    """Follows one journal. `stage` is the run's stage, for a journal without a plan (rules that need one then sleep)."""
 
     def __init__(self, stage: str, thresholds: Thresholds) -> None:
         self.phase, self.thresholds = PHASES[stage], thresholds

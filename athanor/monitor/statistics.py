@@ -94,10 +94,10 @@ class Curve:
 
 
 class Alarm:
-    """Turns bad readings into news: `need` of the last `of` readings raise it, an event is told once.
+    """Decides when bad readings are reported: `need` of the last `of` readings raise it, and an event is reported once.
 
-    It is told again when it got worse, or when it came back after `calm` good
-    readings in a row and `cooldown` steps since it was last told.
+    It is reported again when it got worse, or when it came back after `calm`
+    good readings in a row and `cooldown` steps since the last report.
     """
 
     __slots__ = ("_bad", "_counts", "_good", "_last", "_number", "_told", "calm", "cooldown", "need", "of")
@@ -110,7 +110,7 @@ class Alarm:
         self._last = 0
 
     def see(self, step: int, level: int, at_once: bool = False) -> int:
-        """The level to tell at this reading, 0 for nothing new. `at_once`: no need to see it again."""
+        """The level to report at this reading, 0 for nothing new. `at_once`: one reading is enough."""
         self._number += 1
         while self._bad and self._bad[0][0] <= self._number - self.of:
             self._counts[self._bad.popleft()[1]] -= 1

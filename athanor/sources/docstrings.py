@@ -1,7 +1,7 @@
 """Questions and answers from the standard library's docstrings, signatures and doctests.
 
 The key of a pair is its module, because one function gives up to five pairs:
-split by pair, validation would ask for what training has just told.
+split by pair, validation would ask for what training has just shown.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _entry_pairs(entry: Entry, rng: random.Random) -> Iterator[tuple[str, str, s
 
 
 def summary_of(doc: str) -> str | None:
-    """The first sentence of a docstring, written as the battery writes it if the battery asks for it."""
+    """The first sentence of a docstring, in the form that the battery uses if it asks for this one."""
     if not doc:
         return None
     if (known := facts.summary(doc)) is not None and len(known.split()) >= MIN_WORDS:

@@ -1,12 +1,12 @@
-"""Fetch any source of documents into its shards, counted and held to what was promised of it.
+"""Fetch any source of documents into its shards, count them, and check the source's minimum.
 
 The stage passes in what it provides: progress bars and folders for saved progress.
 
 Before the first source is fetched, `check_sources` opens all of them, so that
-a slip in the ninth is told now and not after hours: a data set is opened and
-its first rows are read as they will be, a server is asked for the size of its
-files, globs are matched, and what all of it will take on the disk is compared
-with the room there is. All problems are one error.
+a mistake in the ninth is reported now and not after hours: a data set is opened
+and its first rows are read as they will be, a server is asked for the size of
+its files, globs are matched, and the disk space that all of it will take is
+compared with what is free. All problems are one error.
 """
 
 from __future__ import annotations

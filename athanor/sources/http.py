@@ -1,4 +1,4 @@
-"""Files of web servers: resumed by range, retried, checked, and in place only when whole.
+"""Files of web servers: resumed by range, retried, checked, and published only when complete.
 
 A file grows as `NAME.part` with what the server said of it in `NAME.json`. A part is continued only under the same ETag
 or time of change, which If-Range confirms; a server that ignores the range, or whose file has changed, sends all of it
@@ -92,7 +92,7 @@ def _paths(source: HttpSource, folder: Path) -> list[tuple[RemoteFile, Path]]:
 
 
 def file_name(url: str) -> str:
-    """The last part of the address, without its query, as a name for a file here."""
+    """A local file name: the last part of the address, without its query."""
     name = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[-100:] or "file"
 
@@ -110,7 +110,7 @@ def facts(source: HttpSource, files: Files) -> Facts:
 
 
 def _is_complete(path: Path, file: RemoteFile) -> bool:
-    """Whether a finished file is still what was fetched and what is asked for."""
+    """Whether a finished file is unchanged since it was fetched, and has the requested checksum."""
     if not path.is_file() or not _notes(path).is_file():
         return False
     fetched = read_json(_notes(path)).get("sha256")
@@ -197,7 +197,7 @@ class _File:
         return self.part_path.stat().st_size if self.part_path.is_file() else 0
 
     def _receive(self) -> None:
-        """One request, from where the part ends; RetryableError when it did not bring the whole rest."""
+        """One request for all bytes after the part; RetryableError when not all of them came."""
         start, validator = self._size(), self._known_validator()
         with self._get({"Range": f"bytes={start}-", "If-Range": validator} if start and validator else {}) as reply:
             self._store(reply, start)

@@ -35,7 +35,7 @@ def conversations(
     """The first `max_rows` conversations that the source takes, in the data's order.
 
     `leave_out` gets the reason for each one not taken. InputError when more rows are
-    malformed than the source tolerates, told with the first. The split follows
+    malformed than the source tolerates, with the first of them. The split follows
     the conversation's content, so that a repeated one stays on one side.
     """
     yielded = rows_read = malformed_rows = 0

@@ -1,4 +1,4 @@
-"""From the rows of a data set or of files to documents: their text, what is kept beside it, and which are taken."""
+"""Turn the rows of a data set or of files into documents: which rows are taken, their text, and what is kept beside it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _plain(value: Any, where: str, column: str) -> Any:
 
 
 def check_malformed(name: str, count: int, rows: int, fraction: float, first_error: str, *, ended: bool) -> None:
-    """InputError when more rows than the tolerated share cannot be read; told with the first of them."""
+    """InputError when more rows than the tolerated share cannot be read; it names the first of them."""
     if count > fraction * (rows if ended else max(rows, MALFORMED_BASIS)):
         raise InputError(
             f"{count:,} of {rows:,} rows are malformed, the first: {first_error}",

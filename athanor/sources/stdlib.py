@@ -52,7 +52,7 @@ class Module:
 
     @property
     def meta(self) -> Facts:
-        """What a document made of the module says of its origin."""
+        """The origin of a document that is made from the module, for its `meta`."""
         return {"module": self.name, **({"package": self.package} if self.package else {})}
 
     @property

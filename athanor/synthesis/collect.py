@@ -83,7 +83,7 @@ class Collector:
         waiting: collections.deque[Request],
         in_flight: dict[concurrent.futures.Future[Answer | str], Request],
     ) -> bool:
-        """Submit the requests that may start now; True while a pause that the server asked for holds all of them."""
+        """Submit the requests that may start now; True while all of them wait for a pause that the server asked for."""
         while waiting and len(in_flight) < self.concurrency and not self._halt.is_set():
             if time.monotonic() < self._not_before:
                 return True
@@ -125,7 +125,7 @@ class Collector:
         self._halt.set()
 
     def _answer(self, request: Request) -> Answer | str:
-        """The answer, or why there is none ("" when it was asked to stop). In a thread of its own; reserved before."""
+        """The answer, or why there is none ("" when the sending stops). Runs in a thread; its budget is reserved."""
         reason, ledger = "", self.ledger
         for attempt in range(self.max_tries):
             if attempt and not self._pause(request, attempt):

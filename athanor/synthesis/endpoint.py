@@ -251,7 +251,7 @@ class Endpoint:
 
 
 def _never_connected(error: BaseException) -> bool:
-    """Whether nothing can have reached the server: no name, no route, nobody listening."""
+    """Whether no connection to the server was made: no such name, no route, or no listener."""
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
     reason = getattr(error.args[0] if error.args else None, "reason", None)

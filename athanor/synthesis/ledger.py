@@ -76,7 +76,7 @@ def cost(input_tokens: int, output_tokens: int, rates: Prices | None) -> Spent:
 
 
 class Ledger:
-    """The file, held by this process alone, and the budget that goes with it. Threads may share it."""
+    """The file, locked by this process, and the budget that goes with it. Threads may share it."""
 
     def __init__(self, folder: Path, name: str, budget: SyntheticBudget, max_output_tokens: int) -> None:
         self.path = folder / FILE

@@ -66,7 +66,7 @@ def plan_requests(params: SyntheticParams, documents: Path, seeds: Path) -> list
 
 
 def categories(params: SyntheticParams) -> list[str]:
-    """The category of each request: at every length as near to the shares as whole requests can be."""
+    """The category of each request. Every prefix of the list is as near to the shares as whole requests can be."""
     counts = dict.fromkeys(params.categories, 0)
     order = []
     for number in range(1, params.requests + 1):

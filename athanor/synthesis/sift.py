@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Measures:
-    """Of all conversations that were well-formed, before any is left out."""
+    """Measures of all well-formed conversations, before any is left out."""
 
     distinct_prompts: float
     distinct_4grams: float

@@ -78,7 +78,7 @@ def _pick_pair(rng: Draw, nouns: str) -> Any:
 
 @battery_only
 def agreement(rng: Draw) -> Exercise:
-    """Subject and verb. Medium: a noun of the same number lies between; hard: one of the other number."""
+    """Agreement of subject and verb. Medium: a noun of the same number stands between; hard: one of the other number."""
     plural, distance = rng.randrange(2), rng.randrange(3)
     subject, other = rng.sample(TEXTS["agreement"]["nouns"], 2)
     context = f"The {subject[plural]}"
@@ -96,7 +96,7 @@ def agreement(rng: Draw) -> Exercise:
 
 @battery_only
 def determiners(rng: Draw) -> Exercise:
-    """Determiner and noun. Medium and hard: one or more words lie between."""
+    """Agreement of determiner and noun. Medium and hard: one or more words stand between."""
     plural, noun, adjective = rng.randrange(2), _pick_pair(rng, "nouns"), _pick_pair(rng, "adjectives")
     start = _pick_pair(rng, "leads").format(d=_pick_pair(rng, "determiners")[plural])
     second_determiner, other, end = _pick_pair(rng, "determiners"), _pick_pair(rng, "nouns"), rng.randrange(2)

@@ -109,7 +109,7 @@ def docstring_facts() -> Facts:
 
 
 def _usable(facts: dict[str, str | None], what: str) -> Facts:
-    """Facts with an answer of their own (an answer shared by several names tells nothing apart)."""
+    """The facts whose answer belongs to one name only; an answer that several names share is not asked for."""
     all_answers = [answer for answer in facts.values() if answer]
     usable = tuple(
         (name, answer) for name, answer in sorted(facts.items()) if answer and all_answers.count(answer) == 1

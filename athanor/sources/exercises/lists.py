@@ -49,7 +49,7 @@ def copying(rng: Draw) -> Exercise:
 
 @category
 def counting(rng: Draw) -> Exercise:
-    """How many words there are. One number has to be said: counting aloud, as a numbered list does, is no answer."""
+    """How many words there are. The answer is one number: a numbered list, which counts aloud, is no answer."""
     words = _words(rng, 2, 7)
     listed, count = ", ".join(words), len(words)
     return ask(

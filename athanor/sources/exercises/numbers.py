@@ -65,7 +65,7 @@ def falling_numbers(rng: Draw) -> tuple[int, int]:
 
 
 class Problem(NamedTuple):
-    """Two numbers, what is made of them and how, the key of that and how hard it is."""
+    """Two numbers, their sum or difference with its steps, its content key and its difficulty."""
 
     a: int
     b: int
