@@ -94,11 +94,11 @@ def gate_samples(sources: list[MixSource], plan: Plan, texts: list[str], max_byt
     """The first distinct documents of each source in the sample, up to `max_bytes` of each."""
     samples: dict[str, list[str]] = {source.name: [] for source in sources}
     used: dict[str, int] = defaultdict(int)
-    seen: set[Any] = set()
+    used_keys: set[Any] = set()
     for key, text in zip(zip(plan.sources.tolist(), plan.documents.tolist(), strict=True), texts, strict=True):
         name = sources[key[0]].name
-        if key not in seen and used[name] < max_bytes:
-            seen.add(key)
+        if key not in used_keys and used[name] < max_bytes:
+            used_keys.add(key)
             samples[name].append(text)
             used[name] += len(text.encode())
     return samples

@@ -33,8 +33,10 @@ def auroc(margin: np.ndarray, positive: np.ndarray) -> float | None:
     positives, negative_margins = np.sort(margin[positive]), np.sort(margin[~positive])
     if not len(positives) or not len(negative_margins):
         return None
-    below = np.searchsorted(negative_margins, positives, "left") + np.searchsorted(negative_margins, positives, "right")
-    return float(below.sum() / (2 * len(positives) * len(negative_margins)))
+    pairs_won = np.searchsorted(negative_margins, positives, "left") + np.searchsorted(
+        negative_margins, positives, "right"
+    )
+    return float(pairs_won.sum() / (2 * len(positives) * len(negative_margins)))
 
 
 def reliability(score: np.ndarray, positive: np.ndarray) -> Facts:

@@ -43,7 +43,7 @@ def _misread() -> dict[str, str]:
 
 
 MISREAD = _misread()
-_MISREAD = re.compile("|".join(re.escape(seen) for seen in sorted(MISREAD, key=lambda seen: (-len(seen), seen))))
+_MISREAD = re.compile("|".join(re.escape(form) for form in sorted(MISREAD, key=lambda form: (-len(form), form))))
 
 
 def normalise(text: str, kind: str) -> str:

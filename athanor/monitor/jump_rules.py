@@ -108,7 +108,7 @@ class SpikeRecovery(Rule):
     inputs = ("loss",)
 
     def begin(self) -> None:
-        self.fast, self.never = self.shared.span(0.05, 10, 50), self.shared.span(0.3, 60, 500)
+        self.fast_steps, self.never_steps = self.shared.span(0.05, 10, 50), self.shared.span(0.3, 60, 500)
         self.alarm.calm, self.alarm.cooldown = 1, 0  # one verdict ends an episode; each episode has its own
 
     def check(self, step: int, row: Row) -> Verdict | None:
@@ -117,7 +117,7 @@ class SpikeRecovery(Rule):
             return None
         took = step - spike.step
         if spike.name not in row:
-            if took > self.never:  # that source does not come any more
+            if took > self.never_steps:  # that source does not come any more
                 self.shared.spike = None
             return NO_READING
         spike.recent.append(row[spike.name])
@@ -125,17 +125,17 @@ class SpikeRecovery(Rule):
         if len(spike.recent) > 2 and level_now <= 1.01 * spike.base * math.exp(0.5 * spike.sigma):
             self.shared.spike = None
             details = f"from the spike at step {spike.step}: back at {level_now:.3f} after {took} steps."
-            if took <= self.fast:
-                return Verdict(INFO, took, float(self.fast), f"The loss recovered {details}", "nothing.")
+            if took <= self.fast_steps:
+                return Verdict(INFO, took, float(self.fast_steps), f"The loss recovered {details}", "nothing.")
             fix = f"{self.phase}.lr lower if spikes come again; look at the data around it."
-            return Verdict(WARNING, took, float(self.fast), f"The loss recovered slowly {details}", fix)
-        if took <= self.never:
+            return Verdict(WARNING, took, float(self.fast_steps), f"The loss recovered slowly {details}", fix)
+        if took <= self.never_steps:
             return None
         text = f"The loss did not recover from the spike at step {spike.step}: {level_now:.3f} after {took} steps, "
         text += f"{spike.base:.3f} before it."
         fix = f"start anew with {self.phase}.lr at half and {self.phase}.grad_clip 0.5; precision fp32 if it was fp16."
         self.shared.rebase()
-        return Verdict(CRITICAL, took, float(self.never), text, fix)
+        return Verdict(CRITICAL, took, float(self.never_steps), text, fix)
 
 
 class ResumeSpike(Rule):
@@ -187,13 +187,13 @@ class ResumeUnderReport(Rule):
         self.recent = Window(self.need)
         self.lowest: float | None = None
         self.expected = self.error = 0.0
-        self.open, self.seen = False, 0
+        self.is_open, self.steps_seen = False, 0
 
     def resumed(self) -> None:
         history = self.shared.loss
-        self.open, self.seen, self.lowest = len(history) >= MIN_HISTORY, 0, None
+        self.is_open, self.steps_seen, self.lowest = len(history) >= MIN_HISTORY, 0, None
         self.recent.clear()
-        if self.open:
+        if self.is_open:
             # Where the loss was going, from the two halves of the window; a fall that goes on is no surprise.
             values = list(history.values)
             half = len(values) // 2
@@ -202,24 +202,24 @@ class ResumeUnderReport(Rule):
             self.error = MEDIAN_ERROR * max(history.sigma, 1e-9) * math.sqrt(1 / self.need + 2 / len(values))
 
     def check(self, step: int, row: Row) -> Verdict | None:
-        if not self.open:
+        if not self.is_open:
             return None
-        self.seen += 1
+        self.steps_seen += 1
         self.recent.add(row["loss"])
-        self.open = self.seen < self.until
+        self.is_open = self.steps_seen < self.until
         if len(self.recent) < self.need:
             return None
         now, limit = self.recent.median, self.limits.resume_warning
         if self.lowest is None:
             self.lowest = now
             shortfall = self.expected - now
-            self.open = shortfall > limit * self.error and shortfall > self.limits.resume_change * self.expected
+            self.is_open = shortfall > limit * self.error and shortfall > self.limits.resume_change * self.expected
             return None
         self.lowest = min(self.lowest, now)
         z = (now - self.lowest) / self.error
         if z <= limit or now <= self.lowest * (1 + self.limits.resume_change):
             return None
-        self.open = False
+        self.is_open = False
         self.shared.rebase()
         text = f"After the resume the loss was {self.lowest:.3f} where {self.expected:.3f} was due, and stepped up to "
         text += f"{now:.3f}: the same data came twice."

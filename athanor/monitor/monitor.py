@@ -42,9 +42,9 @@ class Monitor:
         self.rules: dict[str, Rule] = {name: rule(self.shared) for name, rule in rules.items()}
         self._step: int | None = None
         self._row: dict[str, float] = {}
-        self._other_data = False
+        self._cooldown_data = False
         self._last_loss = 0
-        self._due: dict[tuple[tuple[str, ...], tuple[str, ...]], list[tuple[str, Rule]]] = {}
+        self._completed_rules: dict[tuple[tuple[str, ...], tuple[str, ...]], list[tuple[str, Rule]]] = {}
 
     def feed(self, row: Mapping[str, float]) -> list[Finding]:
         """Look at a row, or at a piece of one: `step` and numbers."""
@@ -80,14 +80,14 @@ class Monitor:
     def _complete(self, before: tuple[str, ...]) -> list[tuple[str, Rule]]:
         """Rules whose last missing input came with this piece."""
         key = before, tuple(self._row)
-        if key not in self._due:
+        if key not in self._completed_rules:
             had, has = set(before), set(self._row)
-            self._due[key] = [
+            self._completed_rules[key] = [
                 (name, rule)
                 for name, rule in self.rules.items()
                 if has.issuperset(rule.inputs) and not had.issuperset(rule.inputs)
             ]
-        return self._due[key]
+        return self._completed_rules[key]
 
     def _check(self, name: str, rule: Rule, step: int) -> Finding | None:
         row = self._row
@@ -110,8 +110,8 @@ class Monitor:
         """Add a step to the history, after every rule saw what was before it."""
         shared, loss, norm = self.shared, self._row["loss"], self._row.get("grad_norm", math.nan)
         start = shared.plan.other_data_step
-        if start is not None and not self._other_data and step > start:
-            self._other_data = True
+        if start is not None and not self._cooldown_data and step > start:
+            self._cooldown_data = True
             if shared.spike is None:
                 shared.rebase()
         if math.isfinite(loss):

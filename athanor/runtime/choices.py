@@ -52,14 +52,14 @@ def chosen(
     decided = None
     if world.main:
         folders = [slot.path for slot in slots if slot is not None]
-        choices, why = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens)
-        decided = {"choices": dataclasses.asdict(choices), "why": why}
+        choices, reasons = choose(folders, config, precision, batch_tokens, total_tokens // batch_tokens)
+        decided = {"choices": dataclasses.asdict(choices), "why": reasons}
     decided = world.broadcast_object(decided)
-    choices, why = Choices(**decided["choices"]), decided["why"]
+    choices, reasons = Choices(**decided["choices"]), decided["why"]
     chosen_values = dataclasses.asdict(choices)
     if world.main and without_effect(choices.precision, prepare(machine().device, machine().threads)):
         run.note(f"precision {choices.precision}: this processor multiplies in fp32 all the same, so nothing is gained")
-    run.fact(choices=", ".join(f"{name} {value}" for name, value in chosen_values.items()), choices_why=str(why))
+    run.fact(choices=", ".join(f"{name} {value}" for name, value in chosen_values.items()), choices_why=str(reasons))
     return choices
 
 
@@ -82,10 +82,10 @@ def choose(
         threads=local.threads,
     )
     if saved is not None:
-        choices, why = _with_explicit(requested, saved, device.type)
+        choices, reasons = _with_explicit(requested, saved, device.type)
         if choices is not None:
             _save_record(folders, saved)
-            return choices, why
+            return choices, reasons
         requested = dataclasses.replace(
             requested, precision=saved["choices"]["precision"] if precision == AUTO else precision
         )
@@ -96,15 +96,15 @@ def choose(
 
         profile = measure.quick(config, device, batch_tokens)
     architecture = gpu_family.identify(device)
-    choices, why = resolve(requested, architecture, config, profile, available_bytes(device))
+    choices, reasons = resolve(requested, architecture, config, profile, available_bytes(device))
     record = {
         "device": device.type,
         "profile": None if stored_profile is None else profiles.short_digest(stored_profile),
         "choices": dataclasses.asdict(choices),
-        "why": why,
+        "why": reasons,
     }
     if saved is not None:
-        return choices, why
+        return choices, reasons
     _save_record(folders, record)
     earliest = _read_record(folders[0]) or record  # of two processes that began at once, one was first
     return Choices(**earliest["choices"]), earliest["why"]
@@ -116,8 +116,8 @@ def _with_explicit(requested: Requested, saved: dict[str, Any], device: str) -> 
         return None, {}
     choices = Choices(**saved["choices"])
     explicit = requested.explicit()
-    why = {name: "as when the run began" for name in saved["choices"]} | dict.fromkeys(explicit, "as set")
-    return dataclasses.replace(choices, **explicit), why
+    reasons = {name: "as when the run began" for name in saved["choices"]} | dict.fromkeys(explicit, "as set")
+    return dataclasses.replace(choices, **explicit), reasons
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:

@@ -69,14 +69,14 @@ def closure(root: Path, module: str) -> list[str]:
 
     Package `__init__` files count when they are not empty.
     """
-    seen: set[str] = set()
+    visited: set[str] = set()
     files: set[str] = set()
     queue = [module]
     while queue:
         name = queue.pop()
-        if name in seen or name == CUT or name.startswith(CUT + "."):
+        if name in visited or name == CUT or name.startswith(CUT + "."):
             continue
-        seen.add(name)
+        visited.add(name)
         path = module_path(root, name)
         if path is None:
             raise AthanorError("no such module", where=name)
@@ -84,8 +84,10 @@ def closure(root: Path, module: str) -> list[str]:
         if path.name != "__init__.py" or text.strip():
             files.add(path.relative_to(root).as_posix())
         queue += imports(root, name, ast.parse(text))
-        parts = name.split(".")
-        queue += [".".join(parts[:i]) for i in range(1, len(parts)) if module_path(root, ".".join(parts[:i]))]
+        components = name.split(".")
+        queue += [
+            ".".join(components[:i]) for i in range(1, len(components)) if module_path(root, ".".join(components[:i]))
+        ]
     return sorted(files)
 
 

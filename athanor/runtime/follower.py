@@ -42,7 +42,7 @@ class WorkerRankRun(Run):
         return self._watch.bar
 
     def on_signal(self, *_: object) -> None:
-        self._stop = True
+        self._stopping = True
 
 
 class _NoJournal:

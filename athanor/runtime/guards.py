@@ -95,8 +95,8 @@ class Guards:
     def stale(self) -> list[str]:
         """What to tell of files that lay there before the stage began."""
         paths = [request.path for request in (self.stop_file, self.save_file) if request.old is not None]
-        what = "is older than this stage and is ignored; touch it to ask this one, or remove it"
-        return [f"{path} {what}" for path in paths]
+        advice = "is older than this stage and is ignored; touch it to ask this one, or remove it"
+        return [f"{path} {advice}" for path in paths]
 
     def stop(self) -> Stop | None:
         """Whether the stage has to stop now. What was told once is not told again: the caller remembers."""
@@ -106,9 +106,9 @@ class Guards:
         if self._last_asked is not None:
             self._longest = max(self._longest, now - self._last_asked)
         self._last_asked = now
-        for end, what in self._budgets:
+        for end, reason in self._budgets:
             if now >= end:
-                return Stop(what)
+                return Stop(reason)
         if self._slurm_end is not None and now >= self._slurm_end - self._slurm_margin():
             return Stop(f"the Slurm job ends in {duration(max(0.0, self._slurm_end - now))}")
         if self.stop_file.is_pending(now) and self.stop_file.claim():
@@ -162,9 +162,9 @@ class Guards:
         for path, usage in disks.values():
             needed = 2 * checkpoint + min(self._min_free, usage.total // SMALL_DISK)
             if usage.free < needed:
-                why = f"only {usage.free / MIB:,.1f} MiB are free in {path}, less than the {needed / MIB:,.1f} MiB"
-                why += " of two checkpoints and a reserve (min_free_gib); python -m athanor slots prune frees some"
-                return Stop(why, save=usage.free > checkpoint + checkpoint // 20 + MIB)
+                reason = f"only {usage.free / MIB:,.1f} MiB are free in {path}, less than the {needed / MIB:,.1f} MiB"
+                reason += " of two checkpoints and a reserve (min_free_gib); python -m athanor slots prune frees some"
+                return Stop(reason, save=usage.free > checkpoint + checkpoint // 20 + MIB)
         return None
 
 

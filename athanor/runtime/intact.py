@@ -59,10 +59,12 @@ def listed(path: Path) -> Iterator[ManifestFile]:
 
 def problems(files: Iterable[ManifestFile]) -> Iterator[tuple[ManifestFile, str]]:
     """The files that are not as they were written, each with what is wrong."""
-    chosen = list(files)
+    listed_files = list(files)
     with ThreadPoolExecutor(THREADS) as pool:
         yield from (
-            (file, what) for file, what in zip(chosen, pool.map(ManifestFile.problem, chosen), strict=True) if what
+            (file, problem)
+            for file, problem in zip(listed_files, pool.map(ManifestFile.problem, listed_files), strict=True)
+            if problem
         )
 
 
@@ -81,10 +83,10 @@ def check(graph: Graph, stage: str, say: Callable[[str], None]) -> dict[str, flo
         if checked_bytes < MAX_BYTES:
             chosen.append(file)
             checked_bytes += file.bytes
-    for file, what in problems(chosen):
+    for file, problem in problems(chosen):
         maker = graph.maker(file.path)
         author = f" by stage {maker}" if maker else ""
-        raise InputError(f"{what}{author}: damaged on the disk, or edited", where=str(file.path), fix=FIX)
+        raise InputError(f"{problem}{author}: damaged on the disk, or edited", where=str(file.path), fix=FIX)
     if checked_bytes < total:
         share = f"{checked_bytes / 2**30:.0f} of {total / 2**30:.0f} GiB"
         say(f"compared {share} of the inputs with their SHA-256, others next time; athanor doctor --deep compares all")

@@ -152,7 +152,7 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
     """Pass signals on to the members of this node until the agent has ended; the stage's exit status."""
     received: list[int] = []
     signalled: set[str] = set()
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in stop_signals()}
+    handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in stop_signals()}
     try:
         while (status := agent.poll()) is None:
             time.sleep(POLL)
@@ -168,7 +168,7 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(members[name], received[0])
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     statuses = {int(path.read_text()) for path in folder.glob("*.status")}
     without_status = {path.stem for path in folder.glob("*.pid")} - {path.stem for path in folder.glob("*.status")}
@@ -180,9 +180,9 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
         subject = (
             f"process {', '.join(sorted(without_status))} of this node was" if without_status else "all processes were"
         )
-        why = f"{subject} killed, perhaps for want of memory"
-        say(f"{stage}: {why}; the same command goes on from the last checkpoint")
-        record_death(why)
+        cause = f"{subject} killed, perhaps for want of memory"
+        say(f"{stage}: {cause}; the same command goes on from the last checkpoint")
+        record_death(cause)
     elif CRASHED in statuses:
         record_death("a process of this node met an unexpected error")
     return 1

@@ -86,12 +86,12 @@ def end_with(parent: int, poll: float) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def record_death(why: str) -> None:
+def record_death(cause: str) -> None:
     """Leave behind that this process ends although nobody asked for it and no input is at fault."""
     global _own
     if _own is not None:
         with contextlib.suppress(OSError):
-            _own.write(redact(why))
+            _own.write(redact(cause))
             _own.flush()
         _own = None
 
@@ -100,8 +100,8 @@ def deaths(root: Path) -> dict[str, str]:
     """Stages whose last process in this checkout died, and what it said of it; each is told once."""
     causes = {}
     for path in sorted((root / FOLDER).glob("*")):
-        pid, _, why = path.read_text(encoding="utf-8", errors="replace").partition("\n")
+        pid, _, cause = path.read_text(encoding="utf-8", errors="replace").partition("\n")
         if pid.isdigit() and not (process_exists(int(pid)) and locked(path)):
-            causes[path.name] = why.strip()
+            causes[path.name] = cause.strip()
             path.write_text("")
     return causes

@@ -49,7 +49,7 @@ class Run(Stage):
     def __init__(self, stage: str, module: str) -> None:
         super().__init__(stage, module)
         self.started, self.started_ms = time.monotonic(), now_ms()
-        self._stop, self._why = False, ""
+        self._stopping, self._stop_reason = False, ""
         self._journal: Journal | None = None
         self._notes: list[str] = []  # of the time before the journal is open
         self._slots: list[Slot] = []
@@ -124,11 +124,11 @@ class Run(Stage):
         self._watch.beat()
         for slot in self._slots:
             slot.tick()
-        if not self._stop and (stop := self._guards.stop()):
+        if not self._stopping and (stop := self._guards.stop()):
             if not stop.save:
                 raise Interrupted(f"{stop.why}; stopped without saving, for which there is no room. {RESUME_HINT}")
             self._stop_because(stop.why)
-        return self._stop
+        return self._stopping
 
     def save_requested(self) -> bool:
         """True when a checkpoint is wanted now. Asked after each step of training, it is a sign of life, too."""
@@ -194,12 +194,12 @@ class Run(Stage):
         self,
         params: Mapping[str, Any],
         inputs: Mapping[str, str],
-        part: str = "",
+        part_name: str = "",
         code: Code | None = None,
         **settings: Any,
     ) -> Slot:
         # Apart, so that a parameter section and an input of one name cannot hide each other.
-        facts = {"params": dict(params), "inputs": dict(inputs), **({"part": part} if part else {})}
+        facts = {"params": dict(params), "inputs": dict(inputs), **({"part": part_name} if part_name else {})}
         folder = self.anchor / ".athanor" / "slots" / self.name
         slot = self._slot_kind(folder, facts, code=code or self._code, note=self.note, **settings)
         self._slots.append(slot)
@@ -261,12 +261,12 @@ class Run(Stage):
             self._journal.event("note", text=self._notes.pop(0))
 
     def on_signal(self, *_: object) -> None:
-        if not self._stop:
+        if not self._stopping:
             self._stop_because("")
 
-    def _stop_because(self, why: str) -> None:
-        self._stop, self._why = True, why
-        self._say(f"{f'{why}: ' if why else ''}stopping after this step, progress is kept")
+    def _stop_because(self, reason: str) -> None:
+        self._stopping, self._stop_reason = True, reason
+        self._say(f"{f'{reason}: ' if reason else ''}stopping after this step, progress is kept")
 
     def _on_hang(self, text: str, facts: Mapping[str, Any]) -> None:
         self._say(text)
@@ -280,7 +280,7 @@ class Run(Stage):
 
     def why(self, error: Interrupted) -> str:
         """What ended a run that saved and stopped."""
-        return f"{self._why}: {error}" if self._why else str(error)
+        return f"{self._stop_reason}: {error}" if self._stop_reason else str(error)
 
     def begin(self) -> None:
         """Remember the code and parameters that this process runs with, and watch over it."""

@@ -134,7 +134,7 @@ def ship_all(root: Path) -> set[Path] | None:
     tracker: Tracker | None = None
     retry: dict[Path, tuple[int, float]] = {}  # failures of a run alone, and when to try it again
     last_work = last_success = time.monotonic()
-    failures, live_due = 0, 0.0
+    failures, next_live_delivery = 0, 0.0
     live: set[Path] = set()
     while failures or time.monotonic() - last_work < IDLE_SECONDS:
         try:
@@ -146,9 +146,9 @@ def ship_all(root: Path) -> set[Path] | None:
                     folder for folder in run_folders(root) if tracker.lacks(folder) and folder not in undelivered
                 ]
             if tracker is not None:
-                due = time.monotonic() >= live_due
-                _ship_each(tracker, [folder for folder in undelivered if due or folder not in live], live, retry)
-                live_due = time.monotonic() + LIVE_SECONDS if due else live_due
+                ship_live = time.monotonic() >= next_live_delivery
+                _ship_each(tracker, [folder for folder in undelivered if ship_live or folder not in live], live, retry)
+                next_live_delivery = time.monotonic() + LIVE_SECONDS if ship_live else next_live_delivery
             failures, last_success = 0, time.monotonic()
         except Exception as error:  # any tracking failure: the journal keeps everything, try again
             if isinstance(error, StoreReplaced):
@@ -184,8 +184,8 @@ def _ship_each(
     """Ship every run; one that cannot be shipped (deleted by the user, a broken file) does not hold up the others."""
     tracker.check()
     for folder in by_start(folders):
-        failures, due = retry.get(folder, (0, 0.0))
-        if time.monotonic() < due:
+        failures, retry_at = retry.get(folder, (0, 0.0))
+        if time.monotonic() < retry_at:
             continue
         try:
             tracker.ship(folder, live=folder in live)

@@ -167,10 +167,10 @@ class Tracker:
         Two of one key are merged into the older: every shipper chooses alike.
         """
         parents = self._by_tag("athanor.key", meta["key"])
-        for other in parents[1:]:
-            for child in self._by_tag("mlflow.parentRunId", other.info.run_id):
+        for duplicate in parents[1:]:
+            for child in self._by_tag("mlflow.parentRunId", duplicate.info.run_id):
                 self.client.set_tag(child.info.run_id, "mlflow.parentRunId", parents[0].info.run_id)
-            self.client.delete_run(other.info.run_id)
+            self.client.delete_run(duplicate.info.run_id)
         if parents:
             if parents[1:]:
                 self._update_parent(parents[0].info.run_id)
@@ -191,8 +191,8 @@ class Tracker:
             parent = self._parent(meta)
             # A crash between creating the run and noting its id must not make a second one.
             runs = self._by_tag("athanor.run", meta["run"])
-            for other in runs[1:]:
-                self.client.delete_run(other.info.run_id)
+            for duplicate in runs[1:]:
+                self.client.delete_run(duplicate.info.run_id)
             run_id = runs[0].info.run_id if runs else self._new(meta, meta["stage"], _tags(meta, parent))
             params = {_key(key): str(value)[:PARAM_CHARS] for key, value in meta["params"].items()}
             for target_id in (run_id, parent):

@@ -198,11 +198,11 @@ class Watch:
         file = self._stacks or sys.stderr
         say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}: {what}", file)
         faulthandler.dump_traceback(file=file, all_threads=True)
-        others = siblings()
-        for pid in others:
+        sibling_pids = siblings()
+        for pid in sibling_pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR2)
-        stacks_name = f"{folder}/stacks.rank*.txt" if others else getattr(self._stacks, "name", folder)
+        stacks_name = f"{folder}/stacks.rank*.txt" if sibling_pids else getattr(self._stacks, "name", folder)
         facts = {"seconds": round(waited, 1), "phase": self.phase, "step": self.step_number, "stacks": str(stacks_name)}
         consequence = "; it ends if that lasts as long again" if self._end else ""
         bounded(lambda: self._alarm(f"{what}; the stacks are in {stacks_name}{consequence}", facts))

@@ -67,9 +67,9 @@ class Collector:
                 paused = self._launch(pool, waiting, in_flight)
                 if not in_flight and paused:
                     time.sleep(POLL_SECONDS)
-                done, _ = concurrent.futures.wait(in_flight, POLL_SECONDS, concurrent.futures.FIRST_COMPLETED)
+                finished, _ = concurrent.futures.wait(in_flight, POLL_SECONDS, concurrent.futures.FIRST_COMPLETED)
                 # In the order of the list, whichever thread was first.
-                for future in sorted(done, key=lambda item: list(in_flight).index(item)):
+                for future in sorted(finished, key=lambda item: list(in_flight).index(item)):
                     self._finish(in_flight.pop(future), future)
         if self._error is not None:
             raise self._error

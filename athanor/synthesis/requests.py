@@ -162,16 +162,16 @@ def _request(
     return Request(name, system, user, category.pairs, passage, digest(identifying_facts)[:32])
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _distinct(requests: list[Request]) -> list[Request]:
     """ParamsError if two requests are equal: the answer would be paid for once and counted twice."""
-    seen: set[str] = set()
+    identities: set[str] = set()
     for request in requests:
-        if request.identity in seen:
+        if request.identity in identities:
             fix = "documents repeat each other: lower requests, or make the categories' tasks different"
             raise ParamsError("two requests are the same", where=f"synthetic.categories.{request.category}", fix=fix)
-        seen.add(request.identity)
+        identities.add(request.identity)
     return requests

@@ -60,7 +60,7 @@ def find(globs: Sequence[str]) -> Files:
     a link that leads to files which no one else would see change.
     """
     files: Files = []
-    seen: set[Path] = set()
+    resolved_paths: set[Path] = set()
     for pattern in globs:
         path = Path(pattern).expanduser()
         base = _glob_base(path)
@@ -71,8 +71,8 @@ def find(globs: Sequence[str]) -> Files:
                 fix = f"it is a folder; name the files in it, for example {pattern.rstrip('/')}/**/*.md"
             raise InputError("no file matches", where=pattern, fix=fix)
         for match in matches:
-            if match.resolve() not in seen:
-                seen.add(match.resolve())
+            if match.resolve() not in resolved_paths:
+                resolved_paths.add(match.resolve())
                 files.append((match.relative_to(base).as_posix(), match))
     return files
 

@@ -34,18 +34,18 @@ def python_functions(rng: Draw) -> Exercise:
     call, task, body = (family[name].format(n=parameter) for name in ("call", "does", "body"))
     prompt = wording(rng, "python_functions", call=call, does=task)
     reply = f"def {call}:\n    {body}"
-    name, _, rest = call.partition("(")
+    name, _, arguments_text = call.partition("(")
     other = parameters[(parameters.index(parameter) + 1) % len(parameters)]
     wrong = (
         f"def {call}:\n    {family['body'].format(n=other)}",
         f"def {call}:\n    pass",
-        f"def f({rest}:\n    {body}",
+        f"def f({arguments_text}:\n    {body}",
         body,
     )
     # A one-digit parameter is easy to carry over, a word hard.
     difficulty = level(len(str(parameter)), 2, 3)
     # From our own template, not a model's code.
-    reference = eval(f"lambda {rest.rstrip(')')}: {body.removeprefix('return ')}")
+    reference = eval(f"lambda {arguments_text.rstrip(')')}: {body.removeprefix('return ')}")
     arguments = [*ARGUMENTS[family["arguments"]], *_near_arguments(family["arguments"], parameter, other)]
     tests = tuple(f"assert {name}({argument!r}) == {reference(argument)!r}" for argument in arguments)
     return ask(

@@ -108,7 +108,7 @@ def docstring_facts() -> Facts:
     return _usable(facts, "docstrings")
 
 
-def _usable(facts: dict[str, str | None], what: str) -> Facts:
+def _usable(facts: dict[str, str | None], description: str) -> Facts:
     """The facts whose answer belongs to one name only; an answer that several names share is not asked for."""
     all_answers = [answer for answer in facts.values() if answer]
     usable = tuple(
@@ -116,7 +116,7 @@ def _usable(facts: dict[str, str | None], what: str) -> Facts:
     )
     if len(usable) < MIN_FACTS:
         raise InputError(
-            f"only {len(usable)} usable {what} in this interpreter's standard library",
+            f"only {len(usable)} usable {description} in this interpreter's standard library",
             where=STDLIB,
             fix="use a full CPython installation with sources, and do not run Python with -OO",
         )
