@@ -1,8 +1,8 @@
 """The choices of a run: made once from the hardware profile, then kept with its checkpoints.
 
-The first process that asks leaves `choices.json` in the run's slot. A later
-one reads it, so that a run goes on as it began although the profile is new. A
-run that goes on from a trunk takes over the trunk's.
+The first process writes `choices.json` into the run's slot. A later one reads
+it, so that a run goes on as it began even if the profile has changed. A run
+that goes on from a trunk takes over the trunk's choices.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def chosen(
 def choose(
     folders: Sequence[Path], config: ModelConfig, precision: str, batch_tokens: int, steps: int
 ) -> tuple[Choices, dict[str, str]]:
-    """Choices and reasons: what was set, else what the first of `folders` that knows has, else the profile's."""
+    """Choices and reasons: what is set, else the first record in `folders`, else what the profile suggests."""
     local, root = machine(), anchor()
     device = prepare(local.device, local.threads)
     saved = next((record for record in map(_read_record, folders) if record is not None), None)
@@ -121,7 +121,7 @@ def _with_explicit(requested: Requested, saved: dict[str, Any], device: str) -> 
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
-    """The record of a slot; None where there is none, or one that other code made in another form."""
+    """The record of a slot; None where there is none, or one in the form of another version of the code."""
     try:
         record = read_json(folder / FILE)
     except InputError:

@@ -31,7 +31,7 @@ TEMPLATING = ("foreach", "matrix")
 
 
 def graphs(root: Path) -> list[Path]:
-    """dvc.yaml, and the files of side stages, of which DVC hears only while a command runs one of them."""
+    """dvc.yaml, and the files of side stages, which DVC sees only while a command runs one of them."""
     sides = [path for folder in (SIDE, FOREIGN) for path in sorted((root / folder).glob("*.yaml"))]
     return [root / "dvc.yaml", *(path for path in sides if path.name != "dvc.yaml")]
 
@@ -244,7 +244,7 @@ def command(stage: Mapping[str, Any]) -> Iterator[str]:
 
 
 def code(stage: Mapping[str, Any]) -> Iterator[str]:
-    """Of code, a stage depends on files and on folders of the library: more would make it stale by what it does not use."""
+    """A stage's code dependencies are files, or folders of the library: more would make it stale by what it does not use."""
     for dep in stage.get("deps", []):
         parts = PurePosixPath(dep).parts  # nothing for the repository itself
         if not parts or (is_code(dep) and len(parts) < 2 and not dep.endswith(".py")):

@@ -1,4 +1,4 @@
-"""dvc.lock, read and kept: DVC writes the file anew in place, so a kill meanwhile leaves it empty or torn.
+"""Reads dvc.lock and keeps copies of it: DVC rewrites the file in place, so a kill during that leaves it empty or torn.
 
 DVC (3.67.1) opens the file with truncation and then dumps into it, after each stage. Every stage keeps a copy when it
 begins, which is a moment when DVC is not writing. Only a file that DVC itself cannot read is ever replaced by it.
@@ -38,7 +38,7 @@ POLL_SECONDS = 0.2  # dvc needs longer than that to start and read the file
 
 
 def stages(path: Path) -> dict[str, Any]:
-    """What a dvc.lock has of each stage, nothing where the file is missing; InputError when DVC could not read it."""
+    """The entry of each stage in a dvc.lock, none where the file is missing; InputError when DVC could not read it."""
     if not path.is_file():
         return {}
     data = path.read_bytes()
@@ -66,7 +66,7 @@ def torn(root: Path) -> Iterator[Path]:
 
 
 def keep(root: Path) -> None:
-    """Copy what is whole, for a time when it is not."""
+    """Copy each lock file that is not torn, to restore it from when it is."""
     for path in files(root):
         copy = _copy(root, path)
         if path.is_file() and (data := path.read_bytes()) and _parsed(data) is not None:
@@ -101,9 +101,9 @@ def mend(root: Path) -> list[str]:
 
 
 def watch(root: Path) -> None:
-    """Start the process that mends after the DVC that runs this stage, unless DVC does not run it.
+    """Start the process that mends after the DVC that runs this stage; does nothing if DVC does not run it.
 
-    A machine that cannot start it (no memory) has the stage's work all the same.
+    Where it cannot be started (no memory) the stage runs all the same.
     """
     import psutil
 
@@ -142,7 +142,7 @@ def main() -> int:
 
 
 def _keep_mending(root: Path) -> None:
-    """Mend after the next DVC, too: it may take all from the run-cache and be killed before it has run a stage."""
+    """Mend after the next DVC, too: it may take everything from the run-cache and be killed before it runs a stage."""
     stamps, pending, deadline = _file_stamps(root), False, time.monotonic() + AFTER_A_KILL_SECONDS
     while time.monotonic() < deadline and root.is_dir():
         time.sleep(POLL_SECONDS)
@@ -171,7 +171,7 @@ def _holders(path: Path) -> set[int]:
 
 
 def files(root: Path) -> list[Path]:
-    """Where DVC writes one: beside the graph, and beside those of side stages and of a foreign base."""
+    """The lock files that DVC writes: beside dvc.yaml, and beside those of side stages and of a foreign base."""
     return [root / LOCK, *(root / folder / LOCK for folder in (SIDE, FOREIGN))]
 
 

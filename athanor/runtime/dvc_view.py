@@ -1,4 +1,4 @@
-"""Everything that this project takes from inside DVC, in one module: what a new version of DVC may break is here.
+"""Everything that this project uses of DVC's internals, so that what a new version of DVC may break is in one module.
 
 `athanor plan`, `accept`, `compare`, `pin` and the chat server ask DVC's own functions for hashes, locks, keys of the
 run-cache, names of experiments and settings, so that they decide as DVC does. DVC is imported when it is asked: that
@@ -101,7 +101,7 @@ def locked_command(stage: Any) -> str | None:
 
 
 def current_hash(dep: Any) -> tuple[Any, Any]:
-    """(hash, meta) of a dependency as it lies in the workspace."""
+    """(hash, meta) of a dependency as it is in the workspace."""
     meta, hash_info = dep._get_hash_meta()
     return hash_info, meta
 

@@ -142,7 +142,7 @@ def from_machine(machine: Machine, *args: Callable[..., Any], **settings: Any) -
 
 
 def run_task(work: Work, name: str, task: Any, folder: Path) -> dict[str, Any]:
-    """Do one task and publish its folder; what another process has finished meanwhile stands."""
+    """Do one task and publish its folder; a result that another process finished meanwhile is kept."""
     from threadpoolctl import threadpool_limits
 
     facts_path = folder / name / FACTS
@@ -210,7 +210,7 @@ def _wait_until_visible(path: Path) -> None:
 
 
 def in_processes(calls: Mapping[str, Call], workers: int) -> TaskResults:
-    """Do the tasks in processes; after one was killed the others start anew, half as many, with what is left."""
+    """Do the tasks in processes. After one was killed, half as many are started for the remaining tasks."""
     from concurrent.futures import FIRST_COMPLETED, wait
 
     from joblib.externals.loky import get_reusable_executor

@@ -74,19 +74,19 @@ def hardware() -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Of the machine."""
+    """The machine's memory."""
     import psutil
 
     return int(psutil.virtual_memory().total)
 
 
 def leaf(root: Path, stage: str) -> Path:
-    """The file of a stage's last run here: its id, timings, hosts and other things that vary."""
+    """The file about a stage's last run in this checkout: its id, timings, host and other things that vary."""
     return root / "metrics" / "runs" / f"{stage.replace('-', '_')}.json"
 
 
 def newest_ms(paths: Iterable[Path]) -> float:
-    """When the latest change of any of these files, or of those below these folders, came about."""
+    """The time of the latest change of any of these files, or of those below these folders."""
     files = (file for path in paths for file in (path, *path.rglob("*")) if file.is_file() and file.suffix != ".pyc")
     return max((file.stat().st_ctime * 1000 for file in files), default=0.0)
 
@@ -125,7 +125,7 @@ class Graph:
         return [str(dep) for dep in self._known.get(stage, {}).get("deps", [])]
 
     def maker(self, path: Path) -> str:
-        """The stage whose output `path` is, or is a part of; nothing for other files."""
+        """The stage that makes `path`, as an output or within one; "" for other files."""
         outs = {out: name for name in self.stages for out in self.outputs(name)}
         return next((outs[str(parent)] for parent in (path, *path.parents) if str(parent) in outs), "")
 
@@ -146,7 +146,7 @@ class Graph:
         return [name for name in self.stages if name in upstream]
 
     def makers(self, stage: str) -> dict[str, str]:
-        """Upstream stage to the run that made the bytes in the workspace, cached or not."""
+        """For each upstream stage the run that made its outputs in the workspace, cached or not."""
         leaves = {name: leaf(self.root, name) for name in self.upstream(stage)}
         return {name: read_json(path)["run"] for name, path in leaves.items() if path.is_file()}
 

@@ -41,7 +41,7 @@ class Stop:
 
 
 class Request:
-    """A file that asks a running stage for something. One that lay there before the stage began asks for nothing."""
+    """A file by which the user asks a running stage for something. One that is older than the stage is ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.old = path, _identity(path)
@@ -72,7 +72,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 class Guards:
-    """Asked by a stage between two steps. `slots`: folders of checkpoints, to which more are added while it runs."""
+    """Checks that a stage makes between two steps. `slots`: folders of checkpoints; more are added while it runs."""
 
     def __init__(
         self, home: Path, root: Path, local: Machine, environ: Mapping[str, str] = os.environ, *, main: bool = True
@@ -93,13 +93,13 @@ class Guards:
         self._next_log = 0.0
 
     def stale(self) -> list[str]:
-        """What to tell of files that lay there before the stage began."""
+        """Messages about request files that are older than the stage."""
         paths = [request.path for request in (self.stop_file, self.save_file) if request.old is not None]
         advice = "is older than this stage and is ignored; touch it to ask this one, or remove it"
         return [f"{path} {advice}" for path in paths]
 
     def stop(self) -> Stop | None:
-        """Whether the stage has to stop now. What was told once is not told again: the caller remembers."""
+        """Whether the stage has to stop now. A request is returned once; the caller remembers it."""
         if not self.main:
             return None
         now = time.monotonic()
@@ -119,7 +119,7 @@ class Guards:
         return None
 
     def save(self) -> bool:
-        """Whether a checkpoint is wanted now. The file goes at the next call, when the checkpoint is written."""
+        """Whether a checkpoint is requested now. The next call removes the file, as the checkpoint is then written."""
         if not self.main:
             return False
         self._clear_save_request()
@@ -127,7 +127,7 @@ class Guards:
         return self._saving
 
     def close(self) -> None:
-        """A run that has ended well or not has saved what it was asked to save."""
+        """Remove the request for a checkpoint: a run that has ended, well or not, has saved."""
         self._clear_save_request()
 
     def _clear_save_request(self) -> None:
@@ -148,7 +148,7 @@ class Guards:
         return min(max(SLURM_MARGIN, 2 * self._longest), self._slurm_margin_max)
 
     def _check_disk(self) -> Stop | None:
-        """Two checkpoints and a little must fit: the next one is written before an old one goes."""
+        """Stop unless two checkpoints and a reserve fit: the next one is written before an old one is removed."""
         home = self.folders[0]
         try:
             existing = [path for path in reversed(self.folders) if path.is_dir()]

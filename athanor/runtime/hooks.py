@@ -1,4 +1,4 @@
-"""What training stages have beside the loop: its hooks on the run, samples of the model, and how fast the run was.
+"""What training stages add to the loop: hooks that report to the run, samples of the model, and the run's speed.
 
 All of it watches and touches no result: it lives on the infrastructure side, so that a change in generation does not
 train again.
@@ -96,7 +96,7 @@ def text_sampler(tokenizer_folder: str | Path, prompts: Sequence[str], tokens: i
 
 
 def with_rates(timings: Mapping[str, Any], device: Any, precision: str) -> dict[str, Any]:
-    """The timings of a training, completed by what they are of this machine's peak."""
+    """The timings of a training, with their share of this machine's peak."""
     return {**timings, **rates(timings, device_name(device), precision, profile.read(anchor()), tf32())}
 
 

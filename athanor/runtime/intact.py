@@ -22,14 +22,14 @@ from athanor.base.errors import InputError
 from athanor.runtime.closure import file_digests
 from athanor.runtime.facts import Graph, flatten
 
-MAX_BYTES = 64 << 30  # of one stage; beyond it files are drawn, others at each start
+MAX_BYTES = 64 << 30  # of one stage; of more, files are drawn at random, others at each start
 THREADS = 4  # hashing gives Python's lock back
 FIX = "python -m athanor doctor --deep --fix, then the same command again"
 
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """A file as the manifest of its artifact has it."""
+    """A file with its size and hash from the manifest of its artifact."""
 
     path: Path
     bytes: int
@@ -46,7 +46,7 @@ class ManifestFile:
 
 
 def listed(path: Path) -> Iterator[ManifestFile]:
-    """The files at or below `path` that the manifest of the artifact has, in which `path` lies or which it is."""
+    """The files at or below `path` that are listed in the manifest of the artifact that `path` is, or is part of."""
     for folder in (path, *path.parents):
         if (folder / MANIFEST).is_file():
             manifest = read_json(folder / MANIFEST)

@@ -109,7 +109,7 @@ def _folder(home: Path) -> Path:
 
 
 def arguments(stage: str, module: str, settings: Launch, processes: int) -> list[str]:
-    """What torchrun is told."""
+    """The arguments for torchrun."""
     if settings.nodes == 1:
         rendezvous = ["--standalone"]
     elif settings.endpoint:
@@ -189,7 +189,7 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
 
 
 def register() -> None:
-    """In a member, once it handles signals: make itself known to the launcher, and end with it."""
+    """Called in a member once it handles signals: register with the launcher, and end with it."""
     if not is_member() or FOLDER not in os.environ:
         return
     folder = Path(os.environ[FOLDER])
@@ -198,7 +198,7 @@ def register() -> None:
 
 
 def report_status(status: int) -> int:
-    """In a member, at its end: tell the launcher the status; returns the one for torchrun.
+    """Called in a member at its end: report the status to the launcher; returns the one for torchrun.
 
     A member that stopped with its state saved has not failed: torchrun would kill the others at their last words.
     """
@@ -230,7 +230,7 @@ def _end_with_launcher(pipe: int) -> None:
 
 
 def agent(argv: Sequence[str]) -> int:
-    """torchrun, quiet about failures that the members told themselves."""
+    """Run torchrun without its messages about failures that the members have reported themselves."""
     _end_with_launcher(int(os.environ[PIPE]))
     logging.disable(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing.api import SignalException

@@ -1,4 +1,4 @@
-"""What the process of a stage tells others: that it is at work in this checkout, and how it died.
+"""What the process of a stage records for others: that it is at work in this checkout, and how it died.
 
 `.athanor/stages/<stage>` is locked by the process that DVC started for the stage, while that lives. Killed, `dvc` leaves
 its stage at work, and the next `dvc repro` starts another one: that waits here, for both would write the same outputs.
@@ -36,9 +36,9 @@ _own: TextIO | None = None  # the file of this process, which is one stage
 
 @contextlib.contextmanager
 def at_work(stage: str) -> Iterator[bool]:
-    """Be the stage's one process here, after the one before has ended; True when there was one to wait for.
+    """Be the stage's only process in this checkout, after the one before has ended; True when that was waited for.
 
-    Nothing for a process that DVC did not start: its user knows what they do.
+    Does nothing in a process that DVC did not start: its user knows what they do.
     """
     global _own
     if "DVC_STAGE" not in os.environ:
@@ -87,7 +87,7 @@ def end_with(parent: int, poll: float) -> None:
 
 
 def record_death(cause: str) -> None:
-    """Leave behind that this process ends although nobody asked for it and no input is at fault."""
+    """Record that this process ends although nobody asked for it and no input is at fault."""
     global _own
     if _own is not None:
         with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ def record_death(cause: str) -> None:
 
 
 def deaths(root: Path) -> dict[str, str]:
-    """Stages whose last process in this checkout died, and what it said of it; each is told once."""
+    """Stages whose last process in this checkout died, with the recorded cause; each is returned once."""
     causes = {}
     for path in sorted((root / FOLDER).glob("*")):
         pid, _, cause = path.read_text(encoding="utf-8", errors="replace").partition("\n")

@@ -12,7 +12,7 @@ TRIES = 1000  # a folder that is removed as often while one tries to lock a file
 
 
 def lock(path: Path, on_wait: Callable[[str], None]) -> int:
-    """The handle of a file that this process has locked; its folder is made if need be.
+    """Lock a file and return its handle; the folder is made if need be.
 
     Where another process holds it, `on_wait` is called with what the file says
     of that process, and then this one waits. A file or folder that somebody
@@ -58,7 +58,7 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 
 def locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file; of one that is not there, none does."""
+    """Whether a process holds the lock of a file; False for a file that does not exist."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def locked(path: Path) -> bool:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether there is a process of this number on this machine; it may be another one by now."""
+    """Whether there is a process with this id on this machine; it may be another one by now."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -155,7 +155,7 @@ def _with_comments(data: Mapping[str, Any], comments: Comments) -> str:
 
 
 def _styled(value: Any, path: Key, commented: set[Key]) -> Any:
-    """Mappings for ruamel.yaml: a small one without comments goes on one line; in lists none does, DVC would undo it."""
+    """Mappings for ruamel.yaml: a small one without comments goes on one line, except in lists, where DVC would undo it."""
     from ruamel.yaml.comments import CommentedMap
 
     if not isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A stage as a process: its run opened and closed, errors told in one line.
+"""A stage as a process: opens and closes its run, and reports errors in one line.
 
     def run(run: Run) -> None: ...
 

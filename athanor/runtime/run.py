@@ -87,7 +87,7 @@ class Run(Stage):
         cooldown_data: bool = False,
         precision: str | None = None,
     ) -> None:
-        """Let the health monitor look at what is logged from here on; a stage that trains says so, within its slot.
+        """Have the health monitor follow what is logged from now on; a stage that trains calls this within its slot.
 
         `cooldown_data`: the cooldown trains on a mixture of its own, so its loss says nothing about the one before.
         """
@@ -100,7 +100,7 @@ class Run(Stage):
         self._health = Health(self.journal, self._say, load(self.root, self.anchor), plan)
 
     def rewind(self, step: int, bar: Progress, amount: float, **facts: Any) -> None:
-        """The work went back to a step, each of `amount`: its numbers and the bar's place are to follow."""
+        """The training went back to a step: reset the journal's numbers, and the bar, whose steps are `amount` each."""
         self.journal.rewind(step, **facts)
         bar.resume_at(step * amount)
 
@@ -120,7 +120,7 @@ class Run(Stage):
         return self._watch.bar
 
     def stop_requested(self) -> bool:
-        """True once a signal arrived or a guard says so: save and raise `Interrupted`. Cheap, to be asked often."""
+        """True once a signal arrived or a guard says so: save and raise `Interrupted`. Cheap, to be called often."""
         self._watch.beat()
         for slot in self._slots:
             slot.tick()
@@ -131,7 +131,7 @@ class Run(Stage):
         return self._stopping
 
     def save_requested(self) -> bool:
-        """True when a checkpoint is wanted now. Asked after each step of training, it is a sign of life, too."""
+        """True when a checkpoint is requested now. Called after each step of training, so it is a sign of life, too."""
         self._watch.step()
         return self._guards.save()
 
@@ -168,7 +168,7 @@ class Run(Stage):
         return slot
 
     def codes(self) -> dict[str, Any]:
-        """For a manifest: the digests of all code that worked in a slot of this run, where it was more than one."""
+        """For a manifest: the digests of all versions of the code that worked in a slot of this run, if several did."""
         several = {slot.fingerprint: list(slot.digests) for slot in self._slots if len(slot.digests) > 1}
         return {"codes": several} if several else {}
 

@@ -82,7 +82,7 @@ def check_values(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def filled(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections as they stand in a params file, with what holds for the keys that it leaves out."""
+    """Sections as in a params file, completed by the defaults of the keys that it leaves out."""
     known = schemas()
     present = {name: value for name, value in sections.items() if name in known and isinstance(value, Mapping)}
     return {
@@ -136,7 +136,7 @@ def check_together(sections: Mapping[str, Any]) -> None:
 
 
 def memory_notes(sections: Mapping[str, Any]) -> list[str]:
-    """What will not fit the memory that is free here now, to be known before hours of other stages."""
+    """Warnings about what will not fit the memory that is free now, before hours are spent on other stages."""
     sample, free = sections["tokenizer"].sample_bytes, free_memory_bytes()
     if (needed := MEMORY_FACTOR * sample) <= free:
         return []

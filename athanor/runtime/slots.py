@@ -53,7 +53,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Record:
-    """Which code worked in a slot. `code`: the last; `digests`: all, the first first; `refused`: one that had to ask."""
+    """The code that worked in a slot. `code`: the last; `digests`: all, in order; `refused`: one that had to ask."""
 
     code: Code
     digests: tuple[str, ...]
@@ -183,7 +183,7 @@ class Slot:
         write_json(self.path / FACTS, redact(self.facts))
 
     def tick(self, now: float | None = None) -> None:
-        """Note how long was worked here; cheap, to be called often. In place, because it need not be exact."""
+        """Write down the time worked in this slot; cheap, to be called often. In place, because it need not be exact."""
         now = time.monotonic() if now is None else now
         if self._lock is None or now - self._written < 1.0:
             return
@@ -217,7 +217,7 @@ class Slot:
 
 
 def seconds(path: Path) -> float | None:
-    """How long was worked in a slot; None where that cannot be read (a power loss)."""
+    """The seconds worked in a slot; None where they cannot be read (after a power loss)."""
     try:
         return float((path / SECONDS).read_text())
     except (OSError, ValueError):
@@ -225,7 +225,7 @@ def seconds(path: Path) -> float | None:
 
 
 def question(path: Path, code: Code, shared: bool) -> str:
-    """What this code has to ask before it goes on in a slot of other code; "" where it need not, or begins anew."""
+    """The question before this code goes on in a slot of other code; "" where it needs none, or begins anew."""
     record, seconds_spent = Record.read(path), seconds(path)
     protected = shared or (path / PINNED).is_file()
     if record.code.files == code.files or (not protected and (path / DONE).is_file()):
@@ -245,7 +245,7 @@ def steps(path: Path) -> Iterator[int]:
 
 
 def contents(path: Path) -> str:
-    """What lies in a slot, in words; "" where no work does."""
+    """The work in a slot, in words; "" where there is none."""
     step = max(steps(path), default=None)
     files = [file for top in path.iterdir() if top.name[0] != "." and top.name not in _NO_WORK for file in _files(top)]
     if step == 0 or not files:

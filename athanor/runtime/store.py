@@ -94,7 +94,7 @@ def make_tables(path: Path) -> None:
 
 
 def delivery(folder: Path) -> dict[str, Any]:
-    """What ship.json says was delivered of a run: nothing when it cannot be read, which costs a second delivery."""
+    """What was delivered of a run, by its ship.json; nothing when it cannot be read, which costs a second delivery."""
     path = folder / "ship.json"
     try:
         stat = path.stat()

@@ -1,6 +1,6 @@
-"""A line for the user, and what the operating system says about a disk in words that name the file and what to do.
+"""Messages to the user, among them the operating system's disk errors, with the file and what to do.
 
-Nobody has to read a line: a closed terminal, or `| tee` that ended, is no reason to end the work.
+A message may go unread: a closed terminal, or a `| tee` that ended, is no reason to end the work.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ BROKEN = {
 def say(text: str, file: TextIO | None = None) -> None:
     """Show a line on standard error (or `file`), without secrets. That it cannot be written is never an error.
 
-    Once nobody reads any more, the stream leads to nowhere: for bars and libraries, which do raise, and for Python's
-    last flush, which would turn the exit status into 120.
+    Once nobody reads any more, the stream is redirected to /dev/null: bars and libraries would raise, and Python's
+    last flush would turn the exit status into 120.
     """
     stream = sys.stderr if file is None else file
     try:
@@ -47,7 +47,7 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """What asks a process to save and end. A closed terminal does, unless `nohup` says that it does not count."""
+    """The signals that ask a process to save and end. A closed terminal is one, unless started with `nohup`."""
     return STOP if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*STOP, signal.SIGHUP)
 
 

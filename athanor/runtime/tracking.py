@@ -77,7 +77,7 @@ class Tracker:
             raise StoreReplaced
 
     def lacks(self, folder: Path) -> bool:
-        """True when a run was delivered to this address, but the store there has begun anew since."""
+        """True when a run was delivered to this address, but the store there was replaced by a new one since."""
         state = delivery(folder)
         return state.get("uri") == self.name and state.get("store") != self.store
 
@@ -236,9 +236,9 @@ class Tracker:
                 self.client.log_batch(run_id, **{kind: items[start : start + MAX_ITEMS_PER_REQUEST[kind]]})
 
     def _metrics(self, run_id: str, path: Path, offset: int) -> Iterator[tuple[int, str]]:
-        """Send the whole journal lines after `offset`, in parts.
+        """Send the complete journal lines after `offset`, in chunks.
 
-        Yields, for each part that arrived, the offset after it and the health that it tells (empty: nothing).
+        Yields, for each chunk that arrived, the offset after it and the health that its rows report ("" for none).
         """
         from mlflow.entities import Metric
 
@@ -323,7 +323,7 @@ class Tracker:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """MLflow logs each error of its database with the traceback, then raises it: the shipper tells it in a line."""
+    """A filter of log records. MLflow logs a database error with its traceback and raises it; the shipper reports it."""
     return not record.exc_info
 
 

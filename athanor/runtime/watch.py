@@ -1,8 +1,8 @@
-"""The health monitor beside a run that trains: each finding goes to the terminal, the journal and a file.
+"""The health monitor of a run that trains: each finding goes to the terminal, the journal and a file.
 
 The monitor reads what the journal reads, so a resumed run first goes through
 its journal again and then knows what it would know without the interruption.
-A finding that the journal holds is not told twice.
+A finding that the journal holds is not reported twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tells why a training run hangs, and ends it: signs of life, stack dumps, a heartbeat file.
+"""Shows why a training run hangs, and ends it: signs of life, stack dumps, a heartbeat file.
 
 Each step is a sign of life; so is a file that changes in a checkpoint folder,
 because a large checkpoint takes minutes. A thread waits for the next sign. When
@@ -228,7 +228,7 @@ class Watch:
         self._register(self._stacks)
 
     def _open_stacks_of_slot(self) -> None:
-        """A process that only helps has no journal; its stacks go to that of the one that has the slot."""
+        """Send a worker's stacks to the journal folder of the process that has the slot: it has none of its own."""
         for slot in self._slots:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 run = json.loads((slot / "run.json").read_text(encoding="utf-8"))["run"]
