@@ -52,7 +52,7 @@ def run(run: Run) -> None:
         measures.mark_done()
         slot.mark_done()
     run.metrics({"sources": _summary(cleaned), **cleaned.report})
-    # Without what came in and went out: next to them no rule would be seen.
+    # Without the totals in and out: next to them the bars of the rules would be too small to see.
     run.plot("clean_funnel", [row for row in funnel if row["step"] not in (IN, OUT)])
     run.plot("clean_scores", score_rows(cleaned))
     for source in cleaned.funnel.sources:
@@ -62,7 +62,7 @@ def run(run: Run) -> None:
 
 
 def read_inputs() -> tuple[dict[str, list[Path]], dict[str, int]]:
-    """The shards of each source, and its bytes of text; InputError when there is nothing to clean, or nothing to keep out of it."""
+    """The shards of each source, and its bytes of text; InputError without any source or without battery items."""
     source_counts = read_manifest(RAW, "raw", 1)["counts"]
     read_manifest(BATTERY, "battery", 1)
     sources = shard_files(RAW)
@@ -89,7 +89,7 @@ def write_outputs(folder: Path, cleaned: Cleaned) -> None:
 
 
 def join(path: Path, files: Iterable[Path]) -> None:
-    """One Parquet file of several of the same columns, in the given order."""
+    """Join Parquet files that have the same columns into one, in the given order."""
     writer: pq.ParquetWriter | None = None
     for file in files:
         table = pq.read_table(file)

@@ -99,7 +99,9 @@ def open_sources(run: Run, download: DownloadParams, instruct: InstructParams) -
 def fetcher(run: Run, raw: Path, val_fraction: float) -> Fetcher:
     def progress_folder(name: str, module: str, inputs: Facts) -> Slot:
         slot = run.sub_slot(name, module, inputs, {})
-        run.fact(**{f"slot_{slot.fingerprint}": slot.fingerprint})  # one part, and a slot for each source
+        run.fact(
+            **{f"slot_{slot.fingerprint}": slot.fingerprint}
+        )  # sources of one type share the name, and each has its own slot
         return slot
 
     return Fetcher(raw, val_fraction, run.progress, run.stop_requested, progress_folder, run.fact)

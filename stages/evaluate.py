@@ -49,7 +49,7 @@ def run(run: Run) -> None:
     device = prepare(settings.device, 1)
     clock = Clock(run)
 
-    # No figure from a scorer that cannot tell right from wrong.
+    # A scorer that cannot distinguish right from wrong answers must not give any figure.
     items, left_out = scorable(read_items(BATTERY / "items.jsonl"))
     run.fact(code_isolation=isolation())
     run.note(left_out_line(left_out) or f"walls around code answers: {isolation() or 'none'}")
@@ -127,7 +127,7 @@ def run(run: Run) -> None:
 
 
 def load(folder: Path, tokenizer: Tokenizer) -> Transformer:
-    """A model made with this very tokenizer and chat template; InputError for any other."""
+    """Load a model; InputError unless it was made with this tokenizer and chat template."""
     model, facts = load_model(folder)
     check_made_with(facts, tokenizer, where=str(folder), fix="run dvc repro")
     return model
@@ -143,7 +143,7 @@ def write(pages: dict[str, str], items: list[Item], answers: list[Answer]) -> No
 
 
 class Clock:
-    """Times of the parts, for the leaf file."""
+    """Measures the times of the stage's parts, for the leaf file."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.last = run, time.monotonic()

@@ -42,7 +42,7 @@ def run(run: Run) -> None:
     sampler, schedule = tuning.sampler, tuning.schedule
     total = schedule.total_tokens
     parents = {"base": digest(digests), "sft": sampler.manifest}
-    # Where the base lies changes nothing: what is in it does.
+    # The base counts by its content and not by its path.
     sft_recipe = {name: value for name, value in dataclasses.asdict(params).items() if name != "base"}
     recipe = {"sft": sft_recipe, "lora": dataclasses.asdict(settings)}
     slot = run.slot(recipe, parents)

@@ -1,4 +1,4 @@
-"""What is known of each classifier: how well it ranks, how its scores are to be read, and what they follow."""
+"""The card of each classifier: how well it ranks, how to read its scores, and what they correlate with."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Labeller = Callable[[Document], bool | None]
 
 @dataclass(frozen=True, order=True)
 class Sampled:
-    """One text with what is known of it; `positive` is its given label, if any."""
+    """One text of the sample; `positive` is its label, if it has one."""
 
     key: int  # 64-bit hash of the seed and the content id: the order of the sample
     id: str

@@ -142,7 +142,7 @@ def fit(rows: Any, positive: np.ndarray, inverse_l2: float, min_share: float = 0
         return np.zeros(rows.shape[1]), 0.0
     # Classes count alike however many examples each has.
     model = LogisticRegression(C=inverse_l2, class_weight="balanced", tol=1e-4, max_iter=200)
-    # One thread: how several add up depends on how many there are.
+    # One thread: the order in which several add up depends on their number.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # after 200 steps the ranking changes no more
         model.fit(rows[:, feature_columns], positive)

@@ -1,4 +1,4 @@
-"""Weak labels: made texts, where nobody has judged real ones.
+"""Weak labels: generated good and bad texts, for use where no real texts have been judged.
 
 Quality: a document of the corpus is good and a corruption of the same document
 is bad. Both have the same length, layout and subject, so that none of these
@@ -11,7 +11,7 @@ words, are put between the lines of a document. What is learned is a list of
 words and how they go together, no understanding, and nothing measured on such
 texts says how well abuse in real text is found.
 
-What is made from a document depends on the document and the seed alone.
+The texts made from a document depend on the document and the seed alone.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ _VERSION = re.compile(
 
 
 def _addresses(text: str) -> Iterator[Span]:
-    """Public addresses; private, reserved and documentation ones belong to nobody.
+    """Find public addresses; private, reserved and documentation ones are no personal data.
 
     "1.2.3.4" may be a version. It is taken for one after words like "version"
     and after signs like "==", as part of a name ("lib-1.2.3.4") or of a longer

@@ -1,4 +1,4 @@
-"""Every measured document as one row of a few arrays: what the decisions about the whole corpus are taken on.
+"""Every measured document as one row of a few arrays, on which the decisions about the whole corpus are taken.
 
 Texts, signatures and measures stay on disk. A row needs about 80 bytes, and
 the decisions about 100 more for a while, so a hundred million documents fit

@@ -1,6 +1,6 @@
-"""The last work on a measured shard: write what stays and what goes, then read it back and check it.
+"""The last work on a measured shard: write the kept and the dropped documents, then read them back and check them.
 
-The checks are made on the files, without what the cleaning remembered of them:
+The checks use the files alone, and nothing that the cleaning remembers of them:
 `check_documents` shard by shard, `run_gates` on what was observed in all of
 them together.
 """

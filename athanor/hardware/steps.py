@@ -146,7 +146,7 @@ def _compile_and_time(job: dict[str, Any]) -> dict[str, float]:
 
 def main() -> int:
     job = json.loads(sys.argv[1])
-    signal.alarm(int(job["seconds"]) + 1)  # should nobody be left to end this
+    signal.alarm(int(job["seconds"]) + 1)  # in case the process that would end this one is gone
     torch.set_flush_denormal(True)
     use_cache(Path(job["cache"]))
     try:

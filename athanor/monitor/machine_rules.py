@@ -249,7 +249,7 @@ class DiskRunway(Rule):
 
     def begin(self) -> None:
         self.before = 0.0
-        self.drops = Window(16)  # what a checkpoint costs, as far as free space tells
+        self.drops = Window(16)  # what a checkpoint costs, by the falls of the free space
         self.resumed()
 
     def resumed(self) -> None:

@@ -62,7 +62,7 @@ def median(values: Iterable[float]) -> float:
 class Curve:
     """A smoothed series that can be read at earlier steps, in at most `max_points` points."""
 
-    __slots__ = ("_points", "_steps", "_stride", "_until", "most", "smooth", "value")
+    __slots__ = ("_count", "_points", "_steps", "_stride", "max_points", "smooth", "value")
 
     def __init__(self, smooth: int = 50, max_points: int = 512) -> None:
         self.smooth, self.max_points = smooth, max_points
@@ -100,7 +100,7 @@ class Alarm:
     good readings in a row and `cooldown` steps since the last report.
     """
 
-    __slots__ = ("_bad", "_counts", "_good", "_last", "_number", "_told", "calm", "cooldown", "need", "of")
+    __slots__ = ("_announced_level", "_bad", "_counts", "_good", "_last", "_number", "calm", "cooldown", "need", "of")
 
     def __init__(self, need: int = 1, of: int = 1, calm: int = 100, cooldown: int = 200) -> None:
         self.need, self.of, self.calm, self.cooldown = need, of, calm, cooldown

@@ -34,7 +34,7 @@ WEIGHTS = {
     "template": 0.05,
 }
 JUDGED_WORDS = 20  # fewer words score 0
-# What pages say about themselves. Any phrase of a line counts for the line, and once.
+# What pages say about themselves. A line counts once when any of its phrases occurs.
 BOILERPLATE = tuple(
     tuple(line.strip().split(", "))
     for line in """
@@ -151,7 +151,7 @@ def _characters(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Counts for each text, int64 [texts]. A word is here a run between white space."""
+    """Counts for each text, int64 [texts]. Here a word is a run of characters between white space."""
 
     words: np.ndarray
     sentences: np.ndarray  # of at least one word; they end at . ! ? before white space, and at a blank line

@@ -56,7 +56,7 @@ OTHERS = {
 
 
 class Lexicon:
-    """The words of some texts, looked up for a whole batch at once.
+    """Finds the words of some texts in a whole batch at once.
 
     A table of 2^16 entries gives the one word that a hash may mean, which is
     then compared: several times as fast as a binary search for each word.

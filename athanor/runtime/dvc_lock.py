@@ -110,7 +110,7 @@ def watch(root: Path) -> None:
     if "DVC_STAGE" not in os.environ:
         return
     with contextlib.suppress(OSError, psutil.Error):
-        # An orphan's parent is process 1, for whose end nobody should wait.
+        # An orphan's parent is process 1, whose end is not to be waited for.
         ancestors = [
             process for process in psutil.Process().parents() if process.pid != 1 and process.name() not in SHELLS
         ]
@@ -134,7 +134,7 @@ def main() -> int:
                 dvc = psutil.Process(pid)
                 while dvc.is_running() and dvc.status() != psutil.STATUS_ZOMBIE:
                     time.sleep(POLL_SECONDS)
-            # A DVC that ends of its own accord takes its locks away.
+            # A DVC that was not killed removes its locks.
             if mend(root) or (_is_list_of_locks(root / RWLOCKS[0]) and pid in _holders(root / RWLOCKS[0])):
                 _keep_mending(root)
             own_lock.unlink(missing_ok=True)

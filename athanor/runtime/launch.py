@@ -40,7 +40,7 @@ from athanor.runtime.terminal import say, stop_signals
 
 FOLDER, NODE_RANK, PIPE = "ATHANOR_LAUNCHED", "ATHANOR_LAUNCH_NODE_RANK", "ATHANOR_LAUNCH_PIPE"
 POLL = 0.2  # s
-STOPPED, CRASHED = 75, 70  # statuses that members tell, besides 0 and 1
+STOPPED, CRASHED = 75, 70  # statuses that members report, besides 0 and 1
 
 
 def is_member() -> bool:
@@ -114,7 +114,7 @@ def arguments(stage: str, module: str, settings: Launch, processes: int) -> list
         rendezvous = ["--standalone"]
     elif settings.endpoint:
         rendezvous = [f"--nnodes={settings.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={settings.endpoint}"]
-        # The stage is part of the id, for a node that is one stage ahead must not join.
+        # The stage is part of the id, because a node that is one stage ahead must not join.
         rendezvous += [f"--rdzv-id=athanor-{stage}", f"--node-rank={node_rank(os.environ)}"]
         seconds = int(settings.wait_s)
         rendezvous += [f"--rdzv-conf=join_timeout={seconds},is_host={int(node_rank(os.environ) == 0)}"]
@@ -162,7 +162,7 @@ def _wait(stage: str, agent: subprocess.Popen, folder: Path) -> int:
             if not members and "agent" not in signalled:  # still waiting for other nodes, or importing: nothing to save
                 signalled.add("agent")
                 agent.terminate()
-            # One that has told its status may be gone, and its number another process's.
+            # One that has reported its status may be gone, and its process id another process's.
             for name in members.keys() - signalled - {path.stem for path in folder.glob("*.status")}:
                 signalled.add(name)
                 with contextlib.suppress(ProcessLookupError):

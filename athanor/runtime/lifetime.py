@@ -58,7 +58,7 @@ def at_work(stage: str) -> Iterator[bool]:
         sys.exit(STOPPED)
     with open(handle, "a", encoding="utf-8") as file:
         file.truncate(0)
-        with contextlib.suppress(OSError):  # a full disk is told by what matters
+        with contextlib.suppress(OSError):  # a full disk is reported by the work itself
             file.write(f"{os.getpid()}\n")
             file.flush()
         faulthandler.enable(file)

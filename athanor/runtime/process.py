@@ -73,7 +73,7 @@ def _already_done(stage: str, module: str) -> bool:
         meta = read_json(folder / "meta.json") if finished(folder) else {}
         if not meta or meta != {**meta, **run.subject()} or leaf_facts["code"] != run.code:
             return False
-    except AthanorError:  # told by who does the work
+    except AthanorError:  # reported when the work is done
         return False
     if facts.newest_ms(sources) >= meta["started_ms"]:
         return False

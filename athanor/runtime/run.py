@@ -225,8 +225,8 @@ class Run(Stage):
                 if begun:
                     self.journal.event("resumed", pid=os.getpid())
                 return
-        # The name comes to the disk before the run: killed in between, the next process begins the run of that name,
-        # and no empty one is left.
+        # The name is written before the run is created: after a kill in between, the next process begins the run of
+        # that name, and no empty run is left.
         write_json(marker, {"run": self._run_id if self._journal is None else self.journal.folder.name})
         if self._journal is None:
             self._open_journal(self._run_id)

@@ -104,7 +104,7 @@ def by_start(folders: Iterable[Path]) -> list[Path]:
 def _started(folder: Path) -> int:
     try:
         return read_json(folder / "meta.json")["started_ms"]
-    except AthanorError:  # told when it is shipped
+    except AthanorError:  # reported when the run is shipped
         return 0
 
 
@@ -200,7 +200,7 @@ def _ship_each(
 def _alive(folder: Path) -> bool:
     try:
         return alive(folder)
-    except AthanorError:  # an unreadable meta.json: told when it is shipped
+    except AthanorError:  # an unreadable meta.json: reported when the run is shipped
         return False
 
 

@@ -87,7 +87,7 @@ class Tracker:
         path = folder / "ship.json"
         state = delivery(folder)
         if (state.get("uri"), state.get("store")) != (self.name, self.store):
-            state = {"uri": self.name, "store": self.store, "offset": 0}  # another store: tell it everything
+            state = {"uri": self.name, "store": self.store, "offset": 0}  # another store: send it everything
         elif not live and state.get("dead") and state.get("resumed") == meta["resumed"]:
             if not (folder / "end.json").is_file() and not has_more(folder, state["offset"]):
                 return
@@ -175,7 +175,7 @@ class Tracker:
             if parents[1:]:
                 self._update_parent(parents[0].info.run_id)
             return parents[0].info.run_id
-        # The end tells runs of one commit with other parameters apart, and is short: the UI cuts names at 18 letters.
+        # The ending distinguishes runs of one commit by their parameters. It is short: the UI cuts names at 18 letters.
         name = meta["experiment"] or re.sub(r"@([^@]*)/(.{4}).*$", r"-\1-\2", meta["key"])
         tags = {"athanor.key": meta["key"], "mlflow.source.git.commit": meta["commit"], "athanor.dirty": meta["dirty"]}
         return self._new(meta, name, tags)
@@ -249,7 +249,9 @@ class Tracker:
                 with naming(path):
                     file.seek(offset)
                     data = file.read(CHUNK_BYTES)
-                    data = data[: data.rfind(b"\n") + 1] or data + file.readline()  # one line may be longer than a part
+                    data = (
+                        data[: data.rfind(b"\n") + 1] or data + file.readline()
+                    )  # one line may be longer than a chunk
                 if not data.endswith(b"\n"):
                     return
                 chunk = list(rows(data))

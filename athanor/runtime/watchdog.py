@@ -218,7 +218,7 @@ class Watch:
         heartbeat = {"pid": os.getpid(), "host": platform.node(), "time_ms": now_ms(), "phase": self.phase}
         heartbeat |= {"step": self.step_number, self.bar.unit or "done": self.bar.done, "total": self.bar.total}
         temporary = path.with_name(f".{path.name}.tmp")
-        with contextlib.suppress(OSError):  # a full disk is told by what matters
+        with contextlib.suppress(OSError):  # a full disk is reported by the work itself
             # Not flushed to the disk: after a power loss nobody is alive anyway, and a flush can take seconds.
             temporary.write_text(json.dumps(heartbeat) + "\n")
             os.replace(temporary, path)

@@ -22,7 +22,7 @@ GATHER_DOCUMENTS = 1 << 14  # documents between two looks at the outside world
 
 @dataclass(frozen=True)
 class Target:
-    """The artifact's folder, and what holds for all that is written there."""
+    """The artifact's folder, and the settings of everything that is written there."""
 
     folder: Path
     tokenizer: Tokenizer
@@ -71,7 +71,7 @@ def write_stream(
 
 
 def write_val(target: Target, tokens: Mapping[str, Tokens], names: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Write and check each source's held-out documents in their own order; returns what there is, 0 where nothing."""
+    """Write and check each source's held-out documents in their own order; returns their counts by source, 0 for none."""
     rows = {}
     for name in names:
         source_tokens = tokens.get(name, Tokens((), np.zeros(0, np.int64), 0))
@@ -160,7 +160,7 @@ def id_statistics(tokenizer: Tokenizer, histogram: np.ndarray) -> Facts:
     }
 
 
-# Streams by name, main one first, as the rows of plots; a name of its own for each bar and shard.
+# The rows of plots, from streams by name (the main one first). Each bar and each shard has a name of its own.
 
 
 def shares_by_source(streams: Mapping[str, Mapping[str, Any]]) -> list[Facts]:

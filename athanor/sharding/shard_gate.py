@@ -19,7 +19,9 @@ FIX = "run dvc repro --force shard; if it fails again, this is a bug"
 
 
 def check_disjoint(train: Iterable[np.ndarray], val: Iterable[np.ndarray]) -> None:
-    """No document content in both splits. Parts of uint64 [documents, 2] content hashes; only `val` is kept in memory.
+    """GateError when a document's content is in both splits.
+
+    Both are given as arrays uint64 [documents, 2] of content hashes; only `val` is kept in memory.
 
     Equal texts only: near duplicates of held-out documents are the gate of clean, which has the words.
     """
@@ -44,7 +46,7 @@ def check_disjoint(train: Iterable[np.ndarray], val: Iterable[np.ndarray]) -> No
 def check_complete(
     tokenised: Mapping[str, Tokens], clean_counts: Mapping[str, Mapping[str, int]], names: Collection[str], split: str
 ) -> None:
-    """What was tokenised of each source in `names` are the documents and bytes that clean counted."""
+    """GateError unless the documents and bytes tokenised of each source in `names` are those that clean counted."""
     for name in sorted(names):
         expected = tuple(clean_counts[name][key] for key in ("documents", "bytes")) if name in clean_counts else (0, 0)
         actual = (tokenised[name].documents, tokenised[name].text_bytes) if name in tokenised else (0, 0)
@@ -59,7 +61,7 @@ def check_complete(
 
 
 def check_counts(written: Mapping[str, int], planned: Mapping[str, int], where: str) -> None:
-    """Tokens in the files are the sum over the documents that belong there, for each source."""
+    """GateError unless the files have as many tokens of each source as were planned."""
     for name, tokens in planned.items():
         if written[name] != tokens:
             raise GateError("counts", f"{written[name]:,} tokens of '{name}', not {tokens:,}", where=where, fix=FIX)
@@ -100,7 +102,7 @@ def check_files(folder: Path, dtype: np.dtype, vocab_size: int, bos: int, eos: i
 def check_shares(
     shards: np.ndarray, names: Sequence[str], targets: Sequence[float], tolerance: float, longest: int
 ) -> None:
-    """Each source's share is its target within `tolerance`, in all shards together and in each.
+    """GateError unless each source's share is its target within `tolerance`, in all shards together and in each.
 
     `shards` is int64 [shards, sources]. The tolerance widens by what indivisible documents can do to a stretch.
     """
@@ -118,7 +120,7 @@ def check_shares(
 
 
 def check_epochs(used: Mapping[str, int], unique: Mapping[str, int], max_epochs: Mapping[str, float]) -> None:
-    """No source is repeated more often than its cap; `used` and `unique` are tokens with and without repeats."""
+    """GateError when a source is repeated more often than its cap; `used` and `unique` are tokens with and without repeats."""
     for name, tokens in used.items():
         epochs = tokens / unique[name]
         if epochs > max_epochs[name] * (1 + 1e-9):

@@ -142,7 +142,7 @@ class _File:
     def fetch(self) -> None:
         try:
             self._receive_all()
-            if not self._publish():  # a part of older content, which its server did not tell apart
+            if not self._publish():  # a part of older content, which the server took for the current one
                 self._restart()
                 self._receive_all()
                 self._publish()
@@ -252,7 +252,7 @@ class _File:
             self.continued = True
         else:
             start, total = 0, count(reply.headers.get("Content-Length"))
-            # Before the bytes: a part without its notes is never continued, one with the notes of another would be.
+            # Written before the bytes: a part without notes is never continued, one with another part's notes would be.
             self.part_path.unlink(missing_ok=True)
             write_json(_notes(self.path), {"url": self.name, "validator": validator(reply.headers)})
         self._announce(total, start)
@@ -283,7 +283,7 @@ class _File:
     def _check_reserve(self) -> None:
         disk, received = shutil.disk_usage(self.part_path.parent), self.reported
         if disk.free < min(RESERVE_BYTES, disk.total // 20):
-            self._restart()  # nobody knows how much was to come, so it would not be whole next time either
+            self._restart()  # its length is not known, so it would not be complete next time either
             what = f"{received:,} bytes came, their number was not announced, and {disk.free:,} are free on the disk"
             raise InputError(what, where=self.name, fix="see what the server sends, and free some space")
 

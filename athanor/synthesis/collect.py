@@ -47,7 +47,7 @@ class Collector:
 
     def __post_init__(self) -> None:
         self._halt = threading.Event()
-        self._not_before = 0.0  # by time.monotonic: what one request is told to wait, all of them do
+        self._not_before = 0.0  # by time.monotonic: all requests wait as long as the server asked one of them to
         self._lock = threading.Lock()
         self._failed: dict[str, str] = {}
         self._consecutive_failures = 0

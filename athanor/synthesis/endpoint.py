@@ -231,7 +231,7 @@ class Endpoint:
             input_tokens += sum(_count(usage.get(f"cache_{name}_input_tokens")) or 0 for name in ("creation", "read"))
         tokens = {"input_tokens": _count(input_tokens), "output_tokens": _count(output_tokens)}
         model = value.get("model") if isinstance(value, dict) else None
-        # A local server may name its model by its file, whose folder is nobody's business.
+        # A local server may name its model by its file; the folder is private and left out.
         model = self._scrub(model)[:200] if isinstance(model, str) else ""
         model = model.rpartition("/")[2] if model.startswith("/") else model
         try:

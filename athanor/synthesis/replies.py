@@ -17,7 +17,7 @@ from athanor.synthesis.requests import Request
 from athanor.synthesis.sift import Row
 from athanor.text.conversations import Message, Messages, check_messages
 
-# Some models put every JSON into a code fence, whatever they are told; around the whole answer it changes nothing.
+# Some models put every JSON into a code fence, against the instructions; around the whole answer it changes nothing.
 FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<inside>.*)\n```\s*", re.S)
 
 

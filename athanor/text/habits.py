@@ -86,7 +86,7 @@ _LEAKS = tuple(
         rf"^\W*{_ASSISTANTS} here\b",
     )
 )
-# Before the claim, what makes it somebody else's words or a question.
+# Words before a claim that make it a question or somebody else's statement.
 _REPORTED = re.compile(
     r"(?:\b(?:if|whether|that|think|thinks|thought|believe|believes|suppose|assume|imagine|say|says|said|pretend|claim|"
     r"claims|claimed|ask|asked|not|deny|never|wish|than|because people)|n['’]t|\bnot,?)\s*[,:]?\s*$",

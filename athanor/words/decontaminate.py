@@ -310,7 +310,7 @@ def _inside(positions: np.ndarray, size: int, words: Words) -> tuple[np.ndarray,
 
 
 def _by_text(owner: np.ndarray, index: np.ndarray, texts: int) -> list[np.ndarray]:
-    """The distinct indices found in each text; an index of -1 stands for none."""
+    """The distinct indices of each text; an index of -1 stands for none."""
     hit = np.flatnonzero(index >= 0)
     pairs = np.unique(np.stack([owner[hit], index[hit]], axis=1), axis=0)
     boundaries = np.searchsorted(pairs[:, 0], np.arange(texts + 1)).tolist()

@@ -21,7 +21,7 @@ ARGUMENTS = {
     "texts": ["", "a", "stone", "a cat and a dog", "banana"],
 }
 BROKEN_CHOICES = 3
-# What stands in for a symbol: as long as it, so that lengths tell nothing.
+# Replacements of a symbol by one of the same length, so that lengths reveal nothing.
 REPLACEMENTS = {"(": "[{", ")": "]}", "[": "({", "]": ")}", ":": ";,", ",": ":;", "=": ":;"}
 
 
