@@ -28,7 +28,7 @@ WINDOW_CHARS = 4_000  # of a document that are trained on
 _WHITESPACE = re.compile(r"(\s+)")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _STOP = frozenset(language.ENGLISH.split())
-_BARE = re.compile(r"\w+")
+_WORD = re.compile(r"\w+")
 TEXTS = read_texts(Path(__file__).with_name("weak.yaml"))
 _KEYWORDS = frozenset(TEXTS["keywords"].split())
 
@@ -90,7 +90,7 @@ def strip(text: str, code: bool, rng: random.Random) -> str:
     removed = _KEYWORDS if code else _STOP
     words, gaps = _split_words(text)
     remaining = [
-        (w, g) for w, g in zip(words, gaps, strict=True) if not removed & {m.lower() for m in _BARE.findall(w)[:1]}
+        (w, g) for w, g in zip(words, gaps, strict=True) if not removed & {m.lower() for m in _WORD.findall(w)[:1]}
     ]
     return "".join(word + gap for word, gap in remaining)
 

@@ -133,14 +133,14 @@ def _compile_and_time(job: dict[str, Any]) -> dict[str, float]:
         compiled = compile_block([model], shapes, name, job["threads"])
         cold = time.perf_counter() - started
 
-        def switched(on: bool) -> None:
-            if on:
+        def run_switched(compiled_on: bool) -> None:
+            if compiled_on:
                 tune_blocks([model], compiled=compiled, rows_tokens=shapes.rows_tokens)
             else:
                 untune([model])
             run()
 
-        took = compare({"eager": lambda: switched(False), "compiled": lambda: switched(True)}, device, 3.0)
+        took = compare({"eager": lambda: run_switched(False), "compiled": lambda: run_switched(True)}, device, 3.0)
     return {"cold_seconds": cold, "eager_seconds": took["eager"], "compiled_seconds": took["compiled"]}
 
 

@@ -47,9 +47,9 @@ class SkippedSteps(Rule):
         self.skips.see(broken)
         if not broken or not math.isfinite(row["loss"]):  # a broken loss is nan_loss's
             return None
-        often = self.skips.count >= 3 and self.skips.share > self.limits.skipped_critical
-        critical = self.skips.consecutive >= 3 or often
-        limit = self.limits.skipped_critical if often else 3.0 if critical else 1.0
+        is_frequent = self.skips.count >= 3 and self.skips.share > self.limits.skipped_critical
+        critical = self.skips.consecutive >= 3 or is_frequent
+        limit = self.limits.skipped_critical if is_frequent else 3.0 if critical else 1.0
         text = f"The gradient norm is {norm} with a finite loss of {row['loss']:.3f}; the step was skipped"
         text += f", {self.skips.consecutive} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
         fix = f"{self.phase}.lr lower or {self.phase}.grad_clip smaller; {self.phase}.precision fp32 "
@@ -70,13 +70,15 @@ class RefusedSteps(Rule):
         self.skips.see(refused)
         if not refused:
             return None
-        many = self.skips.consecutive >= 5 or (self.skips.count >= 3 and self.skips.share > self.limits.refused_warning)
+        too_many = self.skips.consecutive >= 5 or (
+            self.skips.count >= 3 and self.skips.share > self.limits.refused_warning
+        )
         text = f"The step was refused: a loss of {row['loss']:.3f} and a gradient norm of {row['grad_norm']:.3g}; "
         text += f"{self.skips.consecutive} in a row, {self.skips.count} of the last {len(self.skips.flags)}."
         fix = f"{self.phase}.lr lower, and look at the data of these steps."
-        fix = fix if many else "nothing, as long as it is rare."
-        limit = self.limits.refused_warning if many else 1.0
-        return Verdict(WARNING if many else INFO, float(self.skips.count), limit, text, fix)
+        fix = fix if too_many else "nothing, as long as it is rare."
+        limit = self.limits.refused_warning if too_many else 1.0
+        return Verdict(WARNING if too_many else INFO, float(self.skips.count), limit, text, fix)
 
 
 class LossScale(Rule):
@@ -242,13 +244,13 @@ class EmbeddingSpread(_Vital):
     fix = "{phase}.lr lower or {phase}.z_loss 1e-4; a smaller tokenizer.vocab_size if many tokens are rare."
 
     def begin(self) -> None:
-        self.began: list[float] = []
+        self.first_values: list[float] = []
 
     def check(self, step: int, row: Row) -> Verdict | None:
         value, limit = row[self.inputs[0]], self.limits.embedding_spread
-        if len(self.began) < self.first_readings:
-            self.began.append(min(value, 2 * limit))  # more is no way to begin either
-        return super().check(step, row) if value > self.growth * max(self.began) else None
+        if len(self.first_values) < self.first_readings:
+            self.first_values.append(min(value, 2 * limit))  # a run that begins still higher is not normal either
+        return super().check(step, row) if value > self.growth * max(self.first_values) else None
 
 
 class FinalNormGain(_Vital):

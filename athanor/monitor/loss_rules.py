@@ -107,7 +107,7 @@ class Divergence(Rule):
     inputs = ("loss",)
 
     def begin(self) -> None:
-        self.size = self.alarm.need = self.alarm.of = self.shared.span(0.1, 20, 100)
+        self.size = self.alarm.need = self.alarm.window = self.shared.span(0.1, 20, 100)
         self.recent = Window(self.size)
         self.best: float | None = None
         self.rebased = 0

@@ -46,7 +46,7 @@ class Throughput(Rule):
 
     def begin(self) -> None:
         self.skip, self.size = self.shared.span(0.04, 10, 20), self.shared.span(0.1, 25, 50)
-        self.alarm.need = self.alarm.of = 2 * self.size
+        self.alarm.need = self.alarm.window = 2 * self.size
         self.resumed()
 
     def resumed(self) -> None:

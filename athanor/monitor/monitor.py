@@ -81,11 +81,11 @@ class Monitor:
         """Rules whose last missing input came with this piece."""
         key = before, tuple(self._row)
         if key not in self._completed_rules:
-            had, has = set(before), set(self._row)
+            inputs_before, inputs_now = set(before), set(self._row)
             self._completed_rules[key] = [
                 (name, rule)
                 for name, rule in self.rules.items()
-                if has.issuperset(rule.inputs) and not had.issuperset(rule.inputs)
+                if inputs_now.issuperset(rule.inputs) and not inputs_before.issuperset(rule.inputs)
             ]
         return self._completed_rules[key]
 

@@ -94,39 +94,40 @@ class Curve:
 
 
 class Alarm:
-    """Decides when bad readings are reported: `need` of the last `of` readings raise it, and an event is reported once.
+    """Decides when bad readings are reported: `need` of the last `window` readings raise it, and an event is reported once.
 
     It is reported again when it got worse, or when it came back after `calm`
     good readings in a row and `cooldown` steps since the last report.
     """
 
-    __slots__ = ("_announced_level", "_bad", "_counts", "_good", "_last", "_number", "calm", "cooldown", "need", "of")
+    __slots__ = ("_bad", "_counts", "_good", "_last", "_number", "_reported", "calm", "cooldown", "need", "window")
 
-    def __init__(self, need: int = 1, of: int = 1, calm: int = 100, cooldown: int = 200) -> None:
-        self.need, self.of, self.calm, self.cooldown = need, of, calm, cooldown
-        self._bad: deque[tuple[int, int]] = deque()  # (number of the reading, level) of bad ones among the last `of`
-        self._counts = [0] * 4  # of them, by level
-        self._number = self._announced_level = self._good = 0
+    def __init__(self, need: int = 1, window: int = 1, calm: int = 100, cooldown: int = 200) -> None:
+        self.need, self.window, self.calm, self.cooldown = need, window, calm, cooldown
+        # (number of the reading, level) of the bad ones among the last `window`; and how many there are of each level.
+        self._bad: deque[tuple[int, int]] = deque()
+        self._counts = [0] * 4
+        self._number = self._reported = self._good = 0
         self._last = 0
 
     def see(self, step: int, level: int, at_once: bool = False) -> int:
         """The level to report at this reading, 0 for nothing new. `at_once`: one reading is enough."""
         self._number += 1
-        while self._bad and self._bad[0][0] <= self._number - self.of:
+        while self._bad and self._bad[0][0] <= self._number - self.window:
             self._counts[self._bad.popleft()[1]] -= 1
         if not level:
             self._good += 1
-            if self._announced_level and self._good >= self.calm and step - self._last >= self.cooldown:
-                self._announced_level = 0
+            if self._reported and self._good >= self.calm and step - self._last >= self.cooldown:
+                self._reported = 0
             return 0
         self._bad.append((self._number, level))
         self._counts[level] += 1
         self._good = 0
         if not at_once:
             level = self._agreed()
-        if level <= self._announced_level:
+        if level <= self._reported:
             return 0
-        self._announced_level, self._last = level, step
+        self._reported, self._last = level, step
         return level
 
     def _agreed(self) -> int:

@@ -141,9 +141,14 @@ def is_code(dep: str) -> bool:
 
 def code_deps(files: Iterable[str], declared: Iterable[str]) -> list[str]:
     """The dependencies that hold the files of a closure: folders of the library, or files where `declared` has them so."""
-    named = set(declared)
+    declared_paths = set(declared)
     folders = {file: "/".join(PurePosixPath(file).parts[:2]) for file in files}
-    return sorted({file if file in named and folder not in named else folder for file, folder in folders.items()})
+    return sorted(
+        {
+            file if file in declared_paths and folder not in declared_paths else folder
+            for file, folder in folders.items()
+        }
+    )
 
 
 def compare(root: Path, fix: bool = False) -> list[str]:

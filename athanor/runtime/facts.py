@@ -110,19 +110,19 @@ class Graph:
         self.root = root
         main, *sides = (read_yaml(path)["stages"] if path.is_file() else {} for path in graphs(root))
         self.stages: dict[str, Any] = main
-        self._known = {name: stage for stages in (main, *sides) for name, stage in stages.items()}
+        self._all_stages = {name: stage for stages in (main, *sides) for name, stage in stages.items()}
 
     def sections(self, stage: str) -> list[str] | None:
         """Sections of params.yaml that a stage declares; None when the graph does not know the stage."""
-        if stage not in self._known:
+        if stage not in self._all_stages:
             return None
-        return [str(name) for name in self._known[stage].get("params", [])]
+        return [str(name) for name in self._all_stages[stage].get("params", [])]
 
     def outputs(self, stage: str) -> list[str]:
         return _paths(self.stages[stage], "outs")
 
     def dependencies(self, stage: str) -> list[str]:
-        return [str(dep) for dep in self._known.get(stage, {}).get("deps", [])]
+        return [str(dep) for dep in self._all_stages.get(stage, {}).get("deps", [])]
 
     def maker(self, path: Path) -> str:
         """The stage that makes `path`, as an output or within one; "" for other files."""
@@ -131,12 +131,12 @@ class Graph:
 
     def results(self, stage: str) -> list[str]:
         """Everything that a stage writes and DVC removes before it starts it; nothing for a stage it does not know."""
-        return _paths(self._known.get(stage, {}), "outs", "metrics", "plots")
+        return _paths(self._all_stages.get(stage, {}), "outs", "metrics", "plots")
 
     def upstream(self, stage: str) -> list[str]:
         """Every stage that `stage` depends on, directly or not, in dvc.yaml order."""
         upstream: set[str] = set()
-        queue = [stage] if stage in self._known else []
+        queue = [stage] if stage in self._all_stages else []
         while queue:
             for dep in self.dependencies(queue.pop()):
                 maker = self.maker(Path(dep))
@@ -152,7 +152,7 @@ class Graph:
 
     def input_hashes(self, stage: str) -> dict[str, str]:
         """DVC's hash of every data dependency of a stage, from the lock entries of the stages before it."""
-        locked = dvc_lock.outputs(self.root / dvc_lock.LOCK) if stage in self._known else {}
+        locked = dvc_lock.outputs(self.root / dvc_lock.LOCK) if stage in self._all_stages else {}
         return {dep: locked[dep] for dep in self.dependencies(stage) if dep in locked}
 
 

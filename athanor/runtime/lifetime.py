@@ -31,7 +31,7 @@ MEMORY_FIX = (
     " for data work fewer workers"
 )
 
-_own: TextIO | None = None  # the file of this process, which is one stage
+_stage_file: TextIO | None = None  # the file of this process, which is one stage
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def at_work(stage: str) -> Iterator[bool]:
 
     Does nothing in a process that DVC did not start: its user knows what they do.
     """
-    global _own
+    global _stage_file
     if "DVC_STAGE" not in os.environ:
         yield False
         return
@@ -62,17 +62,17 @@ def at_work(stage: str) -> Iterator[bool]:
             file.write(f"{os.getpid()}\n")
             file.flush()
         faulthandler.enable(file)
-        _own = file
+        _stage_file = file
         try:
             yield bool(waited)
-            if _own is not None:
+            if _stage_file is not None:
                 file.truncate(0)
         except BaseException as error:
             record_death(repr(error))
             raise
         finally:
             faulthandler.disable()
-            _own = None
+            _stage_file = None
 
 
 def end_with(parent: int, poll: float) -> None:
@@ -88,12 +88,12 @@ def end_with(parent: int, poll: float) -> None:
 
 def record_death(cause: str) -> None:
     """Record that this process ends although nobody asked for it and no input is at fault."""
-    global _own
-    if _own is not None:
+    global _stage_file
+    if _stage_file is not None:
         with contextlib.suppress(OSError):
-            _own.write(redact(cause))
-            _own.flush()
-        _own = None
+            _stage_file.write(redact(cause))
+            _stage_file.flush()
+        _stage_file = None
 
 
 def deaths(root: Path) -> dict[str, str]:

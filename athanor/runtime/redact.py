@@ -38,7 +38,7 @@ QUERY = re.compile(
     re.I,
 )
 ADDRESS = re.compile(r"(?P<keep>\bhttps?://[^\s?#\"'<>]{1,2000}\?)[^\s\"'<>]+", re.I)
-NAMED = re.compile(
+NAMED_SECRET = re.compile(
     r"(?P<keep>(?:password|passwd|secret|(?:api|access|account)[_\-]?key|"
     r"(?:auth|access|refresh|hf|api)[_\-]?token)[\"']?\s{0,16}[=:]\s{0,16}[\"']?)[^\s\"',;&<>]{6,}",
     re.I,
@@ -85,7 +85,7 @@ def _redact(value: Any, secrets: re.Pattern[str] | None) -> Any:
     if isinstance(value, str):
         if secrets is not None:
             value = secrets.sub(MASK, value)
-        for pattern in (URL_USER, QUERY, HEADER, COOKIE, NAMED):
+        for pattern in (URL_USER, QUERY, HEADER, COOKIE, NAMED_SECRET):
             tail = "@" if pattern is URL_USER else ""
             value = pattern.sub(rf"\g<keep>{MASK}{tail}", value)
         return SHAPES.sub(MASK, value)

@@ -71,19 +71,19 @@ class Watch:
         self._written = float("-inf")
         self._stacks: TextIO | None = None
         self._thread: threading.Thread | None = None
-        self._on, self._closed = False, threading.Event()
+        self._watching, self._closed = False, threading.Event()
 
     # -- called by the stage --------------------------------------------------
 
     def begin(self) -> None:
         """Dump stacks on SIGUSR2, and watch the steps to come. For a process that is a stage and nothing else."""
-        self._on = True
+        self._watching = True
         self._register(sys.stderr)
 
     def use_folder(self, folder: Path) -> None:
         """Heartbeat and stacks go to the run's journal folder from now on."""
         self._folder = folder
-        if self._on:
+        if self._watching:
             self._open_stacks(folder)
 
     def beat(self, phase: str = "") -> None:
@@ -100,11 +100,11 @@ class Watch:
         now = time.monotonic()
         if self._stepped is not None:
             self._steps.append(now - self._stepped)
-        if self._on and self._stacks is None:
+        if self._watching and self._stacks is None:
             self._open_stacks_of_slot()
         self._stepped = now
         self.beat("training")
-        if self._thread is None and self._on and self._seconds:
+        if self._thread is None and self._watching and self._seconds:
             self._thread = threading.Thread(target=self._wait, name="watchdog", daemon=True)
             self._thread.start()
 

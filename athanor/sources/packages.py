@@ -121,7 +121,7 @@ def read(
     facts |= {"packages": provenance, "packages_left_out": dict(sorted(refused.items())), "files_left_out": left_out}
     size = 0
 
-    def full() -> bool:
+    def is_full() -> bool:
         return source.max_bytes is not None and size >= source.max_bytes
 
     def counting(documents: Iterable[Document]) -> Iterator[Document]:
@@ -132,12 +132,12 @@ def read(
             yield document
 
     for package in packages:
-        if full():
+        if is_full():
             break
         digest, files = hashlib.sha256(), 0
         yield from counting(readme_documents(package, source, val_fraction))
         for name, path in package.files:
-            if full():
+            if is_full():
                 break
             data = path.read_bytes()
             tick(len(data))

@@ -225,7 +225,7 @@ class ItemIndex:
         for sums, hash_filter, indexed in zip(
             windows, (self._gram_filter, self._family_filter), (self._grams, self._families), strict=True
         ):
-            positions, texts_of_positions = _inside(hash_filter.candidates(sums), size, tokens.words)
+            positions, texts_of_positions = _within_text(hash_filter.candidates(sums), size, tokens.words)
             matches.append(_by_text(texts_of_positions, _find(finalised(sums[positions], size), indexed), len(texts)))
         full_match = self._full_matches(texts, tokens.words, prompts_alone)
         return [Hits(*hits) for hits in zip(*matches, full_match, strict=True)]
@@ -238,7 +238,7 @@ class ItemIndex:
             for size, hash_filter in self._lead_filters.items()
         }
         for size, hashes in self._anchor_hashes.items():
-            starts, owners = _inside(leads[min(size, LEAD_WORDS)], size, words)
+            starts, owners = _within_text(leads[min(size, LEAD_WORDS)], size, words)
             anchor_index = _find(finalised(rolling_sums_at(words.hashes, starts, size), size), hashes)
             hit = np.flatnonzero(anchor_index >= 0)
             for text, anchor in sorted(set(zip(owners[hit].tolist(), anchor_index[hit].tolist(), strict=True))):
@@ -302,7 +302,7 @@ def _windows(tokens: Tokens, size: int) -> tuple[np.ndarray, np.ndarray]:
     return sums, np.where(numbers > 1, sums, masked)
 
 
-def _inside(positions: np.ndarray, size: int, words: Words) -> tuple[np.ndarray, np.ndarray]:
+def _within_text(positions: np.ndarray, size: int, words: Words) -> tuple[np.ndarray, np.ndarray]:
     """The positions (of ascending ones) from which `size` words lie inside one text, and the text of each."""
     owners = np.searchsorted(words.offsets, positions, "right") - 1
     inside = positions + size <= words.offsets[owners + 1]

@@ -21,7 +21,7 @@ from athanor.base.work import Facts
 from athanor.text.conversations import DIFFICULTIES, Item, Message, Messages
 from athanor.text.rows import json_object
 
-NEEDED = {"category", "kind", "prompt", "accepted", "rejected", "difficulty"}
+REQUIRED_KEYS = {"category", "kind", "prompt", "accepted", "rejected", "difficulty"}
 BY_HAND = ("exact", "numeric", "list", "format", "likelihood")
 
 
@@ -37,8 +37,10 @@ def read_written(path: str | Path, seed: int) -> list[Item]:
 
 def _row(line: str, where: str) -> Facts:
     row = json_object(line, where)
-    if not NEEDED <= row.keys() <= NEEDED | {"checks"}:
-        raise InputError(f"keys are {sorted(row)}", where=where, fix=f"use {', '.join(sorted(NEEDED))} (and checks)")
+    if not REQUIRED_KEYS <= row.keys() <= REQUIRED_KEYS | {"checks"}:
+        raise InputError(
+            f"keys are {sorted(row)}", where=where, fix=f"use {', '.join(sorted(REQUIRED_KEYS))} (and checks)"
+        )
     texts = [text for key in ("accepted", "rejected", "checks") for text in _texts(row.get(key, []), where)]
     if row["kind"] not in BY_HAND or row["difficulty"] not in DIFFICULTIES or not row["accepted"] or "" in texts:
         raise InputError(
